@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
 
-from agent_runtime_core.persistence.documents.base import DocumentStore, Entry, Table
+from agent_runtime_core.persistence.documents.base import Collection, DocumentStore, Entry
 from agent_runtime_core.persistence.documents.redis import RedisDocuments
 from agent_runtime_core.persistence.documents.sqlite import SQLiteDocuments
 
@@ -22,14 +22,14 @@ TEXT = '{"role":"user","content":"' + "words of a message " * 15 + '"}'
 
 
 @contextlib.asynccontextmanager
-async def _table(documents: DocumentStore) -> AsyncIterator[Table]:
+async def _table(documents: DocumentStore) -> AsyncIterator[Collection]:
     try:
-        yield Table(documents, "project", "message")
+        yield Collection(documents, "project", "message")
     finally:
         await documents.close()
 
 
-async def _fill(table: Table, group: str, count: int, words: str = "") -> None:
+async def _fill(table: Collection, group: str, count: int, words: str = "") -> None:
     for start in range(0, count, 500):
         entries = (
             Entry(f"{group}-{n:06}", TEXT, group, words=words and f"{words} n{n}")

@@ -18,7 +18,7 @@ from agent_runtime_core.persistence import vectors
 from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
 from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
 from agent_runtime_core.persistence.models import Embedding
-from agent_runtime_core.persistence.vector_index import Index
+from agent_runtime_core.persistence.vector_index import VectorIndex
 
 from .floor import Line, Size
 
@@ -31,8 +31,8 @@ class _Store(StoredKnowledge, home=SQLiteHome):
     pass
 
 
-def _plain() -> vectors.Rows:
-    return vectors.CoarseRows() if hasattr(math, "sumprod") else vectors.PlainRows()
+def _plain() -> vectors.VectorRows:
+    return vectors.QuantizedRows() if hasattr(math, "sumprod") else vectors.PlainRows()
 
 
 def _vector(chance: random.Random) -> list[float]:
@@ -66,7 +66,7 @@ def _bytes_each(count: int) -> float:
     chance = random.Random(3)
     made = [array("d", _vector(chance)) for _ in range(count)]
     tracemalloc.start()
-    index = Index()
+    index = VectorIndex()
     index.put_all((str(n), "text", float(n), each) for n, each in enumerate(made))
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

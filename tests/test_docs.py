@@ -260,7 +260,15 @@ def test_every_page_is_linked_from_the_index() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(state.Op, state.Guard, queue.RunRow, queue.RunFilter, queue.ClaimRequest, queue.Mail, queue.News),
+        *(
+            state.Op,
+            state.Guard,
+            queue.RunRow,
+            queue.RunFilter,
+            queue.ClaimRequest,
+            queue.MailboxMessage,
+            queue.RunSnapshot,
+        ),
         *(events.StoredEvent, state.Record, state.StateRow, state.EffectRow),
     ],
     ids=lambda kind: kind.__name__,

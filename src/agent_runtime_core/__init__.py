@@ -10,6 +10,7 @@ __all__ = [
     "AgentRunner",
     "AgentRuntime",
     "AgentRuntimeError",
+    "AlreadyDone",
     "AuthenticationFailed",
     "Backoff",
     "BadArguments",
@@ -27,7 +28,6 @@ __all__ = [
     "FileMemoryStore",
     "FilePreferencesStore",
     "FileTaskStore",
-    "Happened",
     "IdempotencyConflict",
     "IllegalTransition",
     "InvalidArgument",
@@ -236,7 +236,7 @@ if TYPE_CHECKING:
     from .registry import clear_registry, get_runtime, list_runtimes, register_runtime, unregister_runtime
     from .runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
     from .status import RunStatus, StepStatus
-    from .steps import Backoff, ExecutionState, Happened, Step, StepExecutor, StepResult, register_type
+    from .steps import AlreadyDone, Backoff, ExecutionState, Step, StepExecutor, StepResult, register_type
     from .testing import (
         LLMEvaluator,
         MockLLMClient,

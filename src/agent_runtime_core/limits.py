@@ -11,7 +11,7 @@ from typing import Any
 
 from ._core.context_vars import queued
 from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, number
-from ._core.validation import meant
+from ._core.validation import nearest_name
 from .errors import InvalidArgument, LimitExceeded, brief
 
 __all__ = ["RunLimits"]
@@ -53,7 +53,7 @@ class RunLimits:
             raise InvalidArgument(f"limits are RunLimits or a dict of their fields, not {brief(given)}")
         for name in given:
             if name not in _NAMES:
-                raise InvalidArgument(f"no limit is called {brief(name)}: {meant(name, _NAMES)}")
+                raise InvalidArgument(f"no limit is called {brief(name)}: {nearest_name(name, _NAMES)}")
         return cls(**given)
 
     def stricter(self, other: RunLimits | Mapping[str, Any] | None) -> RunLimits:
@@ -182,10 +182,10 @@ class Budget:
         if self.outer is not None:
             self.outer.before_tools(count)
 
-    def left(self, seconds: float, turn_seconds: float) -> float | None:
+    def remaining(self, seconds: float, turn_seconds: float) -> float | None:
         """Seconds until a time limit, `seconds` into this stretch of work and `turn_seconds` into the turn."""
         limits = self.limits
-        ends = [] if self.outer is None else [self.outer.left(seconds, turn_seconds)]
+        ends = [] if self.outer is None else [self.outer.remaining(seconds, turn_seconds)]
         if limits.turn_timeout is not None:
             ends.append(limits.turn_timeout - turn_seconds)
         if limits.run_timeout is not None:
@@ -194,7 +194,7 @@ class Budget:
 
     def late(self, seconds: float, turn_seconds: float) -> LimitExceeded:
         """The time limit that was reached, so far into the stretch of work and the turn."""
-        left, turn, run = self.left(seconds, turn_seconds), self.limits.turn_timeout, self.limits.run_timeout
+        left, turn, run = self.remaining(seconds, turn_seconds), self.limits.turn_timeout, self.limits.run_timeout
         if turn is not None and left == turn - turn_seconds:
             return _reached("turn_timeout", turn, max(turn, turn_seconds))
         if run is not None and left == run - self.seconds - seconds:
@@ -232,7 +232,7 @@ class Budget:
             self.cost += cost
             self.usage["cost_usd"] = self.cost
 
-    def lend(self, most: RunLimits = NO_LIMITS) -> RunLimits:
+    def reserve_for_child(self, most: RunLimits = NO_LIMITS) -> RunLimits:
         """An allotment for a child: what is left of what adds up, or `most`; held back here until it is back."""
         given = most
         for each in self._all:
@@ -259,7 +259,7 @@ class Budget:
         self.lent_cost += sign * (given.max_cost_usd or 0.0)
         self.lent_calls += sign * (given.max_tool_calls or 0)
 
-    def bring_back(self, given: RunLimits, usage: Mapping[str, Any]) -> None:
+    def return_unused(self, given: RunLimits, usage: Mapping[str, Any]) -> None:
         """The child has ended: what it did not use is there again."""
         for each in self._all:
             each._hold(given, -1)
@@ -318,7 +318,7 @@ class Budget:
                 self._hold_beside(held, int(turn), -1)
 
     @asynccontextmanager
-    async def beside(self, reserve: Mapping[str, Any] | None, *, turn: bool = True) -> AsyncIterator[None]:
+    async def concurrent(self, reserve: Mapping[str, Any] | None, *, turn: bool = True) -> AsyncIterator[None]:
         """The same, and then it is counted: as a turn, and as what it reserved where nobody knows how it ended."""
         async with self.held(reserve, turn=turn):
             try:
@@ -326,7 +326,7 @@ class Budget:
                 if turn:
                     self.turn()
             except asyncio.CancelledError:
-                self.in_doubt(reserve)
+                self.count_in_doubt(reserve)
                 raise
 
     def _hold_beside(self, held: RunLimits, turns: int, sign: int) -> None:
@@ -334,7 +334,7 @@ class Budget:
             each._hold(held, sign)
             each.lent_turns += sign * turns
 
-    def in_doubt(self, reserve: Mapping[str, Any] | None) -> None:
+    def count_in_doubt(self, reserve: Mapping[str, Any] | None) -> None:
         """Count a model call that began and whose outcome is unknown: its estimate is all that was reserved for it."""
         if reserve:
             self._estimate({"estimated_tokens": reserve.get("tokens"), "estimated_cost_usd": reserve.get("usd")})
@@ -362,7 +362,7 @@ class Budget:
                     return LimitExceeded(name, allowed, used + estimated)
         return None
 
-    def told(self) -> dict[str, Any]:
+    def reported_usage(self) -> dict[str, Any]:
         """The usage of a RunResult: what was reported, and estimates of interrupted calls in keys of their own."""
         told = {**self.usage, "turns": self.turns, "tool_calls": self.tool_calls}
         if self.estimated_tokens:

@@ -220,8 +220,8 @@ class Orchestrator:
         if task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop():
             return
         if self._worker is not None:
-            self._worker.heart.stop()
-        self._worker = self.runner.beside(self._agents)
+            self._worker.heartbeat.stop()
+        self._worker = self.runner.worker_for(self._agents)
         loop = self._worker.run_loop(concurrency=self.settings.concurrent_runs, handle_signals=False)
         self._working = start_soon(loop)
 

@@ -186,11 +186,11 @@ async def test_a_run_whose_worker_died_shows_each_call_once(receiver: Receiver, 
     run_id = await first.submit(agent, input_())
     dead = asyncio.ensure_future(first.run_once())
     await agent.hung.wait()
-    first.heart.drop(str(run_id))
-    for drive in tuple(first._worker._drives.values()):
-        drive.place.sealed = True
+    first.heartbeat.drop(str(run_id))
+    for drive in tuple(first._worker._executions.values()):
+        drive.control.closed = True
     # Its lease ends now, so that the next worker need not wait for long.
-    row = await first.queue.must_get(str(run_id))
+    row = await first.queue.require(str(run_id))
     await first.queue.extend_lease(row.run_id, "first", 0.001, claim_id=row.claim_id)
     async with runner("second") as second:
         async with asyncio.timeout(10):

@@ -29,16 +29,16 @@ from agent_runtime_core.llm import AnthropicClient, LiteLLMClient, OpenAIClient,
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.testing.contracts.llm import (
     KEY,
-    Breaks,
     Call,
-    Counts,
-    Echoes,
-    Embeds,
-    Judges,
-    Refuses,
+    Disconnect,
+    Echo,
+    Embedding,
+    Hang,
+    HttpError,
     Reply,
-    Says,
-    Stalls,
+    TextReply,
+    TokenUsage,
+    Verdict,
 )
 from tests.contract.third_party import their_client
 from tests.litellm_rest import settled
@@ -49,7 +49,7 @@ Body = dict[str, Any]
 
 def silence(replies: Sequence[Reply]) -> float:
     """Seconds without a word after which a client gives up: many, but where a stall is all there is to be heard."""
-    return 0.3 if all(isinstance(reply, Stalls) for reply in replies) else 10.0
+    return 0.3 if all(isinstance(reply, Hang) for reply in replies) else 10.0
 
 
 def asking(replies: Sequence[Reply]) -> dict[str, Any]:
@@ -63,28 +63,28 @@ def asking(replies: Sequence[Reply]) -> dict[str, Any]:
 
 def openai_script(reply: Reply, asked: Body) -> Script:
     match reply:
-        case Says():
+        case TextReply():
             return _openai_stream(reply, end=True) if asked.get("stream") else script(_completion(reply))
-        case Echoes():
-            return openai_script(Says(json.dumps(asked)), asked)
-        case Refuses():
+        case Echo():
+            return openai_script(TextReply(json.dumps(asked)), asked)
+        case HttpError():
             error = {"message": reply.message, "type": "scripted", "code": None}
             return script({"error": error}, status=reply.status, headers=_headers(reply))
-        case Embeds():
+        case Embedding():
             data = [{"object": "embedding", "index": n, "embedding": each} for n, each in enumerate(reply.vectors)]
             usage = {"prompt_tokens": 2, "total_tokens": 2}
             return script({"object": "list", "data": data, "model": "m", "usage": usage})
-        case Judges():
+        case Verdict():
             verdict = {"flagged": reply.flagged, "categories": {}, "category_scores": {}}
             return script({"id": "modr_1", "model": "m", "results": [verdict]})
-        case Counts():
+        case TokenUsage():
             raise NotSupported("OpenAI has no address where tokens are counted")
-        case Breaks() | Stalls():
+        case Disconnect() | Hang():
             whole = _openai_stream(reply.says, end=False) if asked.get("stream") else script(_completion(reply.says))
             return unfinished(reply, whole)
 
 
-def _completion(says: Says) -> Body:
+def _completion(says: TextReply) -> Body:
     message: Body = {"role": "assistant", "content": says.text or None}
     if says.tool_calls:
         message["tool_calls"] = [_openai_call(call) for call in says.tool_calls]
@@ -93,7 +93,7 @@ def _completion(says: Says) -> Body:
     return about | {"choices": [choice], "usage": _openai_usage(says)}
 
 
-def _openai_stream(says: Says, *, end: bool) -> Script:
+def _openai_stream(says: TextReply, *, end: bool) -> Script:
     about = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": says.model}
 
     def chunk(delta: Body, finish_reason: str | None = None) -> Body:
@@ -116,7 +116,7 @@ def _openai_call(call: Call) -> Body:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _openai_usage(says: Says) -> Body:
+def _openai_usage(says: TextReply) -> Body:
     usage = says.usage
     told: Body = {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion}
     told["total_tokens"] = usage.prompt + usage.completion
@@ -134,23 +134,23 @@ _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 def anthropic_script(reply: Reply, asked: Body) -> Script:
     match reply:
-        case Says():
+        case TextReply():
             return _anthropic_stream(reply, end=True) if asked.get("stream") else script(_message(reply))
-        case Echoes():
-            return anthropic_script(Says(json.dumps(asked)), asked)
-        case Refuses():
+        case Echo():
+            return anthropic_script(TextReply(json.dumps(asked)), asked)
+        case HttpError():
             error = {"type": "error", "error": {"type": "scripted_error", "message": reply.message}}
             return script(error, status=reply.status, headers=_headers(reply))
-        case Counts():
+        case TokenUsage():
             return script({"input_tokens": reply.tokens})
-        case Embeds() | Judges():
+        case Embedding() | Verdict():
             raise NotSupported("Anthropic only talks")
-        case Breaks() | Stalls():
+        case Disconnect() | Hang():
             whole = _anthropic_stream(reply.says, end=False) if asked.get("stream") else script(_message(reply.says))
             return unfinished(reply, whole)
 
 
-def _message(says: Says) -> Body:
+def _message(says: TextReply) -> Body:
     content: list[Body] = [{"type": "text", "text": says.text}] if says.text else []
     content += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in says.tool_calls
@@ -164,7 +164,7 @@ def _message(says: Says) -> Body:
     return about | {"content": content, "stop_reason": _STOPS[says.finish_reason], "usage": usage}
 
 
-def _anthropic_stream(says: Says, *, end: bool) -> Script:
+def _anthropic_stream(says: TextReply, *, end: bool) -> Script:
     whole = _message(says)
     begun = whole | {"content": [], "stop_reason": None, "usage": whole["usage"] | {"output_tokens": 0}}
     told: list[Body] = [{"type": "message_start", "message": begun}]
@@ -186,15 +186,15 @@ def _anthropic_stream(says: Says, *, end: bool) -> Script:
 # -- what the two have in common
 
 
-def unfinished(reply: Breaks | Stalls, whole: Script) -> Script:
+def unfinished(reply: Disconnect | Hang, whole: Script) -> Script:
     streamed = whole.content_type == "text/event-stream"
     body = whole.body if streamed else whole.body[: len(whole.body) // 2]
-    if isinstance(reply, Stalls):
+    if isinstance(reply, Hang):
         return Script(body, content_type=whole.content_type, stall=len(body) if streamed else 0)
     return Script(body, content_type=whole.content_type, broken=not reply.clean)
 
 
-def _headers(refuses: Refuses) -> dict[str, str]:
+def _headers(refuses: HttpError) -> dict[str, str]:
     return {} if refuses.retry_after is None else {"retry-after": f"{refuses.retry_after:g}"}
 
 
@@ -237,7 +237,7 @@ async def litellm(replies: Sequence[Reply]) -> AsyncIterator[LLMClient]:
 class _Silent(Exception):
     """In the place of an answer that does not come; `said` did."""
 
-    def __init__(self, said: Says) -> None:
+    def __init__(self, said: TextReply) -> None:
         self.said = said
 
 
@@ -296,21 +296,21 @@ _REFUSED = {
 
 def _mocked(reply: Reply, call: Body) -> Any:
     match reply:
-        case Says():
+        case TextReply():
             message: Body = {"role": "assistant", "content": reply.text}
             if reply.tool_calls:
                 message["tool_calls"] = [_openai_call(each) for each in reply.tool_calls]
             usage = _openai_usage(reply)
             usage |= usage.pop("prompt_tokens_details", {}) | usage.pop("completion_tokens_details", {})
             return LLMResponse(message, usage, reply.model, reply.finish_reason)
-        case Echoes():
-            return _mocked(Says(json.dumps(call)), call)
-        case Refuses():
+        case Echo():
+            return _mocked(TextReply(json.dumps(call)), call)
+        case HttpError():
             kind: type[ProviderError] = _REFUSED.get(reply.status, ProviderUnavailable)
             return kind(f"said {reply.status}", status=reply.status, retry_after=reply.retry_after)
-        case Breaks():
+        case Disconnect():
             return StreamCut("broke off")
-        case Stalls():
+        case Hang():
             return _Silent(reply.says)
         case _:
             raise NotSupported("a mock only talks")

@@ -27,7 +27,7 @@ from agent_runtime_core.testing.contracts import (
     llm_streams,
     llm_tools,
 )
-from agent_runtime_core.testing.contracts.llm import Case, Make, Refuses, Reply
+from agent_runtime_core.testing.contracts.llm import Case, HttpError, Make
 from tests.contract.third_party.their_client import Part, Provider, TheirClient, make, scripted
 
 PARTS = (llm_answers, llm_tools, llm_streams, llm_failures, llm_others)
@@ -484,7 +484,7 @@ async def test_a_client_need_not_stream() -> None:
 async def test_what_a_script_cannot_say_is_passed_over_only_where_it_is_optional() -> None:
     @asynccontextmanager
     async def only_text(script: Sequence[Reply]) -> AsyncIterator[LLMClient]:
-        if any(isinstance(reply, Refuses) for reply in script):
+        if any(isinstance(reply, HttpError) for reply in script):
             raise NotSupported("this provider refuses nothing")
         yield TheirClient(scripted(script))
 

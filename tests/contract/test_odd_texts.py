@@ -127,7 +127,7 @@ async def agent_key(at: Place, text: str) -> Any:
 async def idempotency_key(at: Place, text: str) -> Any:
     run = await at.runner.submit("nobody", idempotency_key=text)
     assert await at.runner.submit("nobody", idempotency_key=text) == run
-    return (await at.runner.queue.must_get(run)).idem_key
+    return (await at.runner.queue.require(run)).idem_key
 
 
 @name

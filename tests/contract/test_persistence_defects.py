@@ -11,7 +11,14 @@ import pytest
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
 from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core.persistence.documents import memory
-from agent_runtime_core.persistence.documents.base import Absent, Changed, Document, Entry, Query, behind
+from agent_runtime_core.persistence.documents.base import (
+    Document,
+    DocumentMissing,
+    Entry,
+    Query,
+    VersionConflict,
+    next_rank,
+)
 from agent_runtime_core.persistence.documents.memory import CONCERN, MemoryDocuments
 from tests.contract.persistence.documents import CASES
 
@@ -23,14 +30,14 @@ def broken(
     ops: Ops | None = None, reads: Ops | None = None, applied: Ops | None = None, **methods: Any
 ) -> type[MemoryDocuments]:
     concern = dataclasses.replace(
-        CONCERN, ops={**CONCERN.ops, **(ops or {})}, applied={**CONCERN.applied, **(applied or {})}
+        CONCERN, operations={**CONCERN.operations, **(ops or {})}, replays={**CONCERN.replays, **(applied or {})}
     )
     members = {"concerns": (concern,), "reads": {**MemoryDocuments.reads, **(reads or {})}, **methods}
     return type("Broken", (MemoryDocuments,), members)
 
 
 def put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> Any:
-    return CONCERN.ops["documents.put"](tx, space, kind, entry, expect, now)
+    return CONCERN.operations["documents.put"](tx, space, kind, entry, expect, now)
 
 
 def _expects_nothing(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> Any:
@@ -47,7 +54,7 @@ def _same_text_is_same_write(tx: MemoryTx, space: str, kind: str, entry: Entry, 
 def _no_repeat(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> Any:
     there = memory._one(tx, (space, kind), entry.key, now)
     if expect is not None and expect != (there.version if there else 0):
-        raise Changed
+        raise VersionConflict
     return put(tx, space, kind, entry, expect, now)
 
 
@@ -62,8 +69,8 @@ def _ranks_of_the_kind(tx: MemoryTx, space: str, kind: str, entry: Entry, now: f
     if entry.rank is None:
         ranks = tx.tables["document_ranks"]
         last = max((rank for at, rank in ranks.items() if at[:2] == (space, kind)), default=0.0)
-        entry = entry._replace(rank=behind(last))
-    return CONCERN.ops["documents.add"](tx, space, kind, entry, now)
+        entry = entry._replace(rank=next_rank(last))
+    return CONCERN.operations["documents.add"](tx, space, kind, entry, now)
 
 
 def _adds_over(tx: MemoryTx, space: str, kind: str, entry: Entry, now: float) -> Any:
@@ -73,22 +80,22 @@ def _adds_over(tx: MemoryTx, space: str, kind: str, entry: Entry, now: float) ->
 def _touch_lowers(tx: MemoryTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float) -> Any:
     there = memory._one(tx, (space, kind), key, now)
     if there is None:
-        raise Absent
+        raise DocumentMissing
     memory.MemoryTransaction(tx).store(space, kind, there._replace(rank=rank))
 
 
 def _touch_forgets_the_end(
     tx: MemoryTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
 ) -> Any:
-    CONCERN.ops["documents.touch"](tx, space, kind, key, rank, None, now)
+    CONCERN.operations["documents.touch"](tx, space, kind, key, rank, None, now)
 
 
 def _clears_all(tx: MemoryTx, space: str, kind: str, group: str | None, now: float) -> Any:
-    return CONCERN.ops["documents.clear"](tx, space, kind, None, now)
+    return CONCERN.operations["documents.clear"](tx, space, kind, None, now)
 
 
 def _drops_one_kind(tx: MemoryTx, space: str, now: float) -> Any:
-    CONCERN.ops["documents.clear"](tx, space, "a", None, now)
+    CONCERN.operations["documents.clear"](tx, space, "a", None, now)
 
 
 def _never_expires(tx: MemoryTx, query: Query) -> list[Document]:
@@ -100,7 +107,7 @@ def _pattern(tx: MemoryTx, query: Query) -> list[Document]:
 
 
 def _high_is_in(tx: MemoryTx, query: Query) -> list[Document]:
-    return memory._find(tx, query._replace(high=None if query.high is None else behind(query.high)))
+    return memory._find(tx, query._replace(high=None if query.high is None else next_rank(query.high)))
 
 
 def _offset_is_dropped(tx: MemoryTx, query: Query) -> list[Document]:

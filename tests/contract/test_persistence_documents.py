@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._core.lazy_import import pick
-from agent_runtime_core.persistence.documents.base import DocumentStore, Table
+from agent_runtime_core.persistence.documents.base import Collection, DocumentStore
 from tests.contract.persistence.documents import CASES, Case, Make, refuses_a_zombie
 from tests.contract.places import places
 
@@ -56,6 +56,6 @@ async def test_a_zombie_is_refused_wherever_its_queue_is(
     kinds: tuple[str, str], new: Callable[..., DocumentStore]
 ) -> None:
     documents, queue = (new(kind) for kind in kinds)
-    await refuses_a_zombie(Table(documents, "project", "thing"), queue.commits, f"another {kinds[1]} engine")
+    await refuses_a_zombie(Collection(documents, "project", "thing"), queue.commits, f"another {kinds[1]} engine")
     await documents.close()
     await queue.close()

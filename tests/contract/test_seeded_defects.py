@@ -17,7 +17,7 @@ from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._core.context_vars import start_soon
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import Guard, Op, StoredEvent
-from agent_runtime_core.queue import ClaimRequest, Mail, Moved, RunRow, Settle
+from agent_runtime_core.queue import ClaimRequest, MailboxMessage, RowChanged, RunRow, RunUpdate
 from agent_runtime_core.state import EffectExists, Record, StateRow
 from agent_runtime_core.testing.contracts import (
     concurrency,
@@ -70,39 +70,39 @@ class LostReply(TheirQueue):
 
 
 class _LostPriority(TheirRows):
-    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        return sorted(super().ready(want, 10_000), key=lambda row: row.n)[:limit]
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return sorted(super().claimable(want, 10_000), key=lambda row: row.n)[:limit]
 
 
 class _LastComesFirst(TheirRows):
-    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        return sorted(super().ready(want, 10_000), key=lambda row: (-row.priority, -row.n))[:limit]
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return sorted(super().claimable(want, 10_000), key=lambda row: (-row.priority, -row.n))[:limit]
 
 
 class _AnyAgent(TheirRows):
-    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        return super().ready(want._replace(agents=None), limit)
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return super().claimable(want._replace(agents=None), limit)
 
 
 class _ClaimsTwice(TheirRows):
-    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        return super().ready(want, limit) or self._wanted(want, "running")[:limit]
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return super().claimable(want, limit) or self._wanted(want, "running")[:limit]
 
 
 class _ForgetsDelay(TheirRows):
-    def promote(self, wall: float) -> Sequence[str]:
-        return super().promote(float("inf"))
+    def make_due_ready(self, wall: float) -> Sequence[str]:
+        return super().make_due_ready(float("inf"))
 
 
 class _NeverDue(TheirRows):
-    def promote(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[str]:
         return ()
 
 
 class _DelayLosesPlace(TheirRows):
-    def promote(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[str]:
         before = dict(self.tx.runs)
-        lanes = super().promote(wall)
+        lanes = super().make_due_ready(wall)
         for run_id, row in self.tx.runs.items():
             if row is not before[run_id]:
                 self.tx.arrived += 1
@@ -111,12 +111,12 @@ class _DelayLosesPlace(TheirRows):
 
 
 class _NoReclaim(TheirRows):
-    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+    def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         return []
 
 
 class _StealsFromInline(TheirRows):
-    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+    def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         return [row for row in self._wanted(want, "running") if row.lease_until < want.lease_now][:limit]
 
 
@@ -136,23 +136,23 @@ class _NoKeys(TheirRows):
 
 
 class _LostMail(TheirRows):
-    def add_mail(self, run_id: str, mail: Mail) -> None:
+    def add_message(self, run_id: str, mail: MailboxMessage) -> None:
         if not self.tx.mail.get(run_id):
-            super().add_mail(run_id, mail)
+            super().add_message(run_id, mail)
 
 
 class _MailTwice(TheirRows):
-    def mailed(self, run_id: str, msg_id: str) -> int | None:
+    def message_number(self, run_id: str, msg_id: str) -> int | None:
         return None
 
 
 class _SleepsOverMail(TheirRows):
-    def settle(self, run_id: str, how: Settle) -> RunRow:
+    def settle(self, run_id: str, how: RunUpdate) -> RunRow:
         return super().settle(run_id, how._replace(cursor=-1))
 
 
 class _NoWaking(TheirRows):
-    def post(self, run_id: str, mail: Mail) -> tuple[str, int]:
+    def post(self, run_id: str, mail: MailboxMessage) -> tuple[str, int]:
         before = self.get(run_id)
         answer = super().post(run_id, mail)
         if before is not None and before.status == "waiting":
@@ -170,7 +170,7 @@ class _EndsAreNotFinal(TheirRows):
     def _expect(self, run_id: str, statuses: Sequence[str]) -> RunRow:
         row = self.get(run_id)
         if row is None:
-            raise Moved
+            raise RowChanged
         return row
 
 
@@ -207,56 +207,56 @@ class _ForgetsLimits(TheirRows):
 
 
 class _HeldIsReady(TheirRows):
-    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         due = [row for row in self._wanted(want, "pending") if row.due_at == 0 and not row.origin]
         return sorted(due, key=lambda row: (-row.priority, row.n))[:limit]
 
 
 class _NoHead(TheirRows):
-    def head(self, lane: str) -> RunRow | None:
+    def active_in_group(self, lane: str) -> RunRow | None:
         return None
 
 
 class _OnlyRunningHasTheLane(TheirRows):
-    def head(self, lane: str) -> RunRow | None:
-        head = super().head(lane)
+    def active_in_group(self, lane: str) -> RunRow | None:
+        head = super().active_in_group(lane)
         return head if head is not None and head.status == "running" else None
 
 
 class _OneLaneForAll(TheirRows):
-    def head(self, lane: str) -> RunRow | None:
+    def active_in_group(self, lane: str) -> RunRow | None:
         return next((row for row in self.tx.runs.values() if row.lane and not row.held and row.ended_at is None), None)
 
 
 class _NobodyBehind(TheirRows):
-    def behind(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str) -> RunRow | None:
         return None
 
 
 class _ArrivalOnly(TheirRows):
-    def behind(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str) -> RunRow | None:
         return min((row for row in self._lane(lane, 1) if row.due_at == 0), key=lambda row: row.n, default=None)
 
 
 class _DelayIsNoPlace(TheirRows):
-    def promote(self, wall: float) -> Sequence[str]:
-        super().promote(wall)
+    def make_due_ready(self, wall: float) -> Sequence[str]:
+        super().make_due_ready(wall)
         return ()
 
 
 class _BehindBeforeItIsDue(TheirRows):
-    def behind(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str) -> RunRow | None:
         return min(self._lane(lane, 1), key=lambda row: (-row.priority, row.n), default=None)
 
 
 class _NeverAside(TheirRows):
-    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+    def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
         return []
 
 
 class _AsideAtOnce(TheirRows):
-    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
-        return super().lapsed(want._replace(lease_now=float("inf")))
+    def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
+        return super().abandoned_inline(want._replace(lease_now=float("inf")))
 
 
 class _KeyEndsWithItsRun(TheirRows):
@@ -275,14 +275,14 @@ class _FoldsAgents(TheirRows):
 
 
 class _FoldsMessages(TheirRows):
-    def mailed(self, run_id: str, msg_id: str) -> int | None:
+    def message_number(self, run_id: str, msg_id: str) -> int | None:
         box = self.tx.mail.get(run_id, ())
         return next((mail.seq for mail in box if mail.msg_id.lower() == msg_id.lower()), None)
 
 
 class _ShortMail(TheirRows):
-    def add_mail(self, run_id: str, mail: Mail) -> None:
-        super().add_mail(run_id, mail._replace(payload=mail.payload[:65535]))
+    def add_message(self, run_id: str, mail: MailboxMessage) -> None:
+        super().add_message(run_id, mail._replace(payload=mail.payload[:65535]))
 
 
 class _WholeSeconds(TheirRows):
@@ -291,19 +291,19 @@ class _WholeSeconds(TheirRows):
 
 
 class _OneLaneIsDue(TheirRows):
-    def promote(self, wall: float) -> Sequence[str]:
-        return list(super().promote(wall))[:1]
+    def make_due_ready(self, wall: float) -> Sequence[str]:
+        return list(super().make_due_ready(wall))[:1]
 
 
 class _BackToTheEnd(TheirRows):
-    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        return sorted(super().ready(want, 10_000), key=lambda row: (-row.priority, row.updated_at, row.n))[:limit]
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return sorted(super().claimable(want, 10_000), key=lambda row: (-row.priority, row.updated_at, row.n))[:limit]
 
 
 class _WaitingStandsAside(TheirRows):
-    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+    def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
         waiting = [row for row in self.tx.runs.values() if row.lane and row.origin and row.status == "waiting"]
-        return [*super().lapsed(want), *waiting]
+        return [*super().abandoned_inline(want), *waiting]
 
 
 class _StoredUnclaimed(TheirRows):
@@ -352,13 +352,13 @@ class NewsOfOthers(TheirQueue):
 
 
 class _OneIdForAll(TheirRows):
-    def mailed(self, run_id: str, msg_id: str) -> int | None:
+    def message_number(self, run_id: str, msg_id: str) -> int | None:
         boxes = self.tx.mail.values()
         return next((mail.seq for box in boxes for mail in box if mail.msg_id == msg_id), None)
 
 
 class _KnowsTheLastMessages(TheirRows):
-    def mailed(self, run_id: str, msg_id: str) -> int | None:
+    def message_number(self, run_id: str, msg_id: str) -> int | None:
         box = self.tx.mail.get(run_id, ())[-10:]
         return next((mail.seq for mail in box if mail.msg_id == msg_id), None)
 
@@ -388,7 +388,7 @@ def _storing(fold: Callable[[str], str], column: str) -> type[TheirRows]:
 
     def folded(row: RunRow) -> RunRow:
         value = getattr(row, column)
-        return row.changed(**{column: value and fold(value)})
+        return row.with_values(**{column: value and fold(value)})
 
     class Folds(TheirRows):
         def add(self, row: RunRow) -> RunRow:
@@ -419,18 +419,18 @@ class _KeysInLatin(TheirRows):
 
 
 class _MessagesInLatin(TheirRows):
-    def add_mail(self, run_id: str, mail: Mail) -> None:
-        super().add_mail(run_id, mail._replace(name=_latin(mail.name)))
+    def add_message(self, run_id: str, mail: MailboxMessage) -> None:
+        super().add_message(run_id, mail._replace(name=_latin(mail.name)))
 
 
 class _MessagesInLines(TheirRows):
-    def mailed(self, run_id: str, msg_id: str) -> int | None:
+    def message_number(self, run_id: str, msg_id: str) -> int | None:
         box = self.tx.mail.get(run_id, ())
         return next((mail.seq for mail in box if _one_break(mail.msg_id) == _one_break(msg_id)), None)
 
 
 class _LanesLike(TheirRows):
-    def behind(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str) -> RunRow | None:
         rows = [row for row in self.tx.runs.values() if row.lane and row.lane.startswith(lane) and row.held == 1]
         return min(rows, key=lambda row: (-row.priority, row.n), default=None)
 

@@ -136,9 +136,9 @@ async def until_status(runner: AgentRunner, run_id: UUID | str, *wanted: str, se
 
 async def drop(runner: AgentRunner, task: asyncio.Task[Any], run_id: UUID | str) -> None:
     """Make a worker as good as dead: its heart no longer beats for the run, and its code never goes on."""
-    runner.heart.drop(str(run_id))
-    for drive in tuple(runner._worker._drives.values()):
-        drive.place.sealed = True
+    runner.heartbeat.drop(str(run_id))
+    for drive in tuple(runner._worker._executions.values()):
+        drive.control.closed = True
     task.add_done_callback(lambda each: each.cancelled() or each.exception())
 
 

@@ -14,7 +14,7 @@ from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.events.event import payload_of
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.records import Settle
+from agent_runtime_core.queue.records import RunUpdate
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.state import InMemoryStateStore
@@ -112,7 +112,7 @@ async def test_a_run_is_cancelled_also_by_who_does_not_know_the_types_of_its_res
         record = Record(0, DONE, "tool", "0", claim_id=claimed.claim_id, t=20.0, info=info, nev=1,
                         result='{"ok": true, "result": {"$": "theirs.Odd", "v": {"x": 2}}}')  # fmt: skip
         await state.commit(None, [Op("journal.append", (run_id, record))])
-        await queue.settle(run_id, Settle(claimed.claim_id, "pending", queue.clock.wall()))
+        await queue.settle(run_id, RunUpdate(claimed.claim_id, "pending", queue.clock.wall()))
         assert await runner.cancel(run_id)
         found = await bus.get_events(run_id)
         assert [event.event_type for event in found] == ["tool.result", "run.cancelled"]

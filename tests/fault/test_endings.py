@@ -414,7 +414,7 @@ async def test_a_blocked_loop_keeps_its_lease(kind: str, tmp_path: Path) -> None
         async def look(run_id: UUID) -> None:
             ends: set[float] = set()
             while len(ends) < 4:
-                ends.add((await other.queue.must_get(run_id)).lease_until)
+                ends.add((await other.queue.require(run_id)).lease_until)
                 await asyncio.sleep(0.01)
             extended.set()
 
@@ -445,7 +445,7 @@ async def test_a_heart_that_stopped_loses_the_lease(kind: str, tmp_path: Path) -
         run_id = await runner.submit("a")
         working = asyncio.ensure_future(runner.run_once())
         await began.wait()
-        runner.heart.drop(str(run_id))
+        runner.heartbeat.drop(str(run_id))
         stolen: list[Any] = []
         async with asyncio.timeout(5):
             while not stolen:
@@ -453,5 +453,5 @@ async def test_a_heart_that_stopped_loses_the_lease(kind: str, tmp_path: Path) -
                 await asyncio.sleep(0.01)
         gate.set()
         await working
-        row = await runner.queue.must_get(run_id)
+        row = await runner.queue.require(run_id)
         assert (row.status, row.claim_id, row.attempt) == ("running", stolen[0].claim_id, 2)

@@ -17,7 +17,7 @@ from random import Random
 import pytest
 
 from agent_runtime_core.errors import StorageBusy
-from agent_runtime_core.persistence.documents.base import Document, Entry, Table
+from agent_runtime_core.persistence.documents.base import Collection, Document, Entry
 from agent_runtime_core.persistence.documents.file_format import read_page
 from agent_runtime_core.persistence.documents.file_lock import locked
 from agent_runtime_core.persistence.documents.files import FileDocuments
@@ -55,7 +55,7 @@ def whole(root: Path) -> None:
 async def checked(root: Path, done: int) -> int:
     """What the next one finds; the number that it goes on from."""
     documents = FileDocuments(root)
-    headers, messages = Table(documents, "project", "header"), Table(documents, "project", "message")
+    headers, messages = Collection(documents, "project", "header"), Collection(documents, "project", "message")
     try:
         one, two, alone = [int(each.text) for each in await headers.many(["one", "two", "alone"])] or (0, 0, 0)
         assert one == two, "a commit is there in part"
@@ -85,7 +85,7 @@ async def test_300_times_killed_while_writing(tmp_path: Path) -> None:
 async def test_no_update_of_another_process_is_lost(tmp_path: Path, processes: int, times: int) -> None:
     run(tmp_path, [("counts", times)] * processes)
     documents = FileDocuments(tmp_path)
-    found = await Table(documents, "project", "counter").get("n")
+    found = await Collection(documents, "project", "counter").get("n")
     await documents.close()
     assert found is not None
     assert (json.loads(found.text)[0], found.version) == (processes * times, processes * times)
@@ -95,7 +95,7 @@ async def appended(root: Path, names: list[str], times: int) -> None:
     """Appenders in as many processes as there are names; a name stands for several with commas between."""
     run(root, [("appends", name, times) for name in names], patience=times / 2 + PATIENCE)
     documents = FileDocuments(root)
-    found: list[Document] = await Table(documents, "project", "message").find("talk")
+    found: list[Document] = await Collection(documents, "project", "message").find("talk")
     await documents.close()
     every = [each for name in names for each in name.split(",")]
     assert [each.rank for each in found] == list(range(1, len(every) * times + 1))
@@ -156,7 +156,7 @@ class Hasty(FileDocuments):
 
 async def test_readers_see_whole_commits_while_others_write(tmp_path: Path) -> None:
     documents = FileDocuments(tmp_path)
-    table = Table(documents, "project", "header")
+    table = Collection(documents, "project", "header")
     with Child("filing", tmp_path, "writes") as child:
         child.expect("ready")
         for _ in range(20):
@@ -168,7 +168,7 @@ async def test_readers_see_whole_commits_while_others_write(tmp_path: Path) -> N
 
 async def test_a_writer_that_stands_still_is_named_and_not_waited_for(tmp_path: Path) -> None:
     documents = Hasty(tmp_path)
-    table = Table(documents, "project", "header")
+    table = Collection(documents, "project", "header")
     with Child("filing", tmp_path, "writes") as child:
         child.expect("ready")
         child.expect("done")
@@ -202,7 +202,7 @@ async def look_only(place: Path) -> None:
     os.chmod(place, 0o755)
     root = place / "store"
     documents = FileDocuments(root)
-    table = Table(documents, "project", "memory")
+    table = Collection(documents, "project", "memory")
     await table.write(table.put(Entry("a", "1")))
     await documents.close()
     intent = root / "intent"

@@ -76,7 +76,7 @@ async def ended_as(here: Store, runner: AgentRunner, how: str) -> tuple[str, lis
 
 
 async def until_expired(runner: AgentRunner, run_id: str) -> None:
-    row = await runner.queue.must_get(run_id)
+    row = await runner.queue.require(run_id)
     # Where leases are in a server's time, it is this machine's.
     await until(lambda: (runner.queue.lease_now() or runner.queue.clock.wall()) > row.lease_until)
 
@@ -216,7 +216,7 @@ async def test_who_takes_over_when_execute_dies(kind: str, recover: str, tmp_pat
         dying = here.runner()
         dead = asyncio.ensure_future(dying.execute("a", "x", recover=recover))
         await until(lambda: bool(ran))
-        dying.heart.drop(stored_id("x"))
+        dying.heartbeat.drop(stored_id("x"))
         clock.advance(61)
         worker = here.runner()
         assert await worker.run_once() is (recover == "worker")
@@ -264,7 +264,7 @@ async def test_the_caller_is_cancelled_though_the_lease_is_lost(kind: str, tmp_p
         runner = here.runner()
         task = asyncio.ensure_future(runner.execute("a", "x", recover="worker"))
         await began.wait()
-        runner.heart.drop(stored_id("x"))
+        runner.heartbeat.drop(stored_id("x"))
         clock.advance(61)
         assert await here.runner().queue.claim("thief")
         task.cancel()

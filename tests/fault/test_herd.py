@@ -15,8 +15,8 @@ import pytest
 from agent_runtime_core.errors import ProviderUnavailable, RateLimited, StorageBusy
 from agent_runtime_core.llm._circuit_breaker import Breakers, Key
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.runner.claim import AFTER_OUTAGE
-from agent_runtime_core.runner.execution import Drive
+from agent_runtime_core.runner.claim import OUTAGE_DELAY
+from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.testing.clock import VirtualClock
 
 from .rig import settings, store
@@ -101,7 +101,7 @@ async def test_runs_that_workers_put_off(
         runner = here.runner(config)
         ids = [await runner.submit("a") for _ in range(RUNS)]
         assert await worked_off(runner) == RUNS
-        apart([(await runner.queue.must_get(each)).due_at - clock.wall() for each in ids], least)
+        apart([(await runner.queue.require(each)).due_at - clock.wall() for each in ids], least)
         outage.over = True
         clock.advance(least * 0.999)
         assert await worked_off(runner) == 0
@@ -115,7 +115,7 @@ async def test_runs_that_workers_put_off(
 
 
 async def test_runs_that_a_store_kept_from_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def away(drive: Drive) -> Any:
+    async def away(drive: RunExecution) -> Any:
         raise StorageBusy("the journal is away")
 
     async def code(ctx: Any) -> None: ...
@@ -125,11 +125,11 @@ async def test_runs_that_a_store_kept_from_going_on(tmp_path: Path, monkeypatch:
         here.agent("a", code)
         runner = here.runner()
         ids = [await runner.submit("a") for _ in range(RUNS)]
-        monkeypatch.setattr(Drive, "_run", away)
+        monkeypatch.setattr(RunExecution, "_run", away)
         for _ in ids:
             with pytest.raises(StorageBusy):
                 await runner.run_once()
-        apart([(await runner.queue.must_get(each)).due_at - clock.wall() for each in ids], AFTER_OUTAGE)
+        apart([(await runner.queue.require(each)).due_at - clock.wall() for each in ids], OUTAGE_DELAY)
 
 
 class Noting(VirtualClock):

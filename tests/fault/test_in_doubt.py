@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._execution.step_policy import Happened
+from agent_runtime_core._execution.step_policy import AlreadyDone
 from agent_runtime_core.errors import InvalidArgument, LeaseLost
 from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.runner import AgentRunner
@@ -230,7 +230,7 @@ async def test_a_run_is_not_parked_while_a_check_function_looks(kind: str, tmp_p
     async def check(ctx: RunContext) -> Any:
         asked.append("asked")
         await known.wait()
-        return Happened("paid before")
+        return AlreadyDone("paid before")
 
     async def both(ctx: Any) -> Any:
         return await asyncio.gather(ctx.step("pay", payments, on_in_doubt=check), ctx.wait_for_signal("go"))
@@ -265,7 +265,7 @@ async def test_a_check_function_is_asked(kind: str, door: str, happened: bool, t
 
     async def check(ctx: RunContext) -> Any:
         asked.append(str(ctx.idempotency_key))
-        return Happened("paid before") if happened else None
+        return AlreadyDone("paid before") if happened else None
 
     async with crashed(kind, tmp_path, door, check) as (runner, run_id, payments):
         assert await runner.run_once()
@@ -395,7 +395,7 @@ async def test_the_dead_one_that_comes_back_writes_nothing(kind: str, door: str,
         working = asyncio.ensure_future(slow.run_once())
         await until(lambda: made == 1)
         await written(slow, run_id)
-        slow.heart.drop(str(run_id))
+        slow.heartbeat.drop(str(run_id))
         clock.advance(61)
         quick = here.runner(COLD)
         assert await quick.run_once()

@@ -107,7 +107,7 @@ async def test_hundreds_of_runs_leave_nothing_in_their_process(
             held = []
             for _ in range(ROUNDS + 1):
                 await a_round(runner)
-                await until(lambda: not runner._worker._drives)
+                await until(lambda: not runner._worker._executions)
                 held.append(Held())
             runner.stop()
             await working

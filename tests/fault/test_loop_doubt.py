@@ -13,9 +13,9 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._execution.claim_writer import Ledger
-from agent_runtime_core._execution.step_keys import FRAME
-from agent_runtime_core._execution.step_policy import Happened
+from agent_runtime_core._execution.claim_writer import ClaimWriter
+from agent_runtime_core._execution.step_keys import CURRENT_STEP
+from agent_runtime_core._execution.step_policy import AlreadyDone
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import LLMResponse, RunContext, RunResult
 from agent_runtime_core.loop import run_turn_loop
@@ -48,7 +48,7 @@ class Dying:
         self.dead: list[asyncio.Task[Any]] = []
         self.limited = limits is not None
         self.lose = False  # what is not written yet when it hangs never is
-        self.ledger: Ledger | None = None  # of the run that hangs
+        self.ledger: ClaimWriter | None = None  # of the run that hangs
 
         async def pay(to: str, ctx: RunContext) -> str:
             self.keys.append(str(ctx.idempotency_key))
@@ -103,15 +103,15 @@ class Dying:
 
     @property
     def notes(self) -> list[Any]:
-        return self.ledger._notes if self.ledger is not None else []
+        return self.ledger._buffered if self.ledger is not None else []
 
     def wait_longer(self) -> None:
         """Let what waits to be written wait until it is lost, however slow this machine is."""
-        frame = FRAME.get()
+        frame = CURRENT_STEP.get()
         assert frame is not None
         ledger = frame.book.ledger
-        if self.lose and ledger.linger:
-            ledger.linger = 60.0
+        if self.lose and ledger.max_delay:
+            ledger.max_delay = 60.0
             if ledger._timer is not None:  # for the start of this call, which would take its end along
                 ledger._timer.cancel()
                 ledger._timer = None
@@ -120,12 +120,12 @@ class Dying:
         if what != self.hang or self.hung:
             return
         self.hung = True
-        frame = FRAME.get()
+        frame = CURRENT_STEP.get()
         assert frame is not None
         ledger = frame.book.ledger
         self.ledger = ledger
         if self.lose:
-            ledger._notes.clear()
+            ledger._buffered.clear()
             if ledger._timer is not None:
                 ledger._timer.cancel()
         await asyncio.get_running_loop().create_future()
@@ -347,7 +347,7 @@ async def test_a_check_function_is_asked(kind: str, happened: bool, tmp_path: Pa
 
     async def check(ctx: RunContext) -> Any:
         asked.append(str(ctx.idempotency_key))
-        return Happened("paid before") if happened else None
+        return AlreadyDone("paid before") if happened else None
 
     metadata = {"on_in_doubt": check}
     async with dead(kind, tmp_path, "pay", pay(), "done", metadata=metadata) as (runner, run_id, dying):

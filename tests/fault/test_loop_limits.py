@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent_runtime_core._execution.step_keys import FRAME
+from agent_runtime_core._execution.step_keys import CURRENT_STEP
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import AgentRuntimeError, LimitExceeded, RateLimited, RequestRefused
@@ -173,7 +173,7 @@ class Run:
         return tools
 
     async def _work(self) -> None:
-        frame = FRAME.get()
+        frame = CURRENT_STEP.get()
         assert frame is not None
         await self.maybe_stop(asyncio.CancelledError())
         self.executed.add((frame.book.ledger.run_id, frame.key))
@@ -220,7 +220,7 @@ class Run:
         return spent
 
     async def before_model(self) -> None:
-        frame = FRAME.get()
+        frame = CURRENT_STEP.get()
         assert frame is not None
         self.asked += 1
         run, limits = frame.book.ledger.run_id, self.limits

@@ -315,7 +315,7 @@ async def test_what_a_loop_inside_a_recorded_step_used_counts_in_later_lives(tmp
                     await StepExecutor(ctx).map("research", item, [1])
                 case "deep":
                     await ctx.step("deep", deep)
-            told.append(ctx.budget.told())
+            told.append(ctx.budget.reported_usage())
             if dies:
                 raise ConnectionError("once")
             await run_turn_loop(ctx, Scripted("one more", tokens=(100, 100)), ToolRegistry(), messages=ASKED)
@@ -336,6 +336,6 @@ async def test_a_step_that_is_asked_for_twice_in_a_life_counts_once(tmp_path: Pa
             return (await run_turn_loop(ctx, Scripted("found"), ToolRegistry(), messages=ASKED)).text
 
         await ctx.step("research", research, key="one")
-        before = ctx.budget.told()
+        before = ctx.budget.reported_usage()
         await ctx.step("research", research, key="one")
-        assert ctx.budget.told() == before
+        assert ctx.budget.reported_usage() == before

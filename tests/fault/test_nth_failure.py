@@ -136,7 +136,7 @@ async def test_execute_survives_each(
 
 @pytest.fixture(autouse=True)
 def _put_off_for_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "AFTER_OUTAGE", 0.0)
+    monkeypatch.setattr(claim, "OUTAGE_DELAY", 0.0)
 
 
 async def lease_over(runner: Any, run_id: Any) -> bool:

@@ -41,7 +41,7 @@ async def moment(runner: AgentRunner, run_id: Any, n: int, chance: random.Random
 
 
 async def ended_once(runner: AgentRunner, run_id: Any) -> str:
-    row = await runner.queue.must_get(run_id)
+    row = await runner.queue.require(run_id)
     assert row.status in TERMINAL
     assert await terminal_events(runner, run_id) == [f"run.{row.status}"]
     assert await runner.state_store.get_run_status(row.run_id) == row.status

@@ -20,9 +20,9 @@ from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core._core.lazy_import import load
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.redis import connection as redis_line
-from agent_runtime_core._engines.redis.connection import Line, Unanswered, Unsent, connection
+from agent_runtime_core._engines.redis.connection import Connection, NoReply, NotSent, connection
 from agent_runtime_core._engines.redis.engine import RedisEngine
-from agent_runtime_core._engines.redis.script import RedisConcern, prepared
+from agent_runtime_core._engines.redis.script import RedisOperationSet, prepared
 from agent_runtime_core._engines.redis.url import redis_place
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.registry import Registry
@@ -151,7 +151,7 @@ async def test_500_runs_over_connections_that_are_cut(redis_server: RedisServer)
 
 # -- cancelling
 
-ECHO = RedisConcern(
+ECHO = RedisOperationSet(
     "echo",
     {},
     script="""
@@ -250,7 +250,7 @@ async def under_load(server: RedisServer, prefix: str) -> tuple[Counter[str], in
 
 # -- nothing is sent twice: by its own defaults redis-py repeats what got no answer (RELIABILITY.md, findings 3 and 4)
 
-TALLY = RedisConcern(
+TALLY = RedisOperationSet(
     "tally",
     {},
     script="""
@@ -282,11 +282,11 @@ async def test_what_got_no_answer_was_carried_out_once(redis_server: RedisServer
 @pytest.mark.usefixtures("redis_url")
 async def test_a_command_that_got_no_answer_was_carried_out_once(redis_server: RedisServer) -> None:
     with Cut(redis_server.port) as proxy:
-        line = Line(redis_place(proxy.url), lambda line: None, lambda: prepared(""))
+        line = Connection(redis_place(proxy.url), lambda line: None, lambda: prepared(""))
         for n in (1, 3, 5):
             assert await asyncio.to_thread(line.ask, "INCR", "counted") == n
             proxy.cut("after")
-            with pytest.raises(Unanswered):
+            with pytest.raises(NoReply):
                 await asyncio.to_thread(line.ask, "INCR", "counted")
         line.drop()
         assert proxy.asked.count("INCR") == 6
@@ -294,8 +294,8 @@ async def test_a_command_that_got_no_answer_was_carried_out_once(redis_server: R
 
 async def test_who_is_not_let_in_knocks_once() -> None:
     with Cut(free_port()) as proxy:
-        line = Line(redis_place(proxy.url), lambda line: None, lambda: prepared(""))
-        with pytest.raises(Unsent):
+        line = Connection(redis_place(proxy.url), lambda line: None, lambda: prepared(""))
+        with pytest.raises(NotSent):
             await asyncio.to_thread(line.ask, "PING")
         assert proxy.connections == 1
 

@@ -97,7 +97,7 @@ async def test_everything_is_deleted_under_a_worker(caplog: pytest.LogCaptureFix
                 with pytest.raises(UnknownRun):
                     await ask()
             gate.set()
-            await until(lambda: not runner._worker._drives)
+            await until(lambda: not runner._worker._executions)
             assert await runner.runs() == []
             assert [key for key in server.ask("KEYS", "*") if str(held).encode() in key] == []
             assert not working.done()
@@ -150,7 +150,7 @@ class Scene:
 
     def standing(self) -> Op:
         """A claim that stands."""
-        return Op("queue.claim", (self.runner.queue.want("w", 60, ["none"], standing="s", stands_for=3600),))
+        return Op("queue.claim", (self.runner.queue.claim_request("w", 60, ["none"], standing="s", stands_for=3600),))
 
     @staticmethod
     def message() -> ConversationMessage:
@@ -218,7 +218,7 @@ async def test_keys_of_another_type_are_told_and_left_and_the_worker_goes_on(
             told = [await failure(ask) for ask in scene.verbs()]
             assert any("WRONGTYPE" in str(each) for each in told)
             assert {key: redis_server.ask("DUMP", key) for key in taken} == theirs
-            await until(lambda: not runner._worker._drives)
+            await until(lambda: not runner._worker._executions)
             for key, value in taken.items():
                 redis_server.ask("RESTORE", key, 0, value, "REPLACE")
             assert not working.done()

@@ -188,7 +188,7 @@ async def test_claims_that_redis_still_has_are_kept_through_its_restart() -> Non
         runner = AgentRunner(queue, bus, state, settings(lease_ttl_seconds=60.0), registry=agents)
         run_id = await runner.submit("a")
         working = asyncio.create_task(runner.run_loop(0.2, handle_signals=False))
-        await until(lambda: bool(runner.heart._held))
+        await until(lambda: bool(runner.heartbeat._leased))
         await asyncio.to_thread(server.restart)
         gate.set()
         result = await runner.wait(run_id, timeout=10)

@@ -20,7 +20,7 @@ from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core._engines.redis.url import redis_place
 from agent_runtime_core._execution.context import Context
 from agent_runtime_core.errors import StorageBusy
-from agent_runtime_core.queue.records import RunRow, Settle
+from agent_runtime_core.queue.records import RunRow, RunUpdate
 from tests.fault.children import Child, committing, lines, until
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.fenced import context, writes
@@ -93,7 +93,7 @@ def stored(places: list[str]) -> dict[str, list[tuple[Any, ...]]]:
 async def taken_over(runner: AgentRunner, agent: str) -> RunRow:
     """The claim of another worker on the run, once its lease is over."""
     [run] = await runner.runs(agent=agent)
-    over = (await runner.queue.must_get(run.run_id)).lease_until
+    over = (await runner.queue.require(run.run_id)).lease_until
     end = time.monotonic() + 10
     while time.monotonic() < end:
         rows = await runner.queue.claim_rows("new", 60, agent_keys=[agent])
@@ -132,12 +132,12 @@ async def test_every_write_of_a_worker_that_wakes_after_its_lease_is_refused(
             child.stop()
             row = await taken_over(runner, "steps")
             ctx: Context = await context(runner, row)
-            assert {name for name, _ in ctx.book.done} == {"first"}
+            assert {name for name, _ in ctx.journal.completed} == {"first"}
             await ctx.step("first", lambda: 1)
             await ctx.step("second", lambda: 2)
             child.send(signal.SIGCONT)
             await asyncio.to_thread(refused, child, places)
-            await ctx.book.ledger.settle(Settle(row.claim_id, "succeeded", runner.queue.clock.wall()))
+            await ctx.journal.ledger.update_run(RunUpdate(row.claim_id, "succeeded", runner.queue.clock.wall()))
             await asyncio.to_thread(refused, child, places)
         assert await runner.queue.children(row.run_id) == []
 
@@ -174,7 +174,7 @@ async def test_a_worker_that_wakes_after_its_lease_stops_its_run(places: list[st
             child.stop_between_commits(*places)
             row = await taken_over(runner, "writer")
             ctx = await context(runner, row)
-            assert ctx.book.done
+            assert ctx.journal.completed
             before = stored(places)
             child.send(signal.SIGCONT)
             await asyncio.to_thread(until, lambda: len(lines(effects)) == 2, "the run to be stopped")
@@ -185,7 +185,7 @@ async def test_a_worker_that_wakes_after_its_lease_stops_its_run(places: list[st
         for table in before:
             if not table.endswith(("arc_carried", " fence")):
                 assert after[table] == before[table], table
-        await ctx.book.ledger.settle(Settle(row.claim_id, "succeeded", runner.queue.clock.wall()))
+        await ctx.journal.ledger.update_run(RunUpdate(row.claim_id, "succeeded", runner.queue.clock.wall()))
         assert (await runner.get_run(run)).worker == "new"
 
 

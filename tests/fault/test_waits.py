@@ -329,7 +329,7 @@ async def test_a_request_to_cancel_between_look_and_park_is_heard(
         mail, asked, told = runner.queue.mail, list[bool](), list[Callable[[], None]]()
 
         async def cancelled_first(key: str, after: int = 0) -> Any:
-            held = runner.heart._held[key]
+            held = runner.heartbeat._leased[key]
             if not asked:
                 told.append(held.cancel)
                 held.cancel = lambda: None

@@ -125,7 +125,7 @@ async def test_every_write_of_a_worker_that_was_taken_over_is_refused(
         run_id = await workers[0].submit("a")
         zombie = asyncio.ensure_future(workers[0].run_once())
         await until(lambda: lives == 1)
-        workers[0].heart.drop(str(run_id))  # it is stopped: nobody tells it that it lost the run
+        workers[0].heartbeat.drop(str(run_id))  # it is stopped: nobody tells it that it lost the run
         clock.advance(61)
         assert await workers[1].run_once()
         assert lives == 2

@@ -8,35 +8,35 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
-from agent_runtime_core._engines.base import Concern, Op
+from agent_runtime_core._engines.base import Op, OperationSet
 from agent_runtime_core._engines.memory import MemoryTx
-from agent_runtime_core._execution.claim_writer import Ledger
-from agent_runtime_core._execution.journal_view import Recorded
-from agent_runtime_core._execution.step_journal import Book
-from agent_runtime_core._execution.step_keys import Uses
+from agent_runtime_core._execution.claim_writer import ClaimWriter
+from agent_runtime_core._execution.journal_view import JournalView
+from agent_runtime_core._execution.step_journal import StepJournal
+from agent_runtime_core._execution.step_keys import StepKeys
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.queue import transitions as rows
 from agent_runtime_core.queue.base import RunQueue
-from agent_runtime_core.queue.memory import MemoryRows
-from agent_runtime_core.queue.records import ClaimRequest, RunRow, Settle
-from agent_runtime_core.queue.sqlite import SQLiteRows
-from agent_runtime_core.queue.transitions import Rows
+from agent_runtime_core.queue.memory import MemoryTransitions
+from agent_runtime_core.queue.records import ClaimRequest, RunRow, RunUpdate
+from agent_runtime_core.queue.sqlite import SQLiteTransitions
+from agent_runtime_core.queue.transitions import RunTransitions
 from agent_runtime_core.runner.worker import Worker
 from agent_runtime_core.steps.graph import Graph
 
 Patch = tuple[Any, str, Any]
 
 
-def weakened(concern: Concern, ablated: frozenset[str]) -> Concern:
+def weakened(concern: OperationSet, ablated: frozenset[str]) -> OperationSet:
     """The concern as an engine of the simulation takes it, without what was taken away."""
-    ops = dict(concern.ops)
+    ops = dict(concern.operations)
     if "replay" in ablated and "journal.append" in ops:
         ops["journal.append"] = _appended(ops["journal.append"])
     if "absorb" in ablated and "events.publish" in ops:
         ops["events.publish"] = _published(ops["events.publish"])
     if "effects" in ablated and "effect.begin" in ops:
         ops["effect.begin"] = ops["effect.put"]
-    return concern if ops == concern.ops else replace(concern, ops=ops)
+    return concern if ops == concern.operations else replace(concern, operations=ops)
 
 
 def _appended(append: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,15 +53,15 @@ def _published(publish: Callable[..., Any]) -> Callable[..., Any]:
 def _match() -> list[Patch]:
     """An imperative step is whatever was recorded at its place."""
 
-    def recorded(self: Book, name: str, key: str) -> Record | None:
+    def recorded(self: StepJournal, name: str, key: str) -> Record | None:
         if key.startswith("s:"):
             return self._ordered[self._next] if self._next < len(self._ordered) else None
-        return self.done.get((name, key))
+        return self.completed.get((name, key))
 
-    def match(self: Book, name: str, record: Record | None) -> None:
+    def match(self: StepJournal, name: str, record: Record | None) -> None:
         self._next += 1
 
-    return [(Recorded, "recorded", recorded), (Book, "match", match)]
+    return [(JournalView, "recorded", recorded), (StepJournal, "match", match)]
 
 
 def _count() -> list[Patch]:
@@ -76,12 +76,12 @@ def _count() -> list[Patch]:
 
 def _cursor() -> list[Patch]:
     """A run parks whatever came between its last look and the commit."""
-    settled: Callable[..., Any] = Rows.settle
+    settled: Callable[..., Any] = RunTransitions.settle
 
-    def settle(self: Rows, run_id: str, how: Settle) -> Any:
+    def settle(self: RunTransitions, run_id: str, how: RunUpdate) -> Any:
         return settled(self, run_id, how._replace(cursor=-1))
 
-    return [(Rows, "settle", settle)]
+    return [(RunTransitions, "settle", settle)]
 
 
 def _rollback() -> list[Patch]:
@@ -91,66 +91,69 @@ def _rollback() -> list[Patch]:
 
 def _resume() -> list[Patch]:
     """Records are written and never looked up."""
-    return [(Recorded, "recorded", lambda self, name, key: None), (Book, "match", lambda self, name, record: None)]
+    return [
+        (JournalView, "recorded", lambda self, name, key: None),
+        (StepJournal, "match", lambda self, name, record: None),
+    ]
 
 
 def _once() -> list[Patch]:
     """A message that comes twice is two messages."""
-    return [(MemoryRows, "mailed", lambda self, run_id, msg_id: None)]
+    return [(MemoryTransitions, "mailed", lambda self, run_id, msg_id: None)]
 
 
 def _liveness() -> list[Patch]:
     """Nobody looks whether the process that holds a run still lives; its lease has to run out."""
-    return [(SQLiteRows, "_free_the_dead", lambda self, now: None)]
+    return [(SQLiteTransitions, "_free_the_dead", lambda self, now: None)]
 
 
 def _expire() -> list[Patch]:
     """A claim takes a run off the queue for good: what is claimed counts as done."""
     none: Callable[..., list[RunRow]] = lambda self, want, limit: []  # noqa: E731
-    return [(MemoryRows, "expired", none), (SQLiteRows, "expired", none)]
+    return [(MemoryTransitions, "expired", none), (SQLiteTransitions, "expired", none)]
 
 
 def _terminal() -> list[Patch]:
     """Whoever ends a run that nobody holds does not look whether it has ended meanwhile."""
 
-    def expect(self: Rows, run_id: str, statuses: Sequence[str]) -> RunRow:
+    def expect(self: RunTransitions, run_id: str, statuses: Sequence[str]) -> RunRow:
         row = self.get(run_id)
         assert row is not None
         return row
 
-    return [(Rows, "_expect", expect)]
+    return [(RunTransitions, "_expect", expect)]
 
 
 def _publish() -> list[Patch]:
     """What a crash between two engines left out of the log is not looked for."""
 
-    async def missing(self: Ledger, records: Sequence[Record]) -> None:
+    async def missing(self: ClaimWriter, records: Sequence[Record]) -> None:
         return None
 
-    return [(Ledger, "_publish_missing", missing)]
+    return [(ClaimWriter, "_publish_missing", missing)]
 
 
 def _submit() -> list[Patch]:
     """An idempotency key is stored and never looked up."""
     none: Callable[..., None] = lambda self, idem_key: None  # noqa: E731
-    return [(MemoryRows, "by_key", none), (SQLiteRows, "by_key", none)]
+    return [(MemoryTransitions, "by_key", none), (SQLiteTransitions, "by_key", none)]
 
 
 def _order() -> list[Patch]:
     """Over several engines the queue's row is written first."""
-    written: Callable[..., Any] = Ledger.write
+    written: Callable[..., Any] = ClaimWriter.write
 
     async def write(
-        self: Ledger, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()
+        self: ClaimWriter, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()
     ) -> list[list[Any]]:
-        if not queue or self._one:
+        if not queue or self._single_engine:
             return cast("list[list[Any]]", await written(self, state, events, queue))
         first: list[list[Any]] = await written(self, (), (), queue)
         # The fence of the queue may have fallen with its row; those of the other engines stand.
         rest: list[list[Any]] = await written(self, state, events)
         return [rest[0], rest[1], first[2]]
 
-    return [(Ledger, "write", write)]
+    return [(ClaimWriter, "write", write)]
 
 
 def _boot() -> list[Patch]:
@@ -187,12 +190,12 @@ def _alone() -> list[Patch]:
 def _inside() -> list[Patch]:
     """What happens inside a step is counted over the whole run."""
 
-    def occurrence(self: Uses, space: str, name: str, mark: str | None = None) -> str:
+    def occurrence(self: StepKeys, space: str, name: str, mark: str | None = None) -> str:
         count = self._counts.get((space, name), 0)
         self._counts[space, name] = count + 1
         return f"{space}:{count}"
 
-    return [(Uses, "occurrence", occurrence)]
+    return [(StepKeys, "occurrence", occurrence)]
 
 
 def _in_the_double() -> list[Patch]:

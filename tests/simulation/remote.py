@@ -16,15 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from agent_runtime_core._core.clock import Clock
-from agent_runtime_core._engines.base import Concern, Engine, Guard, Op
-from agent_runtime_core._engines.commit_request import Request, settle
+from agent_runtime_core._engines.base import Engine, Guard, Op, OperationSet
+from agent_runtime_core._engines.commit_request import CommitRequest, resolve
 from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core._engines.sqlite.engine import _answer
 from agent_runtime_core._journal.memory import CONCERN as JOURNAL
 from agent_runtime_core._journal.memory import append, applied
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import StorageBusy, StorageClosed
-from agent_runtime_core.queue.blocking_claims import StandingClaims
+from agent_runtime_core.queue.blocking_claims import BlockingClaims
 from agent_runtime_core.queue.memory import InMemoryQueue
 from agent_runtime_core.queue.records import ClaimRequest, RunRow
 
@@ -35,7 +35,7 @@ from .wire import TOPICS, Bells, answer_of, repeatable
 if TYPE_CHECKING:
     from .world import World
 
-[QUEUE] = InMemoryQueue.concerns
+[QUEUE] = InMemoryQueue.operation_sets
 LATE = 0.5  # of what had left before its connection broke arrives all the same
 RECONNECT = 0.3  # seconds, at most, until there is another connection
 UNKNOWN = "the connection to the simulated server broke: whether the write landed is unknown"
@@ -51,23 +51,25 @@ class Server(Tables):
         self.letters: dict[str, SimLetters] = {}  # those that are followed, as far as is known here
         super().__init__(*args)
 
-    def add(self, concern: Concern) -> None:
+    def add(self, concern: OperationSet) -> None:
         if concern is JOURNAL:
-            concern = replace(concern, ops={**concern.ops, "journal.append": _in_order})
+            concern = replace(concern, operations={**concern.operations, "journal.append": _in_order})
         if concern is QUEUE:
-            concern = replace(concern, ops={**concern.ops, "queue.claim": self._claim, "queue.sit": self._sit})
+            concern = replace(
+                concern, operations={**concern.operations, "queue.claim": self._claim, "queue.sit": self._sit}
+            )
         super().add(concern)
 
     def _sit(self, tx: MemoryTx, name: str) -> bool:
         return self.standing.pop(name, None) is not None
 
     def _claim(self, tx: MemoryTx, want: ClaimRequest) -> list[RunRow]:
-        rows: list[RunRow] = QUEUE.ops["queue.claim"](tx, want)
-        if not rows and want.standing is not None:
-            self.standing[want.standing] = want.lease_now + want.seconds, want
+        rows: list[RunRow] = QUEUE.operations["queue.claim"](tx, want)
+        if not rows and want.wait_name is not None:
+            self.standing[want.wait_name] = want.lease_now + want.wait_seconds, want
         return rows
 
-    def handed_over(self, batch: list[Request], rung: set[str]) -> set[str]:
+    def handed_over(self, batch: list[CommitRequest], rung: set[str]) -> set[str]:
         now = self.clock.boot()
         for name in [*reversed(self.standing)] if "work" in rung else ():
             until, want = self.standing[name]
@@ -75,8 +77,8 @@ class Server(Tables):
             if until <= now or letters is None:
                 del self.standing[name]
                 continue
-            want = want._replace(lease_until=now + want.lease_until - want.lease_now, lease_now=now, light=True)
-            given = Request(None, [Op("queue.claim", (want._replace(standing=None),))])
+            want = want._replace(lease_until=now + want.lease_until - want.lease_now, lease_now=now, ready_only=True)
+            given = CommitRequest(None, [Op("queue.claim", (want._replace(wait_name=None),))])
             token = HOST.set(letters.engine.host)
             try:
                 given.result = self.apply(None, given.ops)
@@ -90,7 +92,7 @@ class Server(Tables):
                     return rung - {"work"}
         return rung
 
-    def arrive(self, host: str, request: Request) -> None:
+    def arrive(self, host: str, request: CommitRequest) -> None:
         """Carry out a commit with the server's time."""
         request.ops = [self.timed(op) for op in request.ops]
         token = HOST.set(host)
@@ -174,10 +176,10 @@ class SimRemoteQueue(InMemoryQueue):
 
     engine: Any
 
-    def standing(self, given: Callable[[list[RunRow]], None]) -> StandingClaims | None:
+    def blocking_claims(self, given: Callable[[list[RunRow]], None]) -> BlockingClaims | None:
         if not self.engine.world.stands:
             return None
-        return StandingClaims(self, partial(SimLetters, self.engine), lambda rows: cast("list[RunRow]", rows), given)
+        return BlockingClaims(self, partial(SimLetters, self.engine), lambda rows: cast("list[RunRow]", rows), given)
 
 
 class Message:
@@ -260,7 +262,7 @@ class SimRemoteEngine(Bells, Engine):
         self._connection: Connection | None = None
         self.letters: list[SimLetters] = []
 
-    def add(self, concern: Concern) -> None:
+    def add(self, concern: OperationSet) -> None:
         self.server.add(concern)
 
     # -- the connection
@@ -316,7 +318,7 @@ class SimRemoteEngine(Bells, Engine):
     def _seconds(want: ClaimRequest, now: float) -> ClaimRequest:
         return want._replace(lease_until=want.lease_until - now, lease_now=0.0)
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: CommitRequest) -> None:
         world = self.world
         request.ops = [self._relative(op) for op in request.ops]
         message = self._message(request)
@@ -326,12 +328,12 @@ class SimRemoteEngine(Bells, Engine):
         self._send(message)
         if repeatable(request) and world.chance.random() < world.faults.doubled:
             world.trace("doubled", request.ops)
-            again = Request(request.guard, request.ops)
+            again = CommitRequest(request.guard, request.ops)
             self._send(Message(partial(self.server.arrive, self.host, again), _nothing, _nothing))
 
-    def _message(self, request: Request) -> Message:
+    def _message(self, request: CommitRequest) -> Message:
         # What arrives late has an answer of its own: its sender has got one already.
-        there = Request(request.guard, request.ops)
+        there = CommitRequest(request.guard, request.ops)
         return Message(
             partial(self.server.arrive, self.host, there),
             lambda: _tell(request, there.result, there.error),
@@ -356,22 +358,22 @@ class SimRemoteEngine(Bells, Engine):
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         self._usable()
-        return await outcome(Request(guard, ops), self._submit)
+        return await outcome(CommitRequest(guard, ops), self._submit)
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         """For the beat, which has a thread and a connection of its own."""
         world, faults = self.world, self.world.faults
         if self._closed or world.loop.now < self._up_at or world.chance.random() < faults.lost + faults.cut:
             raise StorageBusy("the simulated server was not reached")
-        request = Request(guard, [self._relative(op) for op in ops])
+        request = CommitRequest(guard, [self._relative(op) for op in ops])
         self.server.arrive(self.host, request)
         if world.chance.random() < faults.unanswered + faults.cut:
             raise StorageBusy(UNKNOWN)
         return answer_of(request)
 
-    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         self._usable()
-        self._submit(Request(guard, ops))
+        self._submit(CommitRequest(guard, ops))
 
     # -- the rest
 
@@ -408,9 +410,9 @@ class SimRemoteEngine(Bells, Engine):
             each.close()
 
 
-def _tell(request: Request, result: list[Any] | None, error: BaseException | None) -> None:
+def _tell(request: CommitRequest, result: list[Any] | None, error: BaseException | None) -> None:
     request.result, request.error = result, error
-    settle([request])
+    resolve([request])
 
 
 def _nothing() -> None:

@@ -138,8 +138,8 @@ class Script(AgentRuntime):
         if not self.world.calm and self.chance.random() < self.scenario.failing:
             raise Injected(name)
         ctx = CTX.get()
-        assert ctx._frame is not None
-        self.world.watch.pay(str(ctx.run_id), name, ctx._frame.key)
+        assert ctx._scope is not None
+        self.world.watch.pay(str(ctx.run_id), name, ctx._scope.key)
         await asyncio.sleep(self.chance.random() * self.scenario.longest)
         return f"{name}!"
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime_core._core.clock import Clock
-from agent_runtime_core._engines.base import Concern, Guard, Op
-from agent_runtime_core._engines.commit_request import Request
+from agent_runtime_core._engines.base import Guard, Op, OperationSet
+from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine, _answer
 from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .world import World
 
 
-async def outcome(request: Request, send: Callable[[Request], None]) -> list[Any]:
+async def outcome(request: CommitRequest, send: Callable[[CommitRequest], None]) -> list[Any]:
     """Send a commit and wait for its answer; a cancellation is raised once that is known."""
     request.loop = loop = asyncio.get_running_loop()
     request.future = loop.create_future()
@@ -70,10 +70,10 @@ class Tables(MemoryEngine):
         if self._dead:
             raise StorageClosed(f"the host of {self.name} is dead")
 
-    def add(self, concern: Concern) -> None:
+    def add(self, concern: OperationSet) -> None:
         super().add(weakened(concern, self.world.ablated))
 
-    def land(self, batch: list[Request]) -> None:
+    def land(self, batch: list[CommitRequest]) -> None:
         for request in batch:
             self._replayed = False
             try:
@@ -87,7 +87,7 @@ class Tables(MemoryEngine):
         rung, self._rung = self._rung, set()
         self.world.ring(self, self.handed_over(batch, rung))
 
-    def handed_over(self, batch: list[Request], rung: set[str]) -> set[str]:
+    def handed_over(self, batch: list[CommitRequest], rung: set[str]) -> set[str]:
         """What is still to be rung for, where claims that stood have taken what came."""
         return rung
 
@@ -95,7 +95,7 @@ class Tables(MemoryEngine):
         self._replayed = True
         return super()._replay(tx, guard, ops)
 
-    def ring(self, topic: str) -> None:
+    def notify(self, topic: str) -> None:
         self._rung.add(topic)
 
 
@@ -107,13 +107,13 @@ class SimMemoryEngine(Bells, Tables):
         super().__init__(clock, world, place)
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        return await outcome(Request(guard, ops), self.wire.send)
+        return await outcome(CommitRequest(guard, ops), self.wire.send)
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        return self.wire.at_once(Request(guard, ops))
+        return self.wire.at_once(CommitRequest(guard, ops))
 
-    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        self.wire.send(Request(guard, ops))
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        self.wire.send(CommitRequest(guard, ops))
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         await asyncio.sleep(self.world.delay())
@@ -123,7 +123,7 @@ class SimMemoryEngine(Bells, Tables):
         return self.start_beat(fn, interval)
 
 
-def _nothing(concern: Concern) -> None:
+def _nothing(concern: OperationSet) -> None:
     """The file has its tables."""
 
 
@@ -135,10 +135,10 @@ class SimWriter(Writer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.landed: dict[Request, bool] = {}
+        self.landed: dict[CommitRequest, bool] = {}
         self._replayed = False
 
-    def apply(self, tx: SQLiteTx, request: Request) -> bool:
+    def apply(self, tx: SQLiteTx, request: CommitRequest) -> bool:
         self._replayed = False
         guard = request.guard
         if not self.world.guards(self.place):
@@ -152,11 +152,11 @@ class SimWriter(Writer):
         self._replayed = True
         return super().replay(tx, guard, ops)
 
-    def now(self, batch: list[Request]) -> bool:
+    def commit_on_loop(self, batch: list[CommitRequest]) -> bool:
         """Never: all goes over the wire."""
         return False
 
-    def deliver(self, batch: list[Request]) -> None:
+    def deliver(self, batch: list[CommitRequest]) -> None:
         """The wire brings the answers."""
 
 
@@ -172,7 +172,7 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
             self.holder = ""
         self.add(CRASHES)
 
-    def add(self, concern: Concern) -> None:
+    def add(self, concern: OperationSet) -> None:
         super().add(weakened(concern, self.world.ablated))
 
     def _make_writer(self, flushes: bool) -> Writer:
@@ -183,14 +183,14 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
             self.file.migrate = _nothing  # type: ignore[method-assign]
         return writer
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: CommitRequest) -> None:
         self.wire.send(request)
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        self._usable()
-        return self.wire.at_once(Request(guard, ops))
+        self._ensure_open()
+        return self.wire.at_once(CommitRequest(guard, ops))
 
-    def land(self, batch: list[Request]) -> None:
+    def land(self, batch: list[CommitRequest]) -> None:
         self.writer.landed.clear()
         self.writer.write(batch)
         for request, replayed in self.writer.landed.items():
@@ -224,14 +224,14 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
 
     async def close(self) -> None:
         """Without a thread, which would come between at a moment of its own."""
-        if self._let_go():
-            await asyncio.get_running_loop().run_in_executor(None, self._shut)
+        if self._release():
+            await asyncio.get_running_loop().run_in_executor(None, self._close_now)
 
-    def _shut(self) -> None:
+    def _close_now(self) -> None:
         self.wire.end()
         if self._reader is not None:
             self._reader.close()
-        super()._shut()
+        super()._close_now()
 
     def die(self) -> None:
         """What the kernel does: an open transaction is rolled back, locks are freed, files stay."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.base import Concern, Op
+from agent_runtime_core._engines.base import Op, OperationSet
 from agent_runtime_core._journal.memory import CONCERN as JOURNAL
 from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.errors import LeaseLost, StorageBusy
@@ -87,7 +87,7 @@ def _words(tx: Any) -> list[str]:
     return [*tx.tables["words"].values()]
 
 
-WORDS = Concern("words", {"word": _noted}, tables=("words",))
+WORDS = OperationSet("words", {"word": _noted}, tables=("words",))
 
 
 def _in_a_world(body: Any, **faults: float) -> None:
@@ -113,7 +113,7 @@ def _in_a_world(body: Any, **faults: float) -> None:
 def test_messages_of_a_connection_arrive_in_order() -> None:
     async def body(world: World, one: SimRemoteEngine, other: SimRemoteEngine) -> None:
         for i in range(20):
-            one.post(None, [Op("word", (str(i),))])
+            one.commit_nowait(None, [Op("word", (str(i),))])
         assert await one.commit(None, [Op("word", ("last",))]) == [21]
         assert await other.read(_words) == [*map(str, range(20)), "last"]
 
@@ -192,7 +192,7 @@ def test_leases_are_kept_in_the_time_of_the_server() -> None:
 def test_a_request_of_a_host_that_died_may_land() -> None:
     async def body(world: World, one: SimRemoteEngine, other: SimRemoteEngine) -> None:
         def send() -> None:
-            one.post(None, [Op("word", ("a last word",))])
+            one.commit_nowait(None, [Op("word", ("a last word",))])
 
         world.hosts["client0"].context.run(send)
         world.kill("client0.0")

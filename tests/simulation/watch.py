@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_runtime_core._core.ids import step_id
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
-from agent_runtime_core._engines.commit_request import Request
+from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._journal.record import DONE, Record, is_copied
-from agent_runtime_core.queue.records import LIVE, Mail, RunRow, Settle
-from agent_runtime_core.runner.worker import APART
+from agent_runtime_core.queue.records import LIVE, MailboxMessage, RunRow, RunUpdate
+from agent_runtime_core.runner.worker import ISOLATION_TIMEOUT
 
 from .loop import HOST
 
@@ -58,7 +58,7 @@ class Watch:
         self.drained = 0.0  # seconds for which workers may claim nothing, so that a suspect has its turn
         self.cancelled: dict[str, float] = {}
         self.claimed_at: dict[str, float] = {}
-        self.mail: dict[str, list[Mail]] = defaultdict(list)
+        self.mail: dict[str, list[MailboxMessage]] = defaultdict(list)
         self.paid: dict[tuple[str, str], list[str]] = defaultdict(list)  # the runs that did, by name and key
         self.again = 0  # payments that a check said may be made again
         self.permits = 0  # those that a fork may make though another run did
@@ -84,7 +84,7 @@ class Watch:
 
     # -- commits
 
-    def landed(self, request: Request, replayed: bool, place: str) -> None:
+    def landed(self, request: CommitRequest, replayed: bool, place: str) -> None:
         guard, ops, results = request.guard, request.ops, request.result
         assert results is not None
         self.world.trace("replayed" if replayed else "landed", ops)
@@ -163,7 +163,7 @@ class Watch:
             self._idle(row)
             self._stolen(row)
         if row.stalls == POISON - 1:
-            self.drained = APART
+            self.drained = ISOLATION_TIMEOUT
         self.claims[run] += 1
         self.claimed_at[row.claim_id] = self.world.loop.now
         self.free_at[run] = self.world.loop.now + self.world.lease
@@ -196,7 +196,7 @@ class Watch:
         if early > SLACK and host not in world.woke:  # what a stopped host had asked for may have come late
             self.wrong(f"run {row.run_id} is taken from {host}, which lives, {early:.3f} s before its lease is over")
 
-    def _settle(self, run: str, how: Settle, row: RunRow) -> None:
+    def _settle(self, run: str, how: RunUpdate, row: RunRow) -> None:
         if how.failures > self.rows[run].failures:
             self.stalls[run] = self.noted[run] = 0
         self.rows[run] = row
@@ -217,7 +217,7 @@ class Watch:
         if status not in LIVE:
             self.world.ended()
 
-    def _post(self, run: str, mail: Mail, result: tuple[str, int]) -> None:
+    def _post(self, run: str, mail: MailboxMessage, result: tuple[str, int]) -> None:
         if result[1] and all(m.seq != result[1] for m in self.mail[run]):
             self.mail[run].append(mail._replace(seq=result[1]))
             if mail.kind == "cancel":

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime_core._core.clock import Clock
-from agent_runtime_core._engines.base import Concern, Op
-from agent_runtime_core._engines.commit_request import Request, settle
+from agent_runtime_core._engines.base import Op, OperationSet
+from agent_runtime_core._engines.commit_request import CommitRequest, resolve
 from agent_runtime_core.errors import StorageBusy
 
 from .loop import HOST, SimLoop
@@ -32,7 +32,7 @@ def crash(tx: Any) -> None:
     raise Killed
 
 
-CRASHES = Concern("sim", {CRASH: crash})
+CRASHES = OperationSet("sim", {CRASH: crash})
 
 
 class SimClock(Clock):
@@ -72,18 +72,18 @@ class Faults:
 class Wire:
     """The way of one host's commits to the store and back, in order."""
 
-    def __init__(self, world: World, land: Callable[[list[Request]], None]) -> None:
+    def __init__(self, world: World, land: Callable[[list[CommitRequest]], None]) -> None:
         self.world, self._land = world, land
         self._host = HOST.get()
-        self._inbox: list[Request] = []
+        self._inbox: list[CommitRequest] = []
         self._replied = 0.0
 
-    def send(self, request: Request) -> None:
+    def send(self, request: CommitRequest) -> None:
         self._inbox.append(request)
         if len(self._inbox) == 1:
             self.world.loop.call_later(self.world.delay(), self._turn)
 
-    def at_once(self, request: Request) -> list[Any]:
+    def at_once(self, request: CommitRequest) -> list[Any]:
         """For the beat, which has a thread of its own."""
         self._carry([request])
         return answer_of(request)
@@ -92,7 +92,7 @@ class Wire:
         """The host lets go of the store in good order: what it has sent gets there before."""
         batch, self._inbox = self._inbox, []
         self._land(batch)
-        settle([request for request in batch if request.future is not None])
+        resolve([request for request in batch if request.future is not None])
 
     def _turn(self) -> None:
         batch, self._inbox = self._inbox, []
@@ -107,12 +107,12 @@ class Wire:
         self._replied = max(loop.now + self.world.delay(), self._replied + 1e-6)
         waiting = [request for request in batch if request.future is not None]
         if waiting:
-            loop.call_at(self._replied, settle, waiting)
+            loop.call_at(self._replied, resolve, waiting)
 
-    def _carry(self, batch: list[Request]) -> None:
+    def _carry(self, batch: list[CommitRequest]) -> None:
         world, chance, faults = self.world, self.world.chance.random, self.world.faults
-        going: list[Request] = []
-        mute: list[Request] = []
+        going: list[CommitRequest] = []
+        mute: list[CommitRequest] = []
         for request in batch:
             waits = request.future is not None or request.done is not None
             dice = chance()
@@ -127,7 +127,7 @@ class Wire:
                 mute.append(request)
             elif dice > 1 - faults.doubled and repeatable(request):
                 world.trace("doubled", request.ops)
-                going.append(Request(request.guard, request.ops))
+                going.append(CommitRequest(request.guard, request.ops))
         if chance() < faults.crash and going and not world.unbreakable(self._host):
             crash_amid(world, going, self._land)
         else:
@@ -139,7 +139,7 @@ class Wire:
                 world.unanswered(request.ops)
 
 
-def crash_amid(world: World, going: list[Request], land: Callable[[list[Request]], None]) -> None:
+def crash_amid(world: World, going: list[CommitRequest], land: Callable[[list[CommitRequest]], None]) -> None:
     """Land nothing, a part that is taken back, or all of it, and die."""
     chance, where = world.chance, world.chance.randrange(3)
     world.trace("crash", ("before", "amid", "after")[where])
@@ -155,14 +155,14 @@ def crash_amid(world: World, going: list[Request], land: Callable[[list[Request]
     raise Killed
 
 
-def answer_of(request: Request) -> list[Any]:
+def answer_of(request: CommitRequest) -> list[Any]:
     if request.error is not None:
         raise request.error
     assert request.result is not None
     return request.result
 
 
-def repeatable(request: Request) -> bool:
+def repeatable(request: CommitRequest) -> bool:
     if request.guard is not None:
         return all(op.name != "journal.transact" for op in request.ops)
     return all(op.name in REPEATABLE for op in request.ops)

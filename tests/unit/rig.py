@@ -86,7 +86,7 @@ class Rig:
         else:
             file = SQLiteEngine.open(self.path, clock=self.clock)
             if self.linger is not None:
-                file.linger = self.linger
+                file.buffer_delay = self.linger
             places = (
                 SQLiteQueue(engine=file, max_retries=settings.max_retries),
                 SQLiteEventBus(engine=file),
@@ -160,7 +160,7 @@ def no_thread(name: str = "") -> Iterator[None]:
         start(thread)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refused)
+        patch.setattr(threading.Thread, "start_claimed", refused)
         yield
 
 

@@ -213,7 +213,7 @@ async def test_a_streamed_answer_is_the_same_as_one_at_once(content: list[dict[s
 async def test_thoughts_show_that_the_answer_is_still_coming() -> None:
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(Transport(told([THOUGHT, text("so")])))) as http:
         wire = AnthropicWire(api_key=KEY, http_client=http)
-        pieces = [piece async for piece in wire.pour(Request(HELLO, "claude-sonnet-5-5"))]
+        pieces = [piece async for piece in wire.stream(Request(HELLO, "claude-sonnet-5-5"))]
     first = next(place for place, piece in enumerate(pieces) if piece.text)
     assert first > len(fives(THOUGHT["thinking"]))
     assert [piece.answer is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]

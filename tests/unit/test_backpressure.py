@@ -16,7 +16,7 @@ from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.runner.backpressure import Flow
+from agent_runtime_core.runner.backpressure import Backpressure
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools import ToolRegistry
 from tests.unit.rig import Rig, Script, soon, until
@@ -49,13 +49,13 @@ async def _attached(rig: Rig) -> tuple[AsyncGenerator[str, None], asyncio.Task[s
     """A reader that the run, which is there and not begun, will wait for; and the first that it gets."""
     reading = _deltas(rig.runner, backpressure=True)
     first = asyncio.create_task(anext(reading))
-    await soon(lambda: bool(rig.runner._flow._pipes))
+    await soon(lambda: bool(rig.runner._flow._buffers))
     return reading, first
 
 
 def _waits(rig: Rig) -> bool:
     """Whether the run waits for its reader now."""
-    return any(pipe._waiters for pipe in rig.runner._flow._pipes.values())
+    return any(pipe._waiters for pipe in rig.runner._flow._buffers.values())
 
 
 async def test_a_run_waits_for_an_output_that_is_behind(place: Path | None) -> None:
@@ -80,7 +80,7 @@ async def test_a_run_of_a_worker_beside_it_waits_for_it_too() -> None:
     async with Rig() as rig:
         pouring, registry = Pouring(100), Registry()
         registry.register(Script(pouring, "theirs"))
-        beside = rig.runner.beside(registry)
+        beside = rig.runner.worker_for(registry)
         await rig.runner.submit("theirs", run_id="r")
         reading, first = await _attached(rig)
         running = asyncio.ensure_future(beside.run_once())
@@ -223,12 +223,12 @@ async def test_a_model_is_paused_for_a_slow_reader(place: Path | None) -> None:
 
 
 async def test_what_an_output_has_taken_is_that_event_and_all_before_it() -> None:
-    flow = Flow(15)
+    flow = Backpressure(15)
     with flow.attached("r", 0) as output:
-        assert flow.told("r", 0, 10) is None
-        waiting = flow.told("r", 1, 10)
+        assert flow.published("r", 0, 10) is None
+        waiting = flow.published("r", 1, 10)
         assert waiting is not None
-        output.taken(0)
+        output.read_up_to(0)
         await asyncio.sleep(0)
         assert waiting.done()
-        assert flow.told("r", 2, 10) is not None, "the second one is not taken yet"
+        assert flow.published("r", 2, 10) is not None, "the second one is not taken yet"

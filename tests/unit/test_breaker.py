@@ -22,7 +22,7 @@ from agent_runtime_core.errors import (
     RequestRefused,
     StreamCut,
 )
-from agent_runtime_core.llm._circuit_breaker import RECHECK, Breakers, Key, Permit
+from agent_runtime_core.llm._circuit_breaker import RECHECK, Breakers, CircuitPermit, Key
 from agent_runtime_core.testing.clock import VirtualClock
 
 KEY: Key = ("openai", "https://api.example/v1", "gpt-4o")
@@ -199,8 +199,8 @@ def test_an_outage_costs_one_probe_a_window(seed: int) -> None:
     chance, clock = random.Random(seed), VirtualClock()
     breakers = Breakers(clock)
     up_again = 60 + chance.uniform(300, 3600)
-    under_way: list[tuple[float, Permit]] = []
-    probes: list[Permit] = []
+    under_way: list[tuple[float, CircuitPermit]] = []
+    probes: list[CircuitPermit] = []
     failed_at: list[float] = []
     while clock.boot() < 7200:
         clock.advance(chance.uniform(0, 3))
@@ -237,7 +237,7 @@ def test_threads_share_one_probe() -> None:
     breakers = Breakers(clock)
     _fail(breakers, 5)
     clock.advance(30)
-    through: list[Permit] = []
+    through: list[CircuitPermit] = []
     gate = threading.Barrier(8)
 
     def call() -> None:

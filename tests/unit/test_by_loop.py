@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agent_runtime_core.llm._client_per_loop import ByLoop
+from agent_runtime_core.llm._client_per_loop import PerLoopClients
 
 
 class Sdk:
@@ -29,7 +29,7 @@ class Sdk:
 class Made:
     def __init__(self) -> None:
         self.all: list[Sdk] = []
-        self.clients = ByLoop(self._make)
+        self.clients = PerLoopClients(self._make)
 
     def _make(self) -> Sdk:
         self.all.append(Sdk())
@@ -122,7 +122,7 @@ async def test_clients_that_nobody_holds_any_more_are_closed_in_their_loop() -> 
 
 
 async def test_a_shared_one_is_never_closed() -> None:
-    clients = ByLoop(Sdk, shared=True)
+    clients = PerLoopClients(Sdk, shared=True)
     assert await clients.here() is clients.first
     await clients.close()
     assert clients.first.closed == []

@@ -13,7 +13,7 @@ from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
-from agent_runtime_core.runner.claim import NOTICE
+from agent_runtime_core.runner.claim import NOTICE_SECONDS
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
@@ -56,7 +56,7 @@ async def test_code_that_looks_ends_by_itself(place: Path | None) -> None:
     async def body(ctx: Any) -> None:
         begun.set()
         while not ctx.is_cancelled():  # noqa: ASYNC110 - that is what is tested
-            await asyncio.sleep(NOTICE / 10)
+            await asyncio.sleep(NOTICE_SECONDS / 10)
         seen.append(ctx.cancelled())
 
     begun = asyncio.Event()
@@ -97,13 +97,13 @@ async def test_a_block_that_looks_and_ends_was_cancelled(tmp_path: Path) -> None
         async with open_run(path, "r") as ctx, AgentRunner.open(path, registry=Registry()) as other:
             assert await other.cancel("r")
             while not ctx.cancelled():  # noqa: ASYNC110 - that is what is tested
-                await asyncio.sleep(NOTICE / 10)
+                await asyncio.sleep(NOTICE_SECONDS / 10)
 
     with pytest.raises(RunFailed, match="was cancelled"):
         await block()
     async with AgentRunner.open(path, registry=Registry()) as runner:
         assert (await runner.get_run("r")).status is RunStatus.CANCELLED
-    await asyncio.sleep(NOTICE * 1.5)  # the task of the block is not cancelled later
+    await asyncio.sleep(NOTICE_SECONDS * 1.5)  # the task of the block is not cancelled later
 
 
 async def test_who_cancels_the_task_of_a_block_is_heard_though_its_run_is_being_cancelled(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_who_cancels_the_task_of_a_block_is_heard_though_its_run_is_being_
         async with open_run(path, "r") as ctx, AgentRunner.open(path, registry=Registry()) as other:
             assert await other.cancel("r")
             while not ctx.cancelled():  # noqa: ASYNC110 - that is what is tested
-                await asyncio.sleep(NOTICE / 10)
+                await asyncio.sleep(NOTICE_SECONDS / 10)
             asked.set()
             await asyncio.Event().wait()
 

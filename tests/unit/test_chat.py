@@ -32,14 +32,14 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import LLMResponse, LLMStreamChunk, ToolCallDict
 from agent_runtime_core.llm._circuit_breaker import SHARED, Breakers
 from agent_runtime_core.llm._client import RETRY_BUDGET, ChatClient, Retries, RetryBudget, forbid_remote
-from agent_runtime_core.llm._provider import Answer, Piece, Request, Timeouts, Wire
+from agent_runtime_core.llm._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from agent_runtime_core.testing.clock import VirtualClock
 
 ASK = [{"role": "user", "content": "hello"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100, "cached_tokens": 400}
-ANSWER = Answer({"role": "assistant", "content": "hello there"}, USAGE, "gpt-4o-2024-08-06", "stop", raw="raw")
-CALLING = Answer({"role": "assistant", "content": None, "tool_calls": [CALL]}, USAGE, "gpt-4o", "tool_calls")
+ANSWER = Completion({"role": "assistant", "content": "hello there"}, USAGE, "gpt-4o-2024-08-06", "stop", raw="raw")
+CALLING = Completion({"role": "assistant", "content": None, "tool_calls": [CALL]}, USAGE, "gpt-4o", "tool_calls")
 FAST = Timeouts(first_byte=0.02, between_chunks=0.02, total=300.0)
 
 
@@ -78,7 +78,7 @@ Turn: TypeAlias = Any
 
 
 @dataclass
-class ScriptedWire(Wire):
+class ScriptedWire(ProviderAdapter):
     """Answers with one turn of its script after the other; the last one repeats."""
 
     script: Sequence[Turn]
@@ -101,23 +101,23 @@ class ScriptedWire(Wire):
             raise step
         return step
 
-    async def ask(self, request: Request) -> Answer:
+    async def request(self, request: Request) -> Completion:
         turn = self._turn(request)
         for step in turn if isinstance(turn, list) else [turn]:
             answer = await self._play(step)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Completion)
         return answer
 
-    async def pour(self, request: Request) -> AsyncIterator[Piece]:
+    async def stream(self, request: Request) -> AsyncIterator[Chunk]:
         turn = self._turn(request)
         self.opened += 1
         try:
             for step in turn if isinstance(turn, list) else [turn]:
                 told = await self._play(step)
-                if isinstance(told, Answer):
-                    yield Piece(answer=told)
+                if isinstance(told, Completion):
+                    yield Chunk(answer=told)
                 else:
-                    yield told if isinstance(told, Piece) else Piece(told)
+                    yield told if isinstance(told, Chunk) else Chunk(told)
         finally:
             await asyncio.sleep(0)  # closing takes the loop
             self.closed += 1
@@ -217,7 +217,7 @@ FAULTS = [
     Fault("a stream ends after its first text, drained", "drain", [["hel"], TEXT], "answer", 2),
     Fault("a connection lost after the first text", "pour", [["hel", GONE]], ProviderUnavailable, 1),
     Fault("a connection lost after the first text, drained", "drain", [["hel", GONE], TEXT], "answer", 2),
-    Fault("a stream cut before its first text", "pour", [[Piece(), _status(None)], TEXT], "answer", 2),
+    Fault("a stream cut before its first text", "pour", [[Chunk(), _status(None)], TEXT], "answer", 2),
     Fault("401", "ask", [_status(401)], AuthenticationFailed, 1),
     Fault("403 in a stream", "pour", [_status(403)], AuthenticationFailed, 1),
     Fault("404", "ask", [_status(404)], ModelNotFound, 1),
@@ -303,7 +303,7 @@ async def test_the_price_is_that_of_the_model_asked_for_or_else_of_the_one_that_
 
 
 async def test_a_stream_gives_text_and_then_the_whole_answer() -> None:
-    client, wire, _ = _client(["hel", Piece(), "lo", CALLING])
+    client, wire, _ = _client(["hel", Chunk(), "lo", CALLING])
     first, second, last = await _chunks(client)
     assert [first, second] == [LLMStreamChunk("hel"), LLMStreamChunk("lo")]
     assert (last.delta, last.finish_reason, last.usage) == ("", "tool_calls", USAGE)
@@ -328,7 +328,7 @@ async def test_streaming_takes_the_same_options() -> None:
 
 @pytest.mark.parametrize("cut", range(6))
 async def test_no_tool_call_comes_out_of_a_stream_that_is_cut(cut: int) -> None:
-    turn = ["a", "b", Piece(), "c", Piece(), CALLING]
+    turn = ["a", "b", Chunk(), "c", Chunk(), CALLING]
     client, wire, _ = _client([*turn[:cut], GONE], retries=Retries(tries=2))
     given: list[LLMStreamChunk] = []
     with pytest.raises(ProviderUnavailable):
@@ -508,7 +508,7 @@ async def test_a_timeout_says_which_one_it_was(turn: Turn, timeouts: Timeouts, h
 
 async def test_the_time_for_a_first_byte_is_no_limit_for_an_answer_in_one_piece() -> None:
     class Slow(ScriptedWire):
-        async def ask(self, request: Request) -> Answer:
+        async def ask(self, request: Request) -> Completion:
             await asyncio.sleep(0.05)
             return ANSWER
 
@@ -524,16 +524,16 @@ async def test_signs_of_life_without_text_keep_a_stream_alive_and_allow_a_retry(
     monkeypatch.setattr(loop, "time", lambda: now[0])
 
     class Dripping(ScriptedWire):
-        async def pour(self, request: Request) -> AsyncIterator[Piece]:
+        async def pour(self, request: Request) -> AsyncIterator[Chunk]:
             self.asked.append(request)
             for _ in range(8):
                 now[0] += 0.06
                 for _ in range(3):  # whatever is due comes to its turn
                     await asyncio.sleep(0)
-                yield Piece()
+                yield Chunk()
             if len(self.asked) == 1:
                 raise GONE
-            yield Piece(answer=CALLING)
+            yield Chunk(answer=CALLING)
 
     wire = Dripping([])
     patient = Timeouts(first_byte=0.1, between_chunks=0.1)
@@ -544,7 +544,7 @@ async def test_signs_of_life_without_text_keep_a_stream_alive_and_allow_a_retry(
 
 async def test_an_sdk_that_turns_a_cancellation_into_its_own_error_is_a_timeout_all_the_same() -> None:
     class Stubborn(ScriptedWire):
-        async def ask(self, request: Request) -> Answer:
+        async def ask(self, request: Request) -> Completion:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -593,9 +593,9 @@ async def test_a_cancelled_call_lets_go_and_is_cancelled(how: str) -> None:
 
 async def test_a_connection_that_does_not_close_well_spoils_no_answer() -> None:
     class Sticky(ScriptedWire):
-        async def pour(self, request: Request) -> AsyncIterator[Piece]:
+        async def pour(self, request: Request) -> AsyncIterator[Chunk]:
             try:
-                yield Piece(answer=ANSWER)
+                yield Chunk(answer=ANSWER)
             finally:
                 raise GONE
 

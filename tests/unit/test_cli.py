@@ -27,7 +27,7 @@ from agent_runtime_core.cli.output import LogFormatter
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import UnknownRun
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
-from agent_runtime_core.queue.records import Settle
+from agent_runtime_core.queue.records import RunUpdate
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 
@@ -149,7 +149,7 @@ def url(tmp_path: Path) -> str:
         for name in ("poison", "toxic"):
             await runner.submit("poison", {}, run_id=name)
             claimed = await runner.queue.claim("w", 60, agent_keys=["poison"])
-            how = Settle(claimed.claim_id, "dead", runner.queue.clock.wall(), crashes=3, reason="Poisoned",
+            how = RunUpdate(claimed.claim_id, "dead", runner.queue.clock.wall(), crashes=3, reason="Poisoned",
                          error='{"type":"Poisoned","message":"3 crashes in a row"}')  # fmt: skip
             await runner.queue.settle(str(claimed.run_id), how)
         await runner.submit("nobody", {}, run_id="queued")

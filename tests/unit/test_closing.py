@@ -42,7 +42,7 @@ async def test_whoever_waits_or_executes_is_told_and_the_run_goes_on_later_at_no
         await until(inside)
         behind = asyncio.ensure_future(closing.execute("script", run_id="r"))
         waiting = asyncio.ensure_future(closing.wait("r"))
-        await soon(lambda: bool(closing._watch._in))
+        await soon(lambda: bool(closing.watcher._by_loop))
         await closing.close()  # it only waits, and is given no grace
         await told(executing, behind, waiting)
         info = await there.get_run("r")
@@ -168,9 +168,9 @@ async def test_what_is_executed_on_another_loop_is_stopped_there(place: Path | N
 async def test_a_runner_beside_another_one_tells_its_own_who_wait(place: Path | None) -> None:
     async with Rig(place, Clock(), grace_seconds=0) as rig:
         await rig.runner.submit("script", run_id="r")
-        beside = rig.runner.beside(rig.registry)
+        beside = rig.runner.worker_for(rig.registry)
         there, here = (asyncio.ensure_future(each.wait("r")) for each in (rig.runner, beside))
-        await soon(lambda: bool(beside._watch._in) and bool(rig.runner._watch._in))
+        await soon(lambda: bool(beside.watcher._by_loop) and bool(rig.runner.watcher._by_loop))
         await beside.close()
         await told(here)
         await rig.runner.cancel("r")

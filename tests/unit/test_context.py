@@ -26,7 +26,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import ErrorInfo, LLMResponse, RunContext, RunResult
 from agent_runtime_core.persistence import Conversation, PersistenceManager, Task, TaskState
 from agent_runtime_core.portal import from_thread
-from agent_runtime_core.steps import Happened, Step, StepExecutor
+from agent_runtime_core.steps import AlreadyDone, Step, StepExecutor
 from agent_runtime_core.steps.model import ReadOnlyState
 from agent_runtime_core.testing import VirtualClock
 from tests.unit.rig import Rig, soon, twice, twice_values
@@ -240,7 +240,7 @@ async def test_a_step_in_doubt_follows_its_policy(place: Path | None) -> None:
 
     answers: list[Any] = []
     async with Rig(place) as rig:
-        for policy in ("retry", "fail", lambda: Happened("known")):
+        for policy in ("retry", "fail", lambda: AlreadyDone("known")):
             run_id = f"r{len(answers)}"
             inside = asyncio.Event()
             await rig.cut(lambda ctx, inside=inside: ctx.step("a", hangs, inside), inside, run_id)  # type: ignore[misc]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._execution.recorded_calls import KeyedSteps
+from agent_runtime_core._execution.recorded_calls import RecordedCalls
 from agent_runtime_core.errors import (
     JournalMismatch,
     StepExecutionError,
@@ -270,7 +270,7 @@ async def test_a_step_that_failed_is_tried_afresh_whatever_comes_beside_it(place
             case "call":
                 return await ctx.call(Script(body_of_child, "child"), {})
             case _:
-                return await KeyedSteps(ctx).perform("model", "turn", lambda attempt: one())
+                return await RecordedCalls(ctx).run("model", "turn", lambda attempt: one())
 
     async def body_of_child(ctx: Any) -> Any:
         return 1
@@ -287,7 +287,9 @@ async def test_a_step_that_failed_is_tried_afresh_whatever_comes_beside_it(place
         async def follows() -> Any:
             await failed.wait()
             return (
-                KeyedSteps(ctx).recorded("model", "turn") if len(tries) > 1 and beside == "model" else await other(ctx)
+                RecordedCalls(ctx).recorded("model", "turn")
+                if len(tries) > 1 and beside == "model"
+                else await other(ctx)
             )
 
         value, _ = await asyncio.gather(fails(), follows())

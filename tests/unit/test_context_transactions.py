@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._execution.claim_writer import BUSY_TRIES
+from agent_runtime_core._execution.claim_writer import BUSY_ATTEMPTS
 from agent_runtime_core.errors import (
     InvalidArgument,
     NotSupported,
@@ -605,7 +605,7 @@ async def test_a_transaction_whose_event_was_not_published_is_done_once_and_told
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     done: list[str] = []
-    errors = [error] * (1 + BUSY_TRIES if isinstance(error, StorageBusy) else 1)
+    errors = [error] * (1 + BUSY_ATTEMPTS if isinstance(error, StorageBusy) else 1)
 
     async def body(ctx: Any) -> Any:
         async def outer() -> Any:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from agent_runtime_core._core.codec.json import encode
-from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._execution.claim_writer import ClaimWriter
 from agent_runtime_core._journal.record import DONE, RETRYING, Record
 from agent_runtime_core.errors import (
     StepExecutionError,
@@ -36,7 +36,7 @@ from tests.unit.scripted import Scripted, asks, call
 def unheard(engine: Any, monkeypatch: pytest.MonkeyPatch, which: Callable[[Record], bool], *landed: bool) -> None:
     """Have the commit of such a record not answered until that is told: once for each of `landed`, which says whether
     it is there all the same."""
-    left, commit, append = list(landed), engine.commit, Ledger.append
+    left, commit, append = list(landed), engine.commit, ClaimWriter.append
 
     async def lost(guard: Any, ops: Any) -> Any:
         if left and any(op.name == "journal.append" and which(op.args[1]) for op in ops):
@@ -45,7 +45,7 @@ def unheard(engine: Any, monkeypatch: pytest.MonkeyPatch, which: Callable[[Recor
             raise StorageBusy("did not answer")
         return await commit(guard, ops)
 
-    async def told(self: Ledger, *records: Record, **more: Any) -> Any:
+    async def told(self: ClaimWriter, *records: Record, **more: Any) -> Any:
         try:
             return await append(self, *records, **more)
         except StorageBusy:
@@ -53,7 +53,7 @@ def unheard(engine: Any, monkeypatch: pytest.MonkeyPatch, which: Callable[[Recor
             raise
 
     monkeypatch.setattr(engine, "commit", lost)
-    monkeypatch.setattr(Ledger, "append", told)
+    monkeypatch.setattr(ClaimWriter, "append", told)
 
 
 @pytest.mark.parametrize("landed", [False, True])
@@ -203,7 +203,7 @@ async def test_a_step_whose_commit_was_not_answered_does_not_run_again_when_its_
 
     async def not_answered() -> None:
         async with open_run(tmp_path / "runs.db", "r") as ctx:
-            engine = ctx.book.ledger.queue.commits
+            engine = ctx.journal.ledger.queue.commits
             unheard(engine, monkeypatch, lambda record: record.result == '"sent"', landed)
             await ctx.step("send", send)
 

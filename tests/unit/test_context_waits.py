@@ -122,7 +122,7 @@ async def test_a_wait_goes_on_in_the_next_try_of_its_step(place: Path | None) ->
 
 
 async def test_a_wait_is_over_though_the_clock_moved_while_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, look, moves = VirtualClock(), Waits._look, [100.0]
+    clock, look, moves = VirtualClock(), Waits._read_new, [100.0]
 
     async def looked(waits: Waits) -> None:
         await look(waits)
@@ -325,8 +325,8 @@ async def test_a_message_that_comes_while_several_waits_look_is_heard(
         running = asyncio.ensure_future(rig.value(body))
         await until(reading)
         await rig.runner.signal("r", "first", 1)
-        held = next(iter(rig.runner.heart._held.values()))
-        await soon(held.place.mail.is_set)
+        held = next(iter(rig.runner.heartbeat._leased.values()))
+        await soon(held.control.mail.is_set)
         read.set()
         await soon(lambda: len(looks) > 2)
         await rig.runner.signal("r", "other", 2)

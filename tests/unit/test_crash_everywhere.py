@@ -15,7 +15,7 @@ import pytest
 
 from agent_runtime_core._core.clock import aware
 from agent_runtime_core._core.codec.json import encode
-from agent_runtime_core._engines.base import Concern, Op
+from agent_runtime_core._engines.base import Op, OperationSet
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._execution.context import Context
 from agent_runtime_core._journal.record import DONE, Record
@@ -41,9 +41,9 @@ from agent_runtime_core.testing import (
 from agent_runtime_core.testing import (
     simulated_process as lives,
 )
-from agent_runtime_core.testing.crash_points import Blow, Front
+from agent_runtime_core.testing.crash_points import CrashPoint, KillableEngine
 from agent_runtime_core.testing.run_comparison import _wrong
-from agent_runtime_core.testing.simulated_process import Life
+from agent_runtime_core.testing.simulated_process import SimulatedProcess
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 
@@ -546,19 +546,19 @@ async def test_events_that_are_not_absorbed_are_found(monkeypatch: pytest.Monkey
 # -- the kill itself
 
 
-WORDS = Concern("words", {"word": lambda tx, word: tx.put(tx.tables["words"], word, True)}, tables=("words",))
+WORDS = OperationSet("words", {"word": lambda tx, word: tx.put(tx.tables["words"], word, True)}, tables=("words",))
 
 
 @pytest.mark.parametrize("landed", [False, True])
 async def test_the_write_that_kills_lands_or_not_and_none_after_it_does(landed: bool) -> None:
     store, died = MemoryEngine(), list[str]()
-    front = Front(store, Blow(2, landed), lambda ops, landed: None, lambda: died.append("now"))
+    front = KillableEngine(store, CrashPoint(2, landed), lambda ops, landed: None, lambda: died.append("now"))
     front.add(WORDS)
     await front.commit(None, [Op("word", ("one",))])
     assert died == []
     killed = asyncio.ensure_future(front.commit(None, [Op("word", ("two",))]))
     await asyncio.sleep(0)
-    front.post(None, [Op("word", ("three",))])
+    front.commit_nowait(None, [Op("word", ("three",))])
     with pytest.raises(StorageClosed):
         front.commit_from_thread(None, [Op("word", ("four",))])
     reading = asyncio.ensure_future(front.read(lambda tx: tx.tables["words"]))
@@ -668,17 +668,17 @@ async def test_options_that_cannot_be_used_are_refused(options: dict[str, Any], 
 
 
 async def test_who_gives_up_waiting_ends_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = list[Life]()
-    run = Life.run
+    lives = list[SimulatedProcess]()
+    run = SimulatedProcess.run
 
-    async def noted(life: Life) -> bool:
+    async def noted(life: SimulatedProcess) -> bool:
         lives.append(life)
         return await run(life)
 
     async def agent(ctx: Any) -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Life, "run", noted)
+    monkeypatch.setattr(SimulatedProcess, "run", noted)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await crashed(agent)

@@ -18,7 +18,7 @@ from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.errors import StepExecutionError, StorageCorrupt, UnknownRun
 from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
 from agent_runtime_core.persistence import PersistenceManager, Scope
-from agent_runtime_core.persistence.documents.base import Table
+from agent_runtime_core.persistence.documents.base import Collection
 from agent_runtime_core.persistence.models import AuditEntry, AuditEventType, Conversation, ConversationMessage
 from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.queue.records import RunRow
@@ -123,7 +123,7 @@ def test_a_time_that_no_calendar_has_is_told(seconds: float) -> None:
         aware(seconds)
     row = RunRow(RUN, "agent", created_at=seconds)
     with pytest.raises(StorageCorrupt, match=f"run '{RUN}': created_at"):
-        row.told("created_at", aware)
+        row.decoded("created_at", aware)
 
 
 @pytest.mark.parametrize("error", ["{", "[", '{"$":', "x'00'", BROKEN])
@@ -231,7 +231,7 @@ async def test_a_journal_that_was_in_the_memory_of_a_process_that_is_gone_is_not
         await runner.run_once()
         await runner.signal("x", "first")
         await runner.run_once()
-        assert (await runner.queue.must_get("x")).mark == 1
+        assert (await runner.queue.require("x")).mark == 1
         await runner.signal("x", "second")
     async with process() as runner:
         await runner.run_once()
@@ -344,9 +344,9 @@ async def test_entries_that_are_listed_and_not_found_do_not_keep_prune_for_ever(
         assert audit is not None
         for n in range(3):
             await audit.log_event(AuditEntry(event_type=AuditEventType.CUSTOM, action=f"a{n}"), Scope.PROJECT)
-        delete = Table.delete
+        delete = Collection.delete
         with monkeypatch.context() as patched:
-            patched.setattr(Table, "delete", lambda table, key: delete(table, "nowhere"))
+            patched.setattr(Collection, "delete", lambda table, key: delete(table, "nowhere"))
             async with asyncio.timeout(5):
                 assert await audit.prune(Scope.PROJECT, keep=0) == 0
                 assert await audit.prune(Scope.PROJECT, older_than=0) == 0

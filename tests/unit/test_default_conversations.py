@@ -148,7 +148,7 @@ async def test_another_runner_at_the_url_continues_the_conversation(tmp_path: Pa
 async def test_a_worker_for_other_agents_keeps_them_too(tmp_path: Path) -> None:
     agent, others = Plain(), Registry()
     others.register(agent)
-    async with opened(str(tmp_path / "app.db")) as runner, runner.beside(others) as worker:
+    async with opened(str(tmp_path / "app.db")) as runner, runner.worker_for(others) as worker:
         for text in ("one", "two"):
             await runner.submit("plain", chat(said("user", text)))
             assert await worker.run_once()

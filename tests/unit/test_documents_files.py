@@ -26,8 +26,8 @@ from agent_runtime_core.errors import (
     StorageTooNew,
 )
 from agent_runtime_core.persistence.backends.files import FileHome
-from agent_runtime_core.persistence.documents.base import Absent, Changed, Entry, Table
-from agent_runtime_core.persistence.documents.file_directory import Disk
+from agent_runtime_core.persistence.documents.base import Collection, DocumentMissing, Entry, VersionConflict
+from agent_runtime_core.persistence.documents.file_directory import DurableDirectory
 from agent_runtime_core.persistence.documents.file_format import sealed
 from agent_runtime_core.persistence.documents.file_lock import locked
 from agent_runtime_core.persistence.documents.files import FileDocuments
@@ -46,7 +46,7 @@ class Store:
 
     def __init__(self, root: Path, **options: Any) -> None:
         self.documents = FileDocuments(root, **options)
-        self.table = Table(self.documents, "project", "memory")
+        self.table = Collection(self.documents, "project", "memory")
 
     async def put(self, key: str, text: str = '"x"', group: str = "", **more: Any) -> None:
         await self.table.write(self.table.put(Entry(key, text, group, **more)))
@@ -142,7 +142,7 @@ async def test_nothing_is_left_over(root: Path) -> None:
     store = Store(root)
     for n in range(5):
         await store.table.write(*(store.table.put(Entry(f"{each}", f"{n}")) for each in range(4)))
-    with pytest.raises(Changed):
+    with pytest.raises(VersionConflict):
         await store.table.write(store.table.put(Entry("new", "1")), store.table.put(Entry("0", "x"), 1))
     assert not list((root / "drafts").iterdir())
     assert not (root / "intent").exists()
@@ -152,7 +152,7 @@ async def test_nothing_is_left_over(root: Path) -> None:
 # -- the same as in memory, whatever comes
 
 
-def steps(random: Random, table: Table, now: float) -> list[Op]:
+def steps(random: Random, table: Collection, now: float) -> list[Op]:
     found = []
     for key in random.sample(["a", "b", "g/a", "g/b", "h", "A", "a/b", "g"], random.choice([1, 1, 2, 3])):
         group = random.choice(["", "g", "a", "G"])
@@ -172,7 +172,7 @@ def steps(random: Random, table: Table, now: float) -> list[Op]:
 async def test_it_is_what_memory_is(root: Path, seed: int) -> None:
     """Two that look at one directory in turns, and dicts."""
     clock, random = VirtualClock(), Random(seed)
-    stores = [Table(each, "project", "thing") for each in (
+    stores = [Collection(each, "project", "thing") for each in (
         MemoryDocuments(clock=clock), FileDocuments(root, clock=clock), FileDocuments(root, clock=clock)
     )]  # fmt: skip
     for turn in range(40):
@@ -183,7 +183,7 @@ async def test_it_is_what_memory_is(root: Path, seed: int) -> None:
             clock.random.setstate(seed_of_marks)
             try:
                 answers.append(await table.write(*steps(random, table, clock.wall())))
-            except (Changed, Absent) as error:
+            except (VersionConflict, DocumentMissing) as error:
                 answers.append([type(error)])
         assert answers[0] == answers[1], turn
         asked: dict[str, Any] = {
@@ -492,7 +492,7 @@ async def test_who_holds_the_lock_keeps_others_waiting(root: Path) -> None:
     await Store(root).put("a")
     for reads_first in (True, False):
         documents = Hasty(root)
-        table = Table(documents, "project", "memory")
+        table = Collection(documents, "project", "memory")
         with locked(str(root / "lock")):
             if reads_first:
                 with pytest.raises(StorageBusy):
@@ -511,7 +511,7 @@ async def test_readers_share_the_lock(root: Path) -> None:
         patience = 0.3
 
     await Store(root).put("a")
-    table = Table(Hasty(root), "project", "memory")
+    table = Collection(Hasty(root), "project", "memory")
     with locked(str(root / "lock"), shared=True):
         assert await table.get("a")
         with pytest.raises(StorageBusy):
@@ -579,7 +579,7 @@ async def test_what_fails_among_others_fails_alone(root: Path) -> None:
         *(store.put(f"k{n}", "new") for n in range(10)), return_exceptions=True,
     )  # fmt: skip
     errors = [type(each) for each in answers if each is not None and not isinstance(each, list)]
-    assert errors == [StorageCorrupt, Changed, LeaseLost, Changed]
+    assert errors == [StorageCorrupt, VersionConflict, LeaseLost, VersionConflict]
     assert answers[14] == [(1, 13.0)]
     found = await table.many([*(f"k{n}" for n in range(10)), "first", "late"])
     assert [each.text for each in found] == ["new"] * 10 + ["1"]
@@ -677,7 +677,7 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_directory_that_is_made_while_it_is_looked_for_was_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, look = Disk(str(tmp_path / "store")), os.stat
+    disk, look = DurableDirectory(str(tmp_path / "store")), os.stat
 
     def slow(path: Any, **more: Any) -> os.stat_result:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core.persistence.documents.base import Entry, Table
+from agent_runtime_core.persistence.documents.base import Collection, Entry
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.testing import VirtualClock
 
@@ -20,7 +20,7 @@ def left(engine: MemoryEngine) -> dict[str, int]:
 async def test_the_expired_are_swept_by_later_writes() -> None:
     clock = VirtualClock()
     engine = MemoryEngine(clock)
-    table = Table(MemoryDocuments(engine=engine), "project", "thing")
+    table = Collection(MemoryDocuments(engine=engine), "project", "thing")
     ends = (clock.wall() + 60, clock.wall() + 1000)
     await table.write(*(table.put(Entry(f"k{n}", "", expires=ends[n % 2], words="w")) for n in range(20)))
     clock.advance(100)
@@ -36,7 +36,7 @@ async def test_a_dropped_space_leaves_nothing() -> None:
     engine = MemoryEngine(VirtualClock())
     documents = MemoryDocuments(engine=engine)
     for n in range(5):
-        table = Table(documents, f"session:{n}", "thing", 60.0)
+        table = Collection(documents, f"session:{n}", "thing", 60.0)
         await table.write(table.put(Entry("a", "", words="w")), table.add(Entry("b", "", "g")))
         await documents.drop(table.space)
     assert left(engine) == {

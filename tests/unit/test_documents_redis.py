@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import StorageCorrupt, StorageError
-from agent_runtime_core.persistence.documents.base import Document, Entry, Table
+from agent_runtime_core.persistence.documents.base import Collection, Document, Entry
 from agent_runtime_core.persistence.documents.redis import RedisDocuments
 from agent_runtime_core.testing import VirtualClock
 from tests.servers import RedisServer
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.redis
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, **options: Any) -> AsyncIterator[Table]:
+async def opened(url: str, **options: Any) -> AsyncIterator[Collection]:
     documents = RedisDocuments(url, **options)
     try:
-        yield Table(documents, "project", "thing")
+        yield Collection(documents, "project", "thing")
     finally:
         await documents.close()
 
@@ -108,7 +108,7 @@ async def test_others_may_write_between_two_answers_of_one_find(
             )  # fmt: skip
             return answer
 
-        monkeypatch.setattr(engine, "ask", meanwhile)
+        monkeypatch.setattr(engine, "request", meanwhile)
         found = [each.key for each in await table.find(descending=descending)]
         monkeypatch.undo()
         assert next(asked) > 4
@@ -121,9 +121,9 @@ async def test_the_expired_give_their_memory_back(redis_server: RedisServer, red
     clock = VirtualClock()
     async with opened(redis_url, clock=clock) as table:
         for n in range(3):
-            session = Table(table.documents, f"session:{n}", "thing", 60.0 + n)
+            session = Collection(table.documents, f"session:{n}", "thing", 60.0 + n)
             await session.write(*(session.put(Entry(f"k{i}", "t", "g", words="words")) for i in range(20)))
-        other = Table(table.documents, "session:9", "thing", 500.0)
+        other = Collection(table.documents, "session:9", "thing", 500.0)
         await other.write(other.put(Entry("k", "t")))
         clock.advance(100)
         for n in range(12):
@@ -140,7 +140,7 @@ async def test_the_expired_give_their_memory_back(redis_server: RedisServer, red
 
 async def test_a_dropped_space_and_a_cleared_kind_leave_nothing(redis_server: RedisServer, redis_url: str) -> None:
     async with opened(redis_url) as table:
-        tables = [Table(table.documents, "session:1", kind, 60.0) for kind in "abc"]
+        tables = [Collection(table.documents, "session:1", kind, 60.0) for kind in "abc"]
         for each in tables:
             await each.write(*(each.put(Entry(f"k{n}", "t", f"g{n}", words="words")) for n in range(10)))
         await tables[0].write(tables[0].clear())
@@ -199,7 +199,7 @@ async def test_one_that_expired_and_cannot_be_read_stands_in_the_way_of_no_other
         tag = f"{{{redis_url.rpartition('=')[2]}}}"
         redis_server.ask("HSET", f"{tag}:doc:7:projectthing", "damaged", "half of")
         clock.advance(2)
-        elsewhere = Table(table.documents, "project", "elsewhere")
+        elsewhere = Collection(table.documents, "project", "elsewhere")
         await elsewhere.write(elsewhere.put(Entry("a", "text")))
         assert redis_server.ask("HKEYS", f"{tag}:doc:7:projectthing") == [b"damaged"], "the other one is swept away"
         with pytest.raises(StorageCorrupt, match="damaged"):

@@ -17,16 +17,16 @@ import pytest
 
 from agent_runtime_core.errors import StorageCorrupt
 from agent_runtime_core.persistence.documents import sqlite, sqlite_fts, sqlite_queries
-from agent_runtime_core.persistence.documents.base import Document, Entry, Table
+from agent_runtime_core.persistence.documents.base import Collection, Document, Entry
 from agent_runtime_core.persistence.documents.sqlite import SQLiteDocuments
 from agent_runtime_core.testing import VirtualClock
 
 
 @contextlib.asynccontextmanager
-async def opened(path: Path, **options: Any) -> AsyncIterator[Table]:
+async def opened(path: Path, **options: Any) -> AsyncIterator[Collection]:
     documents = SQLiteDocuments(path, durability="normal", **options)
     try:
-        yield Table(documents, "project", "thing")
+        yield Collection(documents, "project", "thing")
     finally:
         await documents.close()
 
@@ -80,7 +80,7 @@ async def test_a_document_that_does_not_match_its_checksum_is_told_and_left(path
 # -- cost
 
 
-async def _steps(table: Table, writing: Callable[[], Any]) -> int:
+async def _steps(table: Collection, writing: Callable[[], Any]) -> int:
     """How many steps SQLite's machine takes for a write."""
     counted = itertools.count()
     conn = table.documents.commits.file.writing  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ async def test_a_long_text_is_the_threads_to_write(path: Path) -> None:
 async def test_the_expired_are_swept_by_later_writes_with_all_they_had(path: Path) -> None:
     clock = VirtualClock()
     async with opened(path, clock=clock) as table:
-        session = Table(table.documents, "session:1", "thing", 60.0)
+        session = Collection(table.documents, "session:1", "thing", 60.0)
         await session.write(*(session.put(Entry(f"k{n}", "t", words="swept words")) for n in range(20)))
         await table.write(table.put(Entry("kept", "", words="kept words")))
         assert len(await session.search("swept")) == 20
@@ -162,7 +162,7 @@ def _sound(path: Path) -> None:
     asked(path, "INSERT INTO arc_document_index (arc_document_index, rank) VALUES ('integrity-check', 1)")
 
 
-async def _keys(table: Table, words: str) -> list[str]:
+async def _keys(table: Collection, words: str) -> list[str]:
     return sorted(document.key for document in await table.search(words, limit=100))
 
 

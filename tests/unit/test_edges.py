@@ -269,10 +269,10 @@ async def test_what_a_queue_remembers_of_its_claims_goes_with_them() -> None:
         await queue.enqueue(f"r{n}", "agent", {})
         run = await queue.claim("worker")
         await queue.cancel(run.run_id)
-        row = await queue.must_get(run.run_id)
-        await queue.settle(row.run_id, queue.keep(row, row.claim_id)._replace(status="cancelled"))
+        row = await queue.require(run.run_id)
+        await queue.settle(row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="cancelled"))
         assert not await queue.extend_lease(run.run_id, "worker", 60)
-    assert queue._handed == {}
+    assert queue._claim_ids == {}
 
 
 async def test_a_store_in_memory_that_is_cleared_leaves_published_events_their_numbers() -> None:

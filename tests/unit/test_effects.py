@@ -13,7 +13,7 @@ import pytest
 
 from agent_runtime_core import EffectAlreadyDone
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._execution.step_policy import Happened
+from agent_runtime_core._execution.step_policy import AlreadyDone
 from agent_runtime_core._journal.record import FORKED
 from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, StepInDoubt
 from agent_runtime_core.interfaces import RunResult
@@ -420,7 +420,7 @@ async def test_a_check_that_finds_the_effect_counts_as_done(place: Path | None) 
 
     async with Rig(place) as rig:
         await rig.cut(hanging, inside)
-        found = by_step(paid, lambda: Happened({"number": 7}))
+        found = by_step(paid, lambda: AlreadyDone({"number": 7}))
         assert await rig.value(found) == {"number": 7}
         result = await forked(rig, by_step(paid), effects="reuse")
         assert result.final_output["value"] == {"number": 7}
@@ -769,7 +769,7 @@ async def test_a_block_of_open_run_refuses_as_well(tmp_path: Path) -> None:
 
 
 async def kept(rig: Rig) -> int:
-    origin = str((await rig.runner.queue.must_get("r")).run_id)
+    origin = str((await rig.runner.queue.require("r")).run_id)
     return len(await rig.runner.state_store.effects(origin, "pay\ts:0", "c"))
 
 

@@ -19,7 +19,7 @@ from agent_runtime_core.interfaces import RunResult, TraceSink
 from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.runner.completion_hooks import Ending
+from agent_runtime_core.runner.completion_hooks import CompletionHook
 from agent_runtime_core.runner.settings import RunInfo
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
@@ -28,7 +28,7 @@ from tests.unit.rig import Body, Hurried, Rig, Script, until
 LOG = UUID(int=7)
 
 
-class Last(Script, Ending):
+class Last(Script, CompletionHook):
     """Tells a log of its own how its runs ended."""
 
     def __init__(self, runner: AgentRunner, body: Body, failing: bool = False) -> None:
@@ -36,7 +36,7 @@ class Last(Script, Ending):
         self.bus, self.failing = runner.event_bus, failing
         self.heard: list[str] = []
 
-    async def ending(self, info: RunInfo, result: RunResult) -> Sequence[Op]:
+    async def operations(self, info: RunInfo, result: RunResult) -> Sequence[Op]:
         assert result.status is not None
         if self.failing:
             raise RuntimeError("no words")

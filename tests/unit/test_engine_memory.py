@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.base import FORGET, INSTALL, Concern, Engine, Guard, NotApplied, Op
+from agent_runtime_core._engines.base import FORGET, INSTALL, Engine, Guard, NotApplied, Op, OperationSet
 from agent_runtime_core._engines.memory import MemoryEngine, MemoryTx
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.records import Mail, Moved
+from agent_runtime_core.queue.records import MailboxMessage, RowChanged
 from agent_runtime_core.testing import VirtualClock
 
 OLD, NEW = "0" * 26, "1" + "0" * 25
@@ -19,7 +19,7 @@ OLD, NEW = "0" * 26, "1" + "0" * 25
 
 def put(tx: MemoryTx, key: str, value: int) -> int:
     tx.put(tx.tables["things"], key, value)
-    tx.ring("things")
+    tx.notify("things")
     return value
 
 
@@ -41,7 +41,7 @@ def get(tx: MemoryTx, key: str) -> Any:
     return tx.tables["things"].get(key)
 
 
-THINGS = Concern("things", {"put": put, "drop": drop, "fail": fail}, {"put": was_put}, tables=("things",))
+THINGS = OperationSet("things", {"put": put, "drop": drop, "fail": fail}, {"put": was_put}, tables=("things",))
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ async def test_a_fence_only_grows_and_can_be_forgotten(engine: MemoryEngine) -> 
 
 
 async def test_a_posted_write_is_there_and_a_refused_one_is_dropped(engine: MemoryEngine) -> None:
-    engine.post(None, [Op("put", ("a", 1))])
-    engine.post(Guard("run", OLD), [Op("put", ("a", 2))])
+    engine.commit_nowait(None, [Op("put", ("a", 1))])
+    engine.commit_nowait(Guard("run", OLD), [Op("put", ("a", 2))])
     assert await engine.read(get, "a") == 1
     assert engine.commit_from_thread(None, [Op("put", ("a", 3))]) == [3]
 
@@ -149,7 +149,7 @@ async def test_each_engine_has_a_name_and_its_clock(engine: MemoryEngine) -> Non
     assert engine.name != MemoryEngine().name
     assert engine.lease_now() == engine.clock.boot()
     assert isinstance(engine, Engine)
-    assert (engine.kind, engine.holder) == ("memory", "")
+    assert (engine.kind, engine.process_id) == ("memory", "")
     await engine.close()
     # Whoever shares it may still read.
     assert await engine.read(get, "a") is None
@@ -158,7 +158,7 @@ async def test_each_engine_has_a_name_and_its_clock(engine: MemoryEngine) -> Non
 async def test_a_row_that_a_rollback_took_back_is_taken_for_no_other() -> None:
     queue = InMemoryQueue(clock=VirtualClock())
     row = queue.new_row("one", "first", {})
-    with pytest.raises(Moved):
+    with pytest.raises(RowChanged):
         await queue.engine.commit(
             None, [Op("queue.insert", (row,)), Op("queue.end", ("nobody", (), "failed", 1.0, ""))]
         )
@@ -172,8 +172,8 @@ async def test_a_message_that_a_rollback_took_back_was_never_there() -> None:
     run_id = str((await queue.enqueue("one", "agent", {})).run_id)
     fails = Op("queue.end", ("nobody", (), "failed", 1.0, ""))
     for earlier in range(2):
-        lost = [Op("queue.post", (run_id, Mail("signal", "go", "0", each, 1.0))) for each in ("a", "b")]
-        with pytest.raises(Moved):
+        lost = [Op("queue.post", (run_id, MailboxMessage("signal", "go", "0", each, 1.0))) for each in ("a", "b")]
+        with pytest.raises(RowChanged):
             await queue.engine.commit(None, [*lost, fails])
         assert [mail.seq for mail in await queue.mail(run_id)] == [*range(1, 1 + earlier)]
         assert await queue.post(run_id, "signal", "go", "1", "ab"[earlier]) == ("pending", 1 + earlier)

@@ -19,12 +19,12 @@ import pytest
 pytest.importorskip("redis")
 
 from agent_runtime_core._core.clock import SYSTEM
-from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
+from agent_runtime_core._engines.base import INSTALL, Guard, Op, OperationSet
 from agent_runtime_core._engines.redis import connection, notifier
-from agent_runtime_core._engines.redis.connection import Line, NotCarriedOut, Unanswered
+from agent_runtime_core._engines.redis.connection import Connection, NoReply, ServerRefused
 from agent_runtime_core._engines.redis.engine import RedisEngine
 from agent_runtime_core._engines.redis.pipeline import BATCH, LARGE, CommitPipeline, ScriptCall, joined
-from agent_runtime_core._engines.redis.script import RedisConcern, Script, bulk, prepared
+from agent_runtime_core._engines.redis.script import RedisOperationSet, Script, bulk, prepared
 from agent_runtime_core._engines.redis.url import redis_place
 from agent_runtime_core._engines.shared_engine import Process
 from agent_runtime_core._journal.record import DONE, Record
@@ -93,7 +93,7 @@ class Shut(Exception):
     """What the operation `refuse` says."""
 
 
-THINGS = RedisConcern("things", {}, script=SCRIPT, refusals={"SHUT": Shut})
+THINGS = RedisOperationSet("things", {}, script=SCRIPT, refusals={"SHUT": Shut})
 
 
 PATIENT = 30.0  # seconds, where it is not the point that somebody loses patience
@@ -168,7 +168,7 @@ async def test_all_of_a_process_on_one_place_share_an_engine(redis_url: str) -> 
         await engine.close()
         assert await put(engine, "a", "1") == "1", "one user is left"
         with pytest.raises(InvalidArgument, match="has no operations for Redis"):
-            engine.add(Concern("other", {}))
+            engine.add(OperationSet("other", {}))
 
 
 @pytest.mark.parametrize("bad", [Op("fail", ("x",)), Op("unheard of"), Op("refuse")])
@@ -217,9 +217,9 @@ async def test_a_fence_only_grows(engine: RedisEngine) -> None:
 
 async def test_what_is_posted_lands_before_what_comes_after(engine: RedisEngine) -> None:
     for n in range(200):
-        engine.post(None, [Op("add", ("k", str(n)))])
+        engine.commit_nowait(None, [Op("add", ("k", str(n)))])
     assert await entries(engine, "k") == [str(n) for n in range(200)]
-    await asyncio.to_thread(engine.post, None, [Op("put", ("a", "1"))])
+    await asyncio.to_thread(engine.commit_nowait, None, [Op("put", ("a", "1"))])
     assert await get(engine, "a") == ["1"]
 
 
@@ -524,7 +524,7 @@ async def test_forgotten_scripts_are_loaded_again_and_order_is_kept(
     engine: RedisEngine, redis_server: RedisServer
 ) -> None:
     async def add(n: int) -> None:
-        engine.post(None, [Op("add", ("k", str(n)))])
+        engine.commit_nowait(None, [Op("add", ("k", str(n)))])
         if n % 7 == 0:
             await engine.commit(None, [Op("put", ("a", "1"))])
 
@@ -692,12 +692,14 @@ async def test_due_times_count_from_now_whatever_the_clock_of_their_process_says
         await queue.enqueue(None, "a", {})
         [row] = await queue.claim_rows("w", agent_keys=["a"])
         due = SYSTEM.wall() + 1800
-        row = await queue.settle(row.run_id, queue.keep(row, row.claim_id)._replace(status="waiting", due_at=due))
+        row = await queue.settle(
+            row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="waiting", due_at=due)
+        )
         assert 29 < minutes(row) < 31
         assert await queue.claim("w", agent_keys=["a"]) is None
         [row] = await queue.claim_rows("w", agent_keys=[(await queue.enqueue(None, "b", {})).agent_key])
         due = SYSTEM.wall() - 1
-        await queue.settle(row.run_id, queue.keep(row, row.claim_id)._replace(status="waiting", due_at=due))
+        await queue.settle(row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="waiting", due_at=due))
         assert await queue.claim("w", agent_keys=["b"]) is not None
     finally:
         await queue.close()
@@ -938,9 +940,9 @@ async def test_a_bell_that_hears_nothing_asks_and_then_connects_anew(
 async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection_while(
     when: str, engine: RedisEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscribe, dropped = notifier.ChannelBell._subscribe, threading.Event()
+    subscribe, dropped = notifier.PubSubNotifier._subscribe, threading.Event()
 
-    def subscribing(self: notifier.ChannelBell, conn: Any) -> None:
+    def subscribing(self: notifier.PubSubNotifier, conn: Any) -> None:
         send = conn.send_command
 
         def drop() -> None:  # as redis-py does where it cannot send
@@ -957,7 +959,7 @@ async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection
         subscribe(self, conn)
         drop()
 
-    monkeypatch.setattr(notifier.ChannelBell, "_subscribe", subscribing)
+    monkeypatch.setattr(notifier.PubSubNotifier, "_subscribe", subscribing)
     woken = threading.Event()
     engine.listen("things", woken.set)
     assert await asyncio.to_thread(woken.wait, PATIENT)
@@ -972,14 +974,14 @@ async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection
 async def test_why_a_bell_is_not_heard_is_said_once_for_each_kind_of_error(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear, errors = notifier.ChannelBell._hear, [ValueError("one"), ValueError("two"), TypeError("three")]
+    hear, errors = notifier.PubSubNotifier._hear, [ValueError("one"), ValueError("two"), TypeError("three")]
 
-    def hearing(self: notifier.ChannelBell, conn: Any) -> None:
+    def hearing(self: notifier.PubSubNotifier, conn: Any) -> None:
         if errors:
             raise errors.pop(0)
         hear(self, conn)
 
-    monkeypatch.setattr(notifier.ChannelBell, "_hear", hearing)
+    monkeypatch.setattr(notifier.PubSubNotifier, "_delivered", hearing)
     monkeypatch.setattr(notifier, "pause", lambda seconds: None)
     with one(f"{redis_server.url}?prefix=said") as engine:
         woken: list[int] = []
@@ -1024,7 +1026,7 @@ async def test_close_carries_out_what_is_under_way(redis_url: str) -> None:
     engine = opened(redis_url)
     await put(engine, "a", "0")
     for n in range(100):
-        engine.post(None, [Op("add", ("k", str(n)))])
+        engine.commit_nowait(None, [Op("add", ("k", str(n)))])
     waiting = [asyncio.ensure_future(put(engine, str(n), "1")) for n in range(100)]
     await asyncio.sleep(0)
     await engine.close()
@@ -1040,7 +1042,7 @@ async def test_after_close_nothing_is_taken(redis_url: str) -> None:
     await engine.close()
     for use in (
         lambda: engine.commit_from_thread(None, []),
-        lambda: engine.post(None, []),
+        lambda: engine.commit_nowait(None, []),
     ):
         with pytest.raises(StorageClosed, match="was closed"):
             use()
@@ -1161,7 +1163,7 @@ def test_an_answer_that_makes_no_sense_is_its_callers_alone() -> None:
 
 
 def test_what_was_posted_goes_again_and_before_what_came_after_it() -> None:
-    line = Still(Unanswered("cut"), [b"1"], [b"3"])
+    line = Still(NoReply("cut"), [b"1"], [b"3"])
     pipe = pipeline(line)
     posted, waited, last = (ScriptCall(None, [], f"[{n}]") for n in (1, 2, 3))
     waited.done, last.done = threading.Event(), threading.Event()
@@ -1176,7 +1178,7 @@ def test_what_was_posted_goes_again_and_before_what_came_after_it() -> None:
 
 
 def test_what_was_posted_is_not_kept_for_ever() -> None:
-    pipe = pipeline(Still(*[Unanswered("cut")] * 50), 0.005)
+    pipe = pipeline(Still(*[NoReply("cut")] * 50), 0.005)
     posted = ScriptCall(None, [], "[1]")
     pipe.put([posted])
     end = time.monotonic() + PATIENT
@@ -1190,8 +1192,8 @@ def test_what_was_posted_is_not_kept_for_ever() -> None:
 ECHO = prepared("return {ARGV[1]}", "k")
 
 
-def line_to(url: str, script: Script = ECHO) -> Line:
-    return Line(redis_place(url), lambda line: None, lambda: script)
+def line_to(url: str, script: Script = ECHO) -> Connection:
+    return Connection(redis_place(url), lambda line: None, lambda: script)
 
 
 def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answer(redis_server: RedisServer) -> None:
@@ -1204,7 +1206,7 @@ def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answe
         raise OSError("cut")
 
     conn.send_packed_command = broken
-    with pytest.raises(Unanswered):
+    with pytest.raises(NoReply):
         line.evaluate(b"1")
     assert line._conn is None
     assert line.evaluate(b"3") == [b"3"]
@@ -1220,7 +1222,7 @@ def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_s
         raise error
 
     line._conn.read_response = broken
-    with pytest.raises(Unanswered):
+    with pytest.raises(NoReply):
         line.evaluate(b"1")
     assert line.evaluate(b"2") == [b"2"]
     line.drop()
@@ -1228,10 +1230,10 @@ def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_s
 
 def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_to("redis://127.0.0.1:1/0")
-    monkeypatch.setattr(Line, "_connect", lambda self: None)
-    monkeypatch.setattr(Line, "fresh", lambda self: False)
-    monkeypatch.setattr(Line, "call", lambda self, last: (_ for _ in ()).throw(NotCarriedOut("MOVED 7 :6380")))
-    with pytest.raises(connection.Unsent, match="elsewhere again and again"):
+    monkeypatch.setattr(Connection, "_connect", lambda self: None)
+    monkeypatch.setattr(Connection, "fresh", lambda self: False)
+    monkeypatch.setattr(Connection, "call", lambda self, last: (_ for _ in ()).throw(ServerRefused("MOVED 7 :6380")))
+    with pytest.raises(connection.NotSent, match="elsewhere again and again"):
         line.evaluate(b"")
     assert (line.place.host, line.place.port) == ("127.0.0.1", 6380)
 
@@ -1239,12 +1241,12 @@ def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeyp
 def test_where_the_node_is_gone_that_we_were_sent_to_the_first_one_is_asked_again(redis_server: RedisServer) -> None:
     line = line_to(redis_server.url)
     with RedisServer() as node:
-        line.mend(NotCarriedOut(f"MOVED 7 127.0.0.1:{node.port}"))
+        line.mend(ServerRefused(f"MOVED 7 127.0.0.1:{node.port}"))
         assert line.evaluate(b"1") == [b"1"]
         assert line.place.port == node.port
-    with pytest.raises(Unanswered):
+    with pytest.raises(NoReply):
         line.evaluate(b"2")
-    with pytest.raises(connection.Unsent, match="cannot be reached"):
+    with pytest.raises(connection.NotSent, match="cannot be reached"):
         line.evaluate(b"3")
     assert line.evaluate(b"4") == [b"4"]
     assert line.place.port == redis_server.port

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.base import INSTALL, Concern, Guard, NotApplied, Op
-from agent_runtime_core._engines.commit_request import Request
+from agent_runtime_core._engines.base import INSTALL, Guard, NotApplied, Op, OperationSet
+from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._engines.sqlite import engine as sqlite
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core._engines.sqlite.liveness import CommitLock
@@ -46,7 +46,7 @@ OLD, NEW = "0" * 26, "1" + "0" * 25
 
 def put(tx: SQLiteTx, key: str, value: Any) -> Any:
     tx.execute("INSERT OR REPLACE INTO arc_things VALUES (?, ?)", (key, value))
-    tx.ring("things")
+    tx.notify("things")
     return value
 
 
@@ -71,7 +71,7 @@ def get(view: sqlite3.Connection, key: str) -> Any:
 
 
 SCHEMA = "CREATE TABLE arc_things (key TEXT PRIMARY KEY, value)"
-THINGS = Concern("things", {"put": put, "fail": fail, "wrong": wrong}, {"put": was_put}, (SCHEMA,))
+THINGS = OperationSet("things", {"put": put, "fail": fail, "wrong": wrong}, {"put": was_put}, (SCHEMA,))
 
 
 def opened(path: Path, **options: Any) -> SQLiteEngine:
@@ -89,7 +89,7 @@ def held(engine: SQLiteEngine) -> Iterator[None]:
         standing.set()
         go.wait(30)
 
-    engine.writer.do(wait)
+    engine.writer.run_job(wait)
     assert standing.wait(10)
     try:
         yield
@@ -131,7 +131,7 @@ async def test_one_that_fails_in_a_group_leaves_the_others_alone(engine: SQLiteE
             for ops in ([Op("put", ("a", 1))], [Op("put", ("x", 1)), bad, Op("put", ("y", 1))], [Op("put", ("b", 2))])
         ]
         posted = [Op("put", ("p", 3))]
-        engine.post(None, posted)
+        engine.commit_nowait(None, posted)
         await soon(lambda: engine.writer._handed > 4)
     done = await asyncio.gather(*commits, return_exceptions=True)
     assert (done[0], done[2]) == ([1], [2])
@@ -251,10 +251,10 @@ def test_several_loops_use_one_engine(engine: SQLiteEngine) -> None:
 
 def test_a_loop_that_is_gone_does_not_disturb_the_writer(engine: SQLiteEngine) -> None:
     loop = asyncio.new_event_loop()
-    request = Request(None, [Op("put", ("a", 1))])
+    request = CommitRequest(None, [Op("put", ("a", 1))])
     request.loop, request.future = loop, loop.create_future()
     loop.close()
-    engine.writer.hand([request])
+    engine.writer.enqueue([request])
     assert engine.commit_from_thread(None, [Op("put", ("b", 1))]) == [1]
 
 
@@ -288,7 +288,7 @@ async def test_a_read_that_failed_half_way_keeps_no_later_one_in_the_past(engine
 async def test_only_the_owner_may_read_the_files(engine: SQLiteEngine, path: Path) -> None:
     await engine.commit(None, [Op("put", ("a", 1))])
     engine.listen("things", lambda: None)
-    await soon(lambda: engine._presence.bell is not None)
+    await soon(lambda: engine._presence.fifo is not None)
 
     def mode(where: Path) -> int:
         return stat.S_IMODE(where.stat().st_mode)
@@ -335,7 +335,7 @@ async def test_one_engine_per_file_whatever_it_is_called(path: Path, tmp_path: P
     with pytest.raises(StorageClosed):
         await engine.read(get, "a")
     with pytest.raises(StorageClosed):
-        engine.post(None, [])
+        engine.commit_nowait(None, [])
     with pytest.raises(StorageClosed):
         engine.commit_from_thread(None, [])
     with pytest.raises(StorageClosed):
@@ -349,7 +349,7 @@ async def test_one_engine_per_file_whatever_it_is_called(path: Path, tmp_path: P
 async def test_closing_waits_for_what_was_sent(path: Path) -> None:
     engine = opened(path)
     for n in range(100):
-        engine.post(None, [Op("put", (str(n), n))])
+        engine.commit_nowait(None, [Op("put", (str(n), n))])
     await engine.close()
     assert list(Path(f"{path}.live").glob("*.lock")) == [Path(f"{path}.live/commit.lock")]
     assert not any(thread.is_alive() for thread in (engine.writer._thread, *engine._readers) if thread)
@@ -368,7 +368,7 @@ async def test_closing_from_another_loop_waits_for_a_commit_that_is_carried_out(
         assert closing.wait(10)
         put(tx, key, 2)
 
-    engine.add(dataclasses.replace(THINGS, ops={"wait": wait}))
+    engine.add(dataclasses.replace(THINGS, operations={"wait": wait}))
 
     async def commit() -> None:
         await engine.commit(None, [Op("wait", ("a",))])
@@ -571,11 +571,11 @@ async def test_migrations_run_once_each_and_all_or_none(path: Path) -> None:
     await engine.close()
     more = "ALTER TABLE arc_things ADD COLUMN extra;\nCREATE INDEX arc_extra ON arc_things (extra)"
     engine = SQLiteEngine.open(path)
-    broken = Concern("things", {}, {}, (SCHEMA, more, "CREATE TABLE arc_things (twice)"))
+    broken = OperationSet("things", {}, {}, (SCHEMA, more, "CREATE TABLE arc_things (twice)"))
     with pytest.raises(StorageError, match="already exists"):
         engine.add(broken)
-    engine.add(Concern("things", THINGS.ops, {}, (SCHEMA, more)))
-    engine.add(Concern("things", {}, {}, ("nonsense",)))
+    engine.add(OperationSet("things", THINGS.operations, {}, (SCHEMA, more)))
+    engine.add(OperationSet("things", {}, {}, ("nonsense",)))
 
     def columns(view: sqlite3.Connection) -> list[str]:
         return [row[1] for row in view.execute("PRAGMA table_info(arc_things)")]
@@ -665,7 +665,7 @@ async def test_a_thread_that_waits_holds_nothing_of_what_it_did_last(engine: SQL
 
     ops = [Op("put", ("a", 1))]
     await asyncio.to_thread(engine.commit_from_thread, None, ops)
-    await soon(lambda: not any(type(each) is Request and each.ops is ops for each in gc.get_objects()))
+    await soon(lambda: not any(type(each) is CommitRequest and each.ops is ops for each in gc.get_objects()))
     found = weakref.ref(await engine.read(lambda conn: Found([1])))
     await soon(lambda: found() is None)
 
@@ -715,11 +715,11 @@ async def test_a_commit_does_not_overtake_what_its_task_posted(
     engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although the loop could carry it out at once, where it could not a moment ago."""
-    now, answers = engine.writer.now, iter([False])
-    monkeypatch.setattr(engine.writer, "now", lambda batch: next(answers, True) and now(batch))
+    now, answers = engine.writer.commit_on_loop, iter([False])
+    monkeypatch.setattr(engine.writer, "commit_on_loop", lambda batch: next(answers, True) and now(batch))
 
     async def post_and_commit() -> None:
-        engine.post(None, [Op("put", ("a", 2))])
+        engine.commit_nowait(None, [Op("put", ("a", 2))])
         await engine.commit(None, [Op("put", ("a", 3))])
 
     await asyncio.gather(engine.commit(None, [Op("put", ("a", 1))]), post_and_commit())
@@ -734,7 +734,7 @@ async def test_a_job_that_fails_does_not_end_the_writer(engine: SQLiteEngine, mo
         patched.setattr(engine.log, "compact", fail)
         with pytest.raises(StorageError, match=r"a\.db: No locks available"):
             await asyncio.wait_for(engine.compact(), 10)
-        engine.writer.do(fail)
+        engine.writer.run_job(fail)
     await asyncio.wait_for(engine.compact(), 10)
     assert await asyncio.wait_for(engine.commit(None, [Op("put", ("a", 1))]), 10) == [1]
 
@@ -783,7 +783,7 @@ async def test_listeners_hear_commits_of_another_process(
         loop.call_soon_threadsafe(heard.set)
 
     queue.listen("work", wake)
-    assert (queue.engine._presence.bell is not None) is bell
+    assert (queue.engine._presence.fifo is not None) is bell
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import Step, StepExecutor, open_run
-from agent_runtime_core._execution.recorded_calls import KeyedSteps
+from agent_runtime_core._execution.recorded_calls import RecordedCalls
 from agent_runtime_core._execution.step_policy import NEVER_RETRIED
 from agent_runtime_core.errors import (
     AuthenticationFailed,
@@ -134,7 +134,7 @@ async def _outcome(error: Exception, wrap: Wrap) -> Any:
         run_id = await rig.runner.submit("script", {})
         began = rig.clock.wall()
         await rig.runner.run_once()
-        row = await rig.runner.queue.must_get(str(run_id))
+        row = await rig.runner.queue.require(str(run_id))
         info = await rig.runner.get_run(run_id)
         due = row.due_at and round(row.due_at - began)
         told: Any = row.error and [json.loads(row.error)[each] for each in ("type", "message", "retriable")]
@@ -152,7 +152,7 @@ async def test_a_run_ends_as_with_the_error_alone(make: Callable[[], Exception],
     alone, grouped = await _outcome(make(), _raise), await _outcome(make(), wrap)
     if alone[3]:  # deferred: by up to a fifth more than asked for
         assert grouped[:5] == alone[:5]
-        assert 0 <= grouped[5] - round(getattr(make(), "after", getattr(make(), "retry_after", 0))) <= 2
+        assert 0 <= grouped[5] - round(getattr(make(), "next_after", getattr(make(), "retry_after", 0))) <= 2
     else:
         assert grouped == alone
 
@@ -510,7 +510,7 @@ async def test_a_recorded_deferral_in_a_group_is_one_when_it_is_read(tmp_path: P
 
     async def body(ctx: Any) -> None:
         try:
-            await KeyedSteps(ctx).perform("model", "0", lambda attempt: in_task_group(CircuitOpen("down", after=1.0)))
+            await RecordedCalls(ctx).run("model", "0", lambda attempt: in_task_group(CircuitOpen("down", after=1.0)))
         except Exception as error:  # noqa: BLE001 - of either kind
             raised.append(error)
         await ctx.step("after", lambda: 1)

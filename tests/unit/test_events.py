@@ -37,7 +37,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, SQLiteEventBus, get_event_bus
 from agent_runtime_core.events.event import StoredEvent, payload_of
-from agent_runtime_core.events.subscriptions import PAGE, WINDOW, WINDOW_BYTES, Hub
+from agent_runtime_core.events.subscriptions import PAGE, WINDOW, WINDOW_BYTES, SubscriptionHub
 from tests.unit.rig import soon
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
@@ -327,14 +327,14 @@ async def test_many_followers_cost_one_read_a_page() -> None:
 
 
 async def test_many_commits_in_a_tick_are_one_wake(monkeypatch: pytest.MonkeyPatch) -> None:
-    rung: list[Hub] = []
-    wake = Hub._rung
+    rung: list[SubscriptionHub] = []
+    wake = SubscriptionHub._notified
 
-    def counted(hub: Hub) -> None:
+    def counted(hub: SubscriptionHub) -> None:
         rung.append(hub)
         wake(hub)
 
-    monkeypatch.setattr(Hub, "_rung", counted)
+    monkeypatch.setattr(SubscriptionHub, "_notified", counted)
     bus = Watched()
     follower = asyncio.create_task(take(bus, 300, 0))
     await turns()

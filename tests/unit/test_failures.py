@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._core.codec.json import encode
-from agent_runtime_core._execution.recorded_calls import KeyedSteps
-from agent_runtime_core._execution.step_failure import as_raised, failed_again
+from agent_runtime_core._execution.recorded_calls import RecordedCalls
+from agent_runtime_core._execution.step_failure import original_error, recorded_error
 from agent_runtime_core._journal.record import FAILED, Record
 from agent_runtime_core.errors import (
     CircuitOpen,
@@ -118,9 +118,9 @@ async def test_a_step_of_the_library_itself_raises_the_error_as_it_was(
 
     async def body(ctx: Any) -> Any:
         try:
-            await KeyedSteps(ctx).perform("model", "0", fails)
+            await RecordedCalls(ctx).run("model", "0", fails)
         except Exception as error:  # noqa: BLE001 - whatever it is
-            await KeyedSteps(ctx).perform("model", "1", succeeds)
+            await RecordedCalls(ctx).run("model", "1", succeeds)
             return [type(error).__name__, text_of(error)]
 
     async def succeeds(attempt: int) -> None: ...
@@ -135,14 +135,14 @@ async def test_a_step_of_the_library_itself_raises_the_error_as_it_was(
 @pytest.mark.parametrize("told", [{}, {"class": "nowhere:Error"}, {"class": "builtins:print"}, {"class": "os:sep"}])
 def test_a_record_that_names_no_error_is_that_of_its_step(told: dict[str, Any]) -> None:
     record = Record(3, FAILED, "pay", "s:0", 2, info=encode({"error": "down", "type": "Error", **told}))
-    for error in (failed_again("pay now", record), as_raised("pay now", record)):
+    for error in (recorded_error("pay now", record), original_error("pay now", record)):
         assert isinstance(error, StepExecutionError)
         assert (error.step_name, error.message, error.attempts, error.__cause__) == ("pay now", "down", 2, None)
 
 
 def test_a_circuit_that_was_open_is_open_for_as_long_as_it_was_said() -> None:
     record = Record(3, FAILED, "model", "k:0", info=encode({"error": "no", "type": "CircuitOpen", "retry_delay": 3.0}))
-    error = as_raised("model", record)
+    error = original_error("model", record)
     assert isinstance(error, CircuitOpen)
     assert (error.after, "no" in str(error)) == (3.0, True)
 

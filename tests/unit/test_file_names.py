@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core.persistence.documents.base import Entry, Table
+from agent_runtime_core.persistence.documents.base import Collection, Entry
 from agent_runtime_core.persistence.documents.file_names import ident, key_of, name_of, parsed, part, text_of
 from agent_runtime_core.persistence.documents.files import FileDocuments
 
@@ -98,15 +98,15 @@ async def test_hostile_keys_groups_kinds_and_spaces_stay_in_the_root_and_apart(t
     texts = [each for each in hostile(10_000) if each not in ("",)][:150]
     root = tmp_path / "deep" / "store"
     documents = FileDocuments(root)
-    table = Table(documents, "project", "memory")
+    table = Collection(documents, "project", "memory")
     await table.write(*(table.put(Entry(each, f"{number}")) for number, each in enumerate(texts)))
     await table.write(*(table.put(Entry(f"{each}/in", f"{number}", each)) for number, each in enumerate(texts)))
     for space, kind in [("../..", "a"), ("/etc", "b"), ("project:../x", "../../c")]:
-        await Table(documents, space, kind).write(Table(documents, space, kind).put(Entry("../../k", '"x"')))
-        assert await Table(documents, space, kind).get("../../k")
+        await Collection(documents, space, kind).write(Collection(documents, space, kind).put(Entry("../../k", '"x"')))
+        assert await Collection(documents, space, kind).get("../../k")
     await documents.close()
     documents = FileDocuments(root)
-    table = Table(documents, "project", "memory")
+    table = Collection(documents, "project", "memory")
     assert [each.text for each in await table.many(texts)] == [f"{number}" for number in range(len(texts))]
     assert [each.key for each in await table.find("")] == texts
     for number, each in enumerate(texts):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.commit_request import Request
+from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
 from agent_runtime_core._journal.record import DONE, ENDED, Record
 from agent_runtime_core._journal.sqlite import LONGEST_PACKED, SHORTEST_PACKED, _crc
@@ -79,7 +79,7 @@ async def test_what_takes_long_to_compress_is_the_threads_to_do(tmp_path: Path) 
     where: list[str] = []
     apply = store.engine.writer.apply
 
-    def watched(tx: SQLiteTx, request: Request) -> bool:
+    def watched(tx: SQLiteTx, request: CommitRequest) -> bool:
         where.append(threading.current_thread().name)
         return apply(tx, request)
 

@@ -15,10 +15,10 @@ import pytest
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, RunBusy, UnknownRun
-from agent_runtime_core.queue import InMemoryQueue, Moved, SQLiteQueue
+from agent_runtime_core.queue import InMemoryQueue, RowChanged, SQLiteQueue
 from agent_runtime_core.queue import sqlite as sqlite_queue
 from agent_runtime_core.queue.records import RunRow
-from agent_runtime_core.queue.transitions import PLACE
+from agent_runtime_core.queue.transitions import INLINE_RESERVATION
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
@@ -269,7 +269,7 @@ async def test_a_crashed_execute_gives_up_its_turn(place: Path | None) -> None:
     async with Rig(place, clock, lease_ttl_seconds=60) as rig:
         queue = rig.runner.queue
         row = queue.new_row("a", "script", TALK, concurrency_key=KEY, origin="inline")
-        assert (await rig.runner.take(row))[0] == "claimed"
+        assert (await rig.runner.claim_run(row))[0] == "claimed"
 
         async def body(ctx: Any) -> str:
             return "done"
@@ -298,9 +298,9 @@ async def test_who_waited_for_its_turn_when_the_machine_went_down_gives_it_up(tm
     # Boot time begins at 0 again.
     queue = SQLiteQueue(path, clock=after)
     [first] = await queue.claim_rows("w")
-    await queue.settle(first.run_id, queue.keep(first, first.claim_id)._replace(status="succeeded"))
-    after.advance(PLACE + 1)
-    assert [(await queue.must_get(row.run_id)).run_key for row in await queue.claim_rows("w")] == ["last"]
+    await queue.settle(first.run_id, queue.unchanged_update(first, first.claim_id)._replace(status="succeeded"))
+    after.advance(INLINE_RESERVATION + 1)
+    assert [(await queue.require(row.run_id)).run_key for row in await queue.claim_rows("w")] == ["last"]
     await queue.close()
 
 
@@ -338,7 +338,7 @@ def test_threads_on_one_file_never_run_two_of_one_key(tmp_path: Path) -> None:
                 with lock:
                     running.discard(row.lane)
                     done.append(row.run_id)
-                await queue.settle(row.run_id, queue.keep(row, row.claim_id)._replace(status="succeeded"))
+                await queue.settle(row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="succeeded"))
         await queue.close()
 
     threads = [threading.Thread(target=asyncio.run, args=(work(n),)) for n in range(8)]
@@ -351,7 +351,9 @@ def test_threads_on_one_file_never_run_two_of_one_key(tmp_path: Path) -> None:
         queue = SQLiteQueue(path=tmp_path / "queue.db")
         count = 0
         while rows := await queue.claim_rows("w"):
-            await queue.settle(rows[0].run_id, queue.keep(rows[0], rows[0].claim_id)._replace(status="succeeded"))
+            await queue.settle(
+                rows[0].run_id, queue.unchanged_update(rows[0], rows[0].claim_id)._replace(status="succeeded")
+            )
             count += 1
         await queue.close()
         return count
@@ -364,12 +366,12 @@ async def test_a_commit_that_is_taken_back_leaves_the_line_as_it_was() -> None:
     queue = InMemoryQueue(engine=MemoryEngine(VirtualClock()))
     ids = [str((await queue.enqueue(None, name, {}, concurrency_key="k")).run_id) for name in ("a", "b", "c")]
     ends = [Op("queue.end", (each, ("pending",), "cancelled", 0.0, "")) for each in (ids[0], ids[1], "nobody")]
-    with pytest.raises(Moved):
+    with pytest.raises(RowChanged):
         await queue.commits.commit(None, ends)
     for name in ("a", "b", "c"):
         [row] = await queue.claim_rows("w")
         assert row.agent == name
-        await queue.settle(row.run_id, queue.keep(row, row.claim_id)._replace(status="succeeded"))
+        await queue.settle(row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="succeeded"))
 
 
 # -- what it costs

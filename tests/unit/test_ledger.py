@@ -10,13 +10,13 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
-from agent_runtime_core._execution.claim_writer import BUSY_TRIES, Ledger
-from agent_runtime_core._execution.step_journal import Book
+from agent_runtime_core._execution.claim_writer import BUSY_ATTEMPTS, ClaimWriter
+from agent_runtime_core._execution.step_journal import StepJournal
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import LeaseLost, StorageBusy
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.records import Moved, RunRow, Settle
+from agent_runtime_core.queue.records import RowChanged, RunRow, RunUpdate
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.testing import VirtualClock
 
@@ -34,9 +34,9 @@ class Watched:
         self.busy = 0
         names = {id(self.queue.engine): "queue", id(self.bus.engine): "bus", id(self.state.engine): "state"}
         for backend in (self.queue, self.bus, self.state):
-            self._watch(backend.engine, names[id(backend.engine)])
+            self.watcher(backend.engine, names[id(backend.engine)])
 
-    def _watch(self, engine: Any, name: str) -> None:
+    def watcher(self, engine: Any, name: str) -> None:
         if "commit" in vars(engine):
             return
         commit, post = engine.commit, engine.post
@@ -55,14 +55,14 @@ class Watched:
 
         engine.commit, engine.post = watched, posted
 
-    async def claimed(self, run_id: str = "r") -> Ledger:
+    async def claimed(self, run_id: str = "r") -> ClaimWriter:
         await self.queue.enqueue(run_id, "agent", {})
         return await self.again()
 
-    async def again(self) -> Ledger:
+    async def again(self) -> ClaimWriter:
         run: RunRow = (await self.queue.claim_rows("w", 60))[0]
         self.seen.clear()
-        return Ledger(run, self.queue, self.bus, self.state, self.queue.clock)
+        return ClaimWriter(run, self.queue, self.bus, self.state, self.queue.clock)
 
     async def kinds(self) -> list[str]:
         return [event.event_type for event in await self.bus.get_events("r")]
@@ -73,12 +73,12 @@ def apart(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def record(ledger: Ledger, kind: str = "done", name: str = "a", **more: Any) -> Record:
+def record(ledger: ClaimWriter, kind: str = "done", name: str = "a", **more: Any) -> Record:
     return Record(ledger.next_seq(), kind, name, "s:0", 1, ledger.claim_id, 1.0, result="1", nev=1, **more)
 
 
-def ended(ledger: Ledger) -> tuple[Settle, Record]:
-    how = Settle(ledger.claim_id, "succeeded", 5.0)
+def ended(ledger: ClaimWriter) -> tuple[RunUpdate, Record]:
+    how = RunUpdate(ledger.claim_id, "succeeded", 5.0)
     return how, Record(ledger.next_seq(), "ended", "succeeded", "", 1, ledger.claim_id, 5.0, "{}", info="{}", nev=1)
 
 
@@ -88,7 +88,7 @@ async def test_an_ending_is_one_commit_or_three_in_order(apart: bool) -> None:
     assert await ledger.open() == []
     backends.seen.clear()
     how, last = ended(ledger)
-    await ledger.settle(how, [last])
+    await ledger.update_run(how, [last])
     state = ["journal.append", "state.status"]
     if apart:
         assert backends.seen == [
@@ -98,7 +98,7 @@ async def test_an_ending_is_one_commit_or_three_in_order(apart: bool) -> None:
         assert [ops for _, ops in backends.seen] == [[*state, "queue.settle"]]
     assert await backends.kinds() == ["run.succeeded"]
     assert await backends.state.get_run_status(ledger.run_id) == "succeeded"
-    assert (await backends.queue.must_get(ledger.run_id)).status == "succeeded"
+    assert (await backends.queue.require(ledger.run_id)).status == "succeeded"
 
 
 async def test_a_claim_is_carried_to_the_other_engines_before_the_first_read() -> None:
@@ -126,11 +126,11 @@ async def test_a_superseded_claim_is_refused_everywhere(apart: bool) -> None:
         old.append(record(old)),
         old.emit([row]),
         old.checkpoint("{}", "m", row),
-        old.settle(how, [last]),
+        old.update_run(how, [last]),
     ):
         with pytest.raises(LeaseLost):
             await write
-    await old.note(record(old))
+    await old.buffer(record(old))
     assert await backends.kinds() == []
     assert await backends.state.records(old.run_id) == []
     await new.append(record(new))
@@ -141,21 +141,21 @@ async def test_an_unanswered_write_is_repeated_and_lands_once(apart: bool) -> No
     backends = Watched(apart)
     ledger = await backends.claimed()
     await ledger.open()
-    backends.busy = BUSY_TRIES
+    backends.busy = BUSY_ATTEMPTS
     await ledger.append(record(ledger))
     assert [each.name for each in await backends.state.records(ledger.run_id)] == ["a"]
     assert await backends.kinds() == ["step.completed"]
     backends.busy = 99
     with pytest.raises(StorageBusy) as told:
         await ledger.append(record(ledger, name="b"))
-    assert told.value.tries == BUSY_TRIES + 1
+    assert told.value.tries == BUSY_ATTEMPTS + 1
     backends.busy = 0
 
 
 async def test_the_end_of_a_step_is_repeated_too_and_lands_once(apart: bool) -> None:
     backends = Watched(apart)
     ledger = await backends.claimed()
-    book = Book(ledger, await ledger.open())
+    book = StepJournal(ledger, await ledger.open())
     end = record(ledger)
 
     def asked() -> int:
@@ -163,13 +163,13 @@ async def test_the_end_of_a_step_is_repeated_too_and_lands_once(apart: bool) -> 
 
     backends.busy = 2
     await book.write((end,), (), None)
-    assert book.done[end.name, end.key] == end
+    assert book.completed[end.name, end.key] == end
     assert (asked(), await backends.kinds()) == (3, ["step.completed"])
     backends.seen.clear()
     backends.busy = 99
     with pytest.raises(StorageBusy) as told:
         await book.write((record(ledger, name="b"),), (), None)
-    assert told.value.tries == asked() == (BUSY_TRIES + 1 if apart else BUSY_TRIES + 2)
+    assert told.value.tries == asked() == (BUSY_ATTEMPTS + 1 if apart else BUSY_ATTEMPTS + 2)
     backends.busy = 0
 
 
@@ -201,7 +201,7 @@ async def test_what_was_published_for_a_record_that_never_landed_hides_no_other(
     assert await again.open() == []
     how, last = ended(again)
     assert last.seq == lost.seq
-    await again.settle(how, [last])
+    await again.update_run(how, [last])
     assert await backends.kinds() == ["step.completed", "run.succeeded"]
 
 
@@ -227,7 +227,7 @@ async def test_an_end_publishes_what_an_interrupted_write_left_out() -> None:
     await asyncio.wait({writing})
     backends.bus.engine.commit = publish  # type: ignore[method-assign]
     how, last = ended(ledger)
-    await ledger.settle(how, [last])
+    await ledger.update_run(how, [last])
     assert await backends.kinds() == ["step.completed", "run.succeeded"]
 
 
@@ -251,17 +251,17 @@ async def test_a_moved_row_refuses_the_whole_commit_on_one_engine() -> None:
     await ledger.open()
     await backends.queue.post(ledger.run_id, "signal", "go", "1")
     how, last = ended(ledger)
-    with pytest.raises(Moved):
-        await ledger.settle(how._replace(cursor=0), [last])
+    with pytest.raises(RowChanged):
+        await ledger.update_run(how._replace(cursor=0), [last])
     assert await backends.state.records(ledger.run_id) == []
-    assert (await backends.queue.must_get(ledger.run_id)).status == "running"
+    assert (await backends.queue.require(ledger.run_id)).status == "running"
 
 
 async def test_a_retired_ledger_writes_nothing_more(apart: bool) -> None:
     backends = Watched(apart)
     ledger = await backends.claimed()
     await ledger.open()
-    ledger.retire()
+    ledger.revoke()
     with pytest.raises(LeaseLost):
         await ledger.append(record(ledger))
 
@@ -272,7 +272,7 @@ async def test_status_and_notes_do_not_wait(apart: bool) -> None:
     await ledger.open()
     await ledger.status("running", record(ledger, "started"))
     assert await backends.state.get_run_status(ledger.run_id) == "running"
-    await ledger.note(record(ledger))
+    await ledger.buffer(record(ledger))
     assert await backends.kinds() == ["step.started", "step.completed"]
     assert str(UUID(ledger.run_id)) == ledger.run_id
 
@@ -280,26 +280,26 @@ async def test_status_and_notes_do_not_wait(apart: bool) -> None:
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
 async def test_what_was_noted_is_not_lost_with_a_commit_that_is_refused(others: bool) -> None:
     backends = Watched(apart=False)
-    backends.queue.engine.linger = 60.0
+    backends.queue.engine.buffer_delay = 60.0
     ledger = await backends.claimed()
-    await ledger.note(Record(ledger.next_seq(), "attempt", "agent", "", 1, ledger.claim_id, 1.0, nev=1))
+    await ledger.buffer(Record(ledger.next_seq(), "attempt", "agent", "", 1, ledger.claim_id, 1.0, nev=1))
     await backends.queue.post(ledger.run_id, "signal", "go", "1")
     commit, told = backends.queue.engine.commit, asyncio.Event()
 
     async def told_late(guard: Guard | None, ops: Sequence[Op]) -> Any:
         try:
             return await commit(guard, ops)
-        except Moved:
+        except RowChanged:
             await told.wait()
             raise
 
     backends.queue.engine.commit = told_late  # type: ignore[method-assign]
-    parking = asyncio.ensure_future(ledger.settle(Settle(ledger.claim_id, "waiting", 5.0, cursor=0)))
+    parking = asyncio.ensure_future(ledger.update_run(RunUpdate(ledger.claim_id, "waiting", 5.0, cursor=0)))
     await asyncio.sleep(0)
     if others:
         await ledger.append(record(ledger, name="beside"))
     told.set()
-    with pytest.raises(Moved):
+    with pytest.raises(RowChanged):
         await parking
     await ledger.append(record(ledger))
     assert sorted(await backends.kinds()) == ["run.started", *["step.completed"] * (1 + others)]

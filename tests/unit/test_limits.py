@@ -57,16 +57,16 @@ def test_tokens_are_told_in_two_ways(usage: dict[str, Any], tokens: int) -> None
 def test_what_is_lent_is_held_back_until_it_is_back() -> None:
     budget = Budget(RunLimits(max_tokens=1000, max_cost_usd=1.0, max_tool_calls=10))
     budget.used({"total_tokens": 200}, 0.2)
-    first = budget.lend()
+    first = budget.reserve_for_child()
     assert first == RunLimits(max_tool_calls=10, max_tokens=800, max_cost_usd=0.8)
-    second = budget.lend()
+    second = budget.reserve_for_child()
     assert second == RunLimits(max_tool_calls=0, max_tokens=0, max_cost_usd=0)
     with pytest.raises(LimitExceeded, match="max_tokens=1000 is reached"):
         budget.before_call()
-    budget.bring_back(first, {"total_tokens": 50, "cost_usd": 0.1, "tool_calls": 2})
-    budget.bring_back(second, {})
+    budget.return_unused(first, {"total_tokens": 50, "cost_usd": 0.1, "tool_calls": 2})
+    budget.return_unused(second, {})
     assert (budget.tokens, round(budget.cost, 6), budget.tool_calls) == (250, 0.3, 2)
-    third = budget.lend()
+    third = budget.reserve_for_child()
     assert (third.max_tool_calls, third.max_tokens) == (8, 750)
     assert third.max_cost_usd == pytest.approx(0.7)
 
@@ -74,9 +74,9 @@ def test_what_is_lent_is_held_back_until_it_is_back() -> None:
 def test_usage_adds_up_and_tells_the_cost_where_it_is_known() -> None:
     budget = Budget(RunLimits())
     budget.used({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cached_tokens": 1}, None)
-    assert "cost_usd" not in budget.told()
+    assert "cost_usd" not in budget.reported_usage()
     budget.used({"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}, 0.5)
-    assert budget.told() == {
+    assert budget.reported_usage() == {
         "prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7, "cached_tokens": 1, "cost_usd": 0.5, "turns": 0,
         "tool_calls": 0,
     }  # fmt: skip
@@ -89,7 +89,7 @@ async def test_what_stands_beside_others_holds_its_turn_and_its_reserve_until_it
     ends = {name: asyncio.Event() for name in "abcd"}
 
     async def call(name: str) -> None:
-        async with budget.beside({"tokens": 80, "usd": 0.5}):
+        async with budget.concurrent({"tokens": 80, "usd": 0.5}):
             begun.append(name)
             await ends[name].wait()
             if name == "b":
@@ -122,20 +122,20 @@ async def test_what_stands_beside_others_holds_its_turn_and_its_reserve_until_it
 async def test_the_estimate_of_a_call_that_was_cut_off_is_its_reserve_and_no_turn() -> None:
     budget = Budget(RunLimits(max_tokens=100))
     with pytest.raises(asyncio.CancelledError):
-        async with budget.beside({"tokens": 60}):
+        async with budget.concurrent({"tokens": 60}):
             raise asyncio.CancelledError
     assert (budget.tokens, budget.turns, budget.lent_tokens) == (0, 0, 0)
-    assert budget.told() == {"turns": 0, "tool_calls": 0, "estimated_tokens": 60}
+    assert budget.reported_usage() == {"turns": 0, "tool_calls": 0, "estimated_tokens": 60}
 
 
 @pytest.mark.parametrize("counts", [False, True])
 def test_estimates_count_where_the_limits_say_so(counts: bool) -> None:
     budget = Budget(RunLimits(max_tokens=100, max_cost_usd=1.0, count_estimates=counts))
     budget.used({"total_tokens": 40}, 0.4)
-    budget.in_doubt({"tokens": 60, "usd": 0.1})
-    rest = budget.lend()
+    budget.count_in_doubt({"tokens": 60, "usd": 0.1})
+    rest = budget.reserve_for_child()
     assert (rest.max_tokens, rest.count_estimates) == (0 if counts else 60, counts)
-    budget.bring_back(rest, {"total_tokens": 10, "estimated_tokens": 5, "estimated_cost_usd": 0.2})
+    budget.return_unused(rest, {"total_tokens": 10, "estimated_tokens": 5, "estimated_cost_usd": 0.2})
     assert (budget.tokens, budget.estimated_tokens, round(budget.estimated_cost, 6)) == (50, 65, 0.3)
     if counts:
         assert budget.newly_doubtful() is None
@@ -187,6 +187,6 @@ def test_count_estimates_is_a_bool() -> None:
 
 async def test_a_call_beside_others_may_be_no_turn() -> None:
     budget = Budget(RunLimits(max_turns=1))
-    async with budget.beside(None), budget.beside(None, turn=False):
+    async with budget.concurrent(None), budget.concurrent(None, turn=False):
         pass
     assert budget.turns == 1

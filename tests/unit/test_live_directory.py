@@ -25,7 +25,7 @@ from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.sqlite import liveness, notifier
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core._engines.sqlite.live_directory import open_lock
-from agent_runtime_core._engines.sqlite.liveness import RESCAN, Presence
+from agent_runtime_core._engines.sqlite.liveness import RESCAN, ProcessLiveness
 from agent_runtime_core.errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 from agent_runtime_core.testing import VirtualClock
 from tests.unit.rig import Script, soon
@@ -87,12 +87,12 @@ async def used(path: Path) -> None:
 
 
 @pytest.fixture
-def peer(tmp_path: Path) -> Iterator[Presence]:
+def peer(tmp_path: Path) -> Iterator[ProcessLiveness]:
     """Another process on the same database."""
     live = tmp_path / "a.db.live"
     live.mkdir(mode=0o700)
-    there = Presence(live, PEER, VirtualClock())
-    there.hang_bell()
+    there = ProcessLiveness(live, PEER, VirtualClock())
+    there.open_fifo()
     yield there
     there.close()
 
@@ -190,7 +190,7 @@ async def test_a_fifo_that_could_not_be_made_is_made_later(tmp_path: Path, monke
     with pytest.MonkeyPatch.context() as patch:
         Failing(patch, os, "mkfifo", errno.ENOSPC, 1)
         engine.listen("things", lambda: None)
-        await soon(lambda: engine._presence.bell is not None)
+        await soon(lambda: engine._presence.fifo is not None)
     await engine.close()
 
 
@@ -204,14 +204,14 @@ async def test_all_is_well_once_descriptors_are_free_again(tmp_path: Path) -> No
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
         stop = engine.listen("things", lambda: None)
-        assert not engine._presence.bell
+        assert not engine._presence.fifo
         with pytest.raises(StorageError):
             opened(tmp_path / "b.db")
     finally:
         for fd in taken:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert engine._presence.hang_bell()
+    assert engine._presence.open_fifo()
     stop()
     await engine.commit(None, [Op("put", ("a", 1))])
     await engine.close()
@@ -222,7 +222,7 @@ async def test_all_is_well_once_descriptors_are_free_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "link to a FIFO"])
-async def test_a_bell_that_is_no_fifo_is_not_written(tmp_path: Path, peer: Presence, kind: str) -> None:
+async def test_a_bell_that_is_no_fifo_is_not_written(tmp_path: Path, peer: ProcessLiveness, kind: str) -> None:
     bell, other = peer.directory / f"{PEER[:-1]}0.bell", tmp_path / "notes"
     if kind == "link to a FIFO":
         os.mkfifo(other)
@@ -240,7 +240,7 @@ async def test_a_bell_that_is_no_fifo_is_not_written(tmp_path: Path, peer: Prese
     assert peer.wait(5), "the others are notified"
 
 
-async def test_files_with_other_names_are_left_alone(tmp_path: Path, peer: Presence) -> None:
+async def test_files_with_other_names_are_left_alone(tmp_path: Path, peer: ProcessLiveness) -> None:
     foreign = ["notes.lock", "notes.bell", "x" * 26 + ".lock", f"{PEER}x.lock", "README", ".keep"]
     for name in foreign:
         (peer.directory / name).touch()
@@ -272,7 +272,7 @@ def test_a_lock_that_cannot_be_looked_at_counts_as_alive(
                 return real(path, flags)
 
             monkeypatch.setattr(liveness, "open_lock", refuse)
-    other = Presence(tmp_path, f"{PEER[:-1]}0", VirtualClock())
+    other = ProcessLiveness(tmp_path, f"{PEER[:-1]}0", VirtualClock())
     assert other.dead([PEER]) == ()
     other.close()
     assert lock.exists()
@@ -427,14 +427,14 @@ def test_a_directory_of_another_user_is_refused(shared: Path) -> None:
 
 
 def test_a_listing_that_fails_rings_those_who_are_known(
-    tmp_path: Path, peer: Presence, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, peer: ProcessLiveness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = VirtualClock()
-    other = Presence(peer.directory, f"{PEER[:-1]}0", clock)
-    other.ring(["a"])
+    other = ProcessLiveness(peer.directory, f"{PEER[:-1]}0", clock)
+    other.notify(["a"])
     assert peer.wait(5) == "a"
     clock.advance(2 * RESCAN)
     Failing(monkeypatch, os, "listdir", errno.EMFILE, 1)
-    other.ring(["b"])
+    other.notify(["b"])
     assert peer.wait(5) == "b"
     other.close()

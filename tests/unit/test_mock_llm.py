@@ -22,7 +22,7 @@ from agent_runtime_core.interfaces import (
 )
 from agent_runtime_core.llm import get_llm_client, use_llm_client
 from agent_runtime_core.llm._client import ChatClient, forbid_remote
-from agent_runtime_core.llm._provider import Answer, Request, Wire
+from agent_runtime_core.llm._provider import Completion, ProviderAdapter, Request
 from agent_runtime_core.testing import (
     LLMEvaluator,
     MockLLMClient,
@@ -183,15 +183,15 @@ class Asks(AgentRuntime):
         return RunResult(final_output={"response": response.message["content"]})
 
 
-class Echo(Wire):
+class Echo(ProviderAdapter):
     """A provider far away that would be asked."""
 
     provider = "far"
 
-    async def ask(self, request: Request) -> Answer:
-        return Answer({"role": "assistant", "content": "from afar"}, {}, request.model, "stop")
+    async def request(self, request: Request) -> Completion:
+        return Completion({"role": "assistant", "content": "from afar"}, {}, request.model, "stop")
 
-    def pour(self, request: Request) -> Any:
+    def stream(self, request: Request) -> Any:
         raise AssertionError
 
     def translate(self, error: Exception, model: str) -> None:

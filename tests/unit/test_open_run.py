@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._execution.claim_writer import ClaimWriter
 from agent_runtime_core._execution.context import Context
 from agent_runtime_core.errors import (
     IdempotencyConflict,
@@ -24,7 +24,7 @@ from agent_runtime_core.errors import (
     StorageClosed,
 )
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
-from agent_runtime_core.runner.heartbeat import Heart, Held
+from agent_runtime_core.runner.heartbeat import Heartbeat, LeasedRun
 from agent_runtime_core.steps import Step, StepExecutor
 
 
@@ -257,7 +257,7 @@ def test_a_run_that_was_lost_between_two_calls_says_so(tmp_path: Path) -> None:
         with open_run_sync(path, "r", config=QUICK) as run:
             _take_over(path)
             for _ in range(1000):
-                if run.ctx.place.sealed:
+                if run.ctx.control.closed:
                     break
                 threading.Event().wait(0.01)
             run.call(late, run.ctx)
@@ -336,21 +336,21 @@ async def test_hearing_of_its_own_end_does_not_cancel_the_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row has ended before this task is told so: whoever looks at it then must not take it for a loss."""
-    held: list[tuple[Heart, Held]] = []
-    hold, settle = Heart.hold, Ledger.settle
+    held: list[tuple[Heartbeat, LeasedRun]] = []
+    hold, settle = Heartbeat.hold, ClaimWriter.update_run
 
-    def noted(self: Heart, each: Held) -> None:
+    def noted(self: Heartbeat, each: LeasedRun) -> None:
         held.append((self, each))
         hold(self, each)
 
-    async def looked_at(self: Ledger, *args: Any, **events: Any) -> list[Any]:
+    async def looked_at(self: ClaimWriter, *args: Any, **events: Any) -> list[Any]:
         answers = await settle(self, *args, **events)
         for heart, each in held:
             await heart._look([each])
         return answers
 
-    monkeypatch.setattr(Heart, "hold", noted)
-    monkeypatch.setattr(Ledger, "settle", looked_at)
+    monkeypatch.setattr(Heartbeat, "hold", noted)
+    monkeypatch.setattr(ClaimWriter, "settle", looked_at)
     async with open_run(tmp_path / "a.db", "r") as ctx:
         assert await ctx.step("a", lambda: 1) == 1
         await asyncio.sleep(0)

@@ -12,8 +12,8 @@ from agent_runtime_core._execution.result_codec import (
     encode_result,
     error_in,
     error_payload,
-    payload_of,
-    result_of,
+    result_from_payload,
+    result_payload,
 )
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
@@ -29,7 +29,7 @@ FULL = RunResult(
 @pytest.mark.parametrize("result", [FULL, RunResult(), RunResult({"x": 1}, status=RunStatus.SUCCEEDED)])
 def test_a_result_comes_back_as_it_was(result: RunResult) -> None:
     assert decode_result(encode_result(result)) == result
-    assert result_of(payload_of(result)) == result
+    assert result_from_payload(result_payload(result)) == result
 
 
 def test_an_error_is_told_whole() -> None:
@@ -40,7 +40,7 @@ def test_an_error_is_told_whole() -> None:
 
 
 def test_what_is_missing_takes_its_default() -> None:
-    assert result_of({}) == RunResult()
+    assert result_from_payload({}) == RunResult()
 
 
 def test_a_value_without_a_json_form_is_named() -> None:

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agent_runtime_core._engines.sqlite.liveness import RESCAN, CommitLock, Presence
-from agent_runtime_core._engines.sqlite.notifier import FileBell
+from agent_runtime_core._engines.sqlite.liveness import RESCAN, CommitLock, ProcessLiveness
+from agent_runtime_core._engines.sqlite.notifier import FifoNotifier
 from agent_runtime_core.testing import VirtualClock
 
 fcntl = pytest.importorskip("fcntl")
@@ -29,20 +29,20 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def one(tmp_path: Path, clock: VirtualClock) -> Iterator[Presence]:
-    presence = Presence(tmp_path, ONE, clock)
+def one(tmp_path: Path, clock: VirtualClock) -> Iterator[ProcessLiveness]:
+    presence = ProcessLiveness(tmp_path, ONE, clock)
     yield presence
     presence.close()
 
 
 @pytest.fixture
-def two(tmp_path: Path, clock: VirtualClock) -> Iterator[Presence]:
-    presence = Presence(tmp_path, TWO, clock)
+def two(tmp_path: Path, clock: VirtualClock) -> Iterator[ProcessLiveness]:
+    presence = ProcessLiveness(tmp_path, TWO, clock)
     yield presence
     presence.close()
 
 
-def test_a_living_holder_is_not_dead(one: Presence, two: Presence) -> None:
+def test_a_living_holder_is_not_dead(one: ProcessLiveness, two: ProcessLiveness) -> None:
     assert one.dead([ONE, TWO, ""]) == ()
     assert one.dead(["gone"]) == ("gone",)
 
@@ -62,18 +62,18 @@ def test_nobody_sees_a_lock_file_that_is_not_locked_yet(
         rename(hidden, name)
 
     monkeypatch.setattr(os, "rename", naming)
-    Presence(tmp_path, ONE, clock).close()
+    ProcessLiveness(tmp_path, ONE, clock).close()
     assert named == [f"{ONE}.lock"]
 
 
-def test_one_that_let_go_is_dead_and_leaves_no_files(one: Presence, two: Presence) -> None:
-    two.hang_bell()
+def test_one_that_let_go_is_dead_and_leaves_no_files(one: ProcessLiveness, two: ProcessLiveness) -> None:
+    two.open_fifo()
     two.close()
     assert one.dead([TWO]) == (TWO,)
     assert [each.name for each in one.directory.iterdir()] == [f"{ONE}.lock"]
 
 
-def test_a_killed_process_is_dead_at_once_and_is_cleared_away(one: Presence) -> None:
+def test_a_killed_process_is_dead_at_once_and_is_cleared_away(one: ProcessLiveness) -> None:
     code = (
         "import os, sys, pathlib; from agent_runtime_core._engines.sqlite.liveness import Presence;"
         "from agent_runtime_core._core.clock import SYSTEM;"
@@ -98,58 +98,60 @@ def test_a_killed_process_is_dead_at_once_and_is_cleared_away(one: Presence) -> 
     assert not (one.directory / f"{CHILD}.bell").exists()
 
 
-def test_ringing_reaches_all_others_and_not_oneself(one: Presence, two: Presence) -> None:
-    assert one.hang_bell()
-    assert two.hang_bell()
-    assert one.hang_bell()
-    one.ring(["work", "events"])
+def test_ringing_reaches_all_others_and_not_oneself(one: ProcessLiveness, two: ProcessLiveness) -> None:
+    assert one.open_fifo()
+    assert two.open_fifo()
+    assert one.open_fifo()
+    one.notify(["work", "events"])
     assert two.wait(5) == "ew"
     assert two.wait(0) == ""
     assert one.wait(0) == ""
 
 
-def test_a_bell_hung_later_is_found_after_a_while(one: Presence, two: Presence, clock: VirtualClock) -> None:
-    one.ring("a")
-    two.hang_bell()
-    one.ring("b")
+def test_a_bell_hung_later_is_found_after_a_while(
+    one: ProcessLiveness, two: ProcessLiveness, clock: VirtualClock
+) -> None:
+    one.notify("a")
+    two.open_fifo()
+    one.notify("b")
     assert two.wait(0) == ""
     clock.advance(RESCAN)
-    one.ring("c")
+    one.notify("c")
     assert two.wait(5) == "c"
 
 
 def test_whoever_made_the_directory_looks_for_others_after_a_while(
-    tmp_path: Path, clock: VirtualClock, two: Presence
+    tmp_path: Path, clock: VirtualClock, two: ProcessLiveness
 ) -> None:
-    first = Presence(tmp_path, FIRST, clock, alone=True)
-    two.hang_bell()  # it looks by itself for so long
-    first.ring("a")
+    first = ProcessLiveness(tmp_path, FIRST, clock, alone=True)
+    two.open_fifo()  # it looks by itself for so long
+    first.notify("a")
     assert two.wait(0) == ""
     clock.advance(RESCAN)
-    first.ring("b")
+    first.notify("b")
     assert two.wait(5) == "b"
     first.close()
 
 
-def test_a_bell_that_is_full_rings_already(one: Presence, two: Presence) -> None:
-    two.hang_bell()
+def test_a_bell_that_is_full_rings_already(one: ProcessLiveness, two: ProcessLiveness) -> None:
+    two.open_fifo()
     for _ in range(70_000):
-        one.ring("x")
+        one.notify("x")
     assert two.wait(0) == "x" * 4096
 
 
-def test_a_bell_without_a_process_is_let_go(one: Presence, two: Presence, clock: VirtualClock) -> None:
-    two.hang_bell()
-    one.ring("a")
+def test_a_bell_without_a_process_is_let_go(one: ProcessLiveness, two: ProcessLiveness, clock: VirtualClock) -> None:
+    two.open_fifo()
+    one.notify("a")
     assert len(one._peers) == 1
-    bell, two.bell = two.bell, None
+    bell, two.fifo = two.fifo, None
     assert bell is not None
     os.close(bell)
-    one.ring("b")
+    one.notify("b")
     assert one._peers == {}
     # Its file is still there, with nobody to read it.
     clock.advance(RESCAN)
-    one.ring("c")
+    one.notify("c")
     assert one._peers == {}
 
 
@@ -160,44 +162,46 @@ def left_by_the_dead(directory: Path, name: str, *suffixes: str) -> None:
         os.mkfifo(path) if suffix == "bell" else path.touch()
 
 
-def test_what_the_dead_left_is_cleared_away_by_the_next_who_comes(one: Presence, clock: VirtualClock) -> None:
+def test_what_the_dead_left_is_cleared_away_by_the_next_who_comes(one: ProcessLiveness, clock: VirtualClock) -> None:
     left_by_the_dead(one.directory, A, "lock", "bell")
     left_by_the_dead(one.directory, B, "lock")
     CommitLock(one.directory).close()
-    Presence(one.directory, C, clock).close()
+    ProcessLiveness(one.directory, C, clock).close()
     assert {path.name for path in one.directory.iterdir()} == {f"{ONE}.lock", "commit.lock"}
 
 
 def test_a_bell_that_nobody_reads_any_more_is_cleared_away_if_its_process_is_gone(
-    one: Presence, two: Presence, clock: VirtualClock
+    one: ProcessLiveness, two: ProcessLiveness, clock: VirtualClock
 ) -> None:
     left_by_the_dead(one.directory, A, "lock", "bell")
     left_by_the_dead(one.directory, B, "bell")
     left_by_the_dead(one.directory, two.holder, "bell")  # it lives, and is about to open it
     clock.advance(RESCAN * 2)
-    one.ring(["work"])
+    one.notify(["work"])
     left = {path.name for path in one.directory.iterdir() if path.suffix}
     assert left == {f"{one.holder}.lock", f"{two.holder}.lock", f"{two.holder}.bell"}
 
 
-def test_a_bell_that_was_taken_down_is_forgotten(one: Presence, two: Presence, clock: VirtualClock) -> None:
-    two.hang_bell()
-    one.ring("a")
+def test_a_bell_that_was_taken_down_is_forgotten(
+    one: ProcessLiveness, two: ProcessLiveness, clock: VirtualClock
+) -> None:
+    two.open_fifo()
+    one.notify("a")
     two.close()
     clock.advance(RESCAN)
-    one.ring("b")
+    one.notify("b")
     assert one._peers == {}
 
 
 def test_a_directory_that_is_gone_rings_nobody(tmp_path: Path, clock: VirtualClock) -> None:
     directory = tmp_path / "live"
     directory.mkdir()
-    presence = Presence(directory, ONE, clock)
-    presence.hang_bell()
+    presence = ProcessLiveness(directory, ONE, clock)
+    presence.open_fifo()
     for each in directory.iterdir():
         each.unlink()
     directory.rmdir()
-    presence.ring("a")
+    presence.notify("a")
     presence.close()
 
 
@@ -225,40 +229,40 @@ def test_who_listed_the_bells_before_this_one_hung_is_heard_although_others_ring
         raise AssertionError("there was no time")
 
     heard, ringing = threading.Event(), Ringing()
-    bell = FileBell(ringing, ringing, connect, lambda conn: None)  # type: ignore[arg-type]
+    bell = FifoNotifier(ringing, ringing, connect, lambda conn: None)  # type: ignore[arg-type]
     bell.listen("work", heard.set)
     assert heard.wait(10)
     bell.close(lambda: None, 10)
     assert ringing.waits[:2] == [2 * RESCAN] * 2
 
 
-def test_one_may_wake_oneself(one: Presence) -> None:
-    one.ring_self()
-    one.hang_bell()
-    one.ring_self()
+def test_one_may_wake_oneself(one: ProcessLiveness) -> None:
+    one.notify_self()
+    one.open_fifo()
+    one.notify_self()
     assert one.wait(5) == "!"
 
 
-def test_without_fifos_there_is_no_bell(one: Presence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fifos_there_is_no_bell(one: ProcessLiveness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "mkfifo")
-    assert not one.hang_bell()
+    assert not one.open_fifo()
 
 
 def test_what_is_done_beside_commits_keeps_those_of_this_process_out_too(tmp_path: Path) -> None:
     lock = CommitLock(tmp_path)
-    with lock.beside(5.0) as had:
+    with lock.exclude_others(5.0) as had:
         assert had
-        assert not lock.take_now()
-    with lock, lock.beside(0.01) as had:
+        assert not lock.try_acquire()
+    with lock, lock.exclude_others(0.01) as had:
         assert not had, "there is a commit"
-    assert lock.take_now(), "a wait that was given up keeps nothing"
-    lock.let_go()
+    assert lock.try_acquire(), "a wait that was given up keeps nothing"
+    lock.release()
     with lock:
-        timer = threading.Timer(0.05, lock.let_go)
+        timer = threading.Timer(0.05, lock.release)
         timer.start()
-        with lock.beside(5.0) as had:
+        with lock.exclude_others(5.0) as had:
             assert had
-            assert not lock.take_now()
+            assert not lock.try_acquire()
         timer.join()
     assert lock._beside == set()
     lock.close()
@@ -283,8 +287,8 @@ def test_the_commit_lock_lets_one_in_at_a_time(tmp_path: Path) -> None:
     second.close()
 
 
-def test_a_forked_copy_leaves_the_files_alone(one: Presence, tmp_path: Path) -> None:
-    one.hang_bell()
+def test_a_forked_copy_leaves_the_files_alone(one: ProcessLiveness, tmp_path: Path) -> None:
+    one.open_fifo()
     lock_fd = os.dup(one._lock_fd)
     one.close(forked=True)
     assert sorted(each.name for each in tmp_path.iterdir()) == [f"{ONE}.bell", f"{ONE}.lock"]

@@ -15,7 +15,7 @@ import pytest
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core.errors import LeaseLost, StorageCorrupt, UnserialisableResult
 from agent_runtime_core.queue import SQLiteQueue, sqlite
-from agent_runtime_core.queue.records import Moved, RunFilter, RunRow, Settle
+from agent_runtime_core.queue.records import RowChanged, RunFilter, RunRow, RunUpdate
 from agent_runtime_core.queue.sqlite import LARGEST_KEPT
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
@@ -36,8 +36,8 @@ async def claimed(queue: SQLiteQueue, run_id: str = "r", text: str = "") -> RunR
     return row
 
 
-def left(row: RunRow, status: str, **values: Any) -> Settle:
-    return Settle(row.claim_id, status, 50.0, **values)
+def left(row: RunRow, status: str, **values: Any) -> RunUpdate:
+    return RunUpdate(row.claim_id, status, 50.0, **values)
 
 
 def known(queue: SQLiteQueue) -> list[str]:
@@ -94,7 +94,7 @@ async def test_what_another_program_wrote_is_seen(queue: SQLiteQueue, tmp_path: 
     other.execute("UPDATE arc_runs SET cancel_at = 7")
     other.commit()
     other.close()
-    with pytest.raises(Moved):
+    with pytest.raises(RowChanged):
         await queue.settle(row.run_id, left(row, "waiting"))
     ended = await queue.settle(row.run_id, left(row, "cancelled"))
     assert ended.cancel_at == 7
@@ -114,7 +114,7 @@ async def test_one_whose_process_is_dead_is_not_remembered_as_it_was(tmp_path: P
     queue = SQLiteQueue(tmp_path / "dead.db", clock=clock)
     try:
         await queue.enqueue("r", "agent", {})
-        want = queue.want("worker", 60, None)._replace(holder="gone")
+        want = queue.claim_request("worker", 60, None)._replace(holder="gone")
         [[row]] = await queue.commit(None, [Op("queue.claim", (want,))])
         assert known(queue) == [row.run_id]
         clock.advance(10)
@@ -131,7 +131,7 @@ async def test_one_whose_process_is_dead_is_not_remembered_as_it_was(tmp_path: P
 async def test_a_message_counts(queue: SQLiteQueue) -> None:
     row = await claimed(queue)
     await queue.post(row.run_id, "signal", "go", "1")
-    with pytest.raises(Moved):
+    with pytest.raises(RowChanged):
         await queue.settle(row.run_id, left(row, "waiting", cursor=0))
     waiting = await queue.settle(row.run_id, left(row, "waiting", cursor=1))
     assert waiting == await queue.row(row.run_id)
@@ -140,7 +140,7 @@ async def test_a_message_counts(queue: SQLiteQueue) -> None:
 async def test_what_was_rolled_back_is_forgotten(queue: SQLiteQueue) -> None:
     row = await claimed(queue)
     end = Op("queue.settle", (row.run_id, left(row, "succeeded")))
-    with pytest.raises(Moved):
+    with pytest.raises(RowChanged):
         await queue.commits.commit(Guard(row.run_id, row.claim_id), [end, end])
     assert await queue.row(row.run_id) == row
     await queue.settle(row.run_id, left(row, "failed"))
@@ -255,7 +255,7 @@ async def test_what_killed_processes_left_costs_later_claims_nothing(
 ) -> None:
     """A run in place waits for its caller, and one that is free already for a worker that knows its agent."""
     with monkeypatch.context() as killed:
-        killed.setattr(queue.engine, "holder", "0" * 26)
+        killed.setattr(queue.engine, "process_id", "0" * 26)
         alone = queue.new_row("alone", "agent", {}, origin="inline")
         laned = queue.new_row("laned", "agent", {}, origin="inline", concurrency_key="lane")
         for row in (alone, laned):
@@ -285,7 +285,7 @@ async def test_what_killed_processes_left_costs_later_claims_nothing(
 async def test_a_run_that_cannot_be_read_here_does_not_take_those_along_that_are_claimed_with_it(
     queue: SQLiteQueue,
 ) -> None:
-    theirs = queue.new_row("theirs", "agent", {}).changed(input='{"money":{"$":"theirs.Money","v":{"cents":5}}}')
+    theirs = queue.new_row("theirs", "agent", {}).with_values(input='{"money":{"$":"theirs.Money","v":{"cents":5}}}')
     await queue.enqueue("one", "agent", {"n": 1})
     await queue.commits.commit(None, [Op("queue.insert", (theirs,))])
     await queue.enqueue("two", "agent", {"n": 2}, {"by": "me"})
@@ -305,7 +305,7 @@ async def test_the_dead_are_looked_for_after_a_clock_that_went_back(
 ) -> None:
     """Boot time begins anew where the machine does."""
     with monkeypatch.context() as killed:
-        killed.setattr(queue.engine, "holder", "0" * 26)
+        killed.setattr(queue.engine, "process_id", "0" * 26)
         await queue.enqueue("theirs", "agent", {})
         assert await queue.claim_rows("killed")
     queue.engine.dead_looked_at = queue.lease_now() + 1e6

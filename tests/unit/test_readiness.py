@@ -15,7 +15,7 @@ from agent_runtime_core.persistence.document_stores import change_log
 from agent_runtime_core.persistence.document_stores.change_log import ChangeLog
 from agent_runtime_core.persistence.document_stores.ready_tasks import ReadyTasks
 from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
-from agent_runtime_core.persistence.documents.base import Document, Entry, Query, Table
+from agent_runtime_core.persistence.documents.base import Collection, Document, Entry, Query
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.model_codec import text_of
 from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState
@@ -111,7 +111,7 @@ async def test_the_index_has_the_tasks_that_are_ready_in_a_list() -> None:
 
 async def test_the_log_has_what_changed_or_says_that_it_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_log, "KEPT", 10)
-    table = Table(MemoryDocuments(), "project", "thing")
+    table = Collection(MemoryDocuments(), "project", "thing")
     mine, theirs = ChangeLog(table), ChangeLog(table)
     assert await mine.since(None) == (set(), None)
 

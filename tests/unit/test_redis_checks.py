@@ -9,14 +9,14 @@ import pytest
 
 from agent_runtime_core._engines.redis.safety_checks import (
     ASKED,
-    Finding,
+    SafetyFinding,
     check,
     findings,
     identity,
     parsed_config,
     parsed_info,
 )
-from agent_runtime_core._engines.redis.url import Place, redis_place
+from agent_runtime_core._engines.redis.url import RedisAddress, redis_place
 from agent_runtime_core.errors import StorageError, UnsafeRedis
 
 HERE = redis_place("redis://127.0.0.1:6379/0")
@@ -66,7 +66,7 @@ UNSAFE: list[Any] = [
     ("setting", "severity", "info", "config", "value", "place"), UNSAFE, ids=[f"{row[0]}-{row[1]}" for row in UNSAFE]
 )
 def test_each_unsafe_setting_is_found_alone(
-    setting: str, severity: str, info: dict[str, object], config: dict[str, object], value: str, place: Place
+    setting: str, severity: str, info: dict[str, object], config: dict[str, object], value: str, place: RedisAddress
 ) -> None:
     untagged = "arc:" if setting == "cluster-enabled" else None
     found = findings(INFO | info, CONFIG | config, place, key_prefix=untagged)
@@ -78,7 +78,7 @@ def test_each_unsafe_setting_is_found_alone(
 
 
 @pytest.mark.parametrize("place", [HERE, THERE, redis_place("unix:///run/x.sock")])
-def test_nothing_is_said_of_a_safe_server(place: Place) -> None:
+def test_nothing_is_said_of_a_safe_server(place: RedisAddress) -> None:
     assert findings(INFO, CONFIG, place) == []
     assert findings(INFO | {"connected_slaves": "2"}, CONFIG | {"min-replicas-to-write": "1"}, place) == []
     assert findings({**INFO, "connected_slaves": 2, "min_slaves_good_slaves": 2}, _without("min-"), place) == []
@@ -252,5 +252,5 @@ def test_replies_are_read_as_the_protocol_gives_them() -> None:
 
 
 def test_a_finding_reads_as_a_sentence() -> None:
-    finding = Finding("role", "slave", "refuse", "which keeps no write of ours", "name the master")
+    finding = SafetyFinding("role", "slave", "refuse", "which keeps no write of ours", "name the master")
     assert str(finding) == "role is 'slave', which keeps no write of ours: name the master"

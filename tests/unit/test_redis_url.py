@@ -10,30 +10,33 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core._core.validation import redacted_url
-from agent_runtime_core._engines.redis.url import Place, redis_place
+from agent_runtime_core._engines.redis.url import RedisAddress, redis_place
 from agent_runtime_core.errors import InvalidArgument
 
 
 @pytest.mark.parametrize(
     ("url", "place"),
     [
-        ("redis://h", Place(host="h", port=6379, db=0, prefix="arc")),
-        ("redis://h/", Place(host="h")),
-        ("redis://h:7000/3", Place(host="h", port=7000, db=3)),
-        ("redis://h?db=3", Place(host="h", db=3)),
-        ("REDIS://Cache.Example:1", Place(host="cache.example", port=1)),
-        ("rediss://h", Place(host="h", tls=True)),
-        ("redis://:p%40ss%2F@h", Place(host="h", password="p@ss/")),
-        ("redis://me:p:w@h", Place(host="h", username="me", password="p:w")),
-        ("redis://[::1]:7000/1", Place(host="::1", port=7000, db=1)),
-        ("redis://h?prefix=my-app_2.x", Place(host="h", prefix="my-app_2.x")),
-        ("redis://h?allow_unsafe=1", Place(host="h", allow_unsafe=True)),
-        ("redis://h?allow_unsafe=false&prefix=a", Place(host="h", prefix="a")),
-        ("unix:///run/redis.sock", Place(unix_socket="/run/redis.sock")),
-        ("unix://me:pw@/run/a%20b.sock?db=2", Place(unix_socket="/run/a b.sock", db=2, username="me", password="pw")),
+        ("redis://h", RedisAddress(host="h", port=6379, db=0, prefix="arc")),
+        ("redis://h/", RedisAddress(host="h")),
+        ("redis://h:7000/3", RedisAddress(host="h", port=7000, db=3)),
+        ("redis://h?db=3", RedisAddress(host="h", db=3)),
+        ("REDIS://Cache.Example:1", RedisAddress(host="cache.example", port=1)),
+        ("rediss://h", RedisAddress(host="h", tls=True)),
+        ("redis://:p%40ss%2F@h", RedisAddress(host="h", password="p@ss/")),
+        ("redis://me:p:w@h", RedisAddress(host="h", username="me", password="p:w")),
+        ("redis://[::1]:7000/1", RedisAddress(host="::1", port=7000, db=1)),
+        ("redis://h?prefix=my-app_2.x", RedisAddress(host="h", prefix="my-app_2.x")),
+        ("redis://h?allow_unsafe=1", RedisAddress(host="h", allow_unsafe=True)),
+        ("redis://h?allow_unsafe=false&prefix=a", RedisAddress(host="h", prefix="a")),
+        ("unix:///run/redis.sock", RedisAddress(unix_socket="/run/redis.sock")),
+        (
+            "unix://me:pw@/run/a%20b.sock?db=2",
+            RedisAddress(unix_socket="/run/a b.sock", db=2, username="me", password="pw"),
+        ),
     ],
 )
-def test_what_a_url_says(url: str, place: Place) -> None:
+def test_what_a_url_says(url: str, place: RedisAddress) -> None:
     assert redis_place(url) == place
 
 
@@ -183,5 +186,5 @@ def test_what_stays_on_this_machine(url: str, loopback: bool) -> None:
 
 
 def test_two_urls_of_one_place_are_equal_and_can_be_a_key() -> None:
-    assert {redis_place("redis://h"), redis_place("redis://h:6379/0?prefix=arc")} == {Place(host="h")}
-    assert dataclasses.replace(Place(host="h"), password="x") != Place(host="h")
+    assert {redis_place("redis://h"), redis_place("redis://h:6379/0?prefix=arc")} == {RedisAddress(host="h")}
+    assert dataclasses.replace(RedisAddress(host="h"), password="x") != RedisAddress(host="h")

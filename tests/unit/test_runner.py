@@ -19,7 +19,7 @@ from agent_runtime_core import configure, register_runtime
 from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._execution.claim_writer import ClaimWriter
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
@@ -43,7 +43,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, run_watcher
 from agent_runtime_core.runner import runner as runner_core
 from agent_runtime_core.runner.backends import Backends
-from agent_runtime_core.runner.execution import Drive
+from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
@@ -471,12 +471,12 @@ async def test_a_claim_that_is_refused_though_nobody_else_has_the_run_ends_execu
 ) -> None:
     run_id = "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"
 
-    async def refused(ledger: Ledger, *args: Any, **options: Any) -> Any:
+    async def refused(ledger: ClaimWriter, *args: Any, **options: Any) -> Any:
         raise LeaseLost(*ledger.guard)
 
     async with Rig(place) as rig:
         with monkeypatch.context() as patched:
-            patched.setattr(Ledger, "record", refused)
+            patched.setattr(ClaimWriter, "record", refused)
             with pytest.raises(StorageCorrupt, match=f"run {run_id}: .*nobody else"):
                 async with asyncio.timeout(20):
                     await rig.go(answer_in_a_step, run_id)
@@ -1039,7 +1039,7 @@ async def test_settings_come_from_the_configuration() -> None:
     runner = AgentRunner()
     config = runner.config
     assert (config.run_timeout_seconds, config.max_retries, config.lease_ttl_seconds) == (7, 2, 9)
-    assert config.beat_interval == 3
+    assert config.heartbeat_interval == 3
     assert runner.queue.max_retries == 2
     await runner.close()
     queue = InMemoryQueue()
@@ -1065,7 +1065,7 @@ async def test_settings_come_from_the_configuration() -> None:
 def test_a_row_that_no_run_can_have_is_told_whatever_store_it_is_of(column: str, value: Any) -> None:
     whole = RunRow("5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce", "agent")
     assert RunInfo.of(whole).agent_key == QueuedRun.of(whole).agent_key
-    row = whole.changed(**{column: value})
+    row = whole.with_values(**{column: value})
     kinds: list[Callable[[RunRow], object]] = [RunInfo.of]
     if column in ("run_id", "created_at"):
         kinds.append(QueuedRun.of)
@@ -1088,7 +1088,7 @@ def test_the_defaults_of_a_runner_config() -> None:
     assert (config.worker_id, config.run_timeout_seconds, config.heartbeat_interval_seconds) == ("worker-1", 300, 30)
     assert (config.lease_ttl_seconds, config.max_retries) == (60, 3)
     assert (config.retry_backoff_base, config.retry_backoff_max) == (2, 300)
-    assert (config.park_after, config.beat_interval) == (5, 20)
+    assert (config.park_after, config.heartbeat_interval) == (5, 20)
 
 
 @pytest.mark.parametrize(
@@ -1320,7 +1320,7 @@ async def test_a_runner_that_was_closed_is_not_used_again(tmp_path: Path) -> Non
 
 
 async def test_a_stream_whose_queue_does_not_answer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_watcher, "LOOK_EVERY", 0)
+    monkeypatch.setattr(run_watcher, "CHECK_INTERVAL", 0)
     async with Rig() as rig:
         await rig.runner.submit("script", run_id="r")
         await rig.runner.cancel("r")
@@ -1345,11 +1345,11 @@ async def test_no_heartbeat_comes_after_the_end() -> None:
     backends = Backends(
         InMemoryQueue(engine=engines[0]), InMemoryEventBus(engine=engines[1]), InMemoryStateStore(engine=engines[2])
     )
-    drives: list[Drive] = []
+    drives: list[RunExecution] = []
 
     class Watched(AgentRunner):
-        def _drive(self, *args: Any, **options: Any) -> Drive:
-            drives.append(super()._drive(*args, **options))
+        def _drive(self, *args: Any, **options: Any) -> RunExecution:
+            drives.append(super().new_execution(*args, **options))
             return drives[0]
 
     runner = Watched(*backends)
@@ -1357,7 +1357,7 @@ async def test_no_heartbeat_comes_after_the_end() -> None:
 
     async def beats_first(guard: Any, ops: Any) -> Any:
         if any(op.name == "queue.settle" for op in ops):
-            drives[0]._beaten()
+            drives[0]._publish_heartbeat()
         return await settle(guard, ops)
 
     engines[0].commit = beats_first  # type: ignore[method-assign]
@@ -1385,7 +1385,7 @@ async def test_a_long_run_tells_that_it_lives(place: Path | None) -> None:
 
 async def test_each_attempt_of_execute_has_a_claim_of_its_own(tmp_path: Path) -> None:
     """So that what an attempt asked for, and got no answer to, cannot land in a later one."""
-    ledgers: list[Ledger] = []
+    ledgers: list[ClaimWriter] = []
 
     async def body(ctx: Any) -> int:
         ledgers.append(ctx.book.ledger)
@@ -1420,9 +1420,9 @@ async def test_a_run_that_executes_again_is_still_kept_alive_and_still_heard_of(
     async with Rig(tmp_path / "runs.db", Clock(), max_retries=3, lease_ttl_seconds=0.6, retry_backoff_base=0) as rig:
         task = asyncio.ensure_future(rig.go(body))
         await until(again)
-        row = await rig.runner.queue.must_get(str((await rig.runner.get_run("r")).run_id))
+        row = await rig.runner.queue.require(str((await rig.runner.get_run("r")).run_id))
         async with asyncio.timeout(10):
-            while (await rig.runner.queue.must_get(row.run_id)).lease_until <= row.lease_until:  # noqa: ASYNC110
+            while (await rig.runner.queue.require(row.run_id)).lease_until <= row.lease_until:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await rig.runner.cancel("r")
         assert (await task).status == RunStatus.CANCELLED

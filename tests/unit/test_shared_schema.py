@@ -20,7 +20,7 @@ from agent_runtime_core.queue import sqlite as queue
 from agent_runtime_core.state import sqlite as state
 from tests.unit.rig import Script
 
-QUEUE = queue.SQLiteQueue.concerns[0]
+QUEUE = queue.SQLiteQueue.operation_sets[0]
 
 SCHEMAS = {
     "a view on a table that is gone": """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agent_runtime_core.turns.step_semaphore import Slots
+from agent_runtime_core.turns.step_semaphore import StepSlots
 
 
 class Crowd:
@@ -12,7 +12,7 @@ class Crowd:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.slots = Slots()
+        self.slots = StepSlots()
         self.inside: list[int] = []
         self.gates: dict[int, asyncio.Event] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}

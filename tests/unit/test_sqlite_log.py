@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core._engines.sqlite.wal import WAL_SIZE, Log
+from agent_runtime_core._engines.sqlite.wal import WAL_SIZE, WriteAheadLog
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -32,19 +32,19 @@ def conn(path: Path) -> Iterator[sqlite3.Connection]:
     conn.close()
 
 
-def log(path: Path, conn: sqlite3.Connection, *, flushes: bool = True) -> Log:
-    return Log(str(path), conn, flushes=flushes)
+def log(path: Path, conn: sqlite3.Connection, *, flushes: bool = True) -> WriteAheadLog:
+    return WriteAheadLog(str(path), conn, flushes=flushes)
 
 
 def size(path: Path) -> int:
     return Path(f"{path}-wal").stat().st_size
 
 
-def write(conn: sqlite3.Connection, log: Log | None, count: int, text: str = "x") -> None:
+def write(conn: sqlite3.Connection, log: WriteAheadLog | None, count: int, text: str = "x") -> None:
     for n in range(count):
         conn.execute("INSERT INTO t VALUES (?, ?)", (n, text))
         if log is not None and log.grown():
-            log.tend()
+            log.maintain()
 
 
 def rows(path: Path) -> int:

@@ -16,7 +16,7 @@ pytest.importorskip("redis")
 
 from agent_runtime_core._engines.redis.subscription import Subscription
 from agent_runtime_core.queue import blocking_claims as standing_module
-from agent_runtime_core.queue.blocking_claims import StandingClaims
+from agent_runtime_core.queue.blocking_claims import BlockingClaims
 from agent_runtime_core.queue.records import RunFilter, RunRow
 from agent_runtime_core.queue.redis import RedisQueue
 from agent_runtime_core.registry import Registry
@@ -40,7 +40,7 @@ class Stand:
         self.agents = agents or ("a",)
         self.given: list[RunRow] = []
         self.calls = 0
-        self.standing = self.queue.standing(self._take)
+        self.standing = self.queue.blocking_claims(self._take)
         assert self.standing is not None
 
     def _take(self, rows: list[RunRow]) -> None:
@@ -57,14 +57,14 @@ class Stand:
         return self.own.ready()
 
     @property
-    def own(self) -> StandingClaims:
-        assert isinstance(self.standing, StandingClaims)
+    def own(self) -> BlockingClaims:
+        assert isinstance(self.standing, BlockingClaims)
         return self.standing
 
     @property
     def letters(self) -> Subscription:
-        assert isinstance(self.own._letters, Subscription)
-        return self.own._letters
+        assert isinstance(self.own._subscription, Subscription)
+        return self.own._subscription
 
     @property
     def runs(self) -> list[str]:
@@ -226,16 +226,16 @@ async def test_what_was_given_and_lost_goes_back_with_the_next_claim(redis_url: 
             letters.close()
             letters._lost()  # the connection broke before
         assert [row.run_id for row in await stand.claim()] == [str(run.run_id)]
-        assert stand.queue.unsure == set()
+        assert stand.queue.unconfirmed_tickets == set()
 
 
 async def test_what_was_told_is_sure_though_its_claim_got_no_answer(redis_url: str, queue: RedisQueue) -> None:
     async with standing(redis_url) as stand:
         [tickets] = stand.own._open
-        stand.queue.unsure.update(tickets)
+        stand.queue.unconfirmed_tickets.update(tickets)
         await queue.enqueue(None, "a", {})
         await until(lambda: bool(stand.given))
-        assert stand.queue.unsure == set()
+        assert stand.queue.unconfirmed_tickets == set()
 
 
 async def test_after_a_break_it_stands_anew(redis_url: str, queue: RedisQueue) -> None:
@@ -307,7 +307,7 @@ async def test_what_makes_no_sense_ends_the_connection(
         calls = stand.calls
         redis_server.ask("PUBLISH", channel, "nonsense")
         await until(lambda: stand.calls > calls)
-        assert stand.own._letters is None
+        assert stand.own._subscription is None
 
 
 async def test_on_a_cluster_it_follows_the_node_that_has_the_keys() -> None:
@@ -322,9 +322,9 @@ async def test_on_a_cluster_it_follows_the_node_that_has_the_keys() -> None:
 async def test_claims_that_are_refused_again_and_again_are_not_kept(redis_url: str, queue: RedisQueue) -> None:
     async with standing(redis_url) as stand:
         for number in range(20):
-            stand.own.asked([f"{number:026}"])
-        assert len(stand.own._open) == standing_module.UNANSWERED
-        assert len(stand.queue.unsure) == 21 - standing_module.UNANSWERED
+            stand.own.sent([f"{number:026}"])
+        assert len(stand.own._open) == standing_module.MAX_UNANSWERED
+        assert len(stand.queue.unconfirmed_tickets) == 21 - standing_module.MAX_UNANSWERED
         stand.own._open.clear()
 
 
@@ -339,7 +339,7 @@ async def test_what_comes_by_a_clock_of_ones_own_is_claimed_as_ever(redis_url: s
 
 def test_by_a_clock_of_ones_own_no_claim_stands(redis_url: str) -> None:
     queue = RedisQueue(redis_url, clock=VirtualClock())
-    assert queue.standing(lambda rows: None) is None
+    assert queue.blocking_claims(lambda rows: None) is None
     queue.engine.close_now()
 
 
@@ -358,7 +358,7 @@ async def working(
     config = RunnerConfig(grace_seconds=0.2)
     async with AgentRunner.open(url, registry=registry, config=config) as runner:
         loop = asyncio.ensure_future(runner.run_loop(poll, concurrency=concurrency, handle_signals=False))
-        await until(lambda: runner._worker._standing is not None)
+        await until(lambda: runner._worker._blocking_claims is not None)
         await until(lambda: _stands(server, runner))
         yield runner
         runner.stop()
@@ -367,9 +367,9 @@ async def working(
 
 def _stands(server: RedisServer, runner: AgentRunner) -> bool:
     """Whether a claim of its worker stands at the server."""
-    queue, own = runner.queue, runner._worker._standing
+    queue, own = runner.queue, runner._worker._blocking_claims
     assert isinstance(queue, RedisQueue)
-    assert isinstance(own, StandingClaims)
+    assert isinstance(own, BlockingClaims)
     return bool(own._name) and server.ask("HEXISTS", f"{queue.engine.place.tag}:standing", own._name) == 1
 
 
@@ -378,7 +378,7 @@ async def test_an_idle_worker_is_given_its_runs(
 ) -> None:
     given: list[int] = []
 
-    def counted(self: Worker, rows: list[RunRow], _given: Any = Worker._given) -> None:
+    def counted(self: Worker, rows: list[RunRow], _given: Any = Worker.start_delivered) -> None:
         given.append(len(rows))
         _given(self, rows)
 
@@ -420,7 +420,7 @@ async def test_what_is_given_to_a_worker_that_is_told_to_stop_goes_back(
 ) -> None:
     ran, given = list[str](), list[RunRow]()
 
-    def told(self: Worker, rows: list[RunRow], _given: Any = Worker._given) -> None:
+    def told(self: Worker, rows: list[RunRow], _given: Any = Worker.start_delivered) -> None:
         given.extend(rows)
         _given(self, rows)
 
@@ -454,8 +454,8 @@ async def test_what_is_given_to_a_worker_without_a_free_slot_goes_back(
         assert row is None
         runs.append(str((await queue.enqueue(None, "a", {})).run_id))
         [second] = await queue.claim_rows("w", agent_keys=["a"])
-        runner._worker._given([second])
-        [task] = [task for task, drive in runner._worker._drives.items() if drive.row.run_id == second.run_id]
+        runner._worker.start_delivered([second])
+        [task] = [task for task, drive in runner._worker._executions.items() if drive.row.run_id == second.run_id]
         await task
         assert [each.run_id for each in await queue.find(RunFilter(("pending",)))] == runs[1:]
         gate.set()
@@ -476,17 +476,17 @@ async def test_a_suspect_is_alone_where_another_is_given_meanwhile(monkeypatch: 
     registry.register(Agent("a", code))
     async with AgentRunner.open("memory://", registry=registry) as runner:
         runs = [str(await runner.submit("a")) for _ in range(3)]
-        first, companion, given = [row.changed(stalls=2) for row in await runner.queue.claim_rows("w", limit=3)]
+        first, companion, given = [row.with_values(stalls=2) for row in await runner.queue.claim_rows("w", limit=3)]
         worker = runner._worker
         worker.slots.count = 4
         beginning = asyncio.ensure_future(worker._begin([first, companion]))
         await asyncio.sleep(0)  # the companion is on its way back
-        worker._given([given])
+        worker.start_delivered([given])
         await beginning
-        await until(lambda: len(worker._drives) == 1)
+        await until(lambda: len(worker._executions) == 1)
         assert inside == {given.run_id}
         gate.set()
-        await until(lambda: not worker._drives)
+        await until(lambda: not worker._executions)
         while await runner.run_once():
             pass
         assert {(await runner.get_run(run)).status for run in runs} == {RunStatus.SUCCEEDED}

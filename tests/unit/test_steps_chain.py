@@ -29,7 +29,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.portal import from_thread
 from agent_runtime_core.runner import open_run, open_run_sync
-from agent_runtime_core.steps import Backoff, Happened, State, Step, StepExecutor, register_type
+from agent_runtime_core.steps import AlreadyDone, Backoff, State, Step, StepExecutor, register_type
 from agent_runtime_core.testing import MockRunContext
 from tests.unit.rig import Rig, soon
 
@@ -1071,9 +1071,9 @@ async def test_a_check_function_says_what_became_of_it(place: Path | None) -> No
     calls = Calls()
     seen: list[Any] = []
 
-    async def happened(ctx: RunContext) -> Happened:
+    async def happened(ctx: RunContext) -> AlreadyDone:
         seen.append(ctx.idempotency_key)
-        return Happened({"id": 7})
+        return AlreadyDone({"id": 7})
 
     def never(ctx: RunContext) -> None:
         seen.append(ctx.idempotency_key)

@@ -23,7 +23,7 @@ from agent_runtime_core.errors import (
     StepInDoubt,
     StorageBusy,
 )
-from agent_runtime_core.steps import Happened, Step, StepExecutor
+from agent_runtime_core.steps import AlreadyDone, Step, StepExecutor
 from agent_runtime_core.steps.graph import Graph
 from agent_runtime_core.testing import MockRunContext
 from tests.unit.rig import Rig, until
@@ -267,7 +267,7 @@ def test_a_graph_of_any_shape_is_ordered_by_its_edges() -> None:
             seen.add(place)
         assert seen == set(range(size))
         for place in range(size):
-            above = {each for each in range(size) if place in graph.behind(each)}
+            above = {each for each in range(size) if place in graph.dependents(each)}
             assert set(graph.results(place, {})) == {names[each] for each in above}
             assert len(graph.results(place, {})) == len(above)
 
@@ -556,8 +556,8 @@ async def test_a_step_in_doubt_follows_its_policy(place: Path | None, policy: st
                 await asyncio.Event().wait()
             return "ran"
 
-        async def happened() -> Happened:
-            return Happened("found")
+        async def happened() -> AlreadyDone:
+            return AlreadyDone("found")
 
         doubt: Any = happened if policy == "check" else policy
         return [

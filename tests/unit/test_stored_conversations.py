@@ -18,7 +18,7 @@ from agent_runtime_core.persistence.backends.memory import InMemoryConversationS
 from agent_runtime_core.persistence.document_stores.arguments import escaped, id_text, original
 from agent_runtime_core.persistence.document_stores.ranks import ranks_for
 from agent_runtime_core.persistence.document_stores.three_way_merge import IdentityMap
-from agent_runtime_core.persistence.documents.base import CHANGE_TRIES, Changed
+from agent_runtime_core.persistence.documents.base import CHANGE_TRIES, VersionConflict
 from agent_runtime_core.persistence.documents.full_text import text_in
 from agent_runtime_core.persistence.models import Conversation, ConversationMessage, Message, Scope
 from tests.contract.third_party.plain_stores import PlainConversations
@@ -124,7 +124,7 @@ class Beaten(MemoryEngine):
 
     async def commit(self, guard: Any, ops: Any) -> list[Any]:
         if any(op.name == "documents.put" for op in ops):
-            raise Changed
+            raise VersionConflict
         return await super().commit(guard, ops)
 
 

@@ -193,7 +193,7 @@ async def test_a_slow_reader_may_be_behind_by_what_the_settings_say(tmp_path: Pa
         await manager.start_turn({"text": "x", "turn_id": "t"})
         reading = manager.stream("t", backpressure=True)
         first = asyncio.ensure_future(anext(reading))
-        await soon(lambda: bool(runner._flow._pipes))
+        await soon(lambda: bool(runner._flow._buffers))
         running = asyncio.ensure_future(runner.run_once())
         await first
         await soon(lambda: told >= 4)

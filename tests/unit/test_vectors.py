@@ -14,20 +14,20 @@ import pytest
 
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.persistence import vectors
-from agent_runtime_core.persistence.vector_index import AT_ONCE, Index
-from agent_runtime_core.persistence.vectors import CoarseRows, NumpyRows, PlainRows, Rows, dot, floats, unit
+from agent_runtime_core.persistence.vector_index import AT_ONCE, VectorIndex
+from agent_runtime_core.persistence.vectors import NumpyRows, PlainRows, QuantizedRows, VectorRows, dot, floats, unit
 
 
-def _numpy_rows() -> Rows:
+def _numpy_rows() -> VectorRows:
     return NumpyRows(importlib.import_module("numpy"))
 
 
-KINDS: list[Callable[[], Rows]] = [PlainRows]
-KINDS += [CoarseRows] * hasattr(math, "sumprod") + [_numpy_rows] * (importlib.util.find_spec("numpy") is not None)
+KINDS: list[Callable[[], VectorRows]] = [PlainRows]
+KINDS += [QuantizedRows] * hasattr(math, "sumprod") + [_numpy_rows] * (importlib.util.find_spec("numpy") is not None)
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Rows]:
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], VectorRows]:
     monkeypatch.setattr(vectors, "choose_rows", request.param)
     return request.param  # type: ignore[no-any-return]
 
@@ -56,7 +56,7 @@ def doubled(chance: random.Random, length: int) -> list[float]:
 @pytest.mark.parametrize("length", [1, 2, 17, 200])
 @pytest.mark.parametrize("shape", [spread, clustered, spiked, doubled])
 def test_the_nearest_are_those_of_the_definition(
-    kind: Callable[[], Rows], shape: Callable[[random.Random, int], list[float]], length: int
+    kind: Callable[[], VectorRows], shape: Callable[[random.Random, int], list[float]], length: int
 ) -> None:
     chance, rows = random.Random(f"{shape.__name__} {length}"), kind()
     held = [unit(floats(shape(chance, length), "")) for _ in range(120)]
@@ -107,8 +107,8 @@ def test_what_has_no_direction_is_named(vector: list[float], said: str) -> None:
         floats(vector, "query_vector")
 
 
-async def test_an_index_follows_what_is_put_in_and_taken_out(kind: Callable[[], Rows]) -> None:
-    chance, index = random.Random(5), Index()
+async def test_an_index_follows_what_is_put_in_and_taken_out(kind: Callable[[], VectorRows]) -> None:
+    chance, index = random.Random(5), VectorIndex()
     truth: dict[str, tuple[str, float, list[float]]] = {}
     for turn in range(400):
         key = str(chance.randrange(60))
@@ -131,7 +131,7 @@ async def test_an_index_follows_what_is_put_in_and_taken_out(kind: Callable[[], 
 
 async def test_a_search_in_a_thread_sees_the_vectors_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "choose_rows", PlainRows)
-    index, length = Index(), 64
+    index, length = VectorIndex(), 64
     chance = random.Random(9)
     for n in range(AT_ONCE // length + 50):
         index.put(str(n), "text", float(n), array("d", spread(chance, length)))

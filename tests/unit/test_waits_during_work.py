@@ -163,13 +163,13 @@ async def test_a_run_that_works_during_a_wait_keeps_its_slot_and_leaves_it_when_
         await soon(lambda: work.inside == 1)
         await turns()
         assert (work.began, here.slots.busy) == (1, 1)
-        [drive] = here.runner._worker._drives.values()
-        assert drive.place.waiting_since is None
+        [drive] = here.runner._worker._executions.values()
+        assert drive.control.paused_at is None
         work.let()
         await soon(lambda: work.ended == 8)
         assert work.most == 1
         await soon(lambda: here.slots.busy == 0)
-        assert all(drive.place.waiting_since is not None for drive in here.runner._worker._drives.values())
+        assert all(drive.control.paused_at is not None for drive in here.runner._worker._executions.values())
 
 
 async def test_the_time_limit_of_a_run_counts_while_it_works_during_a_wait(place: Path | None) -> None:
@@ -192,8 +192,8 @@ async def test_the_time_limit_of_a_run_is_suspended_while_all_its_tasks_wait(pla
     work.let()
     async with Rig(place, clock, run_timeout_seconds=0.15) as rig:
         running = asyncio.ensure_future(rig.go(lambda ctx: kind(ctx, work)))
-        held = rig.runner.heart._held
-        await soon(lambda: any(each.place.waiting_since is not None for each in held.values()))
+        held = rig.runner.heartbeat._leased
+        await soon(lambda: any(each.control.paused_at is not None for each in held.values()))
         clock.advance(1000)
         await asyncio.sleep(0.3)  # by then the limit was looked at
         await rig.runner.signal("r", "go")
@@ -220,8 +220,8 @@ async def test_what_the_limits_of_the_code_itself_wake_has_a_slot_at_once(place:
         await soon(lambda: here.slots.busy == 0)
         limits[0].reschedule(asyncio.get_running_loop().time())
         await soon(lambda: here.slots.busy == 1)
-        [drive] = here.runner._worker._drives.values()
-        assert drive.place.waiting_since is None
+        [drive] = here.runner._worker._executions.values()
+        assert drive.control.paused_at is None
         work.let()
         await soon(lambda: here.slots.busy == 0)
         await here.runner.signal("r", "go")
@@ -314,7 +314,7 @@ async def test_a_park_ends_the_other_tasks_of_its_run(place: Path | None, main_j
         here.rig.register(both, "both")
         await here.runner.submit("both", run_id="r")
         await becomes(here, "r", RunStatus.WAITING)
-        await soon(lambda: not here.runner._worker._drives)
+        await soon(lambda: not here.runner._worker._executions)
         tasks = 1 if main_joins else 2
         assert sorted(left.seen) == ["began"] * tasks + ["cleaned up"] * tasks
 
@@ -346,7 +346,7 @@ async def test_gathered_tasks_that_clean_up_at_different_speeds_are_cancelled_on
             await here.rig.begun("r")
             await turns()
             await here.runner.cancel("r")
-        await soon(lambda: not here.runner._worker._drives)
+        await soon(lambda: not here.runner._worker._executions)
         assert cleaned == [1, 50]
 
 
@@ -394,15 +394,15 @@ async def test_a_run_that_goes_no_further_ends_its_other_tasks(place: Path | Non
         here.rig.register(both, "both")
         await here.runner.submit("both", run_id="r")
         await here.rig.begun("r")
-        [drive] = here.runner._worker._drives.values()
+        [drive] = here.runner._worker._executions.values()
         if how == "cancelled":
             await here.runner.cancel("r")
         elif how == "handed back":
-            drive.hand_back()
+            drive.request_release()
         elif how == "lost":
             drive._lose(drive.row.claim_id)
         await soon(lambda: bool(left.seen))
-        await soon(lambda: drive not in here.runner._worker._drives.values())
+        await soon(lambda: drive not in here.runner._worker._executions.values())
         assert left.seen == ["began", "cleaned up"]
 
 
@@ -424,7 +424,7 @@ async def test_what_belongs_to_no_run_or_to_another_goes_on_after_a_park(place: 
         others.append(asyncio.create_task(forever()))
         await here.runner.submit("both", run_id="r")
         await becomes(here, "r", RunStatus.WAITING)
-        await soon(lambda: len(here.runner._worker._drives) == 1)
+        await soon(lambda: len(here.runner._worker._executions) == 1)
         assert not any(task.done() for task in others)
         others[1].cancel()
         await here.runner.cancel(others_run, wait=True)

@@ -14,9 +14,9 @@ from agent_runtime_core.errors import StorageBusy, StorageClosed, StorageError, 
 from agent_runtime_core.events.base import EventBus
 from agent_runtime_core.events.event import Event
 from agent_runtime_core.queue.base import RunQueue
-from agent_runtime_core.queue.records import News, RunRow
+from agent_runtime_core.queue.records import RunRow, RunSnapshot
 from agent_runtime_core.runner import run_watcher
-from agent_runtime_core.runner.run_watcher import AT_ONCE, PATIENCE, Watch, events_until_ended
+from agent_runtime_core.runner.run_watcher import MAX_RUNS_PER_READ, PAUSE_FACTOR, RunWatcher, events_until_ended
 
 
 class _Rings:
@@ -33,8 +33,8 @@ class _Rings:
         return RunRow(run_id, "a", status="running" if self.left else "succeeded")
 
 
-def _watch(queue: Any) -> Watch:
-    return Watch(cast(RunQueue, queue))
+def _watch(queue: Any) -> RunWatcher:
+    return RunWatcher(cast(RunQueue, queue))
 
 
 async def _waited(looks: int, at_most: float) -> Any:
@@ -85,7 +85,7 @@ class _Busy(_Rings):
 
 
 async def test_a_queue_that_is_busy_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_watcher, "LOOK_EVERY", 0)
+    monkeypatch.setattr(run_watcher, "CHECK_INTERVAL", 0)
     assert await _streamed(_Busy(4)) == [0, 1, 2]
 
 
@@ -114,14 +114,14 @@ class _Runs:
         for wake in tuple(self.listeners):
             wake()
 
-    async def news(self, run_ids: Sequence[str]) -> dict[str, News]:
+    async def news(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
         self.under_way += 1
         assert self.under_way == 1
         self.reads.append(len(run_ids))
         status = dict(self.status)
         await (asyncio.sleep(0) if self._news is None else self._news())
         self.under_way -= 1
-        return {run_id: News(status[run_id], "", 0, False) for run_id in run_ids if run_id in status}
+        return {run_id: RunSnapshot(status[run_id], "", 0, False) for run_id in run_ids if run_id in status}
 
     async def must_get(self, run_id: str) -> RunRow:
         self.rows += 1
@@ -130,7 +130,7 @@ class _Runs:
         return RunRow(run_id, "a", status=self.status[run_id])
 
 
-def _all(watch: Watch, queue: _Runs) -> list[asyncio.Task[RunRow | None]]:
+def _all(watch: RunWatcher, queue: _Runs) -> list[asyncio.Task[RunRow | None]]:
     return [asyncio.ensure_future(watch.until_ended(run_id)) for run_id in queue.status]
 
 
@@ -140,11 +140,11 @@ async def _turns(count: int = 10) -> None:
 
 
 async def test_who_waits_for_many_runs_is_told_of_each_end_at_about_its_cost() -> None:
-    count = 2 * AT_ONCE
+    count = 2 * MAX_RUNS_PER_READ
     queue = _Runs(count)
     waits = _all(_watch(queue), queue)
     await _turns()
-    assert queue.reads == [AT_ONCE, AT_ONCE]
+    assert queue.reads == [MAX_RUNS_PER_READ, MAX_RUNS_PER_READ]
     assert len(queue.listeners) == 1
     for run_id in queue.status:
         queue.end(run_id)
@@ -153,7 +153,7 @@ async def test_who_waits_for_many_runs_is_told_of_each_end_at_about_its_cost() -
     assert [row.status for row in ended if row is not None] == ["succeeded"] * count
     assert queue.rows == count  # each ended row once
     # Looks at all of them take at most this part of the time in which they end, and not one for each end.
-    assert sum(queue.reads) < count * count / (10 * PATIENCE)
+    assert sum(queue.reads) < count * count / (10 * PAUSE_FACTOR)
     assert queue.listeners == []
 
 
@@ -194,7 +194,7 @@ async def test_a_look_that_took_long_does_not_make_the_next_one_late(monkeypatch
 
 
 async def test_a_run_whose_bell_nobody_hears_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_watcher, "LOOK_EVERY", 0)
+    monkeypatch.setattr(run_watcher, "CHECK_INTERVAL", 0)
     queue = _Runs(2)
     waits = _all(_watch(queue), queue)
     await _turns()
@@ -291,5 +291,5 @@ def test_a_loop_that_was_closed_with_waits_in_it_is_forgotten() -> None:
     ended = asyncio.run(watch.until_ended("run-1"))
     assert ended is not None
     assert queue.listeners == []
-    assert loop not in watch._in
+    assert loop not in watch._by_loop
     waiting._log_destroy_pending = False  # type: ignore[attr-defined]

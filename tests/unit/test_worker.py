@@ -23,7 +23,7 @@ import pytest
 from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._core.codec.tagged import REGISTRY
 from agent_runtime_core._core.context_vars import start_soon
-from agent_runtime_core._execution.run_control import Place
+from agent_runtime_core._execution.run_control import RunControl
 from agent_runtime_core.errors import (
     InvalidArgument,
     StorageBusy,
@@ -38,10 +38,10 @@ from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner import worker as worker_module
-from agent_runtime_core.runner.claim import AFTER_OUTAGE
-from agent_runtime_core.runner.execution import POISON, Drive
-from agent_runtime_core.runner.heartbeat import Heart, Held
-from agent_runtime_core.runner.worker import APART, Worker
+from agent_runtime_core.runner.claim import OUTAGE_DELAY
+from agent_runtime_core.runner.execution import MAX_CRASHES_WITHOUT_PROGRESS, RunExecution
+from agent_runtime_core.runner.heartbeat import Heartbeat, LeasedRun
+from agent_runtime_core.runner.worker import ISOLATION_TIMEOUT, Worker
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import register_type
 from agent_runtime_core.testing import VirtualClock
@@ -52,7 +52,7 @@ from tests.unit.rig import Rig, Script, no_thread, soon, until
 
 async def working(runner: AgentRunner, **options: Any) -> asyncio.Task[None]:
     task = asyncio.ensure_future(runner.run_loop(**{"handle_signals": False, **options}))
-    await soon(lambda: runner._worker._wake is not None)
+    await soon(lambda: runner._worker._wake_event is not None)
     return task
 
 
@@ -158,7 +158,7 @@ async def test_a_loop_that_is_cancelled_gives_back_what_runs_and_claims_no_more(
         loop.cancel()
         await asyncio.wait({loop})
         assert loop.cancelled()
-        assert rig.runner._worker._drives == {}
+        assert rig.runner._worker._executions == {}
         told = [await rig.runner.get_run(each) for each in ids]
         assert [(each.status, each.attempt) for each in told] == [(RunStatus.PENDING, 1)] * 2
 
@@ -189,7 +189,7 @@ async def test_a_run_whose_task_is_cancelled_before_its_first_step_is_given_back
         assert loop.cancelled()
         assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
         # Nothing of it is left to the worker that gave it back.
-        assert (runner._worker._drives, runner._worker.slots.busy) == ({}, 0)
+        assert (runner._worker._executions, runner._worker.slots.busy) == ({}, 0)
         assert await rig.runner.run_once()
         told = await rig.runner.get_run(run_id)
         assert (told.status, told.attempt) == (RunStatus.SUCCEEDED, 1)
@@ -537,15 +537,15 @@ async def test_a_run_that_cannot_be_driven_does_not_stop_the_loop(
     caplog.set_level(logging.ERROR)
     async with Rig(None, Clock()) as rig:
         rig.register(body)
-        real = Drive._run
+        real = RunExecution._run
         broken = iter([True])
 
-        async def breaks(drive: Drive) -> Any:
+        async def breaks(drive: RunExecution) -> Any:
             for _ in broken:
                 raise StorageBusy("the journal is away")
             return await real(drive)
 
-        monkeypatch.setattr(Drive, "_run", breaks)
+        monkeypatch.setattr(RunExecution, "_run", breaks)
         bad = await rig.runner.submit("script")
         loop = await working(rig.runner)
         await soon(lambda: "could not be driven" in caplog.text)
@@ -554,7 +554,7 @@ async def test_a_run_that_cannot_be_driven_does_not_stop_the_loop(
         # Put off, at no cost: that a store was away is no crash of the run.
         info = await rig.runner.get_run(bad)
         assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
-        assert 0 < (await rig.runner.queue.must_get(bad)).due_at - rig.clock.wall() <= AFTER_OUTAGE * 1.2
+        assert 0 < (await rig.runner.queue.require(bad)).due_at - rig.clock.wall() <= OUTAGE_DELAY * 1.2
         await stopped(rig.runner, loop)
 
 
@@ -599,7 +599,7 @@ async def test_a_run_whose_input_cannot_be_read_here_is_left_to_a_worker_that_ca
         with unknown_here():
             assert await runner.run_once()
             info = await runner.get_run(run_id)
-            assert (info.status, info.attempt, runner.heart._held) == (RunStatus.PENDING, 2, {})
+            assert (info.status, info.attempt, runner.heartbeat._leased) == (RunStatus.PENDING, 2, {})
             assert info.input == {"money": {"$": f"{__name__}.Money", "v": {"cents": 5}}}
             assert not await runner.run_once(), "only after a pause"
         await rig.clock.sleep(60)
@@ -630,19 +630,19 @@ async def test_a_run_that_cannot_be_read_here_is_not_executed_in_place(place: Pa
         with unknown_here(), pytest.raises(UnserialisableResult, match="Money"):
             await runner.execute("script", "one")
         info = await runner.get_run("one")
-        assert (info.status, info.attempt, runner.heart._held) == (RunStatus.PENDING, 1, {})
+        assert (info.status, info.attempt, runner.heartbeat._leased) == (RunStatus.PENDING, 1, {})
 
 
 async def test_a_damaged_store_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(ctx: Any) -> int:
         return 1
 
-    async def damaged(drive: Drive) -> Any:
+    async def damaged(drive: RunExecution) -> Any:
         raise StorageCorrupt("the journal is damaged")
 
     async with Rig() as rig:
         rig.register(body)
-        monkeypatch.setattr(Drive, "_run", damaged)
+        monkeypatch.setattr(RunExecution, "_run", damaged)
         run_id = await rig.runner.submit("script")
         with pytest.raises(StorageCorrupt):
             await rig.runner.run_once()
@@ -666,11 +666,11 @@ async def test_a_store_that_is_away_for_long_makes_no_run_dead(monkeypatch: pyte
         run_id = await rig.runner.submit("script")
         row = (await rig.runner.queue.claim_rows("w", 60))[0]
         rig.clock.advance(61)  # type: ignore[attr-defined] # that worker is gone: from now on there is a journal to read
-        for _ in range(POISON + 2):
+        for _ in range(MAX_CRASHES_WITHOUT_PROGRESS + 2):
             with pytest.raises(StorageBusy):
                 await rig.runner.run_once()
             assert not await rig.runner.run_once(), "it is not tried again at once"
-            rig.clock.advance(AFTER_OUTAGE * 1.2)  # type: ignore[attr-defined]
+            rig.clock.advance(OUTAGE_DELAY * 1.2)  # type: ignore[attr-defined]
         away = False
         assert await rig.runner.run_once()
         result = await rig.runner.wait(run_id, 10)
@@ -768,9 +768,9 @@ async def test_closing_a_runner_ends_its_loop_in_another_thread(place: Path | No
     async with Rig(place, Clock(), grace_seconds=0) as rig:
         thread = threading.Thread(target=work)
         thread.start()
-        await soon(lambda: rig.runner._worker._wake is not None)
+        await soon(lambda: rig.runner._worker._wake_event is not None)
         await rig.runner.close()
-        assert rig.runner._worker._wake is None
+        assert rig.runner._worker._wake_event is None
         await asyncio.to_thread(thread.join, 10)
     assert ended == [None]
 
@@ -883,7 +883,7 @@ async def test_a_loop_that_could_not_begin_leaves_the_runner_to_the_next_one(
 async def test_what_does_not_stop_is_given_back_by_the_worker_and_closing_does_not_begin_anew(
     place: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "SHUTDOWN", 0.01)
+    monkeypatch.setattr(worker_module, "SHUTDOWN_SECONDS", 0.01)
     inside, leave = asyncio.Event(), asyncio.Event()
 
     async def stubborn(ctx: Any) -> int:
@@ -899,25 +899,25 @@ async def test_what_does_not_stop_is_given_back_by_the_worker_and_closing_does_n
         run_id = await other.submit("script")
         loop = asyncio.ensure_future(runner.run_loop(handle_signals=False))
         await until(inside)
-        tasks = list(runner._worker._drives)
+        tasks = list(runner._worker._executions)
         runner.stop()
         runner.stop()  # without the grace
         await soon(loop.done)
         await loop
         info = await other.get_run(run_id)
         assert (info.status, info.attempt, info.reason) == (RunStatus.PENDING, 1, "handed back")
-        assert (runner._worker.slots.busy, runner.heart._held) == (0, {})
+        assert (runner._worker.slots.busy, runner.heartbeat._leased) == (0, {})
         async with asyncio.timeout(10):
             await runner.close()
         leave.set()
         await asyncio.wait(tasks, timeout=10)
-        assert runner._worker._left == set()
+        assert runner._worker._unstopped == set()
         assert (await other.get_run(run_id)).status is RunStatus.PENDING, "what it came to is not told any more"
 
 
 async def test_what_cannot_be_given_back_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "SHUTDOWN", 0.01)
-    monkeypatch.setattr(worker_module, "LAST", 0.01)
+    monkeypatch.setattr(worker_module, "SHUTDOWN_SECONDS", 0.01)
+    monkeypatch.setattr(worker_module, "RELEASE_SECONDS", 0.01)
     inside = asyncio.Event()
 
     async def never(*args: Any) -> Any:
@@ -937,13 +937,15 @@ async def test_what_cannot_be_given_back_does_not_hold_up_the_end(monkeypatch: p
             rig.runner.stop()
             await soon(loop.done)
             await loop
-            await soon(lambda: not rig.runner._worker._left)
+            await soon(lambda: not rig.runner._worker._unstopped)
 
 
 # -- runs that may be what ends their process
 
 
-async def crashed(rig: Rig, clock: VirtualClock, agent: str = "script", times: int = POISON - 1) -> None:
+async def crashed(
+    rig: Rig, clock: VirtualClock, agent: str = "script", times: int = MAX_CRASHES_WITHOUT_PROGRESS - 1
+) -> None:
     """Processes that died held all that is pending: by default its next crash is its last."""
     for _ in range(times):
         assert await rig.runner.queue.claim_rows("died", 1, agent_keys=[agent], limit=10)
@@ -986,7 +988,7 @@ async def test_runs_whose_next_crash_is_their_last_go_one_by_one_and_it_costs_th
         loop = await working(rig.runner, poll_interval=3600, concurrency=4)
         for n, name in enumerate("abc"):
             await crew.becomes(name)
-            rows = [await rig.runner.queue.must_get(each) for each in ids[n:]]
+            rows = [await rig.runner.queue.require(each) for each in ids[n:]]
             assert [row.status for row in rows] == ["running"] + ["pending"] * (2 - n), "none is held and not run"
             assert {(row.stalls, row.crashes, row.parked, row.due_at) for row in rows} == {(2, 2, 0, 0.0)}
             crew.leave[name].set()
@@ -1035,13 +1037,13 @@ async def test_what_does_not_end_keeps_a_suspect_waiting_for_a_while_only_and_so
         rig.register(crew.body, "other")
         await rig.runner.submit("script", run_id="late", delay=1)  # rings
         await crew.becomes("endless")
-        await pass_by(clock, APART)
+        await pass_by(clock, ISOLATION_TIMEOUT)
         await crew.becomes("endless", "suspect")
-        await pass_by(clock, APART)
+        await pass_by(clock, ISOLATION_TIMEOUT)
         await crew.becomes("endless", "suspect", "late")
         crew.leave["suspect"].set()
         await crew.becomes("endless", "late")
-        await pass_by(clock, APART)
+        await pass_by(clock, ISOLATION_TIMEOUT)
         await crew.becomes("endless", "late", "second")
         for name in ("endless", "late", "second"):
             crew.leave[name].set()
@@ -1064,9 +1066,9 @@ async def test_a_run_that_got_further_before_it_crashed_is_no_suspect(place: Pat
         left = [asyncio.ensure_future(dies.run_once()) for _ in ids]
         await soon(lambda: sorted(crew.inside) == ["a", "b", "c"])
         crew.inside.clear()
-        dies.heart.stop()
+        dies.heartbeat.stop()
         clock.advance(2)
-        await crashed(rig, clock, times=POISON - 2)
+        await crashed(rig, clock, times=MAX_CRASHES_WITHOUT_PROGRESS - 2)
         rig.register(crew.body)
         loop = await working(rig.runner, concurrency=4)
 
@@ -1075,8 +1077,8 @@ async def test_a_run_that_got_further_before_it_crashed_is_no_suspect(place: Pat
             return sorted(crew.inside) == ["a", "b", "c"]
 
         await soon(together)
-        rows = [await rig.runner.queue.must_get(each) for each in ids]
-        assert {(row.crashes, row.stalls) for row in rows} == {(POISON - 1, 1)}
+        rows = [await rig.runner.queue.require(each) for each in ids]
+        assert {(row.crashes, row.stalls) for row in rows} == {(MAX_CRASHES_WITHOUT_PROGRESS - 1, 1)}
         for name in "abc":
             crew.leave[name].set()
         await stopped(rig.runner, loop)
@@ -1115,14 +1117,14 @@ async def test_a_beat_extends_every_lease_and_hears_a_cancel(place: Path | None)
         going = asyncio.ensure_future(rig.go(body))
         await until(inside)
         key = str((await rig.runner.get_run("r")).run_id)
-        before = (await rig.runner.queue.must_get(key)).lease_until
+        before = (await rig.runner.queue.require(key)).lease_until
         clock.advance(40)
-        await asyncio.to_thread(rig.runner.heart.beat)
-        assert (await rig.runner.queue.must_get(key)).lease_until == before + 40
+        await asyncio.to_thread(rig.runner.heartbeat.beat)
+        assert (await rig.runner.queue.require(key)).lease_until == before + 40
         await rig.runner.cancel("r")
-        await asyncio.to_thread(rig.runner.heart.beat)
+        await asyncio.to_thread(rig.runner.heartbeat.beat)
         assert (await going).status == RunStatus.CANCELLED
-        await asyncio.to_thread(rig.runner.heart.beat)
+        await asyncio.to_thread(rig.runner.heartbeat.beat)
 
 
 async def test_a_worker_that_lost_its_run_stops_and_writes_nothing(place: Path | None) -> None:
@@ -1145,7 +1147,7 @@ async def test_a_worker_that_lost_its_run_stops_and_writes_nothing(place: Path |
         clock.advance(31)
         other = rig.another(worker_id="w2")
         assert await other.run_once()
-        await asyncio.to_thread(rig.runner.heart.beat)
+        await asyncio.to_thread(rig.runner.heartbeat.beat)
         assert await zombie
         assert ended == ["stopped"]
         assert (await other.wait("r")).final_output == {"value": "second"}
@@ -1177,10 +1179,10 @@ async def test_a_heart_that_is_not_answered_lets_its_runs_go_before_their_lease(
 
         monkeypatch.setattr(rig.runner.queue.commits, "commit_from_thread", silent)
         clock.advance(20)
-        await asyncio.to_thread(rig.runner.heart.beat)
+        await asyncio.to_thread(rig.runner.heartbeat.beat)
         assert not going.done()
         clock.advance(21)
-        await asyncio.to_thread(rig.runner.heart.beat)
+        await asyncio.to_thread(rig.runner.heartbeat.beat)
         assert await going
         assert ended == ["stopped"]
         assert "heartbeat failed for 41.0 s" in caplog.text
@@ -1196,10 +1198,10 @@ async def test_a_stalled_loop_is_not_kept_alive(place: Path | None) -> None:
     async with Rig(place, clock, run_timeout_seconds=1e6) as rig:
         going = asyncio.ensure_future(rig.go(body))
         await until(inside)
-        assert len(rig.runner.heart._alive()) == 1
+        assert len(rig.runner.heartbeat._alive()) == 1
         clock.advance(61)
-        assert rig.runner.heart._alive() == []
-        rig.runner.heart.beat()
+        assert rig.runner.heartbeat._alive() == []
+        rig.runner.heartbeat.beat()
         going.cancel()
         await asyncio.wait({going})
 
@@ -1207,30 +1209,38 @@ async def test_a_stalled_loop_is_not_kept_alive(place: Path | None) -> None:
 async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() -> None:
     """A run that is parked and claimed anew here at once: its old drive ends after the new one has begun."""
     queue = InMemoryQueue()
-    heart, row = Heart(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
+    heart, row = Heartbeat(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
 
     def nothing() -> None:
         return
 
-    def held(claim: str) -> Held:
+    def held(claim: str) -> LeasedRun:
         loop = asyncio.get_running_loop()
-        return Held(
-            row.changed(claim_id=claim), Place(), loop, float("inf"), nothing, nothing, nothing, 0.0, row.mail_seq
+        return LeasedRun(
+            row.with_values(claim_id=claim),
+            RunControl(),
+            loop,
+            float("inf"),
+            nothing,
+            nothing,
+            nothing,
+            0.0,
+            row.mail_seq,
         )
 
     heart.hold(held("old"))
     heart.hold(held("new"))
     heart.drop(row.run_id, "old")
-    assert [each.row.claim_id for each in heart._held.values()] == ["new"]
+    assert [each.row.claim_id for each in heart._leased.values()] == ["new"]
     heart.drop(row.run_id, "new")
-    assert heart._held == {}
+    assert heart._leased == {}
     heart.stop()
 
 
-class Interrupted(Held):
+class Interrupted(LeasedRun):
     """A claim beside which another loop drops one, from its thread, whenever somebody asks whose it is."""
 
-    held: dict[str, Held]
+    held: dict[str, LeasedRun]
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:  # type: ignore[override]
@@ -1246,27 +1256,27 @@ async def test_a_heart_without_a_thread_beats_and_listens_with_the_next_claim(tm
     async with Rig(tmp_path / "a.db") as rig:
         rig.register(body)
         await rig.runner.submit("script", run_id="r")
-        heart = rig.runner.heart
+        heart = rig.runner.heartbeat
         with no_thread(which), pytest.raises(StorageBusy, match="can't start new thread"):
             await rig.runner.run_once()
-        assert (heart._held, heart._stop_beat, heart._stop_listening) == ({}, None, None)
+        assert (heart._leased, heart._stop_timer, heart._stop_listening) == ({}, None, None)
         assert (await rig.runner.get_run("r")).attempt == 1
         await rig.clock.sleep(60)
         assert await rig.runner.run_once()
         assert (await rig.runner.wait("r")).final_output == {"value": 1}
-        assert heart._stop_beat is not None
+        assert heart._stop_timer is not None
         assert heart._stop_listening is not None
 
 
 async def test_a_heart_looks_at_its_claims_while_other_loops_change_them() -> None:
     queue = InMemoryQueue()
-    heart, row = Heart(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
+    heart, row = Heartbeat(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
     heart.stop()
     first = object.__new__(Interrupted)
-    first.row, first.place, first.lose = row, Place(), lambda: None
-    heart._held = first.held = {"first": first, "other": first, "third": first}
+    first.row, first.control, first.lose = row, RunControl(), lambda: None
+    heart._leased = first.held = {"first": first, "other": first, "third": first}
     await heart._follow(asyncio.get_running_loop(), asyncio.Event())
-    assert heart._held == {}
+    assert heart._leased == {}
 
 
 def test_a_queue_that_only_a_loop_reaches_is_beaten_in_every_loop() -> None:
@@ -1291,11 +1301,11 @@ def test_a_queue_that_only_a_loop_reaches_is_beaten_in_every_loop() -> None:
         beats.append(0)
         heard.append(asyncio.Event())
         assert asyncio.run(runner.execute(Script(long), name)).status == RunStatus.SUCCEEDED
-    assert runner.heart._beaters == {}
+    assert runner.heartbeat._beaters == {}
 
 
 async def test_a_heart_stops_while_the_loop_of_another_thread_lets_go_of_it() -> None:
-    heart, here = Heart(InMemoryQueue(), RunnerConfig()), asyncio.get_running_loop()
+    heart, here = Heartbeat(InMemoryQueue(), RunnerConfig()), asyncio.get_running_loop()
     elsewhere = asyncio.new_event_loop()
 
     class Going(asyncio.Task[None]):
@@ -1318,14 +1328,14 @@ async def test_a_heart_stops_while_the_loop_of_another_thread_lets_go_of_it() ->
 
 async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> None:
     queue = InMemoryQueue()
-    heart, here = Heart(queue, RunnerConfig()), asyncio.get_running_loop()
+    heart, here = Heartbeat(queue, RunnerConfig()), asyncio.get_running_loop()
     row = queue.new_row(None, "a", {}, None)
     alone: list[bool] = []
 
     def nothing() -> None:
         return
 
-    class Seen(Held):
+    class Seen(LeasedRun):
         """It tells whether others could be taken in while its watcher looks at it."""
 
         @property
@@ -1336,7 +1346,7 @@ async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> N
         @loop.setter
         def loop(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
-    heart.hold(Seen(row, Place(), here, float("inf"), nothing, nothing, nothing, 0.0, 0))
+    heart.hold(Seen(row, RunControl(), here, float("inf"), nothing, nothing, nothing, 0.0, 0))
     alone.clear()
     await soon(lambda: bool(alone))
     assert all(alone)

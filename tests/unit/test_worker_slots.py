@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._execution.run_control import Place
+from agent_runtime_core._execution.run_control import RunControl
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.runner import AgentRunner
-from agent_runtime_core.runner.concurrency import PATIENCE, Slots
+from agent_runtime_core.runner.concurrency import REGAIN_TIMEOUT, ConcurrencySlots
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from tests.unit.rig import Rig, soon, until
@@ -68,7 +68,7 @@ class Here:
         rig.register(self.crew.waits, "waits")
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> ConcurrencySlots:
         return self.runner._worker.slots
 
     async def waiting(self, *names: str) -> None:
@@ -100,7 +100,7 @@ async def worker(place: Path | None, concurrency: int = 1, **config: Any) -> Asy
     async with Rig(place, clock, **settings) as rig:
         here = Here(rig, clock)
         loop = asyncio.ensure_future(rig.runner.run_loop(1e9, concurrency=concurrency, handle_signals=False))
-        await soon(lambda: rig.runner._worker._wake is not None)
+        await soon(lambda: rig.runner._worker._wake_event is not None)
         yield here
         rig.runner.stop()
         async with asyncio.timeout(20):
@@ -147,14 +147,14 @@ async def test_runs_that_all_wake_at_once_go_on_as_slots_allow(place: Path | Non
 
 
 async def test_a_wait_that_is_over_goes_on_at_once_where_a_slot_is_free() -> None:
-    slots, place = Slots(VirtualClock(), lambda: None), Place()
-    slots.allow(1)
+    slots, place = ConcurrencySlots(VirtualClock(), lambda: None), RunControl()
+    slots.resize(1)
     slots.take(place)
-    slots.leave(place)
+    slots.release(place)
     with pytest.raises(StopIteration) as ended:
-        slots.back(place).send(None)
+        slots.regain(place).send(None)
     assert ended.value.value is True
-    assert (slots.busy, place.away) == (1, False)
+    assert (slots.busy, place.without_slot) == (1, False)
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["cancelled", "lost"])
@@ -166,12 +166,14 @@ async def test_a_run_that_waits_for_a_slot_hears_that_it_is_cancelled_or_lost(pl
         await crew.becomes("first")
         await here.coming_back("a", "b")
         if lost:
-            drive = next(drive for drive in here.runner._worker._drives.values() if drive.place in here.slots.waiting)
+            drive = next(
+                drive for drive in here.runner._worker._executions.values() if drive.control in here.slots.waiting
+            )
             drive._lose(drive.row.claim_id)
         else:
             await here.runner.cancel("a", wait=True)
         await soon(lambda: len(here.slots.waiting) == 1)
-        await soon(lambda: len(here.runner._worker._drives) == 2)
+        await soon(lambda: len(here.runner._worker._executions) == 2)
         crew.let("first", "b")
         await here.ended("first", "b")
         assert crew.begun == ["first", "b"]
@@ -213,7 +215,7 @@ async def test_a_run_that_waited_long_for_a_slot_goes_to_a_worker_that_has_one(p
         await crew.becomes("first")
         await here.coming_back("a")
         assert not await here.rig.another().run_once()
-        here.clock.advance(PATIENCE)
+        here.clock.advance(REGAIN_TIMEOUT)
         await becomes_pending(here.runner, "a")
         other = asyncio.ensure_future(here.rig.another().run_once())
         await crew.becomes("first", "a")
@@ -238,8 +240,8 @@ async def test_the_time_for_which_a_run_waits_for_a_slot_is_not_its_own(
         here.clock.advance(40)
         crew.let("first")
         await crew.becomes("a")
-        assert waiting.waited == pytest.approx(140)
-        assert waiting.waiting_since is None
+        assert waiting.paused_seconds == pytest.approx(140)
+        assert waiting.paused_at is None
         crew.let("a")
         await here.ended("first", "a")
 
@@ -425,7 +427,7 @@ async def test_a_claim_does_not_stand_while_a_run_may_come_back_to_the_slot(monk
     async with worker(None) as here:
         await soon(lambda: stands == [True])
         await here.waiting("a")
-        here.runner._worker._ring()
+        here.runner._worker.wake()
         await soon(lambda: len(stands) > 2)
         assert not any(stands[-1:])
         here.crew.let("a")

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.base import Concern, Op, always
-from agent_runtime_core._engines.commit_request import LoopBatch, Request
+from agent_runtime_core._engines.base import Op, OperationSet, always
+from agent_runtime_core._engines.commit_request import CommitRequest, LoopBatch
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core._engines.sqlite.liveness import CommitLock
 from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
@@ -32,7 +32,7 @@ def put(tx: SQLiteTx, value: Any) -> bool:
     """Whether it ran on the main thread, where the loop of these tests is."""
     here = threading.current_thread() is threading.main_thread()
     tx.execute("INSERT INTO arc_things (value, thread) VALUES (?, ?)", (value, "loop" if here else "thread"))
-    tx.ring("things")
+    tx.notify("things")
     return here
 
 
@@ -51,9 +51,9 @@ def refused(tx: SQLiteTx, sql: str) -> None:
     tx.execute(sql)
 
 
-THINGS = Concern(
+THINGS = OperationSet(
     "things", {"put": put, "long": put, "interrupted": interrupted, "fail": fail, "refused": refused}, {}, (SCHEMA,),
-    lengthy={"long": always},
+    slow={"long": always},
 )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ async def test_what_is_handed_over_together_is_one_group_however_soon_the_thread
     engine.writer.inbox = Hasty()
     begun: list[str] = []
     engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
-    engine.writer.hand([Request(None, [Op("put", (n,))]) for n in range(20)])
+    engine.writer.enqueue([CommitRequest(None, [Op("put", (n,))]) for n in range(20)])
     await soon(lambda: not engine.writer._handed)
     assert len(begun) == 1
     assert stored(engine) == list(range(20))
@@ -208,9 +208,9 @@ async def test_what_the_thread_has_is_not_overtaken(engine: SQLiteEngine) -> Non
         standing.set()
         go.wait(10)
 
-    engine.writer.do(stand)
+    engine.writer.run_job(stand)
     assert standing.wait(10)
-    engine.post(None, [Op("put", ("first",))])
+    engine.commit_nowait(None, [Op("put", ("first",))])
     later = asyncio.ensure_future(where(engine, value="second"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -223,7 +223,7 @@ async def test_a_commit_nobody_waits_for_keeps_its_place_in_a_turn(engine: SQLit
     await asyncio.gather(where(engine, value="a"), where(engine, value="b"))
     turn = asyncio.ensure_future(where(engine, value="c"))
     await asyncio.sleep(0)
-    engine.post(None, [Op("put", ("d",))])
+    engine.commit_nowait(None, [Op("put", ("d",))])
     await turn
     await soon(lambda: "d" in stored(engine))  # with eager tasks the turn is over before, and the thread writes it
     assert stored(engine)[-2:] == ["c", "d"]
@@ -263,7 +263,7 @@ def test_an_interrupt_as_soon_as_a_lock_is_taken_or_let_go_keeps_none(engine: SQ
             assert self._real.acquire(blocking=blocking)
             raise KeyboardInterrupt
 
-    take_now, let_go, times = writer._commit_lock.take_now, writer._commit_lock.let_go, iter([1])
+    take_now, let_go, times = writer._commit_lock.try_acquire, writer._commit_lock.release, iter([1])
 
     def taken() -> bool:
         assert take_now()
@@ -276,9 +276,9 @@ def test_an_interrupt_as_soon_as_a_lock_is_taken_or_let_go_keeps_none(engine: SQ
 
     with pytest.MonkeyPatch.context() as patch:
         if what == "the turn":
-            patch.setattr(writer, "_turn", Interrupted(writer._turn))
+            patch.setattr(writer, "_wait_for_slot", Interrupted(writer._turn))
         elif what == "the commit lock":
-            patch.setattr(writer._commit_lock, "take_now", taken)
+            patch.setattr(writer._commit_lock, "try_acquire", taken)
         else:
             patch.setattr(writer._commit_lock, "let_go", left)
         with pytest.raises(KeyboardInterrupt):
@@ -287,7 +287,7 @@ def test_an_interrupt_as_soon_as_a_lock_is_taken_or_let_go_keeps_none(engine: SQ
 
     def take() -> None:
         with contextlib.closing(CommitLock(Path(writer._commit_lock.path).parent)) as another:
-            free.append(another.take_now())
+            free.append(another.try_acquire())
         free.append(writer._turn.acquire(blocking=False))
         writer._turn.release()
 
@@ -338,21 +338,21 @@ async def test_closing_carries_out_what_was_posted_in_this_turn(tmp_path: Path) 
     await asyncio.gather(where(engine), where(engine))
     last = asyncio.ensure_future(where(engine, value="last"))
     await asyncio.sleep(0)
-    engine.post(None, [Op("put", ("posted",))])
+    engine.commit_nowait(None, [Op("put", ("posted",))])
     await engine.close()
     await last
     assert stored(engine)[-2:] == ["last", "posted"]
 
 
 async def test_a_batch_larger_than_a_group_is_several(engine: SQLiteEngine) -> None:
-    requests = [Request(None, [Op("put", (n,))]) for n in range(GROUP + 10)]
+    requests = [CommitRequest(None, [Op("put", (n,))]) for n in range(GROUP + 10)]
     go = threading.Event()
 
     def stand() -> None:
         go.wait(10)
 
-    engine.writer.do(stand)
-    engine.writer.hand(requests)
+    engine.writer.run_job(stand)
+    engine.writer.enqueue(requests)
     last = asyncio.ensure_future(where(engine))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -14,7 +14,7 @@ _THIS_CENTURY: Final = 978_307_200.0
 _YEAR_10000: Final = 253_402_300_800.0
 
 
-def seconds(name: str, value: float, *, least: float = 0.0) -> float:
+def checked_seconds(name: str, value: float, *, least: float = 0.0) -> float:
     """A number of seconds of at least `least`, and that no calendar is too short for, or InvalidArgument naming it."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < TOO_LATE:
         raise InvalidArgument(
@@ -23,7 +23,7 @@ def seconds(name: str, value: float, *, least: float = 0.0) -> float:
     return float(value)
 
 
-def whole(name: str, value: object, *, least: int = 1) -> int:
+def checked_int(name: str, value: object, *, least: int = 1) -> int:
     """A whole number of at least `least`, or InvalidArgument naming it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"{name} is a whole number of at least {least}, not {brief(value)}")
@@ -37,7 +37,7 @@ def mapping(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**(value or {})}
 
 
-def keys_of(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
+def checked_agent_keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
     """The agents that a claim is for; a text alone would be read as its characters."""
     if agent_keys is None:
         return None
@@ -50,14 +50,14 @@ def keys_of(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys([each for each in keys if each.isascii() or HALF.search(each) is None]))
 
 
-def named(what: str, value: object) -> str:
+def checked_name(what: str, value: object) -> str:
     """A text that every store keeps and finds again, or InvalidArgument, which says that of `what`."""
     if not isinstance(value, str) or not value:
         raise InvalidArgument(f"{what} is a text of 1 to 512 characters, not {brief(value)}")
     return storable(what.partition(" ")[2], value)
 
 
-def instant(name: str, value: _dt.datetime | float | None) -> float | None:
+def checked_time(name: str, value: _dt.datetime | float | None) -> float | None:
     """A point in time as wall seconds, or InvalidArgument naming it."""
     if value is None:
         return None
@@ -68,11 +68,11 @@ def instant(name: str, value: _dt.datetime | float | None) -> float | None:
         if found >= _YEAR_10000:  # by UTC, or rounded up to it as that of datetime.max is
             raise InvalidArgument(f"{name} {brief(value)} is later than any date of UTC: give an earlier one, or None")
         return found
-    return seconds(name, value)
+    return checked_seconds(name, value)
 
 
 def deadline_at(deadline: _dt.datetime | float | None) -> float | None:
-    when = instant("deadline", deadline)
+    when = checked_time("deadline", deadline)
     if when is not None and when < _THIS_CENTURY:
         raise InvalidArgument(f"deadline {brief(deadline)} is a point in time, in seconds since 1970, and no duration")
     return when

@@ -173,7 +173,7 @@ def _innermost(awaited: Any) -> FrameType | None:
     return frame if type(awaited).__name__ == "FutureIter" else None
 
 
-class Watched(Protocol):
+class TaskOwner(Protocol):
     """A run with open waits, as the monitor sees it."""
 
     @property
@@ -184,13 +184,13 @@ class Watched(Protocol):
     def is_open(self) -> bool:
         """Whether the run is driven here and has open waits."""
 
-    def may_rest(self) -> bool:
+    def may_release_slot(self) -> bool:
         """Return whether the run can be waiting at all: no step of it is in flight, and none of its waits is over."""
 
-    def waiting(self) -> Collection[AnyTask]:
+    def waiting_tasks(self) -> Collection[AnyTask]:
         """Return the tasks that are inside a wait of the run."""
 
-    def scanned(self, tasks: RunTasks) -> bool:
+    def check_tasks(self, tasks: RunTasks) -> bool:
         """Take the outcome of a scan; False to be scanned again soon."""
 
 
@@ -201,12 +201,12 @@ class Monitor:
         self._loop = loop
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
-        self._runs: dict[Watched, None] = {}
+        self._runs: dict[TaskOwner, None] = {}
         self._next: asyncio.Handle | None = None
         self._rests_until = 0.0
         self._pause = FIRST_PAUSE
 
-    def request(self, run: Watched) -> None:
+    def request(self, run: TaskOwner) -> None:
         """Scan the tasks of `run` at the end of this iteration of the loop."""
         self._runs[run] = None
         self._pause = FIRST_PAUSE
@@ -215,7 +215,7 @@ class Monitor:
             # Many scans in a row would leave a loop with many tasks no time for anything else.
             self._next = self._loop.call_soon(self._scan) if late <= 0 else self._loop.call_later(late, self._scan)
 
-    def forget(self, run: Watched) -> None:
+    def forget(self, run: TaskOwner) -> None:
         """Scan no more for a run that has no open wait."""
         self._runs.pop(run, None)
 
@@ -231,12 +231,12 @@ class Monitor:
         if self._timer is not None:
             self._timer.cancel()
         self._runs = {run: None for run in self._runs if run.is_open}
-        runs = [run for run in self._runs if run.may_rest()]
+        runs = [run for run in self._runs if run.may_release_slot()]
         if not runs:
             return
         began = self._loop.time()
-        found = scan(self._loop, {run.run: run.waiting() for run in runs})
-        decided = [run.scanned(found[run.run]) for run in runs]
+        found = scan(self._loop, {run.run: run.waiting_tasks() for run in runs})
+        decided = [run.check_tasks(found[run.run]) for run in runs]
         ended = self._loop.time()
         self._rests_until = ended + SHARE * (ended - began)
         if not all(decided):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..errors import InvalidArgument, UnknownSetting, brief
-from .validation import is_number, meant, redacted, redacted_url
+from .validation import is_number, nearest_name, redacted, redacted_url
 
 _Kind = TypeVar("_Kind")
 
@@ -114,7 +114,7 @@ def check_known(name: str, names: Iterable[str], called: str = "", what: str = "
     """Raise UnknownSetting, with the nearest name, for a name that is not one of `names`."""
     names = tuple(names)
     if name not in names:
-        raise UnknownSetting(f"{called}{': ' * bool(called)}no {what} {brief(name)}: {meant(name, names)}")
+        raise UnknownSetting(f"{called}{': ' * bool(called)}no {what} {brief(name)}: {nearest_name(name, names)}")
 
 
 def check_all(

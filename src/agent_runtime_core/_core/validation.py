@@ -31,18 +31,18 @@ _AFTER_SCHEME = re.compile(f"(?<=://){_NO_PORT}", re.DOTALL)
 _AFTER_SCHEME_OR_START = re.compile(f"(?<=://){_NO_PORT}|^(?![A-Za-z+]*://){_NO_PORT}", re.DOTALL)
 
 
-class At:
+class Path:
     """One level of a walk: the container, the one above it, and the step being taken inside."""
 
     __slots__ = ("depth", "held", "parent", "step")
 
-    def __init__(self, parent: At | None, held: object) -> None:
+    def __init__(self, parent: Path | None, held: object) -> None:
         self.parent, self.held = parent, held
         self.depth: int = 1 if parent is None else parent.depth + 1
         self.step: object = None
 
 
-def _levels(at: At | None) -> list[At]:
+def _levels(at: Path | None) -> list[Path]:
     levels = []
     while at is not None:
         levels.append(at)
@@ -50,7 +50,7 @@ def _levels(at: At | None) -> list[At]:
     return levels[::-1]
 
 
-def _path(at: At | None) -> str:
+def _path(at: Path | None) -> str:
     text, levels = "$", _levels(at)
     for level in levels[:12]:
         step = level.step
@@ -63,22 +63,24 @@ def _path(at: At | None) -> str:
     return text if len(levels) <= 12 else text + "…"
 
 
-def refused(at: At | None, reason: str) -> UnserialisableResult:
+def not_encodable(at: Path | None, reason: str) -> UnserialisableResult:
     return UnserialisableResult(_path(at), reason)
 
 
-def inside(at: At | None, held: object) -> At:
+def descend(at: Path | None, held: object) -> Path:
     """One level deeper, into the container `held`; refused beyond MAX_DEPTH, which is where a cycle ends up."""
-    here = At(at, held)
+    here = Path(at, held)
     if here.depth <= MAX_DEPTH:
         return here
     levels = _levels(here)
-    seen: dict[int, At] = {}
+    seen: dict[int, Path] = {}
     for level in levels:
         first = level if level.held is None else seen.setdefault(id(level.held), level)
         if first is not level:
-            raise refused(level.parent, f"a cycle, back to {_path(first.parent)}: return a copy without the way back")
-    raise refused(at, f"nested deeper than {MAX_DEPTH} levels: return a flatter value")
+            raise not_encodable(
+                level.parent, f"a cycle, back to {_path(first.parent)}: return a copy without the way back"
+            )
+    raise not_encodable(at, f"nested deeper than {MAX_DEPTH} levels: return a flatter value")
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -101,11 +103,11 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..." + text[0]
 
 
-def a_kind(kind: type) -> str:
+def type_name(kind: type) -> str:
     return f"{'an' if kind.__name__[:1] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
 
 
-def meant(name: object, known: Iterable[str]) -> str:
+def nearest_name(name: object, known: Iterable[str]) -> str:
     """Of a name that is none of these: the one it is much like, or else which there are."""
     names = sorted(known)
     # Cut off: what is compared takes time in the square of its length.
@@ -148,7 +150,7 @@ def _without_options(text: str) -> str:
     return _OPTION.sub(lambda found: f"{found[1] or found[2]}***", text)
 
 
-def foreign(value: object) -> str:
+def unsupported_type(value: object) -> str:
     """Why this has no form here, and what to do about it."""
     kind = type(value)
     name = kind.__name__
@@ -167,6 +169,6 @@ def foreign(value: object) -> str:
     else:
         for base in (str, int, float, bytes, dict, list, tuple, set, frozenset):
             if isinstance(value, base):
-                return f"{a_kind(kind)} would come back as {a_kind(base)}: return {base.__name__}(value)"
+                return f"{type_name(kind)} would come back as {type_name(base)}: return {base.__name__}(value)"
         out = f"return a dict, or make {name} a dataclass"
-    return f"{a_kind(kind)} has no JSON form here: {out}"
+    return f"{type_name(kind)} has no JSON form here: {out}"

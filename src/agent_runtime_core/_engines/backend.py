@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from .._core.clock import SYSTEM, Clock
 from .._core.settings import check_known
 from ..errors import InvalidArgument, brief
-from .base import Concern, Engine, Guard, Op
+from .base import Engine, Guard, Op, OperationSet
 from .memory import MemoryEngine
 from .shared_engine import SharedEngine
 from .sqlite.engine import SQLiteEngine
@@ -18,11 +18,11 @@ from .sqlite.engine import SQLiteEngine
 DEFAULT_PATH = "agent_runtime.db"
 
 
-class Backed:
+class EngineStore:
     """A backend whose writes are operations of an engine it may share with others."""
 
     engine: Engine
-    concerns: ClassVar[Sequence[Concern]]
+    operation_sets: ClassVar[Sequence[OperationSet]]
     _let_go = False
     reads: ClassVar[Mapping[str, Callable[..., Any]]]
 
@@ -52,7 +52,7 @@ def _options_of(kind: type) -> set[str]:
     return taken - {"self", "args", "kwargs", "options"}
 
 
-class OnMemory(Backed):
+class OnMemory(EngineStore):
     """In this process, gone when it ends."""
 
     def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
@@ -60,11 +60,11 @@ class OnMemory(Backed):
             raise InvalidArgument(f"engine is a MemoryEngine, not {brief(engine)}: leave it out for one of its own")
         super().__init__(clock=engine.clock if engine is not None else clock, **options)
         self.engine: MemoryEngine = engine or MemoryEngine(clock)
-        for concern in self.concerns:
+        for concern in self.operation_sets:
             self.engine.add(concern)
 
 
-class OnShared(Backed):
+class OnShared(EngineStore):
     """On an engine that is shared: the one given, or else what `opened()` gives."""
 
     engine: SharedEngine
@@ -78,7 +78,7 @@ class OnShared(Backed):
         super().__init__(clock=engine.clock if engine is not None else clock, **options)
         self.engine = engine.share() if engine is not None else opened()
         try:
-            for concern in self.concerns:
+            for concern in self.operation_sets:
                 self.engine.add(concern)
         except BaseException:
             self.engine.close_now()

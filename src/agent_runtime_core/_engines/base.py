@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, Self, cast
 
 from .._core.clock import Clock
 from .._core.threads import started
-from .._core.validation import a_kind
+from .._core.validation import type_name
 from ..errors import InvalidArgument, LeaseLost
 
 
@@ -42,7 +42,7 @@ class NotApplied(Exception):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Concern:
+class OperationSet:
     """What a concern brings to an engine.
 
     `ops[name](tx, *args)` runs inside the transaction and must be idempotent by its own identity.
@@ -51,15 +51,15 @@ class Concern:
     """
 
     name: str
-    ops: Mapping[str, Callable[..., Any]]
-    applied: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    operations: Mapping[str, Callable[..., Any]]
+    replays: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     migrations: Sequence[str] = ()
     #: Names of the dicts it needs on the memory engine.
     tables: Sequence[str] = ()
     #: Operations that run somebody's function, so that a group that fails may not simply be tried again.
-    once: frozenset[str] = frozenset()
+    not_repeatable: frozenset[str] = frozenset()
     #: Operations that may take more than a moment, with these arguments, so that no event loop is to carry them out.
-    lengthy: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
+    slow: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
     #: On SQLite: the fence of a key by a row of its own, `fence(tx, key)`, whatever is stored beside it; or None.
     fence: Callable[[Any, str], str | None] | None = None
 
@@ -69,7 +69,7 @@ def always(*args: Any) -> bool:
     return True
 
 
-class Commits(Protocol):
+class Committer(Protocol):
     """Anything that takes writes: an engine, or a third party's backend that is its own engine."""
 
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]: ...
@@ -82,7 +82,7 @@ class Backend(ABC):
         if lacks := ", ".join(sorted(cls.__abstractmethods__)):
             kind = next(each for each in cls.__mro__ if Backend in each.__bases__)
             raise InvalidArgument(
-                f"{cls.__name__} lacks {lacks}: since 0.6.0 {a_kind(kind)} brings these and inherits the rest; "
+                f"{cls.__name__} lacks {lacks}: since 0.6.0 {type_name(kind)} brings these and inherits the rest; "
                 "docs/how-to/write-a-backend.md says what they do"
             )
         return super().__new__(cls)
@@ -92,14 +92,14 @@ class Backend(ABC):
         """Apply all of `ops` or none while `guard` holds; their results in order, once they are durable."""
 
     @property
-    def commits(self) -> Commits:
+    def commits(self) -> Committer:
         """What writes for this backend: the engine it shares with others, or itself."""
-        return cast(Commits, getattr(self, "engine", self))
+        return cast(Committer, getattr(self, "engine", self))
 
 
 INSTALL = "fence.install"
 FORGET = "fence.forget"
-NOBODY = "0" * 26  # a token below that of every claim
+LOWEST_TOKEN = "0" * 26  # a token below that of every claim
 
 
 class Engine(ABC):
@@ -108,9 +108,9 @@ class Engine(ABC):
     kind: str
     clock: Clock
     #: Seconds that writes nobody waits for are worth holding back, to travel with the next one.
-    linger: float = 0.0
+    buffer_delay: float = 0.0
     #: Names this process to others on the same store; "" where nobody can tell a dead one.
-    holder: str = ""
+    process_id: str = ""
 
     @abstractmethod
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]:
@@ -125,7 +125,7 @@ class Engine(ABC):
         """The same for a thread without an event loop."""
 
     @abstractmethod
-    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         """Queue a commit ahead of every later one without waiting for it; a refusal is dropped.
 
         Only for writes whose loss a later commit would repeat or does not need, and that may be carried out twice.
@@ -136,7 +136,7 @@ class Engine(ABC):
         """`fn(view, *args)` on a consistent view of what has been committed."""
 
     @abstractmethod
-    def add(self, concern: Concern) -> None:
+    def add(self, concern: OperationSet) -> None:
         """Register a concern once; a newer stored schema is refused with StorageTooNew."""
 
     @abstractmethod
@@ -191,10 +191,10 @@ def installed(tx: Any, key: str, token: str) -> bool:
 
 
 FENCE_OPS: Mapping[str, Callable[..., Any]] = {INSTALL: install, FORGET: forget}
-FENCE_APPLIED: Mapping[str, Callable[..., Any]] = {INSTALL: installed}
+FENCE_REPLAYS: Mapping[str, Callable[..., Any]] = {INSTALL: installed}
 
 
-def behind(key: str, token: str) -> Op:
+def end_fence(key: str, token: str) -> Op:
     """Have the claim `token` be over for `key`, and those before it: no write of theirs lands behind this one. Later
     claims are greater."""
     return Op(INSTALL, (key, f"{token}!"))

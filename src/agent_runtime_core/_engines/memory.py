@@ -10,7 +10,7 @@ from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from ..errors import LeaseLost
-from .base import FENCE_APPLIED, FENCE_OPS, Concern, Engine, Guard, NotApplied, Op
+from .base import FENCE_OPS, FENCE_REPLAYS, Engine, Guard, NotApplied, Op, OperationSet
 
 _MISSING = object()
 _names = itertools.count()
@@ -19,12 +19,12 @@ _names = itertools.count()
 class MemoryTx:
     """A transaction on dicts: every change remembers how to undo itself."""
 
-    __slots__ = ("rings", "tables", "undo")
+    __slots__ = ("notified", "tables", "undo")
 
     def __init__(self, tables: dict[str, dict[Any, Any]]) -> None:
         self.tables: dict[str, dict[Any, Any]] = tables
         self.undo: list[tuple[dict[Any, Any] | list[Any], Any, Any]] = []
-        self.rings: list[str] = []
+        self.notified: list[str] = []
 
     def put(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self.undo.append((table, key, table.get(key, _MISSING)))
@@ -45,8 +45,8 @@ class MemoryTx:
         self.undo.append((heap, None, least))
         return least
 
-    def ring(self, topic: str) -> None:
-        self.rings.append(topic)
+    def notify(self, topic: str) -> None:
+        self.notified.append(topic)
 
     def fence(self, key: str, token: str | None) -> None:
         fences = self.tables["fence"]
@@ -82,11 +82,11 @@ class MemoryEngine(Engine):
         self._applied: dict[str, Callable[..., Any]] = {}
         self._lock = threading.RLock()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
-        self.add(Concern("fence", FENCE_OPS, FENCE_APPLIED))
+        self.add(OperationSet("fence", FENCE_OPS, FENCE_REPLAYS))
 
-    def add(self, concern: Concern) -> None:
-        self._ops.update(concern.ops)
-        self._applied.update(concern.applied)
+    def add(self, concern: OperationSet) -> None:
+        self._ops.update(concern.operations)
+        self._applied.update(concern.replays)
         for table in concern.tables:
             self.tables.setdefault(table, {})
 
@@ -103,9 +103,9 @@ class MemoryEngine(Engine):
             except BaseException:
                 tx.rollback()
                 raise
-        for topic in tx.rings:
+        for topic in tx.notified:
             if topic in self._listeners:
-                self.ring(topic)
+                self.notify(topic)
         return results
 
     def _replay(self, tx: MemoryTx, guard: Guard, ops: Sequence[Op]) -> list[Any]:
@@ -120,7 +120,7 @@ class MemoryEngine(Engine):
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         return self.apply(guard, ops)
 
-    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         try:
             self.apply(guard, ops)
         except LeaseLost:
@@ -140,7 +140,7 @@ class MemoryEngine(Engine):
 
         return stop
 
-    def ring(self, topic: str) -> None:
+    def notify(self, topic: str) -> None:
         if listeners := self._listeners.get(topic):
             for wake in tuple(listeners):
                 try:

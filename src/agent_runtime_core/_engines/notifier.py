@@ -11,7 +11,7 @@ from .._core.threads import started
 from ..errors import StorageError
 
 
-class Bell(ABC):
+class Notifier(ABC):
     """Listeners by topic. Its thread starts with the first of them."""
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class Bell(ABC):
         with self._lock:
             first = self._thread is None
             if first:
-                self._hang()
+                self._setup()
             known = topic in self._listeners
             self._listeners.setdefault(topic, []).append(wake)
             if not known:
-                self._begun(topic)
+                self._topic_added(topic)
             if first:
                 try:
                     self._thread = started(self._run, "agent-runtime-bell")
@@ -43,7 +43,7 @@ class Bell(ABC):
                     listeners.remove(wake)
                     if not listeners:
                         del self._listeners[topic]
-                        self._over(topic)
+                        self._topic_removed(topic)
 
         return stop
 
@@ -61,13 +61,13 @@ class Bell(ABC):
             ring()
             self._thread.join(patience)
 
-    def _hang(self) -> None:  # noqa: B027 - most need nothing
+    def _setup(self) -> None:  # noqa: B027 - most need nothing
         """Make ready what the thread will listen at."""
 
-    def _begun(self, topic: str) -> None:  # noqa: B027 - most hear of all topics
+    def _topic_added(self, topic: str) -> None:  # noqa: B027 - most hear of all topics
         """Somebody listens to a topic that nobody has listened to."""
 
-    def _over(self, topic: str) -> None:  # noqa: B027
+    def _topic_removed(self, topic: str) -> None:  # noqa: B027
         """Nobody listens to a topic any more."""
 
     @abstractmethod

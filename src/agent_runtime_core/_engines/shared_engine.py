@@ -49,7 +49,7 @@ class SharedEngine(Engine):
         """Whether it was opened before this process was forked off."""
         return self._forks != Process.forks
 
-    def _usable(self) -> None:
+    def _ensure_open(self) -> None:
         if self._closed:
             raise StorageClosed(f"{self._name} was closed")
         if self._forks != Process.forks:
@@ -58,15 +58,15 @@ class SharedEngine(Engine):
             raise StorageClosed(f"{self._name} cannot be used while the interpreter shuts down. Close it before")
 
     async def close(self) -> None:
-        if self._let_go():
-            await in_thread(self._shut)  # not the loop's executor, which ends with the main thread
+        if self._release():
+            await in_thread(self._close_now)  # not the loop's executor, which ends with the main thread
 
     def close_now(self) -> None:
         """`close` for those who have no loop, or must not wait for one."""
-        if self._let_go():
-            self._shut()
+        if self._release():
+            self._close_now()
 
-    def _let_go(self) -> bool:
+    def _release(self) -> bool:
         """One user less; True for the last one, who has to shut."""
         with self._open_lock:
             self._users -= 1
@@ -86,7 +86,7 @@ class SharedEngine(Engine):
         """Send off what callers on this loop asked for in its present turn."""
 
     @abstractmethod
-    def _shut(self) -> None:
+    def _close_now(self) -> None:
         """End the threads and close what is open; only ever called once."""
 
 

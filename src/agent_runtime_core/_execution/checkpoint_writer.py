@@ -14,11 +14,11 @@ from .._core.codec.json import decode, encode, plain_text
 from .._core.context_vars import start_soon
 from .._core.event_types import EventType
 from .._core.timeouts import wait_cancelled
-from .._journal.record import DONE, FAILED, Record, expand
+from .._journal.record import DONE, FAILED, Record, derived_events
 from ..errors import StepCancelledError
-from .claim_writer import Ledger, Question
-from .step_journal import Book
-from .step_keys import FRAME, Identity
+from .claim_writer import ClaimWriter, UnconfirmedWrite
+from .step_journal import StepJournal
+from .step_keys import CURRENT_STEP, Identity
 
 LIST_KEY: Final = "x::0"  # of the steps of a list without a scope of its own
 _ONLY_IN_JOURNALS: Final = ("step_id", "trace_id", "input_changed")
@@ -35,7 +35,7 @@ class SavedState(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-class CheckpointLedger:
+class CheckpointWriter:
     """Writes for a list, a map or an agent loop what a `Ledger` writes for a run.
 
     No start is stored: an interrupted step runs again, whatever its `on_in_doubt` says. Only the results in `labels`
@@ -52,7 +52,7 @@ class CheckpointLedger:
         self, ctx: Any, key: str = "", poll_interval: float = 0.5, labels: Mapping[Identity, str] | None = None
     ) -> None:
         self.clock: Clock = _PollingClock(self)
-        self.questions: list[Question] = []
+        self.questions: list[UnconfirmedWrite] = []
         self.next_seq = count().__next__
         self.state: SavedState | None = None
         self.results: dict[str, str] = {}  # JSON texts by label
@@ -104,7 +104,7 @@ class CheckpointLedger:
     async def _emit(self, record: Record) -> None:
         if record.kind == FAILED and (record.key.startswith("k:") or '"StepCancelledError"' in (record.info or "")):
             return  # a call in an agent loop has no events of steps, and a cancelled step has not failed
-        for kind, payload in expand("", record):
+        for kind, payload in derived_events("", record):
             told = {name: value for name, value in payload.items() if name not in _ONLY_IN_JOURNALS}
             await self._ctx.emit(EventType(kind), told)
 
@@ -131,7 +131,7 @@ class CheckpointLedger:
 
     async def unless_cancelled(self, work: Awaitable[Any]) -> Any:
         """The result of `work`. Raises StepCancelledError soon after the context was cancelled."""
-        frame = FRAME.get()
+        frame = CURRENT_STEP.get()
         name = "" if frame is None else frame.name
         task = start_soon(work)
         try:
@@ -148,7 +148,7 @@ class CheckpointLedger:
 class _PollingClock(Clock):
     """A clock whose sleep ends when the context is cancelled."""
 
-    def __init__(self, ledger: CheckpointLedger) -> None:
+    def __init__(self, ledger: CheckpointWriter) -> None:
         super().__init__()
         self._ledger = ledger
 
@@ -156,9 +156,9 @@ class _PollingClock(Clock):
         await self._ledger.unless_cancelled(asyncio.sleep(seconds))
 
 
-def unsaved_steps(ctx: Any) -> Book:
+def unsaved_steps(ctx: Any) -> StepJournal:
     """The calls of an agent loop: their events are emitted, and no result is saved."""
-    return Book(cast("Ledger", CheckpointLedger(ctx)), ())
+    return StepJournal(cast("ClaimWriter", CheckpointWriter(ctx)), ())
 
 
 def _as_text(value: Any) -> str:

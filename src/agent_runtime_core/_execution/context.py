@@ -18,9 +18,9 @@ from ..interfaces import AgentRuntime, RunResult
 from ..limits import Budget, RunLimits
 from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
-from .context_steps import Imperative
-from .run_control import Place, Services
-from .step_journal import Book
+from .context_steps import ContextSteps
+from .run_control import RunControl, Services
+from .step_journal import StepJournal
 from .waits import Waits
 
 if TYPE_CHECKING:
@@ -31,11 +31,16 @@ T = TypeVar("T")
 _DELTA = EventType.ASSISTANT_DELTA.value
 
 
-class Context(Imperative):
+class Context(ContextSteps):
     """One claim's view of one run; see `interfaces.RunContext` for what agents rely on."""
 
     def __init__(
-        self, row: RunRow, book: Book, services: Services, place: Place, overrides: Mapping[str, Any] | None = None
+        self,
+        row: RunRow,
+        book: StepJournal,
+        services: Services,
+        place: RunControl,
+        overrides: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(book, services.clock, place)
         self._row, self._services = row, services
@@ -53,7 +58,7 @@ class Context(Imperative):
         #: Whether the agent keeps the conversation of this run itself; see `own_conversation`.
         self.owns_conversation: bool = False
         #: What was said before in the run's conversation and its own messages, once that was read.
-        self.heard: list[Any] | None = None
+        self.history: list[Any] | None = None
         self._budget: Budget | None = None
         self._overrides = overrides  # limits that `resume` or `requeue` set for this run
         self.tools: ToolRegistry = services.tools
@@ -68,10 +73,10 @@ class Context(Imperative):
         return self._clock
 
     @property
-    def given(self) -> list[Any]:
+    def initial_messages(self) -> list[Any]:
         """The messages that the run began with, whatever its agent has made of `input_messages` since."""
-        if self.heard is not None:
-            return self.heard
+        if self.history is not None:
+            return self.history
         return cast("dict[str, Any]", decode(self._row.input)).get("messages") or []
 
     @property
@@ -86,13 +91,13 @@ class Context(Imperative):
     def waits(self) -> Waits:
         """The waits of this run; many have none."""
         if self._waits is None:
-            self._waits = Waits(self.book, self._row, self._services, self.place)
+            self._waits = Waits(self.journal, self._row, self._services, self.control)
         return self._waits
 
     @property
     def waiting_tasks(self) -> list[asyncio.Task[Any]]:
         """The tasks that are inside a wait of this run."""
-        return [] if self._waits is None else list(self._waits.waiting())
+        return [] if self._waits is None else list(self._waits.waiting_tasks())
 
     @property
     def budget(self) -> Budget:
@@ -109,12 +114,12 @@ class Context(Imperative):
     @property
     def step_id(self) -> str | None:
         """The step this code runs in, or None between steps."""
-        frame = self._frame
+        frame = self._scope
         return None if frame is None else frame.step_id
 
     def where(self) -> dict[str, Any]:
         """What an event says of the step this code runs in; nothing between steps."""
-        frame = self._frame
+        frame = self._scope
         return {} if frame is None else {"step_id": frame.step_id, "trace_id": self.trace_id}
 
     @property
@@ -124,15 +129,15 @@ class Context(Imperative):
         return None if step is None else f"{self.run_id}:{step}"
 
     @property
-    def used(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
         """The usage of all agent loops of this run so far; nothing where there was none."""
-        return {} if self._budget is None or not self._budget.begun else self._budget.told()
+        return {} if self._budget is None or not self._budget.begun else self._budget.reported_usage()
 
     def cancelled(self) -> bool:
-        return self.place.cancelled
+        return self.control.cancelled
 
     def is_cancelled(self) -> bool:
-        return self.place.cancelled
+        return self.control.cancelled
 
     def trace(self, kind: str, payload: dict[str, Any]) -> None:
         """Tell the trace sinks what is no event of the run."""
@@ -158,9 +163,9 @@ class Context(Imperative):
         """
         if self.owns_conversation:
             return
-        if self._frame is not None:
+        if self._scope is not None:
             raise InvalidArgument(
-                f"ctx.own_conversation() must be called between steps, got a call inside step {self._frame.name!r}. "
+                f"ctx.own_conversation() must be called between steps, got a call inside step {self._scope.name!r}. "
                 "Call it before the step: a resumed run does not execute a completed step again"
             )
         self.owns_conversation = True
@@ -172,40 +177,40 @@ class Context(Imperative):
 
         Code between steps that runs again on resume publishes nothing twice.
         """
-        if self.place.sealed:
-            await self.place.refuse()
+        if self.control.closed:
+            await self.control.raise_closed()
         kind = agent_event_type(event_type)
         if payload is not None and not isinstance(payload, dict):
             raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
         row = self._event(kind, payload or {})
         if row is not None:
             [sequence] = await self._ledger.emit([row])
-            told = self._services.told
+            told = self._services.backpressure
             if told is not None and kind == _DELTA:
-                await self._slowed(told(self._row.run_id, sequence, len(row[2].encode())))
+                await self._wait_for_readers(told(self._row.run_id, sequence, len(row[2].encode())))
 
-    async def _slowed(self, until: asyncio.Future[None] | None) -> None:
+    async def _wait_for_readers(self, until: asyncio.Future[None] | None) -> None:
         """Wait for an output that is too far behind, which is no time of the run's own."""
-        place = self.place
+        place = self.control
         if until is None:
             return
-        alone = place.waiting_since is None
+        alone = place.paused_at is None
         if alone:
-            place.waiting_since = self._clock.boot()
+            place.paused_at = self._clock.boot()
         try:
             await until
         finally:
-            if alone and place.waiting_since is not None:
-                place.waited += self._clock.boot() - place.waiting_since
-                place.waiting_since = None
+            if alone and place.paused_at is not None:
+                place.paused_seconds += self._clock.boot() - place.paused_at
+                place.paused_at = None
 
     def _event(self, kind: str, payload: dict[str, Any]) -> tuple[str, str, str, float] | None:
-        frame, book = self._frame, self.book
+        frame, book = self._scope, self.journal
         if frame is not None:
             payload = {**self.where(), **payload}
             mark = f"s:{frame.step_id}:{self._ledger.claim_id}.{frame.attempt}:{frame.emitted}"
             frame.emitted += 1
-        elif book.ahead:
+        elif book.is_replaying:
             return None
         else:
             mark = f"b:{book.boundary}:{book.emitted}:{self._row.generation}.{self._row.failures}"
@@ -215,7 +220,7 @@ class Context(Imperative):
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
         """Save `state` for `get_state`, and publish it as a STATE_CHECKPOINT event."""
-        await self.place.unsealed()
+        await self.control.ensure_open()
         if not isinstance(state, dict):
             raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {brief(state)}")
         text = encode(state)
@@ -225,7 +230,7 @@ class Context(Imperative):
 
     async def get_state(self) -> dict[str, Any] | None:
         """The last checkpoint, or None."""
-        await self.place.unsealed()
+        await self.control.ensure_open()
         return await self._ledger.state.get_checkpoint(self._row.run_id)
 
     # -- waiting
@@ -233,12 +238,12 @@ class Context(Imperative):
     async def sleep(self, seconds: float, *, key: str | None = None) -> None:
         """Wait; a crash or a park in between does not begin the wait anew. Those that go on side by side need a `key`
         each."""
-        await self.place.unsealed()
+        await self.control.ensure_open()
         await self.waits.sleep(seconds, key)
 
     async def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
         """The payload of the next signal of that name; WaitTimeout after `timeout` seconds. `key` as for `sleep`."""
-        await self.place.unsealed()
+        await self.control.ensure_open()
         return await self.waits.signal(name, timeout, key)
 
     async def approve(
@@ -255,7 +260,7 @@ class Context(Imperative):
         `schema` (JSON Schema) says what an answer looks like; `runner.approve` checks it. On a resume an
         approval is known by its name and how often that name was used before, or by `key`.
         """
-        await self.place.unsealed()
+        await self.control.ensure_open()
         return await self.waits.approve(name, details, schema, timeout, key)
 
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
@@ -263,7 +268,7 @@ class Context(Imperative):
 
         The child has an id of its own that is the same on every attempt, so it is never run twice.
         """
-        await self.place.unsealed()
+        await self.control.ensure_open()
         return await self.waits.child(agent, input, key)
 
 

@@ -15,9 +15,9 @@ from .._engines.base import Op
 from .._journal.record import STARTED, is_copied
 from ..errors import EffectAlreadyDone
 from ..state.base import APPROVED, BEGUN, HAPPENED, MEMBER, TAKEN, EffectRow
-from .claim_writer import Ledger
+from .claim_writer import ClaimWriter
 from .journal_view import is_approval
-from .step_journal import Book
+from .step_journal import StepJournal
 
 FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
 
@@ -28,10 +28,10 @@ class Guarded(Protocol):
     name: str
     key: str
     digest: str | None
-    started: dict[str, Any] | None
+    start_info: dict[str, Any] | None
 
 
-def effect_row(book: Book, name: str, key: str, digest: str, status: str) -> EffectRow:
+def effect_row(book: StepJournal, name: str, key: str, digest: str, status: str) -> EffectRow:
     """Return the row of this run for that step or wait."""
     return EffectRow(book.origin, f"{name}\t{key}", digest, book.ledger.run_id, status)
 
@@ -44,7 +44,7 @@ def membership(origin: str, run_id: str) -> list[Op]:
     return [Op("effect.put", (each,)) for each in rows]
 
 
-async def join_lineage(book: Book) -> None:
+async def join_lineage(book: StepJournal) -> None:
     """Learn of a child run whether a fork called it: then its lineage is that of the child which the first run called.
 
     Read only by children, at their first guarded step or approval.
@@ -57,7 +57,7 @@ async def join_lineage(book: Book) -> None:
     if parent is None or (parent.parent_id is None and FORKED_FROM not in parent.metadata):
         return
     records = await ledger.state.records(parent_id)
-    caller = Book(Ledger(parent, ledger.queue, ledger.bus, ledger.state, ledger.clock), records)
+    caller = StepJournal(ClaimWriter(parent, ledger.queue, ledger.bus, ledger.state, ledger.clock), records)
     await join_lineage(caller)
     call = next((each for each in records if each.kind == STARTED and f'"{ledger.run_id}"' in (each.info or "")), None)
     if call is None or caller.origin == parent_id:
@@ -71,20 +71,22 @@ async def join_lineage(book: Book) -> None:
     await ledger.state.commits.commit(None, ops)
 
 
-def _is_approved(book: Book) -> bool:
+def _is_approved(book: StepJournal) -> bool:
     """Whether the run was given an approval of its own."""
-    return any(is_approval(record) and not is_copied(record) for record in book.done.values())
+    return any(is_approval(record) and not is_copied(record) for record in book.completed.values())
 
 
-async def other_rows(book: Book, row: EffectRow) -> list[EffectRow]:
+async def other_rows(book: StepJournal, row: EffectRow) -> list[EffectRow]:
     """Return the rows that other runs of the lineage have of the same effect, the oldest first."""
     rows = await book.ledger.state.effects(*row[:3])
     return [each for each in rows if each.run_id != row.run_id]
 
 
 def _digest(work: Guarded) -> str:
-    if work.started is not None and "tool" in work.started:  # the model may ask for another call at the same place
-        tool = work.started["tool"]
+    if (
+        work.start_info is not None and "tool" in work.start_info
+    ):  # the model may ask for another call at the same place
+        tool = work.start_info["tool"]
         return arguments_digest((tool["name"], tool["args"]), {})[0] or ""
     return "" if work.key.startswith("x:") else work.digest or ""  # there it is the number of the step list
 
@@ -92,15 +94,15 @@ def _digest(work: Guarded) -> str:
 class GuardedStep:
     """A guarded step of one run, and the rows that other runs of the lineage have of it."""
 
-    def __init__(self, book: Book, work: Guarded) -> None:
-        self.book: Book = book
+    def __init__(self, book: StepJournal, work: Guarded) -> None:
+        self.book: StepJournal = book
         self.name: str = work.name
         self.identity: tuple[str, str] = (work.name, work.key)
-        started = work.started or {}
+        started = work.start_info or {}
         self.key: str = started.get("effect", work.key)  # under which the lineage knows it
         self.tool: dict[str, Any] | None = started.get("tool")
         self.digest: str = _digest(work)
-        self.others: list[EffectRow] = []
+        self.other_rows: list[EffectRow] = []
         self.unapproved: list[dict[str, str]] = []
 
     async def find(self) -> None:
@@ -123,7 +125,7 @@ class GuardedStep:
 
     async def check_others(self) -> None:
         """Read what other runs did of this effect."""
-        self.others = await other_rows(self.book, self.row)
+        self.other_rows = await other_rows(self.book, self.row)
 
     async def admit(self) -> EffectRow | None:
         """Decide by the policy of the run: the row whose result is reused, or None if the step may be begun.
@@ -131,22 +133,22 @@ class GuardedStep:
         EffectAlreadyDone if it may not.
         """
         ledger, row = self.book.ledger, self.row
-        if self.others:
-            other = max(self.others, key=lambda each: (each.status == HAPPENED, each.t))
+        if self.other_rows:
+            other = max(self.other_rows, key=lambda each: (each.status == HAPPENED, each.t))
             if await self._allowed(other.run_id, other.status, {}):
                 row = row._replace(status=TAKEN)
-                await self._tell("repeated", other.run_id, other.status)
+                await self._publish("repeated", other.run_id, other.status)
             elif self.book.effects_policy == "reuse" and other.status == HAPPENED:
-                await self._tell("reused", other.run_id, other.status)
+                await self._publish("reused", other.run_id, other.status)
                 ledger.effects.pop(self.identity, None)
                 return other
             else:
-                await self._refuse(other.run_id, other.status)
+                await self._reject(other.run_id, other.status)
         elif self.unapproved:
             approval = self.unapproved[-1]
             about = {"approval": approval["name"]}
             if not await self._allowed(approval["run_id"], APPROVED, about):
-                await self._refuse(approval["run_id"], APPROVED, about)
+                await self._reject(approval["run_id"], APPROVED, about)
         ledger.effects[self.identity] = row
         return None
 
@@ -162,7 +164,7 @@ class GuardedStep:
         answer = await book.owner().waits.approve(f"repeat:{self.name}", details, None, None, f"{mine}:{run_id}")
         return bool(answer.get("approved") if isinstance(answer, dict) else answer)
 
-    async def _tell(self, action: str, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
+    async def _publish(self, action: str, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
         """Publish what became of the step, once for each run that it is about."""
         ledger, mine = self.book.ledger, step_id(self.book.ledger.run_id, *self.identity)
         about = {"step_name": self.name, "step_id": mine, "action": action, "run_id": run_id, "status": status} | (
@@ -171,8 +173,8 @@ class GuardedStep:
         kind, now = EventType.STEP_EFFECT.value, ledger.clock.wall()
         await ledger.emit([(f"effect:{mine}:{action}:{run_id}", kind, encode(about), now)])
 
-    async def _refuse(self, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
-        await self._tell("refused", run_id, status, about)
+    async def _reject(self, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
+        await self._publish("refused", run_id, status, about)
         there = await self.book.ledger.queue.row(run_id)
         run = (there.run_key if there is not None else None) or run_id
         step = f"step {self.name!r}" if self.tool is None else f"call of tool {self.tool['name']!r}"

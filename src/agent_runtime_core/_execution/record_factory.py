@@ -6,40 +6,40 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from .._core.codec.json import encode
-from .._journal.record import DONE, STARTED, Record, start_events, with_start
-from .claim_writer import Ledger
+from .._journal.record import DONE, STARTED, Record, start_events, with_start_info
+from .claim_writer import ClaimWriter
 
 
-class Performed(Protocol):
+class CompletedStep(Protocol):
     """What a DONE record takes from the step it is of."""
 
     name: str
     key: str
-    pos: int
+    position: int
     total: int
     info: str | None
     digest: str | None
-    quiet: bool
-    noted: Record | None  # its start, which may still wait to be written
+    no_events: bool
+    start_record: Record | None  # its start, which may still wait to be written
 
     @property
     def policy(self) -> Any: ...
 
 
-class Pen:
+class RecordFactory:
     """Builds the journal records of one claim and numbers them."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: ClaimWriter) -> None:
         self.ledger = ledger
         self.wall: Callable[[], float] = ledger.clock.wall
-        self.pos: int = 0
+        self.position: int = 0
 
-    def take_pos(self) -> int:
+    def next_position(self) -> int:
         """The place of the next imperative step among those of the run."""
-        self.pos += 1
-        return self.pos
+        self.position += 1
+        return self.position
 
-    def started(
+    def started_record(
         self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
         info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False, state: str | None = None,
     ) -> Record:  # fmt: skip
@@ -54,33 +54,33 @@ class Pen:
         )  # fmt: skip
         return record
 
-    def finished(
-        self, work: Performed, result: str | None, attempt: int = 1, ms: int = 0, *, state: str | None = None,
+    def completed_record(
+        self, work: CompletedStep, result: str | None, attempt: int = 1, ms: int = 0, *, state: str | None = None,
         next: str | None = None,
     ) -> Record:  # fmt: skip
         """The DONE record of a step."""
         ledger, total, info = self.ledger, work.total, work.info
-        nev = 0 if work.quiet else 1 if next is None else 3 if total else 2
-        start = work.noted
+        nev = 0 if work.no_events else 1 if next is None else 3 if total else 2
+        start = work.start_record
         # Its events get this record's time: not where that is far from the truth.
-        if start is not None and start.nev and ms <= ledger.linger * 1000 and ledger.take_back(start):
-            info = with_start(info, start)
+        if start is not None and start.nev and ms <= ledger.max_delay * 1000 and ledger.withdraw(start):
+            info = with_start_info(info, start)
             nev += start.nev
         # As a NamedTuple itself makes one, only faster.
         record: Record = tuple.__new__(
             Record,
             (
                 ledger.next_seq(), DONE, work.name, work.key, attempt, ledger.claim_id, self.wall(), result, None,
-                state, work.pos, total, work.policy.retries + 1, ms, info, next, work.digest, -1, nev,
+                state, work.position, total, work.policy.retries + 1, ms, info, next, work.digest, -1, nev,
             ),
         )  # fmt: skip
         return record
 
-    def seal(self, work: Performed, text: str, attempt: int, ms: int) -> tuple[Record]:
+    def completion(self, work: CompletedStep, text: str, attempt: int, ms: int) -> tuple[Record]:
         """All there is to write when a step has ended: its DONE record."""
-        return (self.finished(work, text, attempt, ms),)
+        return (self.completed_record(work, text, attempt, ms),)
 
-    def unfinished(
+    def failed_record(
         self, kind: str, name: str, key: str, *, attempt: int, pos: int, total: int, tries: int, info: dict[str, Any],
         quiet: bool = False,
     ) -> Record:  # fmt: skip
@@ -100,7 +100,7 @@ class Pen:
             info=encode(info) if info else None, nev=nev,
         )  # fmt: skip
 
-    def placed(self, records: Sequence[Record]) -> Sequence[Record]:
+    def renumbered(self, records: Sequence[Record]) -> Sequence[Record]:
         """The same records in new places, behind all others."""
         next_seq = self.ledger.next_seq
         return [each._replace(seq=next_seq()) for each in records]

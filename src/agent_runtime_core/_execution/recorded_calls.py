@@ -16,63 +16,63 @@ from .._journal.record import Record, is_copied
 from ..errors import StepCancelledError
 from .checkpoint_writer import unsaved_steps
 from .context import Context
-from .journal_view import BESIDE
-from .run_control import Place
-from .step_failure import as_raised
-from .step_journal import Book
-from .step_policy import PLAIN_POLICY, Policy
-from .step_runner import Work, perform
+from .journal_view import CONCURRENT_INFO
+from .run_control import RunControl
+from .step_failure import original_error
+from .step_journal import StepJournal
+from .step_policy import DEFAULT_POLICY, Policy
+from .step_runner import StepCall, run_step
 
 #: Told apart from None, which is a result.
 UNRECORDED: object = object()
 
 
-class KeyedSteps:
+class RecordedCalls:
     """Those of one run, or of one agent loop where the context has no journal: there each step is just performed."""
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
         ours = isinstance(ctx, Context)
-        self.book: Book = ctx.book if ours else unsaved_steps(ctx)
-        self._place: Place = ctx.place if ours else Place()
+        self.book: StepJournal = ctx.journal if ours else unsaved_steps(ctx)
+        self._place: RunControl = ctx.control if ours else RunControl()
 
     def recorded(self, name: str, key: str) -> Any:
         """The result of that step, which the run comes to with this; `UNRECORDED` if it has none."""
         record = self._recorded(name, key)
         if record is None:
             return UNRECORDED
-        self.book.passed(record)
-        self.book.pos = max(self.book.pos, record.pos)
+        self.book.advance(record)
+        self.book.position = max(self.book.position, record.pos)
         return None if record.result is None else decode(record.result)
 
-    def ahead(self, name: str, key: str) -> Any:
+    def replayed(self, name: str, key: str) -> Any:
         """The same of a step that the run has yet to come to."""
         record = self._recorded(name, key)
         return UNRECORDED if record is None or record.result is None else decode(record.result)
 
     def _recorded(self, name: str, key: str) -> Record | None:
-        return self.book.recorded(name, f"k:{key}")
+        return self.book.lookup(name, f"k:{key}")
 
-    def took(self, name: str, key: str) -> float:
+    def duration(self, name: str, key: str) -> float:
         """Seconds that the recorded step took this run; none where another run's was copied."""
-        record = self.book.recorded(name, f"k:{key}")
+        record = self.book.lookup(name, f"k:{key}")
         return 0.0 if record is None or is_copied(record) else record.ms / 1000
 
-    def named(self, name: str, key: str) -> dict[str, str]:
+    def event_fields(self, name: str, key: str) -> dict[str, str]:
         """What each event of that step says of it, for those that are told outside of it."""
         if not self.book.ledger.has_journal:
             return {}
         return {"step_id": step_id(str(self._ctx.run_id), name, f"k:{key}"), "trace_id": self._ctx.trace_id}
 
-    def copied(self, name: str, key: str) -> bool:
+    def from_fork(self, name: str, key: str) -> bool:
         """Whether that step is recorded, and was paid for by the run that this one was forked from."""
-        record = self.book.recorded(name, f"k:{key}")
+        record = self.book.lookup(name, f"k:{key}")
         return record is not None and is_copied(record)
 
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
         """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""
         identity, book = (name, f"k:{key}"), self.book
-        return book.doubted(identity) if identity in book.begun or identity in book.lost else None
+        return book.in_doubt_usage(identity) if identity in book.started or identity in book.lost_reservations else None
 
     async def streamed(self, name: str, key: str) -> int:
         """Return how many characters of its answer that step published as ASSISTANT_DELTA events."""
@@ -82,8 +82,8 @@ class KeyedSteps:
         deltas = (event.payload for event in events if event.event_type == EventType.ASSISTANT_DELTA.value)
         return sum(len(each["delta"]) for each in deltas if each.get("step_id") == step)
 
-    async def perform(
-        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
+    async def run(
+        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = DEFAULT_POLICY,
         tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
         lazy: bool = False,
     ) -> Any:  # fmt: skip
@@ -94,30 +94,39 @@ class KeyedSteps:
         `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
         """
         book, place = self.book, self._place
-        if place.sealed:
-            await place.refuse()
+        if place.closed:
+            await place.raise_closed()
         if place.cancelled:
             raise StepCancelledError(name)
-        if book.questions:
-            await book.settle()
+        if book.unconfirmed:
+            await book.resolve_unconfirmed()
             if (known := self.recorded(name, key)) is not UNRECORDED:
                 return known
-        if (failure := book.given_up.pop((name, f"k:{key}"), None)) is not None:
-            raise as_raised(name, failure)  # the code went on without it
+        if (failure := book.swallowed_failures.pop((name, f"k:{key}"), None)) is not None:
+            raise original_error(name, failure)  # the code went on without it
         started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
         if effect is not None:
             started = {**(started or {}), "effect": effect}
         if reserve:
             started = {**(started or {}), "reserve": reserve}
-        info = BESIDE if book.is_apart() else None
+        info = CONCURRENT_INFO if book.in_child_task() else None
         if tool is not None:
             info = f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
-        work = Work(
-            name, f"k:{key}", call, policy, pos=book.take_pos(), info=info, quiet=tool is None,
-            started=started, bare=True, lazy=lazy, settled=None if tool is None else _answered,
-        )  # fmt: skip
-        value = await perform(book, work, book.seal)
-        book.passed()
+        work = StepCall(
+            name,
+            f"k:{key}",
+            call,
+            policy,
+            position=book.next_position(),
+            info=info,
+            no_events=tool is None,
+            start_info=started,
+            raise_unwrapped=True,
+            defer_record=lazy,
+            adapt_review_result=None if tool is None else _answered,
+        )
+        value = await run_step(book, work, book.completion)
+        book.advance()
         return value
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from .._core.codec.json import MAX_WHOLE, decode, encode, readable
+from .._core.codec.json import MAX_WHOLE, decode, decode_checked, encode
 from ..interfaces import ErrorInfo, RunResult
 from ..status import RunStatus
 
 _ERROR = {"type": str, "message": str, "stack": str, "retriable": bool, "details": dict}
 
 
-class Before(NamedTuple):
+class OmittedHistory(NamedTuple):
     """Of a result's messages, those that its conversation keeps already: so many `messages` behind the first `at`.
 
     They end with the message `leaf`. A record names them, so that it does not grow with the conversation.
@@ -33,7 +33,7 @@ def error_in(text: str) -> ErrorInfo | None:
 
     ValueError for a text that no queue has written.
     """
-    told = readable(text)
+    told = decode_checked(text)
     if told is None:
         return None
     if not isinstance(told, dict):
@@ -47,7 +47,7 @@ def error_in(text: str) -> ErrorInfo | None:
     return ErrorInfo(**{"type": "Error", "message": "", **fields, "details": details})
 
 
-def payload_of(result: RunResult, before: Before | None = None) -> dict[str, Any]:
+def result_payload(result: RunResult, before: OmittedHistory | None = None) -> dict[str, Any]:
     """What is recorded of a result; without the messages of `before`, which are named in their place."""
     messages = result.final_messages
     if before is not None:
@@ -64,7 +64,7 @@ def payload_of(result: RunResult, before: Before | None = None) -> dict[str, Any
     return payload if before is None else {**payload, "before": before._asdict()}
 
 
-def result_of(payload: dict[str, Any]) -> RunResult:
+def result_from_payload(payload: dict[str, Any]) -> RunResult:
     """The inverse of `payload_of`, without the messages that it names."""
     error, status, run_id = payload.get("error"), payload.get("status"), payload.get("run_id")
     return RunResult(
@@ -78,15 +78,15 @@ def result_of(payload: dict[str, Any]) -> RunResult:
     )
 
 
-def encode_result(result: RunResult, before: Before | None = None) -> str:
-    return encode(payload_of(result, before), max_bytes=MAX_WHOLE)
+def encode_result(result: RunResult, before: OmittedHistory | None = None) -> str:
+    return encode(result_payload(result, before), max_bytes=MAX_WHOLE)
 
 
 def decode_result(text: str) -> RunResult:
-    return result_of(cast("dict[str, Any]", decode(text)))
+    return result_from_payload(cast("dict[str, Any]", decode(text)))
 
 
-def before_of(text: str) -> Before | None:
+def omitted_history_in(text: str) -> OmittedHistory | None:
     """The messages that a recorded result names."""
     told = cast("dict[str, Any]", decode(text)).get("before") if '"before":' in text else None
-    return None if told is None else Before(**told)
+    return None if told is None else OmittedHistory(**told)

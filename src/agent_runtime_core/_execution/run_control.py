@@ -14,48 +14,48 @@ from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor
 from ..interfaces import AgentRuntime, RunResult
 from ..limits import RunLimits
-from ..persistence.fencing import Claim
+from ..persistence.fencing import FencedWrites
 from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from .result_codec import Before
+from .result_codec import OmittedHistory
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
 
 
-class Chronicle(Protocol):
+class RunRecorder(Protocol):
     """Keeps what outlives a run: its part of a conversation, and what is to be audited."""
 
-    async def fence(self, claim: Claim) -> None:
+    async def fence(self, claim: FencedWrites) -> None:
         """Have the claims before this one refused by the stores."""
 
     async def load(self, ctx: Any) -> None:
         """Give the run what was said before."""
 
-    async def keep(self, result: RunResult) -> None:
+    async def save(self, result: RunResult) -> None:
         """Append what the run said; it has not ended yet, and may come here again."""
 
-    def before(self, result: RunResult) -> Before | None:
+    def omitted_history(self, result: RunResult) -> OmittedHistory | None:
         """The messages of a result that need not be recorded."""
 
-    async def recall(self, text: str) -> RunResult:
+    async def restore(self, text: str) -> RunResult:
         """A recorded result, with the messages that it names."""
 
-    async def tell(self, result: RunResult | None) -> None:
+    async def audit(self, result: RunResult | None) -> None:
         """Write what happened; `result` is that of a run that has ended."""
 
 
 class Slots(Protocol):
     """How many runs of a worker go on at once; one that only waits uses no slot."""
 
-    def leave(self, place: Place) -> None:
+    def release(self, place: RunControl) -> None:
         """The run only waits: its slot is free."""
 
-    def retake(self, place: Place) -> None:
+    def reclaim(self, place: RunControl) -> None:
         """Count a run that works again, also where no slot is free."""
 
-    async def back(self, place: Place) -> bool:
+    async def regain(self, place: RunControl) -> bool:
         """Until the run has a slot again; False where it is to be given back instead."""
 
 
@@ -70,7 +70,7 @@ class Services:
     #: Seconds a wait stays in place before the run is parked; None: always in place.
     park_after: float | None = None
     #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`); None: workers do.
-    call_agent: Callable[[AgentRuntime | str, str, dict[str, Any], str, str], Awaitable[RunResult]] | None = None
+    run_child: Callable[[AgentRuntime | str, str, dict[str, Any], str, str], Awaitable[RunResult]] | None = None
     #: RunLimits that no agent loop of these runs may go beyond.
     limits: RunLimits | None = None
     #: Where traces of these runs go, if anywhere.
@@ -78,45 +78,45 @@ class Services:
     #: Gives the stores that `ctx.persistence` is; it is asked when they are needed.
     persistence: Callable[[], PersistenceManager] | None = None
     #: Makes what keeps a run's part of its conversation and of an audit store; None for a run without either.
-    chronicle: Callable[[RunRow], Chronicle | None] | None = None
+    recorder: Callable[[RunRow], RunRecorder | None] | None = None
     #: Is called with each run whose part of its conversation is kept by neither the runner nor the agent.
     not_kept: Callable[[RunRow], None] | None = None
     #: Those that runs leave while they wait in place, so that their worker can do something else.
     slots: Slots | None = None
     #: Hears of each piece of an answer (run id, sequence, bytes), and says what to wait for before the next.
-    told: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
+    backpressure: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
 
 
 @dataclass(repr=False, eq=False)
-class Place:
+class RunControl:
     """What a context shares with the runner that drives it."""
 
     cancelled: bool = False
     parked: bool = False
-    sealed: bool = False
+    closed: bool = False
     refusal: Callable[[], Exception] | None = None  # of a run that has ended, or of a block of somebody's own
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None
-    stopped: bool = False  # the task was told to stop
+    cancel_requested: bool = False  # the task was told to stop
     tracked: bool = False  # the contexts of the run's tasks name this place
     clearing: bool = False  # its tasks are being ended
     queued: set[asyncio.Task[Any]] = field(default_factory=set)  # tasks of the run that wait for others of it
-    away: bool = False  # it uses no slot of its worker
-    waited: float = 0.0  # seconds spent waiting in place
-    waiting_since: float | None = None
+    without_slot: bool = False  # it uses no slot of its worker
+    paused_seconds: float = 0.0  # seconds spent waiting in place
+    paused_at: float | None = None
     _notified: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def is_here(self) -> bool:
+    def in_main_task(self) -> bool:
         """Whether the present task is the one that the run began in."""
         return self.task is None or asyncio.current_task() is self.task
 
-    async def unsealed(self) -> None:
+    async def ensure_open(self) -> None:
         """Nothing gets past a park or an end: what is called then is refused or never returns, and writes nothing."""
-        if self.sealed:
-            await self.refuse()
+        if self.closed:
+            await self.raise_closed()
 
-    async def refuse(self) -> None:
+    async def raise_closed(self) -> None:
         if self.refusal is not None:
             raise self.refusal()
         if self.clearing and current_run() is self:
@@ -124,29 +124,29 @@ class Place:
             raise asyncio.CancelledError  # else a `finally` block would wait here until its task is abandoned
         await asyncio.get_running_loop().create_future()
 
-    def waits(self, now: float) -> None:
-        if self.waiting_since is None:
-            self.waiting_since = now
+    def pause_timer(self, now: float) -> None:
+        if self.paused_at is None:
+            self.paused_at = now
 
-    def goes_on(self, now: float) -> None:
-        if self.waiting_since is not None:
-            self.waited += now - self.waiting_since
-            self.waiting_since = None
+    def resume_timer(self, now: float) -> None:
+        if self.paused_at is not None:
+            self.paused_seconds += now - self.paused_at
+            self.paused_at = None
 
-    def stop(self) -> None:
+    def cancel_task(self) -> None:
         """Cancel the task, and wake whoever waits for it: it may not listen."""
-        self.stopped = True
-        self.wake()
+        self.cancel_requested = True
+        self.notify()
         if self.task is not None:
             self.task.cancel()
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """Have the runner look at its task."""
         # A task that is collected after its event loop was closed must not print an error at exit.
         with contextlib.suppress(RuntimeError):
             self._notified.set()
 
-    async def woken(self) -> None:
+    async def notified(self) -> None:
         """Wait for the next `wake`, or one since the last time."""
         await self._notified.wait()
         self._notified.clear()

@@ -19,12 +19,12 @@ _MADE_OF_TEXT: Final = frozenset({builtins.__name__, AgentRuntimeError.__module_
 MOST_KEPT: Final = 16  # errors of a group that are kept one by one; of a larger one only its class is
 
 
-def told_of(error: BaseException) -> dict[str, Any]:
+def failure_info(error: BaseException) -> dict[str, Any]:
     """What is told of the failure."""
     return {"error": text_of(error), "type": type(error).__name__}
 
 
-def kept_of(error: BaseException) -> dict[str, Any]:
+def cause_info(error: BaseException) -> dict[str, Any]:
     """What the record keeps besides, for code that went on without the step to find the same error again."""
     if not isinstance(error, StepExecutionError):
         return _class_of(error)
@@ -48,17 +48,17 @@ def _name_of(error: BaseException) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def failed_again(name: str, failure: Record) -> StepExecutionError:
+def recorded_error(name: str, failure: Record) -> StepExecutionError:
     """The failure of that step as it was raised: of the step in which it was, and with a cause as `as_raised` gives."""
     told = json.loads(failure.info or "{}")
     of = told.get("of", {"step": name, "attempts": failure.attempt})
     message = of.get("error", told["error"])
     error = StepExecutionError(of["step"], message, of["attempts"])
-    error.__cause__ = _made(of if "class" in of else told, message)
+    error.__cause__ = _rebuilt(of if "class" in of else told, message)
     return error
 
 
-def as_raised(name: str, failure: Record) -> Exception:
+def original_error(name: str, failure: Record) -> Exception:
     """What the function of that step raised, as far as its record tells; a StepExecutionError of what cannot be made.
 
     It has the class and the text, where that class is here without an import, and nothing else.
@@ -66,10 +66,10 @@ def as_raised(name: str, failure: Record) -> Exception:
     told = json.loads(failure.info or "{}")
     if told.get("type") == CircuitOpen.__name__:
         return CircuitOpen(told["error"], after=told["retry_delay"])
-    return _made(told, told["error"]) or failed_again(name, failure)
+    return _rebuilt(told, told["error"]) or recorded_error(name, failure)
 
 
-def _made(told: dict[str, Any], text: str) -> Exception | None:
+def _rebuilt(told: dict[str, Any], text: str) -> Exception | None:
     """The error whose class is told, with that text; None where it cannot be made."""
     if "class" not in told:
         return None
@@ -80,7 +80,7 @@ def _made(told: dict[str, Any], text: str) -> Exception | None:
     if not isinstance(found, type) or not issubclass(found, Exception):
         return None
     if issubclass(found, ExceptionGroup):
-        return _made_group(found, told.get("group"))
+        return _rebuilt_group(found, told.get("group"))
     ways: list[Callable[[str], Any]] = [partial(found.__new__, found)]
     if module in _MADE_OF_TEXT or issubclass(found, AgentRuntimeError):
         ways.insert(0, found)
@@ -93,8 +93,8 @@ def _made(told: dict[str, Any], text: str) -> Exception | None:
     return None
 
 
-def _made_group(kind: type[ExceptionGroup[Exception]], told: dict[str, Any] | None) -> Exception | None:
-    errors = [] if told is None else [_made(each, each["error"]) for each in told["errors"]]
+def _rebuilt_group(kind: type[ExceptionGroup[Exception]], told: dict[str, Any] | None) -> Exception | None:
+    errors = [] if told is None else [_rebuilt(each, each["error"]) for each in told["errors"]]
     inside = [each for each in errors if each is not None]
     if told is None or len(inside) < len(errors):
         return None

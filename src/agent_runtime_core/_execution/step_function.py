@@ -17,11 +17,11 @@ from .._core.threads import in_thread
 from .._core.timeouts import log_abandoned_thread
 from ..errors import InvalidArgument, brief
 from ..tools.schema import context_parameter, place_context
-from .step_keys import FRAME
+from .step_keys import CURRENT_STEP
 
 
 @dataclass(repr=False, eq=False)
-class Callee:
+class StepFunction:
     """How to call a step function: on the loop or in a thread, with the context where it asks for it."""
 
     is_async: bool
@@ -30,27 +30,27 @@ class Callee:
     #: None until `call` wants to know: the steps of a list get the context by place, and many are never called.
     takes_context: bool | None = None
 
-    def asked(self, fn: Callable[..., Any]) -> bool:
+    def takes_context_arg(self, fn: Callable[..., Any]) -> bool:
         """Whether `fn`, which this is of, has a parameter for the context."""
         if self.takes_context is None:
             self.takes_context = context_parameter(fn) is not None
         return self.takes_context
 
 
-_callees: dict[ReferenceType[Any], Callee] = {}  # of functions, as long as they live
+_callees: dict[ReferenceType[Any], StepFunction] = {}  # of functions, as long as they live
 
 
-def callee(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = MAX_RESULT) -> Callee:
+def step_function(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = MAX_RESULT) -> StepFunction:
     """How to call that function; with `returns`, or a size of its results, they are written and read so."""
-    how = known_callee(fn)
+    how = cached_step_function(fn)
     if returns is None and max_result_bytes == MAX_RESULT:
         return how
     to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
     # Asked before, so that not each of the copies has to find out.
-    return replace(how, encode=to_text, decode=from_text, takes_context=how.asked(fn))
+    return replace(how, encode=to_text, decode=from_text, takes_context=how.takes_context_arg(fn))
 
 
-def known_callee(fn: Callable[..., Any]) -> Callee:
+def cached_step_function(fn: Callable[..., Any]) -> StepFunction:
     """`callee(fn)` without overrides, looked at once for each function."""
     key = fn.__func__ if type(fn) is MethodType else fn
     try:
@@ -62,7 +62,7 @@ def known_callee(fn: Callable[..., Any]) -> Callee:
     return known
 
 
-def _inspect(fn: Callable[..., Any]) -> Callee:
+def _inspect(fn: Callable[..., Any]) -> StepFunction:
     if not callable(fn):
         raise InvalidArgument(
             f"a step function is callable, not {brief(fn)}: pass the function and its arguments, as in "
@@ -70,23 +70,23 @@ def _inspect(fn: Callable[..., Any]) -> Callee:
         )
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
     to_text, from_text = codec_for(returns_of(fn))
-    return Callee(is_async, to_text, from_text)
+    return StepFunction(is_async, to_text, from_text)
 
 
-def call(fn: Callable[..., Any], how: Callee, args: Sequence[Any], ctx: Any) -> Awaitable[Any]:
+def call(fn: Callable[..., Any], how: StepFunction, args: Sequence[Any], ctx: Any) -> Awaitable[Any]:
     """Call a step function once: what to await."""
-    if how.takes_context is not False and how.asked(fn):
+    if how.takes_context is not False and how.takes_context_arg(fn):
         args = place_context(fn, ctx, args)
     if how.is_async:
         return cast("Awaitable[Any]", fn(*args))
-    return threaded(fn, args)
+    return call_in_thread(fn, args)
 
 
-async def threaded(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+async def call_in_thread(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Run a plain step function in a thread, and await what it gives if that is awaitable."""
 
     def left() -> asyncio.Handle:
-        frame = FRAME.get()
+        frame = CURRENT_STEP.get()
         what = f"{getattr(fn, '__qualname__', 'a step')}()" if frame is None else f"step {frame.name!r}"
         return log_abandoned_thread(what)
 

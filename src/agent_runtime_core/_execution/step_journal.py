@@ -11,10 +11,10 @@ from .._core.ids import unbroken
 from .._engines.base import Op
 from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record
 from ..errors import JournalMismatch, StorageBusy
-from .claim_writer import UNHEARD, Ledger, Question
-from .journal_view import ALONE, OWN, Recorded, aside, ran_beside
-from .step_keys import FRAME, Frame, Identity
-from .usage import Inside
+from .claim_writer import OUTCOME_UNKNOWN, ClaimWriter, UnconfirmedWrite
+from .journal_view import MAIN_TASK, ONLY_STEP, JournalView, as_concurrent, was_concurrent
+from .step_keys import CURRENT_STEP, Identity, StepScope
+from .usage import NestedUsage
 
 _SEQ = itemgetter(0)
 
@@ -23,23 +23,23 @@ def _nobody() -> Any:
     return None
 
 
-class Book(Recorded):
+class StepJournal(JournalView):
     """The journal as the steps of one claim see it, and their way to write to it."""
 
-    def __init__(self, ledger: Ledger, records: Sequence[Record]) -> None:
+    def __init__(self, ledger: ClaimWriter, records: Sequence[Record]) -> None:
         super().__init__(ledger, records)
         self.lists: dict[str, dict[tuple[str, ...], int]] = {}  # numbers of the step lists it has run, by scope
-        self.beside: dict[tuple[str, ...], str] = {}  # and of those in tasks of their own, by key and names
+        self.task_lists: dict[tuple[str, ...], str] = {}  # and of those in tasks of their own, by key and names
         self.deferred: dict[str, list[Record]] = {}  # ends of steps that wait for a checkpoint, by key of their list
         self.maps: dict[str, list[str | None]] = {}  # digests of their items, of the maps it has run
         self.carried: set[Identity] = set()  # items of maps whose start is in a record of this claim, and not yet begun
         self.boundary: int = 0  # how many steps this claim has passed
         self.emitted: int = 0  # how many events since then
-        self.running: int = 0  # steps in flight; see `step_left`
-        self.at_rest: Callable[[], None] | None = None  # hears that the last of them has ended
-        self.idle: bool = False  # the run has left its slot, and comes back to it before a step begins
-        self.questions: list[Question] = ledger.questions  # to be settled before anything else is asked
-        self._inside: Inside = Inside(self.done)
+        self.running_steps: int = 0  # steps in flight; see `step_left`
+        self.on_idle: Callable[[], None] | None = None  # hears that the last of them has ended
+        self.slot_released: bool = False  # the run has left its slot, and comes back to it before a step begins
+        self.unconfirmed: list[UnconfirmedWrite] = ledger.unconfirmed  # to be settled before anything else is asked
+        self._nested_usage: NestedUsage = NestedUsage(self.completed)
         self._next = 0  # of the imperative steps in their order
         self._came = -1  # position of the last record this claim has come to
         self._failed_tries: dict[Identity, int] = {}  # the last of each step that this claim has recorded
@@ -54,47 +54,47 @@ class Book(Recorded):
             raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
         return await owner.waits.review(name, key, start, read)
 
-    async def come_back(self) -> None:
+    async def regain_slot(self) -> None:
         """Have a slot again for what the run goes on with."""
-        if self.idle and (owner := self.owner()) is not None:
+        if self.slot_released and (owner := self.owner()) is not None:
             await owner.waits.come_back()
 
-    def step_left(self) -> None:
+    def step_finished(self) -> None:
         """A step is no longer in flight."""
-        self.running -= 1
-        if not self.running and self.at_rest is not None:
-            self.at_rest()
+        self.running_steps -= 1
+        if not self.running_steps and self.on_idle is not None:
+            self.on_idle()
 
-    def about_failure(self, outer: Frame | None, others: int) -> dict[str, Any]:
+    def about_failure(self, outer: StepScope | None, others: int) -> dict[str, Any]:
         """What the record of a failure says of a step in the frame `outer`, with so many others in flight."""
-        if (outer is None or outer.book is not self) and not self.is_apart():
-            return {OWN: True}
-        return {} if others else {ALONE: True}
+        if (outer is None or outer.book is not self) and not self.in_child_task():
+            return {MAIN_TASK: True}
+        return {} if others else {ONLY_STEP: True}
 
-    def is_beside(self) -> bool:
+    def is_concurrent(self) -> bool:
         """Whether the code that asks runs beside other code of its run: with a step in flight, or in a task of its own,
         whose turn may come sooner or later the next time."""
-        return self.running > 0 or self.is_apart()
+        return self.running_steps > 0 or self.in_child_task()
 
-    def is_apart(self) -> bool:
+    def in_child_task(self) -> bool:
         """Whether the code that asks runs in a task of its own: what it records does not show that the code of the run
         went on."""
         owner = self.owner()
         return owner is not None and not owner.place.is_here
 
-    def turn(self, space: str, name: str, key: str | None, mark: str | None = None) -> str:
+    def key_for(self, space: str, name: str, key: str | None, mark: str | None = None) -> str:
         """The key of a use of `name`: its caller's own, or by its turn."""
         if key is not None:
             return f"k:{unbroken(f'the key of {name!r}', key)}"
-        return self.occurrence(space, name, mark)
+        return self.next_key(space, name, mark)
 
     # -- what is recorded
 
-    def is_free(self, name: str, key: str) -> bool:
+    def is_unclaimed(self, name: str, key: str) -> bool:
         """Whether that step is not recorded, and nobody does it now."""
-        return (name, key) not in self._alone and self.recorded(name, key) is None
+        return (name, key) not in self.locked_keys and self.lookup(name, key) is None
 
-    def match(self, name: str, record: Record | None) -> None:
+    def check_order(self, name: str, record: Record | None) -> None:
         """Refuse an imperative step that is not the one recorded at this place.
 
         Steps that ran beside others have no place of their own and are matched by identity alone.
@@ -105,9 +105,9 @@ class Book(Recorded):
         if record is expected:
             self._next += 1
             return
-        if record is not None and ran_beside(record):
+        if record is not None and was_concurrent(record):
             return
-        if self.is_beside():
+        if self.is_concurrent():
             if record is not None:
                 self._ordered.remove(record)
             return
@@ -119,25 +119,25 @@ class Book(Recorded):
         )
 
     @property
-    def ahead(self) -> bool:
+    def is_replaying(self) -> bool:
         """Whether there are records that this claim has not come to yet."""
         return self._came < self._last
 
-    def passed(self, *recorded: Record) -> None:
+    def advance(self, *recorded: Record) -> None:
         """Steps have their results, from these records, or one has it from a new one: later events belong to the next
         stretch of code."""
-        frame = FRAME.get()
+        frame = CURRENT_STEP.get()
         if frame is None or frame.book is not self:  # what runs inside of a step is not passed again on a resume
             self.boundary += len(recorded) or 1
             self.emitted = 0
-        if recorded and (usage := self._inside.used(recorded, self.ledger.claim_id)):
+        if recorded and (usage := self._nested_usage.usage_of(recorded, self.ledger.claim_id)):
             self.owner().budget.recalled(usage)
         # A recorded step answers for those that ran inside it, which nobody asks for any more.
         self._came = max(self._came, *map(_SEQ, recorded)) if recorded else self._last
 
     # -- writing
 
-    def noted(
+    def value_record(
         self, name: str, key: str, result: str | None, info: str | None = None, mark: str | None = None
     ) -> Record:
         """A DONE record that stands for no events: of a wait, a child, a recorded value."""
@@ -145,15 +145,15 @@ class Book(Recorded):
         record = Record(
             ledger.next_seq(), DONE, name, key, 1, ledger.claim_id, self.wall(), result, info=info, digest=mark
         )
-        return aside(record) if self.is_apart() else record
+        return as_concurrent(record) if self.in_child_task() else record
 
-    def defer(self, records: Sequence[Record]) -> None:
+    def defer_until_checkpoint(self, records: Sequence[Record]) -> None:
         """Have ends of steps wait for the next checkpoint of their list: they did not land with this one."""
         for record in reversed(records):
             self.deferred.setdefault(record.key, []).insert(0, record)
 
     async def write(
-        self, records: Sequence[Record], waited: Sequence[Record], outer: Frame | None, *, lazy: bool = False
+        self, records: Sequence[Record], waited: Sequence[Record], outer: StepScope | None, *, lazy: bool = False
     ) -> None:
         """Append these ends of steps in the step `outer`, of which some had `waited` for a checkpoint.
 
@@ -161,19 +161,19 @@ class Book(Recorded):
         """
         try:
             if lazy:
-                await self.ledger.note(*records)
+                await self.ledger.buffer(*records)
             else:
-                if self.questions:
-                    records = await self.last(records)
+                if self.unconfirmed:
+                    records = await self.after_pending(records)
                 await self.ledger.record(records)
         except BaseException as error:  # noqa: BLE001 - raised there
-            await self.not_written(records, waited, error, outer)
+            await self.write_failed(records, waited, error, outer)
         else:
             last = records[-1]
-            self.done[last.name, last.key] = last
+            self.completed[last.name, last.key] = last
 
-    async def not_written(
-        self, records: Sequence[Record], waited: Sequence[Record], error: BaseException, outer: Frame | None
+    async def write_failed(
+        self, records: Sequence[Record], waited: Sequence[Record], error: BaseException, outer: StepScope | None
     ) -> None:
         """The commit of these ended in `error`: raise that, unless they are in the journal after all.
 
@@ -185,24 +185,24 @@ class Book(Recorded):
         if isinstance(error, StorageBusy) and error.tries == 1 and self.ledger.is_newest(records):
             try:
                 await self.ledger.append(*records)
-                return self.take(records)
+                return self.add(records)
             except BaseException as later:  # noqa: BLE001 - raised below
                 if isinstance(later, StorageBusy):
                     later.tries += error.tries
                 error = later
-        if not isinstance(error, UNHEARD):
-            self.defer(waited)
+        if not isinstance(error, OUTCOME_UNKNOWN):
+            self.defer_until_checkpoint(waited)
             raise error
-        self.questions.append(Question(records))
+        self.unconfirmed.append(UnconfirmedWrite(records))
         try:
             if isinstance(error, asyncio.CancelledError) or self.ledger.is_newest(records):
                 raise error  # it was repeated as often as is worth it
-            await self.settle()
+            await self.resolve_unconfirmed()
         except BaseException:
-            self.ask_again(records[-1].name, records[-1].key, records[-1].digest, outer)
+            self.reuse_key(records[-1].name, records[-1].key, records[-1].digest, outer)
             raise
 
-    async def tell(self, record: Record, queue: Sequence[Op] = ()) -> bool:
+    async def publish(self, record: Record, queue: Sequence[Op] = ()) -> bool:
         """Append a record that is no end of a step, with what must land in the queue together with it.
 
         Where that was not answered and others have taken later places, it is looked for behind them. False where it
@@ -216,54 +216,54 @@ class Book(Recorded):
         except StorageBusy:
             if self.ledger.is_newest((record,)):
                 raise  # it was repeated as often as is worth it
-        if await self.ledger.landed_at_last(record) is not None:
-            await self.ledger.tell(record)
+        if await self.ledger.confirm_record(record) is not None:
+            await self.ledger.publish_events(record)
             return False
-        await self.ledger.append(*self.placed((record,)), queue=queue)
+        await self.ledger.append(*self.renumbered((record,)), queue=queue)
         return True
 
-    async def last(self, records: Sequence[Record]) -> Sequence[Record]:
+    async def after_pending(self, records: Sequence[Record]) -> Sequence[Record]:
         """The same behind all that is in question."""
-        await self.settle()
-        return self.placed(records)
+        await self.resolve_unconfirmed()
+        return self.renumbered(records)
 
-    async def settle(self) -> None:
+    async def resolve_unconfirmed(self) -> None:
         """Find out of the commits that nobody heard of whether they landed, and write again what did not.
 
         So whoever asks for a step that has run is answered, and nothing is recorded behind what it was built on.
         """
-        async with self.only("", "questions"):
-            while self.questions:
-                question = self.questions[0]
+        async with self.exclusive("", "questions"):
+            while self.unconfirmed:
+                question = self.unconfirmed[0]
                 records = question.records
-                landed = await self.ledger.landed_at_last(records[-1])
+                landed = await self.ledger.confirm_record(records[-1])
                 if landed is not None:
-                    self.take(records := (*records[:-1], landed))
+                    self.add(records := (*records[:-1], landed))
                     if not question.noted:
-                        await self.ledger.tell(*records)
-                elif question.whole and (records := self.late(records)):
-                    self.questions[0] = question._replace(records=records)
+                        await self.ledger.publish_events(*records)
+                elif question.whole and (records := self.renumbered_late(records)):
+                    self.unconfirmed[0] = question._replace(records=records)
                     await self.ledger.append(*records, noted=question.noted)
-                    self.take(records)
-                del self.questions[0]
+                    self.add(records)
+                del self.unconfirmed[0]
 
-    def late(self, records: Sequence[Record]) -> Sequence[Record]:
+    def renumbered_late(self, records: Sequence[Record]) -> Sequence[Record]:
         """These in places behind others that were to come after them: there they are as of steps beside those, and a
         start whose end or failure is there is none any more."""
         failed = self._failed_tries
         started = [
             each
             for each in records
-            if each.kind != STARTED or (each[2:4] not in self.done and each.attempt > failed.get(each[2:4], 0))
+            if each.kind != STARTED or (each[2:4] not in self.completed and each.attempt > failed.get(each[2:4], 0))
         ]
-        return [aside(each) if each.kind in (STARTED, DONE) else each for each in self.placed(started)]
+        return [as_concurrent(each) if each.kind in (STARTED, DONE) else each for each in self.renumbered(started)]
 
-    async def conclude(self, error: BaseException | None) -> None:
+    async def resolve_at_end(self, error: BaseException | None) -> None:
         """Settle all questions at the end of an attempt, which came to `error`: its result was built on what they are
         of, and the next one need not do that again."""
-        if self.questions and (error is None or isinstance(error, Exception)):
+        if self.unconfirmed and (error is None or isinstance(error, Exception)):
             try:
-                await self.settle()
+                await self.resolve_unconfirmed()
             except Exception:
                 if error is None:
                     raise

@@ -49,7 +49,7 @@ InDoubt = str | Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Happened:
+class AlreadyDone:
     """What a check function for a step in doubt answers when the effect is there: the step's result."""
 
     result: Any = None
@@ -113,5 +113,5 @@ class Policy:
         return bool(self.retry_on(error))
 
 
-PLAIN = (0, 1.0, None, Exception, None, "retry")  # the fields of a step of which nothing is said
-PLAIN_POLICY = Policy()
+DEFAULT_FIELDS = (0, 1.0, None, Exception, None, "retry")  # the fields of a step of which nothing is said
+DEFAULT_POLICY = Policy()

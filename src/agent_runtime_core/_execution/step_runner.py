@@ -25,16 +25,16 @@ from ..errors import (
 )
 from ..state.base import EffectExists
 from .effects import GuardedStep
-from .journal_view import BESIDE
-from .step_failure import kept_of, told_of
-from .step_function import call, callee
-from .step_journal import Book
-from .step_keys import FRAME, Frame
-from .step_policy import NEVER_RETRIED, Happened, Policy
+from .journal_view import CONCURRENT_INFO
+from .step_failure import cause_info, failure_info
+from .step_function import call, step_function
+from .step_journal import StepJournal
+from .step_keys import CURRENT_STEP, StepScope
+from .step_policy import NEVER_RETRIED, AlreadyDone, Policy
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Work:
+class StepCall:
     """What `perform` needs to know of a step.
 
     Attributes:
@@ -55,46 +55,46 @@ class Work:
     _: KW_ONLY
     encode: Callable[[object], str] = encode
     decode: Callable[[str], object] = decode
-    pos: int = 0
+    position: int = 0
     total: int = 0
     description: str | None = None
     digest: str | None = None
     info: str | None = None
-    begun: bool = False
-    quiet: bool = False
-    started: dict[str, Any] | None = None
-    bare: bool = False
-    lazy: bool = False
-    settled: Callable[[Any], Any] | None = None
-    noted: Record | None = None
+    start_recorded: bool = False
+    no_events: bool = False
+    start_info: dict[str, Any] | None = None
+    raise_unwrapped: bool = False
+    defer_record: bool = False
+    adapt_review_result: Callable[[Any], Any] | None = None
+    start_record: Record | None = None
     state: str | None = None
 
 
 #: The records to write for (work, encoded result, attempt, ms): its DONE record, with what waited for it, or none yet.
-Seal = Callable[[Work, str, int, int], Sequence[Record]]
+Seal = Callable[[StepCall, str, int, int], Sequence[Record]]
 
 
-def perform(book: Book, work: Work, seal: Seal) -> Coroutine[Any, Any, Any]:
+def run_step(book: StepJournal, work: StepCall, seal: Seal) -> Coroutine[Any, Any, Any]:
     """Run a step that has no record yet until it has one; its result as a resumed run would read it.
 
     StepExecutionError after the last try, StepInDoubt or EffectAlreadyDone where a policy says so.
     """
-    if book.ledger.refusal is not None:
-        raise book.ledger.refusal(work.name)
-    start = book.begun.pop((work.name, work.key), None) if book.begun and not work.begun else None
+    if book.ledger.closed_error is not None:
+        raise book.ledger.closed_error(work.name)
+    start = book.started.pop((work.name, work.key), None) if book.started and not work.start_recorded else None
     if work.policy.on_in_doubt != "retry" and book.ledger.has_journal:
-        return _guarded(book, work, seal, start)
-    return _tried(book, work, seal, start is not None)
+        return _run_guarded(book, work, seal, start)
+    return _run_tries(book, work, seal, start is not None)
 
 
-def refused_of(name: str, error: UnserialisableResult) -> UnserialisableResult:
+def result_not_serializable(name: str, error: UnserialisableResult) -> UnserialisableResult:
     """The refusal of a result as that of the step of that name, with the way out that a step has."""
     more = error.max_bytes is not None and error.max_bytes < MAX_BYTES
     out = f", or let the step have more with max_result_bytes=, up to {MAX_BYTES:,}" if more else ""
     return UnserialisableResult(error.path, error.reason + out, max_bytes=error.max_bytes, step_name=name)
 
 
-async def _guarded(book: Book, work: Work, seal: Seal, start: int | None) -> Any:
+async def _run_guarded(book: StepJournal, work: StepCall, seal: Seal, start: int | None) -> Any:
     """Run a step whose effect must not be repeated silently, or find its result by the policies for that.
 
     `start` is the record of an earlier start, if the step is in doubt.
@@ -105,48 +105,52 @@ async def _guarded(book: Book, work: Work, seal: Seal, start: int | None) -> Any
         await step.check_approval()
     else:
         book.ledger.effects[step.identity] = step.row
-        if (known := await _resolve(book, work, start, step)) is not None:
+        if (known := await _apply_in_doubt_policy(book, work, start, step)) is not None:
             try:
-                text = work.encode(known.result if work.settled is None else work.settled(known.result))
+                text = work.encode(
+                    known.result if work.adapt_review_result is None else work.adapt_review_result(known.result)
+                )
             except UnserialisableResult as error:
-                raise refused_of(work.name, error) from None
-            return await _finished(book, work, seal, text)
+                raise result_not_serializable(work.name, error) from None
+            return await _record_completion(book, work, seal, text)
         await step.check_others()
     while True:
         if (done := await step.admit()) is not None:
             # With a start, as readers of events expect; its row is that of the other run.
-            return await _finished(book, work, seal, done.result or "null", _start_of(book, work, 1, False))
-        book.running += 1
+            return await _record_completion(
+                book, work, seal, done.result or "null", _start_record(book, work, 1, False)
+            )
+        book.running_steps += 1
         try:
-            await book.come_back()
-            await _begin(book, work, 1, start is not None)
+            await book.regain_slot()
+            await _record_start(book, work, 1, start is not None)
             break
         except EffectExists:
             await step.check_others()
         finally:
-            book.step_left()
-    work.begun = True
-    return await _tried(book, work, seal, start is not None)
+            book.step_finished()
+    work.start_recorded = True
+    return await _run_tries(book, work, seal, start is not None)
 
 
-async def _finished(book: Book, work: Work, seal: Seal, text: str, *started: Record) -> Any:
+async def _record_completion(book: StepJournal, work: StepCall, seal: Seal, text: str, *started: Record) -> Any:
     """Record a result that running the step did not give."""
     if records := seal(work, text, 1, 0):
-        await book.write((*started, *records), records[:-1], FRAME.get())
+        await book.write((*started, *records), records[:-1], CURRENT_STEP.get())
     return work.decode(text)
 
 
-async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
+async def _run_tries(book: StepJournal, work: StepCall, seal: Seal, doubtful: bool) -> Any:
     boot, timeout = book.ledger.clock.boot, work.policy.timeout
-    outer = FRAME.get()
-    frame = Frame(book, work.name, work.key, 1, outer)
-    book.running += 1
-    token = FRAME.set(frame)
+    outer = CURRENT_STEP.get()
+    frame = StepScope(book, work.name, work.key, 1, outer)
+    book.running_steps += 1
+    token = CURRENT_STEP.set(frame)
     try:
-        if book.idle:
-            await book.come_back()
-        if not work.begun:
-            await _begin(book, work, 1, doubtful)
+        if book.slot_released:
+            await book.regain_slot()
+        if not work.start_recorded:
+            await _record_start(book, work, 1, doubtful)
         while True:
             attempt, since = frame.attempt, boot()
             try:
@@ -157,25 +161,25 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 try:
                     text = work.encode(value)
                 except UnserialisableResult as error:
-                    raise refused_of(work.name, error) from None
+                    raise result_not_serializable(work.name, error) from None
                 # Before anything is awaited: whoever holds the value may go on changing it. And in here: what cannot
                 # be read again is no result.
                 handed = _as_read(work, value, text)
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
             except Exception as error:  # noqa: BLE001 - raised by what is done of it, or tried again
-                await _failed(book, work, attempt, error)
+                await _record_failure(book, work, attempt, error)
                 # What is recorded inside answers for the next try as well, as it would on a resume. A frame of its own:
                 # tasks that this try left behind go on counting in theirs.
-                frame = Frame(book, work.name, work.key, attempt + 1, outer)
-                FRAME.set(frame)
-                await _begin(book, work, attempt + 1, doubtful)
-        work.noted = None
+                frame = StepScope(book, work.name, work.key, attempt + 1, outer)
+                CURRENT_STEP.set(frame)
+                await _record_start(book, work, attempt + 1, doubtful)
+        work.start_record = None
         if records:
-            await book.write(records, records[:-1], outer, lazy=work.lazy)
+            await book.write(records, records[:-1], outer, lazy=work.defer_record)
     finally:
-        book.step_left()
-        restore(FRAME, token)
+        book.step_finished()
+        restore(CURRENT_STEP, token)
     return handed
 
 
@@ -188,7 +192,7 @@ class _NotPlain(Exception):
     """There is something in the value that only its encoding can copy."""
 
 
-def _as_read(work: Work, value: Any, text: str) -> Any:
+def _as_read(work: StepCall, value: Any, text: str) -> Any:
     """The result as a resumed run would read it: of a plain tree, a copy is what decoding its text would give."""
     if work.decode is not decode:
         return work.decode(text)
@@ -213,59 +217,70 @@ def _copy(value: Any) -> Any:
     raise _NotPlain
 
 
-async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
+async def _record_start(book: StepJournal, work: StepCall, attempt: int, doubtful: bool) -> None:
     if work.policy.on_in_doubt != "retry":
-        await book.tell(_start_of(book, work, attempt, doubtful))
-    elif work.started or not work.quiet:  # else nobody would be told of it, and nothing depends on whether it began
-        work.noted = record = _start_of(book, work, attempt, doubtful)
-        await book.ledger.note(record)
+        await book.publish(_start_record(book, work, attempt, doubtful))
+    elif (
+        work.start_info or not work.no_events
+    ):  # else nobody would be told of it, and nothing depends on whether it began
+        work.start_record = record = _start_record(book, work, attempt, doubtful)
+        await book.ledger.buffer(record)
 
 
-def _start_of(book: Book, work: Work, attempt: int, doubtful: bool) -> Record:
-    about: dict[str, Any] = {} if work.started is None else {**work.started}
+def _start_record(book: StepJournal, work: StepCall, attempt: int, doubtful: bool) -> Record:
+    about: dict[str, Any] = {} if work.start_info is None else {**work.start_info}
     if work.description is not None:
         about["description"] = work.description
     if doubtful and attempt == 1:
         about["in_doubt"] = True
-    if work.info == BESIDE:
+    if work.info == CONCURRENT_INFO:
         about["beside"] = True
-    return book.started(
-        work.name, work.key, attempt=attempt, pos=work.pos, total=work.total, tries=work.policy.retries + 1,
-        info=about, digest=work.digest, quiet=work.quiet, state=work.state,
+    return book.started_record(
+        work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.policy.retries + 1,
+        info=about, digest=work.digest, quiet=work.no_events, state=work.state,
     )  # fmt: skip
 
 
-async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> None:
+async def _record_failure(book: StepJournal, work: StepCall, attempt: int, error: Exception) -> None:
     """Record a failed try and wait for the next one, or raise."""
     delay = work.policy.delay(error, attempt, book.ledger.clock.random)
     cause = deciding_error(error)
-    about = told_of(cause)
+    about = failure_info(cause)
     if isinstance(cause, LeaseLost):
         raise error
     # Without a journal, no runner resumes the run later.
     postponed = cause.after if isinstance(cause, Postponed) and book.ledger.has_journal else None
     if delay is not None or postponed is not None:
         about["retry_delay"] = delay if postponed is None else postponed
-    ends = delay is None and (postponed is None or work.bare)  # of a bare one, the code may go on without it
+    ends = delay is None and (postponed is None or work.raise_unwrapped)  # of a bare one, the code may go on without it
     if ends and work.key[:2] in ("s:", "k:") and not holds(error, NEVER_RETRIED):
-        frame = FRAME.get()
-        about |= kept_of(error) | book.about_failure(None if frame is None else frame.outer, book.running - 1)
-    record: Record = book.unfinished(
-        FAILED if delay is None and postponed is None else RETRYING, work.name, work.key, attempt=attempt, pos=work.pos,
-        total=work.total, tries=work.policy.retries + 1, info=about, quiet=work.quiet,
-    )  # fmt: skip
-    await book.tell(record)
+        frame = CURRENT_STEP.get()
+        about |= cause_info(error) | book.about_failure(None if frame is None else frame.outer, book.running_steps - 1)
+    record: Record = book.failed_record(
+        FAILED if delay is None and postponed is None else RETRYING,
+        work.name,
+        work.key,
+        attempt=attempt,
+        pos=work.position,
+        total=work.total,
+        tries=work.policy.retries + 1,
+        info=about,
+        quiet=work.no_events,
+    )
+    await book.publish(record)
     if postponed is not None:
         raise error  # the run is taken up again when it is time
     if delay is not None:
         await book.ledger.clock.sleep(delay)
         return
-    if work.bare or isinstance(error, StepExecutionError) or holds(error, NEVER_RETRIED):
+    if work.raise_unwrapped or isinstance(error, StepExecutionError) or holds(error, NEVER_RETRIED):
         raise error
     raise StepExecutionError(work.name, about["error"], attempt) from error
 
 
-async def _resolve(book: Book, work: Work, start: int, step: GuardedStep) -> Happened | None:
+async def _apply_in_doubt_policy(
+    book: StepJournal, work: StepCall, start: int, step: GuardedStep
+) -> AlreadyDone | None:
     """What the policy says of a step that was begun, with the record `start`, and never ended; None: run it again."""
     policy = work.policy.on_in_doubt
     if policy == "fail":
@@ -280,15 +295,15 @@ async def _resolve(book: Book, work: Work, start: int, step: GuardedStep) -> Hap
             raise
     else:
         assert callable(policy)
-        book.running += 1
-        token = FRAME.set(Frame(book, work.name, work.key, 1, FRAME.get()))
+        book.running_steps += 1
+        token = CURRENT_STEP.set(StepScope(book, work.name, work.key, 1, CURRENT_STEP.get()))
         try:
-            await book.come_back()
-            answer = await call(policy, callee(policy), (), book.owner())
+            await book.regain_slot()
+            answer = await call(policy, step_function(policy), (), book.owner())
         finally:
-            book.step_left()
-            restore(FRAME, token)
-    if answer is None or isinstance(answer, Happened):
+            book.step_finished()
+            restore(CURRENT_STEP, token)
+    if answer is None or isinstance(answer, AlreadyDone):
         return answer
     raise InvalidArgument(
         f"the check function of step {work.name!r} answers None (run it again) or Happened(result), not {brief(answer)}"

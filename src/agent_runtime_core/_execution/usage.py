@@ -8,12 +8,12 @@ from operator import itemgetter
 from typing import Any
 
 from .._journal.record import Record, is_copied
-from .step_keys import MARKED, Identity, mark_of
+from .step_keys import SCOPE_SUFFIX, Identity, scope_id
 
 _NAME = itemgetter(0)
 
 
-def used(record: Record) -> dict[str, Any]:
+def usage_of(record: Record) -> dict[str, Any]:
     """What the model, or a called run, used by its record; nothing for others, and for what another run has paid."""
     if (record.name != "model" and not record.name.startswith("call:")) or is_copied(record):
         return {}
@@ -24,7 +24,7 @@ def used(record: Record) -> dict[str, Any]:
     if record.name == "model":
         calls = (told.get("message") or {}).get("tool_calls") or ()
         own = {"cost_usd": told.get("cost_usd"), "turns": 1, "tool_calls": len(calls) or None}
-    return total([told.get("usage") or {}, own, as_usage(told.get("doubted") or {})])
+    return total([told.get("usage") or {}, own, reservation_as_usage(told.get("doubted") or {})])
 
 
 def total(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -37,39 +37,39 @@ def total(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return added
 
 
-def as_usage(reserve: Mapping[str, Any]) -> dict[str, Any]:
+def reservation_as_usage(reserve: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was reserved for interrupted model calls as the estimates of a usage."""
     return {"estimated_tokens": reserve.get("tokens"), "estimated_cost_usd": reserve.get("usd")}
 
 
-class Inside:
+class NestedUsage:
     """Recorded steps inside others, whose code does not run again when the other is answered by its record."""
 
     def __init__(self, done: Mapping[Identity, Record]) -> None:
         self._done = done
-        self._inside: dict[str, list[Record]] | None = None  # by the mark of the step that they are in
+        self._by_scope: dict[str, list[Record]] | None = None  # by the mark of the step that they are in
 
-    def used(self, records: Iterable[Record], claim_id: str) -> dict[str, Any]:
+    def usage_of(self, records: Iterable[Record], claim_id: str) -> dict[str, Any]:
         """What loops inside these steps used, at any depth, each told once; those that ran under this claim count
         by themselves."""
-        if self._inside is None:
-            self._inside = self._marked() if "model" in map(_NAME, self._done) else {}
-        if not self._inside:
+        if self._by_scope is None:
+            self._by_scope = self._marked() if "model" in map(_NAME, self._done) else {}
+        if not self._by_scope:
             return {}
         return total([self._used(record) for record in records if record.claim_id != claim_id])
 
     def _marked(self) -> dict[str, list[Record]]:
         marked: dict[str, list[Record]] = {}
         for (_, key), record in self._done.items():
-            if "@" in key and (mark := MARKED.search(key)) is not None:
+            if "@" in key and (mark := SCOPE_SUFFIX.search(key)) is not None:
                 marked.setdefault(mark[1], []).append(record)
         return marked
 
     def _used(self, record: Record) -> dict[str, Any]:
-        assert self._inside is not None
+        assert self._by_scope is not None
         found = []
-        for each in self._inside.pop(mark_of(record.name, record.key), ()):
-            usage = used(each)
+        for each in self._by_scope.pop(scope_id(record.name, record.key), ()):
+            usage = usage_of(each)
             if each.name != "model":
                 usage.pop("turns", None)  # of another run
             found += [usage, self._used(each)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._engines.base import Concern
+from .._engines.base import OperationSet
 from .._engines.memory import MemoryTx
 from ..errors import LeaseLost
 from .record import ENDED, Record, is_again, numbered
@@ -42,7 +42,7 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
     ev = -1
     if nev := record[18]:
         ev = take_sequence(tx, run_id, nev)
-        tx.rings.append("events")
+        tx.notified.append("events")
     tx.add(journal, seq, (ev, record))
     return seq
 
@@ -90,7 +90,7 @@ def boundaries(tx: MemoryTx, run_id: str, since: int, limit: int) -> list[Record
     return [_read(entry) for entry in found[:limit]]
 
 
-CONCERN = Concern(
+CONCERN = OperationSet(
     "journal",
     {"journal.append": append, "journal.delete": delete},
     {"journal.append": applied},

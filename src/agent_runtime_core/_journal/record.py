@@ -27,7 +27,7 @@ FAILED: Final = "failed"  # the last try failed
 SKIPPED: Final = "skipped"  # recorded steps were answered from here
 RESET: Final = "reset"  # an executor was told to begin anew: earlier records of that scope no longer count
 ENDED: Final = "ended"  # the run ended: name is the status; may carry the beginning of its attempt
-LOOKED: Final = "looked"  # what is not there when this is will never be: its claim found out what became of a write
+PROBE: Final = "looked"  # what is not there when this is will never be: its claim found out what became of a write
 FORKED: Final = "forked"  # what follows was copied from another run, whose checkpoint then is the state
 
 COPIED: Final = "fork:"  # how the claim id of a record begins that was copied; the run it is from follows
@@ -85,7 +85,7 @@ def is_again(record: Record, last: Record | None) -> bool:
     return not last.claim_id and last.attempt == record.attempt
 
 
-def with_start(info: str | None, start: Record) -> str:
+def with_start_info(info: str | None, start: Record) -> str:
     """The `info` of a DONE record that stands for the start of its step too, whose own record was never written."""
     began = start.info or "{}"
     if info is None or began.startswith('{"tool":'):  # it tells all of the call
@@ -101,7 +101,7 @@ def with_beginning(end: Record, began: Record) -> Record:
     return tuple.__new__(Record, (began.seq, *end[1:14], info, *end[15:18], end.nev + began.nev))
 
 
-def carries_start(record: Record) -> bool:
+def includes_start(record: Record) -> bool:
     return record.kind in (DONE, ENDED) and record.info is not None and '"began":' in record.info
 
 
@@ -115,7 +115,9 @@ def start_events(total: int) -> int:
     return 2 if total else 1
 
 
-def expand(run_id: str, record: Record, read: Callable[[str], Any] = decode) -> list[tuple[str, dict[str, Any]]]:
+def derived_events(
+    run_id: str, record: Record, read: Callable[[str], Any] = decode
+) -> list[tuple[str, dict[str, Any]]]:
     """The (event type, payload) pairs a record stands for, in order; `read` is what decodes its texts."""
     if record.nev == 0:
         return []
@@ -125,7 +127,7 @@ def expand(run_id: str, record: Record, read: Callable[[str], Any] = decode) -> 
             return [_began(record.kind, record.name, record.attempt, info)]
         case "ended":
             began = info.pop("began", None)
-            told = _told_of_success(record, read) if record.name == "succeeded" else info
+            told = _success_payload(record, read) if record.name == "succeeded" else info
             return [*([] if began is None else [_began(*began)]), (_EVENT_OF_STATUS[record.name], told)]
         case "skipped":
             return [_skip(run_id, record, step) for step in info["steps"]]
@@ -133,16 +135,16 @@ def expand(run_id: str, record: Record, read: Callable[[str], Any] = decode) -> 
             return _step_events(run_id, record, info, read)
 
 
-def as_stored(run_id: str, record: Record) -> list[tuple[str, str]]:
+def stored_events(run_id: str, record: Record) -> list[tuple[str, str]]:
     """What `expand` gives, with payloads as JSON texts; also where they hold a type that is not registered here."""
-    return [(event_type, json.dumps(payload)) for event_type, payload in expand(run_id, record, json.loads)]
+    return [(event_type, json.dumps(payload)) for event_type, payload in derived_events(run_id, record, json.loads)]
 
 
 def _began(kind: str, agent: str, attempt: int, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return ("run.started" if kind == ATTEMPT else "run.resumed", {"agent_key": agent, "attempt": attempt, **info})
 
 
-def _told_of_success(record: Record, read: Callable[[str], Any]) -> dict[str, Any]:
+def _success_payload(record: Record, read: Callable[[str], Any]) -> dict[str, Any]:
     """Its result is in the record already."""
     result = cast("dict[str, Any]", read(record.result or "{}"))
     return {"final_output": result.get("final_output", {}), "usage": result.get("usage", {})}
@@ -150,13 +152,13 @@ def _told_of_success(record: Record, read: Callable[[str], Any]) -> dict[str, An
 
 def _skip(run_id: str, record: Record, step: list[Any]) -> tuple[str, dict[str, Any]]:
     name, key, pos = step[:3]
-    payload = _about(run_id, name, key, pos, record.total) | {"reason": "already_completed"}
+    payload = _step_fields(run_id, name, key, pos, record.total) | {"reason": "already_completed"}
     if len(step) > 3:
         payload |= step[3]
     return ("step.skipped", payload)
 
 
-def _about(run_id: str, name: str, key: str, pos: int, total: int) -> dict[str, Any]:
+def _step_fields(run_id: str, name: str, key: str, pos: int, total: int) -> dict[str, Any]:
     return {
         "step_name": name,
         "step_index": pos,
@@ -177,13 +179,13 @@ def _begin(about: dict[str, Any], attempt: int, tries: int, info: dict[str, Any]
     return events
 
 
-def _tool_called(run_id: str, record: Record, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _tool_call_event(run_id: str, record: Record, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """A tool call of an agent loop begins, with these arguments."""
     doubt = {"in_doubt": True} if info.get("in_doubt") else {}
     return ("tool.call", _about_tool(run_id, record, info) | {"tool_args": info["tool"]["args"]} | doubt)
 
 
-def _tool_answered(
+def _tool_result_event(
     run_id: str, record: Record, info: dict[str, Any], read: Callable[[str], Any]
 ) -> tuple[str, dict[str, Any]]:
     answer = cast("dict[str, Any]", read(record.result or "{}"))
@@ -203,12 +205,12 @@ def _step_events(
 ) -> list[tuple[str, dict[str, Any]]]:
     began: dict[str, Any] | None = info.get("began") if record.kind == DONE else None
     if began is not None and "tool" in began:
-        return [_tool_called(run_id, record, began), _tool_answered(run_id, record, began, read)]
+        return [_tool_call_event(run_id, record, began), _tool_result_event(run_id, record, began, read)]
     if "tool" in info and record.kind == STARTED:
-        return [_tool_called(run_id, record, info)]
+        return [_tool_call_event(run_id, record, info)]
     if "tool" in info and record.kind == DONE:
-        return [_tool_answered(run_id, record, info, read)]
-    about = _about(run_id, record.name, record.key, record.pos, record.total)
+        return [_tool_result_event(run_id, record, info, read)]
+    about = _step_fields(run_id, record.name, record.key, record.pos, record.total)
     tried = {"attempt": record.attempt, "max_attempts": record.tries}
     match record.kind:
         case "started":
@@ -222,7 +224,7 @@ def _step_events(
     events += [("step.completed", about | tried | {"duration_ms": record.ms})]
     if record.next is not None:
         after: dict[str, Any] = json.loads(record.next)
-        about = _about(run_id, after["name"], after["key"], after["pos"], record.total)
+        about = _step_fields(run_id, after["name"], after["key"], after["pos"], record.total)
         events += _begin(about, 1, after["tries"], after)
     return events
 

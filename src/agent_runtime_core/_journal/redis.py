@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._core.codec.json import compact
-from .._engines.redis.script import Codec, RedisConcern, part
+from .._engines.redis.script import Codec, RedisOperationSet, lua_source
 from ..errors import NotSupported
 from .record import Record
 
@@ -48,10 +48,10 @@ def _no_function(*args: Any) -> Any:
     raise NotSupported("a function cannot run inside a commit on Redis: ctx.transaction needs the journal on SQLite")
 
 
-CONCERN = RedisConcern(
+CONCERN = RedisOperationSet(
     "journal",
     {},
-    script=part(__file__),
-    seldom=part(__file__, "redis_admin"),
+    script=lua_source(__file__),
+    seldom=lua_source(__file__, "redis_admin"),
     codecs={"journal.append": Codec(_packed), "journal.transact": Codec(_no_function)},
 )

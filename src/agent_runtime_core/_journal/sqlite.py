@@ -8,7 +8,7 @@ from typing import Any
 from zlib import compress, crc32, decompress
 from zlib import error as PackError
 
-from .._engines.base import Concern, NotApplied, always
+from .._engines.base import NotApplied, OperationSet, always
 from .._engines.sqlite.transaction import SQLiteTx
 from .._engines.sqlite.user_transaction import run
 from ..errors import LeaseLost, StorageCorrupt, brief
@@ -141,7 +141,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
     else:
         tx.counters[run_id] = ev + nev
     if nev:
-        tx.rings.add("events")
+        tx.notified.add("events")
     return seq
 
 
@@ -247,11 +247,11 @@ def boundaries(view: sqlite3.Connection, run_id: str, since: int, limit: int) ->
     return _read(run_id, view.execute(_BOUNDARIES, (run_id, run_id, since, since, limit)))
 
 
-CONCERN = Concern(
+CONCERN = OperationSet(
     "journal",
     {"journal.append": append, "journal.transact": transact, "journal.delete": delete},
     {"journal.append": applied, "journal.transact": transacted},
     MIGRATIONS,
-    once=frozenset({"journal.transact"}),
-    lengthy={"journal.append": _is_long, "journal.delete": always},
+    not_repeatable=frozenset({"journal.transact"}),
+    slow={"journal.append": _is_long, "journal.delete": always},
 )

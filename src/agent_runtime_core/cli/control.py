@@ -9,20 +9,20 @@ from ..errors import IllegalTransition, InvalidArgument
 from ..persistence.carry_over import carry_over
 from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
-from .output import say, tell, warn
+from .output import print_json, print_line, warn
 from .runs import waits_of
-from .store import looked_at, named_limits, row_of
+from .store import existing_store, named_limits, require_run
 
 
 async def cancel(args: Namespace) -> int:
-    async with looked_at(args) as runner:
-        row = await row_of(runner, args.id)
+    async with existing_store(args) as runner:
+        row = await require_run(runner, args.id)
         recorded = await runner.cancel(row.run_id)
-        status = (await row_of(runner, args.id)).status
+        status = (await require_run(runner, args.id)).status
     if args.json:
-        tell({"id": row.run_id, "recorded": bool(recorded), "status": status})
+        print_json({"id": row.run_id, "recorded": bool(recorded), "status": status})
     elif recorded:
-        say(
+        print_line(
             f"run {args.id} is cancelled"
             if status == "cancelled"
             else f"run {args.id} is asked to stop; it is {status}"
@@ -34,30 +34,30 @@ async def cancel(args: Namespace) -> int:
 
 async def signal(args: Namespace) -> int:
     """Store a signal. It may come before the run waits for it, so its name is not checked."""
-    async with looked_at(args) as runner:
+    async with existing_store(args) as runner:
         stored = await runner.signal(args.id, args.name, args.payload)
-        row = await row_of(runner, args.id)
+        row = await require_run(runner, args.id)
     finished = f"run {args.id!r} was finished when the signal came. Send it again"  # it was resumed since
     return _posted(args, row, "signal", None if stored else _finished(args, row) or finished)
 
 
 async def approve(args: Namespace) -> int:
     """Answer an approval that the run asked for; with `--force` also one that it may ask for later."""
-    async with looked_at(args) as runner:
-        row = await row_of(runner, args.id)
+    async with existing_store(args) as runner:
+        row = await require_run(runner, args.id)
         refusal = _finished(args, row) or (None if args.force else await _not_asked(runner, row, args))
         if refusal is None and not await runner.approve(args.id, args.name, args.payload):
-            row = await row_of(runner, args.id)
+            row = await require_run(runner, args.id)
             refusal = _finished(args, row) or f"{args.name!r} was answered before"
-        row = await row_of(runner, args.id)
+        row = await require_run(runner, args.id)
     return _posted(args, row, "the answer to", refusal)
 
 
 def _posted(args: Namespace, row: RunRow, what: str, refusal: str | None) -> int:
     if args.json:
-        tell({"id": row.run_id, "name": args.name, "stored": refusal is None, "status": row.status})
+        print_json({"id": row.run_id, "name": args.name, "stored": refusal is None, "status": row.status})
     elif refusal is None:
-        say(f"{what} {args.name!r} is stored for run {args.id}")
+        print_line(f"{what} {args.name!r} is stored for run {args.id}")
     if refusal is not None:
         warn(refusal)
     return 0 if refusal is None else 1
@@ -86,40 +86,40 @@ async def _not_asked(runner: AgentRunner, row: RunRow, args: Namespace) -> str |
 
 async def resume(args: Namespace) -> int:
     refused = None
-    async with looked_at(args) as runner:
+    async with existing_store(args) as runner:
         try:
             await runner.resume(args.id, limits=named_limits(args))
         except IllegalTransition as error:
             refused = str(error)
-        row = await row_of(runner, args.id)
+        row = await require_run(runner, args.id)
     if args.json:
-        tell({"id": row.run_id, "resumed": refused is None, "status": row.status, "generation": row.generation})
+        print_json({"id": row.run_id, "resumed": refused is None, "status": row.status, "generation": row.generation})
     elif refused is None:
-        say(f"run {args.id} is {row.status}, in generation {row.generation}")
+        print_line(f"run {args.id} is {row.status}, in generation {row.generation}")
     if refused is not None:
         warn(refused)
     return 0 if refused is None else 1
 
 
 async def fork(args: Namespace) -> int:
-    async with looked_at(args) as runner:
-        row = await row_of(runner, args.id)
+    async with existing_store(args) as runner:
+        row = await require_run(runner, args.id)
         new = await runner.fork(args.id, args.after, new_run_id=args.new_run_id, effects=args.effects)
     if args.json:
-        tell({"id": str(new), "forked_from": row.run_id, "after": args.after})
+        print_json({"id": str(new), "forked_from": row.run_id, "after": args.after})
     else:
         where = f"where run {args.id} stands" if args.after is None else f"after step {args.after!r} of run {args.id}"
-        say(f"run {new} begins {where}")
+        print_line(f"run {new} begins {where}")
     return 0
 
 
 async def vacuum(args: Namespace) -> int:
-    async with looked_at(args) as runner:
+    async with existing_store(args) as runner:
         deleted = await runner.vacuum(dict(args.retention))
     if args.json:
-        tell({"deleted": deleted})
+        print_json({"deleted": deleted})
     else:
-        say(f"{deleted} {'run' if deleted == 1 else 'runs'} deleted")
+        print_line(f"{deleted} {'run' if deleted == 1 else 'runs'} deleted")
     return 0
 
 
@@ -128,11 +128,11 @@ async def carried(args: Namespace) -> int:
         raise InvalidArgument(f"DIR must be a directory, got {args.directory}. Name the directory of .agent_runtime")
     found = await carry_over(args.directory)
     if args.json:
-        tell(asdict(found))
+        print_json(asdict(found))
     else:
-        say(f"{found.directory}: {_counted(found.carried)} carried over")
+        print_line(f"{found.directory}: {_counted(found.carried)} carried over")
         if found.kept:
-            say(f"{_counted(found.kept)} of them there already, and left as they are")
+            print_line(f"{_counted(found.kept)} of them there already, and left as they are")
     for name, why in found.unreadable.items():
         warn(f"{found.directory}/{name} is left as it is, for it cannot be read ({why})")
     if not found.opens:

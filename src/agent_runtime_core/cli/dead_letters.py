@@ -8,17 +8,17 @@ from typing import Any
 
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..runner.runner import AgentRunner
-from .output import say, table, tell, warn
-from .store import about, looked_at, named_limits, row_of, rows_of
+from .output import print_json, print_line, table, warn
+from .store import existing_store, named_limits, require_run, rows_of, summary
 
 _COLUMNS = ("id", "key", "agent", "attempt", "ended", "reason", "error")
 
 
 async def listed(args: Namespace) -> int:
-    async with looked_at(args) as runner:
-        found = [await about(runner, row, end=True) async for row in rows_of(runner, args.status)]
+    async with existing_store(args) as runner:
+        found = [await summary(runner, row, end=True) async for row in rows_of(runner, args.status)]
     if args.json:
-        tell(found)
+        print_json(found)
     else:
         table([{**each, "error": (each["error"] or {}).get("message")} for each in found], _COLUMNS)
     return 0
@@ -39,11 +39,11 @@ async def _each(args: Namespace, done: str, act: Callable[[AgentRunner, str], Aw
             "name the runs by their ids, or give --all" if not args.ids else "give ids or --all, not both"
         )
     acted, refused = list[str](), dict[str, str]()
-    async with looked_at(args) as runner:
+    async with existing_store(args) as runner:
         ids = [row.run_id async for row in rows_of(runner, args.status)] if args.all else list(dict.fromkeys(args.ids))
         for run_id in ids:
             try:
-                status = (await row_of(runner, run_id)).status
+                status = (await require_run(runner, run_id)).status
                 if status != args.status:
                     refused[run_id] = f"run {run_id} is {status}, not {args.status}"
                     continue
@@ -52,9 +52,9 @@ async def _each(args: Namespace, done: str, act: Callable[[AgentRunner, str], Aw
             except (UnknownRun, IllegalTransition) as error:
                 refused[run_id] = str(error)
     if args.json:
-        tell({done: acted, "refused": refused})
+        print_json({done: acted, "refused": refused})
     else:
-        say(f"{len(acted)} {'run' if len(acted) == 1 else 'runs'} {done}")
+        print_line(f"{len(acted)} {'run' if len(acted) == 1 else 'runs'} {done}")
     for why in refused.values():
         warn(why)
     return 1 if refused else 0

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn
 
-from .._core.codec.json import strictly
+from .._core.codec.json import loads_strict
 from .._core.lazy_import import load
 from .._core.validation import redacted
 from .._execution.step_policy import EFFECTS
@@ -23,7 +23,7 @@ from ..errors import AgentRuntimeError, UnknownRun, brief
 from ..status import RunStatus
 from .control import approve, cancel, carried, fork, resume, signal, vacuum
 from .dead_letters import discarded, listed, requeued
-from .output import plain, trace, warn
+from .output import escaped, trace, warn
 from .runs import runs, show
 from .worker import work
 
@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(
-            2, plain(f"{self.prog}: {_CREDENTIALS.sub('***', redacted(message))} (see {self.prog} --help)") + "\n"
+            2, escaped(f"{self.prog}: {_CREDENTIALS.sub('***', redacted(message))} (see {self.prog} --help)") + "\n"
         )
 
 
@@ -180,7 +180,7 @@ def _moment(text: str) -> float:
 
 def _json(text: str) -> Any:
     try:
-        return strictly(text)
+        return loads_strict(text)
     except (ValueError, RecursionError) as error:
         why = f"{brief(redacted(text))} is no JSON ({error}): a text goes into quotes of its own, as in '\"yes\"'"
         raise argparse.ArgumentTypeError(why) from None

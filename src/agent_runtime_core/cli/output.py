@@ -22,7 +22,7 @@ def shown(text: object) -> str:
     return _visible(redacted(str(text)))
 
 
-def plain(text: object) -> str:
+def escaped(text: object) -> str:
     """Return the text as `shown`, on one line."""
     return _visible(" ".join(redacted(str(text)).split()))
 
@@ -31,16 +31,16 @@ def _visible(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
-def say(line: str) -> None:
-    _put(plain(line))
+def print_line(line: str) -> None:
+    _put(escaped(line))
 
 
 def field(name: str, value: object) -> None:
-    _put(f"{name.replace('_', ' '):<16}  {plain(value)}")
+    _put(f"{name.replace('_', ' '):<16}  {escaped(value)}")
 
 
 def warn(line: str) -> None:
-    sys.stderr.write(f"agent-runtime: {plain(line)}\n")
+    sys.stderr.write(f"agent-runtime: {escaped(line)}\n")
 
 
 def trace(error: BaseException) -> None:
@@ -56,7 +56,7 @@ class LogFormatter(logging.Formatter):
     """Writes a record on one line, and its traceback below it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return plain(super().formatMessage(record))
+        return escaped(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
         return _lines(super().formatException(ei)).rstrip("\n")
@@ -65,7 +65,7 @@ class LogFormatter(logging.Formatter):
         return _lines(super().formatStack(stack_info)).rstrip("\n")
 
 
-def tell(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Write JSON. Characters that a terminal acts on become escapes, which are the same JSON."""
     text = json.dumps(without_secrets(value), ensure_ascii=False, indent=2, default=lambda other: redacted(str(other)))
     all_known = _sayable(text) == text
@@ -111,7 +111,7 @@ def _sayable(text: str) -> str:
 
 
 def _cell(value: object) -> str:
-    return "-" if value in (None, "") else plain(value)
+    return "-" if value in (None, "") else escaped(value)
 
 
 def when(seconds: float | None) -> str | None:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._core.ids import step_id
-from .._execution.mailbox import answered
+from .._execution.mailbox import answered_request
 from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
 from ..events.event import payload_of
 from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
-from .output import field, say, table, tell, when, without_secrets
-from .store import about, looked_at, row_of, rows_of
+from .output import field, print_json, print_line, table, when, without_secrets
+from .store import existing_store, require_run, rows_of, summary
 
 _RUNS = ("id", "key", "agent", "status", "attempt", "created", "ended", "reason")
 _STEPS = ("state", "name", "key", "step_id", "tries", "ms", "at", "error")
@@ -26,22 +26,22 @@ _OF_WAITS = ("until", "child")
 
 
 async def runs(args: Namespace) -> int:
-    async with looked_at(args) as runner:
+    async with existing_store(args) as runner:
         last = deque[RunRow](maxlen=min(args.limit, sys.maxsize))
         async for row in rows_of(runner, args.status, args.agent):
             last.append(row)
-        found = [await about(runner, row) for row in last]
+        found = [await summary(runner, row) for row in last]
     if args.json:
-        tell(found)
+        print_json(found)
     else:
         table(found, _RUNS)
     return 0
 
 
 async def show(args: Namespace) -> int:
-    async with looked_at(args) as runner:
-        row = await row_of(runner, args.id)
-        told = await about(runner, row, end=True)
+    async with existing_store(args) as runner:
+        row = await require_run(runner, args.id)
+        told = await summary(runner, row, end=True)
         told["input"], told["metadata"] = json.loads(row.input), json.loads(row.metadata)
         told["waiting_for"] = (await waits_of(runner, row))[0]
         told["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
@@ -56,7 +56,7 @@ async def show(args: Namespace) -> int:
                 for each in await runner.event_bus.get_events(row.run_id)
             ]
     if args.json:
-        tell(told)
+        print_json(told)
     else:
         _write(told)
     return 0
@@ -68,8 +68,8 @@ def _write(told: dict[str, Any]) -> None:
     shown = {**told, "error": error and f"{error.get('type')}: {error.get('message')}"}
     for name, value in shown.items():
         if name in ("steps", "events"):
-            say("")
-            say(name if value else f"no {name}")
+            print_line("")
+            print_line(name if value else f"no {name}")
             lines = [{**each, "payload": json.dumps(each.get("payload"), default=str)} for each in value]
             if value:
                 table(lines, _STEPS if name == "steps" else _EVENTS)
@@ -101,7 +101,7 @@ async def waits_of(runner: AgentRunner, row: RunRow) -> tuple[list[dict[str, str
         elif record.kind == DONE:
             waits.pop(wait, None)
     for mail in await runner.queue.mail(row.run_id):
-        waits.pop(answered(mail.msg_id) or "", None)
+        waits.pop(answered_request(mail.msg_id) or "", None)
     kinds = [{"kind": "approval" if wait in asked else "signal", "name": name} for wait, name in waits.items()]
     return kinds, set(asked.values())
 

@@ -26,7 +26,7 @@ from .output import when
 _PAGE = 500  # rows read at once
 
 
-def open_place(url: str | None, registry: Registry, config: RunnerConfig | None = None) -> AgentRunner:
+def open_store(url: str | None, registry: Registry, config: RunnerConfig | None = None) -> AgentRunner:
     """A runner on `url`, or on what is configured; InvalidArgument where nothing would outlive this process."""
     settings = get_config()
     url = url or settings.backend_url
@@ -58,10 +58,10 @@ def _readable(url: str) -> str:
 
 
 @asynccontextmanager
-async def looked_at(args: Namespace) -> AsyncIterator[AgentRunner]:
+async def existing_store(args: Namespace) -> AsyncIterator[AgentRunner]:
     """The store of a command that only makes sense where there is one already."""
     _need_file(args.url or get_config().backend_url or "")
-    async with open_place(args.url, Registry()) as runner:
+    async with open_store(args.url, Registry()) as runner:
         yield runner
 
 
@@ -73,7 +73,7 @@ def _need_file(url: str) -> None:
         raise InvalidArgument(f"there is no file {brief(_readable(path), 500)}: --url names the store to look at")
 
 
-async def row_of(runner: AgentRunner, run_id: str) -> RunRow:
+async def require_run(runner: AgentRunner, run_id: str) -> RunRow:
     """The run of that id or run key; UnknownRun."""
     row = await runner.queue.row(run_uuid(run_id, runner.queue.clock)[0])
     if row is None:
@@ -96,7 +96,7 @@ async def rows_of(runner: AgentRunner, status: str | None = None, agent: str | N
         after = rows[-1].n
 
 
-async def about(runner: AgentRunner, row: RunRow, *, end: bool = False) -> dict[str, Any]:
+async def summary(runner: AgentRunner, row: RunRow, *, end: bool = False) -> dict[str, Any]:
     """A run as commands tell it, with `end` how it ended too; texts of its own stay as they are stored, for their types
     may be unknown here."""
     told: dict[str, Any] = {

@@ -17,8 +17,8 @@ from ..errors import InvalidArgument
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from .app_loader import agents_of
-from .output import LogFormatter, say
-from .store import in_memory, named, open_place
+from .output import LogFormatter, print_line
+from .store import in_memory, named, open_store
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -38,7 +38,7 @@ async def work(args: Namespace) -> int:
         await asyncio.sleep(0)  # it handles signals from here on
         if not working.done():
             keys = runner.registry.keys()
-            say(
+            print_line(
                 f"worker {runner.config.worker_id} is ready: {named(runner, args.url)}, "
                 f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, concurrency {args.concurrency}"
             )
@@ -54,7 +54,7 @@ def _runner(args: Namespace) -> AgentRunner:
     if not isinstance(found, AgentRunner):
         config = RunnerConfig.of(get_config())
         name = f"{platform.node() or 'worker'}-{os.getpid()}"
-        return open_place(args.url, found, replace(config, worker_id=name, **changes))
+        return open_store(args.url, found, replace(config, worker_id=name, **changes))
     if args.url is not None:
         raise InvalidArgument(f"{args.target} is a runner, which has a store of its own: leave out --url")
     if in_memory(found):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._engines.backend import Backed
+from .._engines.backend import EngineStore
 from .base import EventBus
 
 
-class BackedBus(Backed, EventBus):
+class BackedBus(EngineStore, EventBus):
     """A bus on an engine that keeps the journal's records too, whose events need no copy."""
 
     derives = True

@@ -17,8 +17,8 @@ from .._core.validation import is_number
 from .._engines.base import Backend, Guard, Op
 from .._journal.record import Record
 from ..errors import InvalidArgument, StorageClosed, brief
-from .event import Event, StoredEvent, all_undecoded, derived, undecoded
-from .subscriptions import Hub
+from .event import Event, StoredEvent, derived, lazy_event, lazy_events
+from .subscriptions import SubscriptionHub
 
 PUBLISH = "events.publish"
 DELETE = "events.delete"
@@ -64,8 +64,9 @@ class EventBus(Backend):
             raise InvalidArgument(f"poll_interval={brief(poll_interval)} must be seconds above 0")
         self.clock = clock
         self.poll_interval = poll_interval
-        self._hubs: PerLoop[Hub] = PerLoop(
-            lambda loop: Hub(self, loop, lambda: self._hubs.pop(loop, None)), lambda hub: hub.stop_listening()
+        self._hubs: PerLoop[SubscriptionHub] = PerLoop(
+            lambda loop: SubscriptionHub(self, loop, lambda: self._hubs.pop(loop, None)),
+            lambda hub: hub.stop_listening(),
         )
         self._closed = False
 
@@ -116,29 +117,29 @@ class EventBus(Backend):
         LeaseLost: the claim was superseded. UnserialisableResult: the payload has no JSON form. Nothing
         is written then.
         """
-        self._usable()
+        self._ensure_open()
         run, text = _known(run_id)
         t = self.clock.wall()
-        id_ = printable("event_id", event_id) if event_id else next_id(self.clock, t)
-        row = (id_, printable("event_type", event_type), _text(payload), t)
+        id_ = checked_event_name("event_id", event_id) if event_id else next_id(self.clock, t)
+        row = (id_, checked_event_name("event_type", event_type), _text(payload), t)
         guard = Guard(text, claim) if claim is not None else None
         # As a NamedTuple itself makes one, only faster.
         op: Op = tuple.__new__(Op, (PUBLISH, (text, (row,))))
         [[sequence]] = await self.commit(guard, [op])
-        return undecoded(run, sequence, row)
+        return lazy_event(run, sequence, row)
 
     def publishing(self, run_id: str | UUID, events: Iterable[tuple[str, str, dict[str, Any]]]) -> Op:
         """The write of (event id, type, payload) triples as a value, for a commit together with others."""
         t = self.clock.wall()
         rows = tuple(
-            (printable("event_id", id_), printable("event_type", type_), _text(payload), t)
+            (checked_event_name("event_id", id_), checked_event_name("event_type", type_), _text(payload), t)
             for id_, type_, payload in events
         )
         return Op(PUBLISH, (_known(run_id)[1], rows))
 
     async def get_events(self, run_id: str | UUID, since_sequence: int = 0, limit: int | None = None) -> list[Event]:
         """The run's events from `since_sequence` on (inclusive), at most `limit` of them."""
-        self._usable()
+        self._ensure_open()
         cursor = min(_count("since_sequence", since_sequence), _FURTHEST)
         left = None if limit is None else _count("limit", limit)
         text = _known(run_id)[1]
@@ -155,12 +156,12 @@ class EventBus(Backend):
 
     async def head(self, run_id: str | UUID) -> int:
         """The sequence number the run's next event will get."""
-        self._usable()
+        self._ensure_open()
         return await self._head(_known(run_id)[1])
 
     async def published(self, run_id: str | UUID) -> frozenset[str]:
         """The ids of the events that were published for the run; derived ones have none."""
-        self._usable()
+        self._ensure_open()
         text = _known(run_id)[1]
         found: set[str] = set()
         since = 0
@@ -188,7 +189,7 @@ class EventBus(Backend):
 
     # -- below
 
-    def _usable(self) -> None:
+    def _ensure_open(self) -> None:
         if self._closed:
             raise StorageClosed("this event bus was closed")
 
@@ -197,14 +198,14 @@ class EventBus(Backend):
         run = UUID(run_id)
         rows = await self._rows(run_id, since, limit)
         if not self.derives or Record not in set(map(type, rows)):
-            return all_undecoded(run, cast(Sequence[StoredEvent], rows))
+            return lazy_events(run, cast(Sequence[StoredEvent], rows))
         events: list[Event] = []
         for row in rows:
-            events += derived(run, row, since) if isinstance(row, Record) else all_undecoded(run, (row,))
+            events += derived(run, row, since) if isinstance(row, Record) else lazy_events(run, (row,))
         return events[:limit]
 
     async def _follow(self, run_id: str, since: int | None) -> AsyncGenerator[Event, None]:
-        self._usable()
+        self._ensure_open()
         hub = self._hubs.here()
         # Listening starts before the head is read: nothing can fall between the two.
         feed = hub.join(run_id)
@@ -213,11 +214,11 @@ class EventBus(Backend):
             head = await self._head(run_id)
             cursor = head if since is None else since
             # Numbers only grow, and what was told stays as it is: else the run was deleted, and begun anew.
-            if head < known or (cursor < known and feed.differs(await self._page(run_id, cursor, 1))):
-                feed.restart(min(cursor, head))
+            if head < known or (cursor < known and feed.has_other_events(await self._page(run_id, cursor, 1))):
+                feed.reset(min(cursor, head))
             feed.start(cursor, head)
             while True:
-                for event in await feed.after(cursor):
+                for event in await feed.next_after(cursor):
                     yield event
                 cursor = event.sequence + 1
         finally:
@@ -236,7 +237,7 @@ def _read_id(run_id: str | UUID) -> tuple[UUID, str]:
     return run, str(run)
 
 
-def printable(what: str, value: object) -> str:
+def checked_event_name(what: str, value: object) -> str:
     """The plain text of an event's type or id, or InvalidArgument, which says that of `what`."""
     if type(value) is str and 0 < len(value) <= _LONGEST_NAME and value.isprintable():
         return value
@@ -251,7 +252,7 @@ def agent_event_type(value: object) -> str:
     Raises:
         InvalidArgument: It is no type, or one of the runner's own, which say how the run started and finished.
     """
-    kind = printable("event_type", value)
+    kind = checked_event_name("event_type", value)
     if kind.startswith("run."):
         raise InvalidArgument(
             f"event_type must not begin with 'run.', got {brief(kind)}. The runner publishes these events: use another "

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from .._core.clock import SYSTEM, aware
-from .._core.codec.json import mapped
-from .._journal.record import Record, as_stored, expand
+from .._core.codec.json import decode_dict
+from .._journal.record import Record, derived_events, stored_events
 from ..errors import StorageCorrupt, UnserialisableResult
 
 _new = object.__new__
@@ -31,7 +31,7 @@ class StoredEvent(NamedTuple):
     event_id: str
 
 
-class _Late:
+class _LazyField:
     """An attribute that is made of the row when it is first read, and then found in the object's dict."""
 
     def __init__(self, made: Callable[[Sequence[Any]], object]) -> None:
@@ -55,19 +55,19 @@ class _Late:
         return value
 
 
-class _Undecoded:
+class _LazyEvent:
     """What a stored event has not decoded yet: most followers read few of the payloads they pass."""
 
     # A `__getattr__` would make each of these slower to read on Python 3.11.
     __slots__ = ("__dict__", "_row", "event_type", "run_id", "sequence")
     #: Whatever has the payload at 2 and the time at 3: a StoredEvent, or the row of an operation.
     _row: Sequence[Any]
-    payload: Any = _Late(lambda row: mapped(row[2]))
-    timestamp: Any = _Late(lambda row: aware(row[3]))
+    payload: Any = _LazyField(lambda row: decode_dict(row[2]))
+    timestamp: Any = _LazyField(lambda row: aware(row[3]))
 
 
 @dataclass
-class Event(_Undecoded):
+class Event(_LazyEvent):
     """One entry of a run's log; `sequence` counts from 0 for each run.
 
     Read-only: all followers in this process are handed the same object. What comes from a store decodes
@@ -83,14 +83,14 @@ class Event(_Undecoded):
     sequence: int = field(default_factory=int)  # a plain default would hide the slot
 
 
-def undecoded(run_id: UUID, sequence: int, row: Sequence[Any]) -> Event:
+def lazy_event(run_id: UUID, sequence: int, row: Sequence[Any]) -> Event:
     event = _new(Event)
     event.run_id, event.sequence, event.event_type = run_id, sequence, row[1]
     event._row = row
     return event
 
 
-def all_undecoded(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
+def lazy_events(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
     events = []
     for row in rows:  # a call for each would cost a third more
         event = _new(Event)
@@ -102,12 +102,12 @@ def all_undecoded(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
 
 def derived(run_id: UUID, record: Record, since: int) -> list[Event]:
     try:
-        pairs = expand(str(run_id), record)
+        pairs = derived_events(str(run_id), record)
     except UnserialisableResult:
         # It holds a type that is not known here: whoever reads that payload is told, and not who passes it.
-        texts = as_stored(str(run_id), record)
+        texts = stored_events(str(run_id), record)
         return [
-            undecoded(run_id, n, (n, event_type, payload, record.t))
+            lazy_event(run_id, n, (n, event_type, payload, record.t))
             for n, (event_type, payload) in enumerate(texts, record.ev)
             if n >= since
         ]

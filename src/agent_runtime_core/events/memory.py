@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from .._engines.backend import OnMemory
-from .._engines.base import Concern, NotApplied, Op
+from .._engines.base import NotApplied, Op, OperationSet
 from .._engines.memory import MemoryTx
 from .._journal import memory as journal
 from .._journal.record import Record
@@ -36,7 +36,7 @@ def publish(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
         sequences.append(sequence)
     if next_ > first:
         journal.take_sequence(tx, run_id, next_ - first)
-        tx.rings.append("events")
+        tx.notified.append("events")
     return sequences
 
 
@@ -85,7 +85,7 @@ def _of(tx: MemoryTx, table: str, run_id: str) -> dict[Any, Any]:
     return of_run
 
 
-CONCERN = Concern(
+CONCERN = OperationSet(
     "events",
     {PUBLISH: publish, DELETE: delete, TRIM: trim, _CLEAR: clear},
     {PUBLISH: published},
@@ -96,7 +96,7 @@ CONCERN = Concern(
 class InMemoryEventBus(OnMemory, BackedBus):
     """In this process, gone when it ends."""
 
-    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)

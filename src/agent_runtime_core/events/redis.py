@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from .._core.codec.json import compact
-from .._engines.base import Concern
+from .._engines.base import OperationSet
 from .._engines.redis.engine import OnRedis
-from .._engines.redis.script import Codec, RedisConcern, as_list, part
+from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
 from .._journal.record import Record
 from .backed import BackedBus
@@ -24,11 +24,11 @@ def _packed(run_id: str, rows: Sequence[Row]) -> tuple[Any, ...]:
     ]
 
 
-CONCERN = RedisConcern(
+CONCERN = RedisOperationSet(
     "events",
     {},
-    script=part(__file__),
-    seldom=part(__file__, "redis_admin"),
+    script=lua_source(__file__),
+    seldom=lua_source(__file__, "redis_admin"),
     codecs={PUBLISH: Codec(_packed, as_list), "events.heads": Codec(unpack=as_list)},
 )
 
@@ -36,7 +36,7 @@ CONCERN = RedisConcern(
 class RedisEventBus(OnRedis, BackedBus):
     """On one Redis or Valkey server, shared by all processes that reach it."""
 
-    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: list[StoredEvent | Record] = []

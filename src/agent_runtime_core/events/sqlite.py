@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from .._engines.backend import OnSQLite
-from .._engines.base import Concern, NotApplied, always
+from .._engines.base import NotApplied, OperationSet, always
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
 from .._journal.record import Record
@@ -38,7 +38,7 @@ def publish(tx: SQLiteTx, run_id: str, rows: Sequence[Row]) -> list[int]:
             sequence = journal.next_sequence(tx, run_id)
             tx.counters[run_id] = sequence + 1
             tx.execute(_INSERT, (run_id, sequence, event_type, payload, t, event_id))
-            tx.ring("events")
+            tx.notify("events")
         sequences.append(sequence if there is None else there[0])
     return sequences
 
@@ -80,18 +80,18 @@ def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
     return [journal.head(view, run_id) for run_id in run_ids]
 
 
-CONCERN = Concern(
+CONCERN = OperationSet(
     "events",
     {PUBLISH: publish, DELETE: delete, TRIM: trim},
     {PUBLISH: published},
-    lengthy={DELETE: always, TRIM: always},
+    slow={DELETE: always, TRIM: always},
 )
 
 
 class SQLiteEventBus(OnSQLite, BackedBus):
     """In one SQLite file, shared by all processes on this machine."""
 
-    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)

@@ -37,7 +37,7 @@ class EventSource(Protocol):
         """Call `wake` after commits that added events, until the returned function is called."""
 
 
-class Feed:
+class RunFeed:
     """One run as one event loop follows it.
 
     The window holds every event from `floor` up to `tail`, the next to be read. There is no reader task:
@@ -70,15 +70,15 @@ class Feed:
             self.floor = self.tail = min(cursor, head)
         self._unread = self._unread or self.tail < head
 
-    def differs(self, stored: list[Event]) -> bool:
+    def has_other_events(self, stored: list[Event]) -> bool:
         """Whether the window has other events in the place of these: the run was deleted, and begun anew."""
         for event in stored:
             at = bisect_left(self.window, event.sequence, key=_SEQUENCE)
             if at < len(self.window) and self.window[at].sequence == event.sequence:
-                return _told(self.window[at]) != _told(event)
+                return _identity(self.window[at]) != _identity(event)
         return False
 
-    def restart(self, cursor: int) -> None:
+    def reset(self, cursor: int) -> None:
         """Forget what was read: another log has its place."""
         self.window, self._page, self._page_at = [], [], -1
         self._pages.clear()
@@ -86,7 +86,7 @@ class Feed:
         self.floor = self.tail = cursor
         self._unread = True
 
-    def mark(self) -> None:
+    def mark_unread(self) -> None:
         """There may be something to read."""
         self._unread = True
         self._call_reader()
@@ -95,7 +95,7 @@ class Feed:
         self.closed = True
         self._call_all()
 
-    async def after(self, cursor: int) -> list[Event]:
+    async def next_after(self, cursor: int) -> list[Event]:
         """The next events from `cursor` on, at least one of them, in a list that others may share."""
         while True:
             if self.closed:
@@ -162,7 +162,7 @@ class Feed:
         self.window += page
         self.tail = page[-1].sequence + 1
         self._unread = self._unread or len(page) >= PAGE
-        weight = sum(map(_weight, page))
+        weight = sum(map(_size, page))
         self._weight += weight
         self._pages.append((len(page), weight))
         over = 0
@@ -175,38 +175,38 @@ class Feed:
             self.floor = self.window[0].sequence
 
 
-def _told(event: Event) -> tuple[object, ...]:
+def _identity(event: Event) -> tuple[object, ...]:
     return event.event_type, event.timestamp
 
 
-def _weight(event: Event) -> int:
+def _size(event: Event) -> int:
     """Bytes that an event keeps while it is in the window, about; one made of a record is small."""
     row = getattr(event, "_row", None)
     return 0 if row is None else len(row[2])
 
 
-class Hub:
+class SubscriptionHub:
     """All that one event loop follows on one bus, woken once per tick however many commits there are."""
 
     def __init__(self, bus: EventSource, loop: asyncio.AbstractEventLoop, drop: Callable[[], object]) -> None:
-        self.feeds: dict[str, Feed] = {}
+        self.feeds: dict[str, RunFeed] = {}
         self._bus = bus
         self._loop = loop
         self._thread = threading.get_ident()
         self._drop = drop
         self._ringing = False
         self._look_again = False
-        self._looking: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self.stop_listening: Callable[[], None] = bus.listen("events", self._wake)
 
-    def join(self, run_id: str) -> Feed:
+    def join(self, run_id: str) -> RunFeed:
         feed = self.feeds.get(run_id)
         if feed is None:
-            feed = self.feeds[run_id] = Feed(self._bus, run_id, self._loop)
+            feed = self.feeds[run_id] = RunFeed(self._bus, run_id, self._loop)
         feed.followers += 1
         return feed
 
-    def leave(self, feed: Feed) -> None:
+    def leave(self, feed: RunFeed) -> None:
         feed.followers -= 1
         if feed.followers == 0:
             del self.feeds[feed.run_id]
@@ -215,7 +215,7 @@ class Hub:
 
     def close(self) -> None:
         """Tell every follower, from any thread, that the bus is closed."""
-        self._tell(self._close_feeds)
+        self._call(self._close_feeds)
 
     def _close_feeds(self) -> None:
         for feed in self.feeds.values():
@@ -224,10 +224,10 @@ class Hub:
     def _end(self) -> None:
         self._drop()
         self.stop_listening()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
 
-    def _tell(self, callback: Callable[[], None]) -> None:
+    def _call(self, callback: Callable[[], None]) -> None:
         same_thread = threading.get_ident() == self._thread
         try:
             (self._loop.call_soon if same_thread else self._loop.call_soon_threadsafe)(callback)
@@ -239,19 +239,19 @@ class Hub:
     def _wake(self) -> None:
         if not self._ringing:
             self._ringing = True
-            self._tell(self._rung)
+            self._call(self._notified)
 
-    def _rung(self) -> None:
+    def _notified(self) -> None:
         # Cleared before anything is read: a commit that saw it set is seen by that read.
         self._ringing = False
         if len(self.feeds) == 1:
-            next(iter(self.feeds.values())).mark()
+            next(iter(self.feeds.values())).mark_unread()
         elif self.feeds:
             self._look_again = True
-            if self._looking is None:
-                self._looking = start_helper(self._look())
+            if self._reading is None:
+                self._reading = start_helper(self._read_heads())
 
-    async def _look(self) -> None:
+    async def _read_heads(self) -> None:
         """Find out in one read which of many runs went on."""
         try:
             while self._look_again:
@@ -263,6 +263,6 @@ class Hub:
                     heads = [feed.tail + 1 for feed in feeds]
                 for feed, head in zip(feeds, heads, strict=True):
                     if head > feed.tail:
-                        feed.mark()
+                        feed.mark_unread()
         finally:
-            self._looking = None
+            self._reading = None

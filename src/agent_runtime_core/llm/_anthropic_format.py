@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._core.codec.json import strictly
+from .._core.codec.json import loads_strict
 from ..errors import RequestRefused, brief
 
 PROVIDER = "anthropic"
@@ -204,7 +204,7 @@ def object_of(arguments: Any) -> dict[str, Any] | None:
     if not arguments.strip():
         return {}
     try:
-        value = strictly(arguments)
+        value = loads_strict(arguments)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

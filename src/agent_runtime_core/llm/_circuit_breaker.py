@@ -22,11 +22,11 @@ class _Circuit:
     #: How long it is open at a time; 0 while it is closed.
     window: float = 0.0
     until: float = 0.0
-    probe: Permit | None = None
+    probe: CircuitPermit | None = None
     last: str = ""
 
 
-class Permit:
+class CircuitPermit:
     """Leave to ask once. Its first outcome counts: `answered`, `failed`, or `dropped` when nobody knows."""
 
     def __init__(self, breakers: Breakers, key: Key) -> None:
@@ -69,12 +69,12 @@ class Breakers:
         self._lock = threading.Lock()
         self._circuits: dict[Key, _Circuit] = {}
 
-    def enter(self, key: Key) -> Permit:
+    def enter(self, key: Key) -> CircuitPermit:
         """Leave to ask once; CircuitOpen if there is none now."""
         with self._lock:
             if refused := self._refusal(key):
                 raise refused
-            permit = Permit(self, key)
+            permit = CircuitPermit(self, key)
             circuit = self._circuits.get(key)
             if circuit is not None and circuit.window:
                 circuit.probe = permit
@@ -108,7 +108,7 @@ class Breakers:
             model=model,
         )
 
-    def settle(self, permit: Permit, key: Key, fault: ProviderError | None, *, known: bool) -> None:
+    def settle(self, permit: CircuitPermit, key: Key, fault: ProviderError | None, *, known: bool) -> None:
         """Count the outcome of a permit, which calls this itself."""
         with self._lock:
             circuit = self._circuits.get(key)

@@ -23,8 +23,8 @@ from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
 from ._circuit_breaker import SHARED, Breakers
 from ._error_messages import explained
 from ._prices import cost_usd, price_of
-from ._provider import Answer, Piece, Request, Timeouts, Wire
-from ._retries import RETRY_BUDGET, Retries, RetryBudget, Tries
+from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
+from ._retries import RETRY_BUDGET, Retries, RetryBudget, RetryState
 
 __all__ = ["RETRY_BUDGET", "ChatClient", "Retries", "RetryBudget", "Timeouts", "forbid_remote"]
 
@@ -68,7 +68,7 @@ class ChatClient(LLMClient):
 
     def __init__(
         self,
-        wire: Wire,
+        wire: ProviderAdapter,
         *,
         default_model: str,
         timeouts: Timeouts | None = None,
@@ -101,7 +101,7 @@ class ChatClient(LLMClient):
         if stream:
             answer = await self._persist(tries, lambda: self._drained(request, tries))
         else:
-            answer = await self._persist(tries, lambda: self._asked(tries, lambda: self._wire.ask(request)))
+            answer = await self._persist(tries, lambda: self._asked(tries, lambda: self._wire.request(request)))
         return _response(answer, request)
 
     async def stream(
@@ -116,7 +116,7 @@ class ChatClient(LLMClient):
     ) -> AsyncIterator[LLMStreamChunk]:
         request = self._request(messages, model, tools, temperature, max_tokens, kwargs)
         tries = self._tries(request.model)
-        answer: Answer | None = None
+        answer: Completion | None = None
         handed_out = False
         while answer is None:
             try:
@@ -129,7 +129,7 @@ class ChatClient(LLMClient):
             except ProviderError as error:
                 if handed_out:
                     raise
-                await tries.again(error)
+                await tries.wait(error)
         response = _response(answer, request)
         yield LLMStreamChunk(
             finish_reason=response.finish_reason,
@@ -183,31 +183,31 @@ class ChatClient(LLMClient):
             raise InvalidArgument("messages=[] asks nothing: give at least one message")
         return Request(messages_in(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts)
 
-    def _tries(self, model: str) -> Tries:
+    def _tries(self, model: str) -> RetryState:
         key = (self._wire.provider, self._wire.endpoint, model)
-        return Tries(key, self._timeouts, self._retries, self._breakers, self._clock)
+        return RetryState(key, self._timeouts, self._retries, self._breakers, self._clock)
 
-    async def _persist(self, tries: Tries, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _persist(self, tries: RetryState, attempt: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await attempt()
             except ProviderError as error:
-                await tries.again(error)
+                await tries.wait(error)
 
-    async def _asked(self, tries: Tries, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _asked(self, tries: RetryState, ask: Callable[[], Awaitable[T]]) -> T:
         with self._one_try(tries):
             return await _within(tries, "total", ask())
 
-    async def _drained(self, request: Request, tries: Tries) -> Answer:
+    async def _drained(self, request: Request, tries: RetryState) -> Completion:
         async with contextlib.aclosing(self._poured(request, tries)) as pieces:
             *_, last = [piece async for piece in pieces]
-        return cast("Answer", last.answer)
+        return cast("Completion", last.answer)
 
-    async def _poured(self, request: Request, tries: Tries) -> AsyncGenerator[Piece, None]:
+    async def _poured(self, request: Request, tries: RetryState) -> AsyncGenerator[Chunk, None]:
         """One try: some text, and last the answer; StreamCut where there is none."""
         with self._one_try(tries):
             # Every wire's is a generator.
-            pieces = cast("AsyncGenerator[Piece, None]", self._wire.pour(request))
+            pieces = cast("AsyncGenerator[Chunk, None]", self._wire.stream(request))
             waits_for: Literal["first_byte", "between_chunks"] = "first_byte"
             try:
                 while True:
@@ -222,7 +222,7 @@ class ChatClient(LLMClient):
                 await _let_go(pieces)
 
     @contextlib.contextmanager
-    def _one_try(self, tries: Tries) -> Iterator[None]:
+    def _one_try(self, tries: RetryState) -> Iterator[None]:
         """Leave to ask once; what goes wrong then is told to the breaker, and in the words of this library."""
         provider, _, model = tries.key
         if _forbidden is not None and self._wire.remote:
@@ -261,7 +261,9 @@ def _half_a_character(error: BaseException | None) -> str | None:
     return None
 
 
-async def _within(tries: Tries, what: Literal["first_byte", "between_chunks", "total"], awaited: Awaitable[T]) -> T:
+async def _within(
+    tries: RetryState, what: Literal["first_byte", "between_chunks", "total"], awaited: Awaitable[T]
+) -> T:
     limit: float = getattr(tries.timeouts, what)
     if tries.left < limit:
         what = "total"
@@ -277,7 +279,7 @@ async def _within(tries: Tries, what: Literal["first_byte", "between_chunks", "t
         raise ProviderTimeout(f"{_LATE[what]} within timeouts.{what}={seconds:g} s", code=what) from error
 
 
-async def _let_go(pieces: AsyncGenerator[Piece, None]) -> None:
+async def _let_go(pieces: AsyncGenerator[Chunk, None]) -> None:
     try:
         async with asyncio.timeout(_CLOSING):
             await pieces.aclose()
@@ -285,7 +287,7 @@ async def _let_go(pieces: AsyncGenerator[Piece, None]) -> None:
         log.debug("a stream did not close: %s", type(error).__name__)
 
 
-def _response(answer: Answer, request: Request) -> LLMResponse:
+def _response(answer: Completion, request: Request) -> LLMResponse:
     prices = get_config().model_prices
     # The limits of a run go by the model that was asked for; some servers know it by another name.
     priced = [name for name in (request.model, answer.model) if price_of(name, prices) is not None]

@@ -13,7 +13,7 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 _CLOSING = 5.0
 
 
-class ByLoop:
+class PerLoopClients:
     """Clients that `make` makes, one for each event loop; with `shared` the first one serves them all.
 
     `first` is made at once, for what its constructor refuses; the loop that asks first gets it. A shared one is

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ProviderUnavailable
 from ._openai_format import incoming, is_whole, joined, usage_of
-from ._provider import Answer
+from ._provider import Completion
 
 #: Texts that come in pieces; any other text of a delta is whole each time.
 _GROWING = frozenset(
@@ -94,7 +94,7 @@ class Assembly:
             self._at_index[index] = call
         return call
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> Completion | None:
         """The answer, or None if the provider has not said that it is finished."""
         if not self.finish_reason:
             return None
@@ -106,7 +106,7 @@ class Assembly:
             raise ProviderUnavailable(wrong, provider=self._provider, model=self._model)
         told = {**self._rest, "content": "".join(self._text), "tool_calls": calls}
         message = incoming(told, self._provider, self.finish_reason, self._taken)
-        return Answer(message, usage_of(self._usage), self._model, self.finish_reason)
+        return Completion(message, usage_of(self._usage), self._model, self.finish_reason)
 
 
 def _begins_another(current: _Call, index: Any, call_id: Any, function: Mapping[str, Any]) -> bool:

@@ -45,7 +45,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     """A finished answer. `message` is an assistant message in OpenAI's format, to be sent back as it is.
 
     What only its provider understands (thinking blocks, signatures) stands in
@@ -60,14 +60,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """A piece of a streamed answer: some text, or, once and last, the answer as it was finished."""
 
     text: str = ""
-    answer: Answer | None = None
+    answer: Completion | None = None
 
 
-class Wire(ABC):
+class ProviderAdapter(ABC):
     """One provider, asked once: no retries, no time limit but that for connecting, its own errors."""
 
     #: As it is named in errors and in the table of circuit breakers.
@@ -78,10 +78,10 @@ class Wire(ABC):
     endpoint: str = ""
 
     @abstractmethod
-    async def ask(self, request: Request) -> Answer: ...
+    async def request(self, request: Request) -> Completion: ...
 
     @abstractmethod
-    def pour(self, request: Request) -> AsyncIterator[Piece]:
+    def stream(self, request: Request) -> AsyncIterator[Chunk]:
         """An async generator that ends without a Piece that has an `answer` if the provider did not finish.
 
         A piece without text says that the provider is still at it. Closing it closes the connection.

@@ -45,7 +45,7 @@ class RetryBudget:
 RETRY_BUDGET: ContextVar[RetryBudget | None] = ContextVar("agent_runtime_core_retry_budget", default=None)
 
 
-class Tries:
+class RetryState:
     """One call, from its first request to its last: how many there were and how much of its time is left."""
 
     def __init__(self, key: Key, timeouts: Timeouts, retries: Retries, breakers: Breakers, clock: Clock) -> None:
@@ -61,7 +61,7 @@ class Tries:
         """Seconds until `timeouts.total` is over."""
         return self._deadline - self._clock.boot()
 
-    async def again(self, error: ProviderError) -> None:
+    async def wait(self, error: ProviderError) -> None:
         """Return when the same may be asked again; raises the error where it may not, or CircuitOpen because of it."""
         self._failures += 1
         if not error.retriable or self._failures >= self._retries.tries:

@@ -20,9 +20,9 @@ from ._anthropic_response import Assembly, answer_of
 from ._api_keys import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._circuit_breaker import Breakers
 from ._client import ChatClient
-from ._client_per_loop import ByLoop
+from ._client_per_loop import PerLoopClients
 from ._openai_errors import of_status, translated, without_keys
-from ._provider import Answer, Piece, Request, Timeouts, Wire
+from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._retries import Retries
 from .openai import broken_off
 
@@ -57,7 +57,7 @@ _STATUSES = {
 }
 
 
-class AnthropicWire(Wire):
+class AnthropicWire(ProviderAdapter):
     """`sampling` and the SDK's options as AnthropicClient says."""
 
     provider: str = PROVIDER
@@ -76,7 +76,7 @@ class AnthropicWire(Wire):
         self._sampling = sampling
         self._injected = http_client is not None
         self._options = {**options, "api_key": api_key, "base_url": base_url, "http_client": http_client}
-        self._clients = ByLoop(self._made, shared=self._injected)
+        self._clients = PerLoopClients(self._made, shared=self._injected)
         first = self._clients.first
         url = str(first.base_url)
         self.remote: bool = not self._injected and not is_loopback(url)
@@ -85,10 +85,10 @@ class AnthropicWire(Wire):
         self._known = frozenset(inspect.signature(first.messages.create).parameters)
         self._said = False
 
-    async def ask(self, request: Request) -> Answer:
+    async def request(self, request: Request) -> Completion:
         arguments = self._arguments(request)
         if arguments["max_tokens"] > _LONGEST_UNSTREAMED:
-            async with contextlib.aclosing(self.pour(request)) as pieces:
+            async with contextlib.aclosing(self.stream(request)) as pieces:
                 async for piece in pieces:
                     if piece.answer is not None:
                         return piece.answer
@@ -100,14 +100,14 @@ class AnthropicWire(Wire):
             raise StreamCut("the answer has no stop_reason", provider=PROVIDER, model=request.model)
         return _answer(whole, False, request.model, found)
 
-    async def pour(self, request: Request) -> AsyncGenerator[Piece, None]:
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         assembly = Assembly()
         client = await self._clients.here()
         events = await client.messages.create(**self._arguments(request), stream=True)
         try:
             async for event in events:
                 # Also where there is no text: whoever waits is told that the answer is still coming.
-                yield Piece(assembly.take(self._dict(event)))
+                yield Chunk(assembly.take(self._dict(event)))
                 if assembly.ended:
                     await _read_out(events)
                     break
@@ -120,7 +120,7 @@ class AnthropicWire(Wire):
         if assembly.ended:
             whole, is_whole = assembly.whole()
             raw = self._sdk.types.Message.construct(**whole)
-            yield Piece(answer=_answer(whole, is_whole, request.model, raw))
+            yield Chunk(answer=_answer(whole, is_whole, request.model, raw))
 
     async def count_tokens(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, timeouts: Timeouts
@@ -261,9 +261,9 @@ def _prompt(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] 
     return said
 
 
-def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Answer:
+def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Completion:
     message, usage, finish_reason = answer_of(whole, call_is_whole=is_whole)
-    return Answer(message, usage, str(whole.get("model") or model), finish_reason, raw)
+    return Completion(message, usage, str(whole.get("model") or model), finish_reason, raw)
 
 
 async def _read_out(events: Any) -> None:

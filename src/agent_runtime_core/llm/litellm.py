@@ -23,7 +23,7 @@ from ._client import ChatClient
 from ._openai_errors import translated, without_keys
 from ._openai_format import ids_in, outgoing
 from ._openai_stream import Assembly
-from ._provider import Answer, Piece, Request, Timeouts, Wire
+from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from .openai import answer_of, as_dict, asked_of, poured, vectors
 
 __all__ = ["LiteLLMClient"]
@@ -72,7 +72,7 @@ class LiteLLMClient(ChatClient):
         await self._litellm.sdk()
 
 
-class LiteLLMWire(Wire):
+class LiteLLMWire(ProviderAdapter):
     """Chat completions through litellm 1.100 and later."""
 
     provider = "litellm"
@@ -91,12 +91,12 @@ class LiteLLMWire(Wire):
             self._sdk = await asyncio.to_thread(_imported)
         return self._sdk
 
-    async def ask(self, request: Request) -> Answer:
+    async def request(self, request: Request) -> Completion:
         sdk = await self.sdk()
         raw = await sdk.acompletion(**self._asked(request))
         return answer_of(as_dict(raw), self.provider, request, raw)
 
-    async def pour(self, request: Request) -> AsyncIterator[Piece]:
+    async def stream(self, request: Request) -> AsyncIterator[Chunk]:
         sdk = await self.sdk()
         asked = self._asked(request, stream=True)
         stream = await sdk.acompletion(**asked)
@@ -105,7 +105,7 @@ class LiteLLMWire(Wire):
             async for piece in pieces:
                 yield piece
         if (_is_finished(stream) or any(mock in asked for mock in _MOCKS)) and (answer := assembly.answer()):
-            yield Piece(answer=answer)
+            yield Chunk(answer=answer)
 
     def translate(self, error: Exception, model: str) -> ProviderError | None:
         error = _original(error)

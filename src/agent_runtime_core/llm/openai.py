@@ -23,11 +23,11 @@ from ..errors import (
 )
 from ._api_keys import OpenAIConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._client import ChatClient
-from ._client_per_loop import ByLoop
+from ._client_per_loop import PerLoopClients
 from ._openai_errors import of_status, translated, without_keys
 from ._openai_format import ids_in, incoming, outgoing, usage_of
 from ._openai_stream import Assembly, plain_text
-from ._provider import Answer, Piece, Request, Timeouts, Wire
+from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 
 __all__ = ["OpenAIClient", "OpenAIConfigurationError"]
 
@@ -73,14 +73,14 @@ class OpenAIClient(ChatClient):
         super().__init__(wire, default_model=default_model, **chat)
 
 
-class OpenAIWire(Wire):
+class OpenAIWire(ProviderAdapter):
     """Chat completions through the openai package, 2.20 to 3.x."""
 
     provider = "openai"
 
     def __init__(self, sdk: Any, make: Callable[[], Any], endpoint: str, *, injected: bool = False) -> None:
         self._sdk = sdk
-        self._clients = ByLoop(make, shared=injected)
+        self._clients = PerLoopClients(make, shared=injected)
         host = urlsplit(endpoint).hostname or ""
         self._own = host == "openai.com" or host.endswith(".openai.com")
         self._parameters = set(inspect.signature(self._clients.first.chat.completions.create).parameters)
@@ -88,13 +88,13 @@ class OpenAIWire(Wire):
         self.endpoint: str = "" if injected else endpoint
         self.remote: bool = not (injected or is_loopback(endpoint))
 
-    async def ask(self, request: Request) -> Answer:
+    async def request(self, request: Request) -> Completion:
         client = await self._clients.here()
         raw = await client.chat.completions.create(**self._asked(request))
         told = as_dict(raw)
         return answer_of(told, self.provider, request, raw)
 
-    async def pour(self, request: Request) -> AsyncIterator[Piece]:
+    async def stream(self, request: Request) -> AsyncIterator[Chunk]:
         client = await self._clients.here()
         stream = await client.chat.completions.create(**self._asked(request, stream=True))
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
@@ -102,7 +102,7 @@ class OpenAIWire(Wire):
             async for piece in pieces:
                 yield piece
         if answer := assembly.answer():
-            yield Piece(answer=answer)
+            yield Chunk(answer=answer)
 
     def translate(self, error: Exception, model: str) -> ProviderError | None:
         return translated(error, self.provider, model, (self._sdk.__name__,), self._clients.first.api_key)
@@ -169,12 +169,14 @@ def asked_of(
     }
 
 
-async def poured(wire: Wire, request: Request, stream: Any, assembly: Assembly) -> AsyncGenerator[Piece, None]:
+async def poured(
+    wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly
+) -> AsyncGenerator[Chunk, None]:
     """Feed a stream of chunks to `assembly`, yield the text of each, and close the stream."""
     try:
         async for chunk in stream:
             # Without text too: a model that only thinks or calls tools has not stalled.
-            yield Piece(assembly.take(as_dict(chunk)))
+            yield Chunk(assembly.take(as_dict(chunk)))
     except Exception as error:
         if told := broken_off(wire.translate(error, request.model)):
             raise told from error
@@ -196,7 +198,7 @@ def as_dict(told: Any) -> dict[str, Any]:
     return plain
 
 
-def answer_of(told: Mapping[str, Any], provider: str, request: Request, raw: Any) -> Answer:
+def answer_of(told: Mapping[str, Any], provider: str, request: Request, raw: Any) -> Completion:
     """The answer in a chat completion."""
     choices = told.get("choices") or [{}]
     message, finish_reason = choices[0].get("message"), choices[0].get("finish_reason") or "stop"
@@ -204,7 +206,7 @@ def answer_of(told: Mapping[str, Any], provider: str, request: Request, raw: Any
         raise answered_with(error, provider, request.model)
     if not isinstance(message, Mapping) or finish_reason == "error":
         raise ProviderUnavailable("the answer is no chat completion", provider=provider, model=request.model)
-    return Answer(
+    return Completion(
         incoming(message, provider, finish_reason, ids_in(request.messages)),
         usage_of(told.get("usage")),
         told.get("model") or request.model,

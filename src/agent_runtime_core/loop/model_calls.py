@@ -18,7 +18,7 @@ from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import UNSEEN_TOKENS, tokens_of
 from ..llm._prices import cost_usd, price_of
 from ..llm._recording import recorded_form, require_price, traced
-from .session import Cancelled, Talk
+from .session import Cancelled, LoopSession
 from .state import TurnState
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -27,13 +27,13 @@ DELTA_EVERY = 0.02  # seconds of a streamed answer that are told together
 CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
 
 
-class Asking:
+class ModelCalls:
     """Asks the model of a talk."""
 
     def __init__(
-        self, talk: Talk, model: str | None, max_tokens: int | None, options: Mapping[str, Any], *, stream: bool
+        self, talk: LoopSession, model: str | None, max_tokens: int | None, options: Mapping[str, Any], *, stream: bool
     ) -> None:
-        self.talk: Talk = talk
+        self.talk: LoopSession = talk
         self.model: str | None = model
         self.max_tokens: int | None = max_tokens
         self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -59,15 +59,15 @@ class Asking:
         talk = self.talk
         guess = self._guess() if self.limited else 0
         recorded = talk.steps.recorded("model", key)
-        talk.copied = recorded is not UNRECORDED and talk.steps.copied("model", key)
+        talk.copied = recorded is not UNRECORDED and talk.steps.from_fork("model", key)
         if recorded is UNRECORDED:
             recorded = await self._answer(key, guess)
         else:
             talk.state(TurnState.STREAMING)
-            talk.worked(talk.steps.took("model", key))
+            talk.add_work_time(talk.steps.duration("model", key))
             if (doubted := recorded.get("doubted")) and not talk.copied:
-                talk.budget.in_doubt(doubted)
-        talk.said = []
+                talk.budget.count_in_doubt(doubted)
+        talk.new_messages = []
         response: dict[str, Any] = recorded
         if not talk.copied:
             talk.budget.used(*self._spent(response, guess))
@@ -80,7 +80,7 @@ class Asking:
         talk = self.talk
         doubted = await self._doubted(key)
         if doubted:
-            talk.budget.in_doubt(doubted)
+            talk.budget.count_in_doubt(doubted)
         if (limit := talk.budget.newly_doubtful()) is not None:
             log.warning(
                 "run %s: %s=%g may be used up: %g with the estimates of interrupted model calls. The run continues; "
@@ -89,19 +89,19 @@ class Asking:
             )  # fmt: skip
         self._streamed = 0
         reserve = self._reserve(guess)
-        talk.pause()
+        talk.stop_timer()
         async with nullcontext() if talk.budget.free else talk.budget.held(reserve, waiting=talk.unless_cancelled):
-            talk.go_on()
+            talk.start_timer()
             talk.state(TurnState.STREAMING)
             sent = talk.messages if talk.hooks.trim is None else await self._trimmed(talk.hooks.trim)
             about = {"asked": self._told_of(sent), "doubted": doubted}
             try:
                 return await talk.in_time(
-                    talk.steps.perform("model", key, lambda attempt: self._call(sent, about), reserve=reserve)
+                    talk.steps.run("model", key, lambda attempt: self._call(sent, about), reserve=reserve)
                 )
             except (asyncio.CancelledError, LimitExceeded, Cancelled):
                 # Interrupted: the provider reports no usage.
-                talk.budget.in_doubt(self._with_streamed(reserve, self._streamed))
+                talk.budget.count_in_doubt(self._with_streamed(reserve, self._streamed))
                 raise
 
     async def _doubted(self, key: str) -> dict[str, Any] | None:
@@ -177,7 +177,7 @@ class Asking:
     def _told_of(self, sent: list[dict[str, Any]]) -> dict[str, Any]:
         """What of the request does not follow from the records before it, so that it can be told from the journal."""
         talk = self.talk
-        if talk.said is talk.messages:
+        if talk.new_messages is talk.messages:
             given = getattr(talk.ctx, "given", None) or []
             own = len(talk.messages) - len(given)
             asked: dict[str, Any] = (
@@ -186,7 +186,7 @@ class Asking:
                 else {"said": list(talk.messages)}
             )
         else:
-            asked = {"said": talk.said} if talk.said else {}
+            asked = {"said": talk.new_messages} if talk.new_messages else {}
         if sent is not talk.messages:
             places = {id(message): place for place, message in enumerate(talk.messages)}
             kept = [places.get(id(message), -1) for message in sent]
@@ -243,7 +243,7 @@ async def _poured(
     pieces: AsyncIterator[LLMStreamChunk], tell: Callable[[str], Awaitable[None]], clock: Clock, model: str | None
 ) -> LLMResponse:
     buffered, told = "", clock.boot()
-    heard = Heard()
+    heard = StreamBuffer()
     try:
         async for piece in pieces:
             buffered += piece.delta
@@ -259,7 +259,7 @@ async def _poured(
     return heard.whole(model)
 
 
-class Heard:
+class StreamBuffer:
     """A streamed answer so far, by whichever client."""
 
     def __init__(self) -> None:

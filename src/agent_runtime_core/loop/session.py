@@ -8,7 +8,7 @@ from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from .._core.context_vars import start_helper, start_soon
-from .._execution.recorded_calls import KeyedSteps
+from .._execution.recorded_calls import RecordedCalls
 from ..errors import LimitExceeded, StepCancelledError
 from ..interfaces import LLMClient
 from ..limits import Budget, RunLimits
@@ -20,7 +20,7 @@ class Cancelled(Exception):
     """The token was cancelled."""
 
 
-class Talk:
+class LoopSession:
     """One conversation of a loop with a model."""
 
     def __init__(
@@ -35,11 +35,11 @@ class Talk:
         self.cancellation: CancellationToken | None = cancellation
         self.messages: list[dict[str, Any]] = messages
         #: Of them, those since the last call of the model that are no answers to it.
-        self.said: list[dict[str, Any]] = messages
+        self.new_messages: list[dict[str, Any]] = messages
         self.clock: Clock = getattr(ctx, "clock", SYSTEM)
-        self.steps: KeyedSteps = KeyedSteps(ctx)
+        self.steps: RecordedCalls = RecordedCalls(ctx)
         #: What tells this loop's steps from those of another one in the run.
-        self.name: str = self.steps.book.occurrence("l", "loop")
+        self.name: str = self.steps.book.next_key("l", "loop")
         #: Whether the last answer of the model was paid for by the run that this one was forked from.
         self.copied: bool = False
         self._since = 0.0  # when this stretch of work began
@@ -65,9 +65,9 @@ class Talk:
             raise Cancelled
         if self.ctx.cancelled():
             raise StepCancelledError(what)
-        self.not_late()
+        self.raise_if_late()
 
-    def not_late(self) -> None:
+    def raise_if_late(self) -> None:
         """LimitExceeded if something of this turn came after its time."""
         if self._late is not None:
             raise self._late
@@ -77,19 +77,19 @@ class Talk:
     def begin_turn(self) -> None:
         self._turn, self._since = 0.0, self.clock.boot()
 
-    def pause(self) -> None:
+    def stop_timer(self) -> None:
         """What comes is no work of this run: it waits."""
         now = self.clock.boot()
         self._turn += now - self._since
         self.budget.worked(now - self._since)
         self._since = now
 
-    def go_on(self) -> None:
+    def start_timer(self) -> None:
         self._since = self.clock.boot()
 
-    end_turn = pause
+    end_turn = stop_timer
 
-    def worked(self, seconds: float) -> None:
+    def add_work_time(self, seconds: float) -> None:
         """An earlier life of the run was at work for so long."""
         self._turn += seconds
         self.budget.worked(seconds)
@@ -102,7 +102,7 @@ class Talk:
         return work if self.cancellation is None and not self.budget.timed else self._in_time(work)
 
     async def _in_time(self, work: Awaitable[Any]) -> Any:
-        left = self.budget.left(*self._times())
+        left = self.budget.remaining(*self._times())
         try:
             async with asyncio.timeout(None if left is None else max(left, 0)) as limit:
                 result = await self.unless_cancelled(work)

@@ -9,18 +9,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from .._core.codec.json import MAX_PARSED, arguments_digest, encode, strictly
+from .._core.codec.json import MAX_PARSED, arguments_digest, encode, loads_strict
 from .._core.context_vars import start_soon
 from .._core.event_types import EventType
 from .._execution.recorded_calls import UNRECORDED
-from .._execution.step_policy import PLAIN_POLICY, Policy
+from .._execution.step_policy import DEFAULT_POLICY, Policy
 from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
 from ..tools.invocation import BAD_ARGUMENTS, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call, answer_read
 from ..tools.tool import Tool
-from .session import Talk
+from .session import LoopSession
 from .state import TurnState
 
 _Placed = tuple[int, ToolCallDict, Tool | None]  # a call, with its place in the answer and its tool
@@ -29,11 +29,11 @@ _REFUSED = "refused"  # the error of a call that a person refused
 MALFORMED = 3  # turns in a row whose every tool call was malformed, after which the loop gives up
 
 
-class Calling:
+class ToolCalls:
     """Runs the tools that the model of a talk asks for."""
 
-    def __init__(self, talk: Talk) -> None:
-        self.talk: Talk = talk
+    def __init__(self, talk: LoopSession) -> None:
+        self.talk: LoopSession = talk
         #: The result of an agent that the conversation was handed to.
         self.child: RunResult | None = None
         self.malformed: int = 0  # turns in a row
@@ -50,7 +50,7 @@ class Calling:
             talk.check("tools")
             own = len(calls)
             if talk.copied:
-                own -= sum(talk.steps.copied("tool", f"{key}:{place}") for place in range(own))
+                own -= sum(talk.steps.from_fork("tool", f"{key}:{place}") for place in range(own))
             await self._room(lambda: talk.budget.before_tools(own))
             talk.budget.tool(own)
             await self._in_order(key, calls, answers)
@@ -69,11 +69,11 @@ class Calling:
         """Wait for others at work beside this loop where they leave it no room; LimitExceeded."""
         talk = self.talk
         if not talk.budget.free:
-            talk.pause()
+            talk.stop_timer()
             try:
                 await talk.budget.room(before, talk.unless_cancelled)
             finally:
-                talk.go_on()
+                talk.start_timer()
 
     async def _in_order(self, key: str, calls: list[ToolCallDict], answers: dict[int, dict[str, Any]]) -> None:
         """Side by side as long as no call has side effects; those that have, one after the other."""
@@ -101,7 +101,7 @@ class Calling:
                 await one(*each)
         else:
             await _gathered([start_soon(one(*each)) for each in calls])
-        self.talk.worked(self.took)
+        self.talk.add_work_time(self.took)
         self.took = 0.0
 
     async def _one(self, key: str, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Calling:
         talk = self.talk
         agent = None if tool is None else _agent(tool)
         # Another agent's call is recorded behind its events: the run comes to them in that order again.
-        recorded = talk.steps.ahead("tool", key) if agent else talk.steps.recorded("tool", key)
+        recorded = talk.steps.replayed("tool", key) if agent else talk.steps.recorded("tool", key)
         asked = recorded is UNRECORDED or agent
         refusal = None
         # Nobody is asked about a call that could not be made.
@@ -126,7 +126,7 @@ class Calling:
                 if recorded["error"] != _REFUSED:
                     self._effect(call, tool)
             # Calls that ran side by side took as long as the longest of them.
-            self.took = max(self.took, talk.steps.took("tool", key))
+            self.took = max(self.took, talk.steps.duration("tool", key))
             return cast("dict[str, Any]", recorded)
         if refusal is not None:
             return await self._refused(key, call, refusal)
@@ -134,7 +134,7 @@ class Calling:
         arguments = _read(call)
         told = {"name": call.name, "id": call.id, "args": _args(call) if arguments is None else arguments}
         answered: dict[str, Any] = await talk.in_time(
-            talk.steps.perform(
+            talk.steps.run(
                 "tool", key, lambda attempt: self._answer(call, told, tool, arguments), policy=_policy(tool),
                 tool=told, effect=self._effect(call, tool), lazy=lazy,
             )
@@ -181,9 +181,9 @@ class Calling:
         talk = self.talk
         talk.state(TurnState.WAITING)
         details = {"tool_name": call.name, "tool_args": _args(call), "tool_call_id": call.id}
-        talk.pause()
+        talk.stop_timer()
         answer = await talk.unless_cancelled(talk.ctx.approve(f"tool:{call.name}", details, key=key))
-        talk.go_on()
+        talk.start_timer()
         talk.state(TurnState.TOOL_EXECUTION)
         if isinstance(answer, Mapping):
             if answer.get("approved") is True:
@@ -203,7 +203,7 @@ class Calling:
         async def told(attempt: int) -> dict[str, Any]:
             return answer
 
-        return cast("dict[str, Any]", await self.talk.steps.perform("tool", key, told, tool=_told(call)))
+        return cast("dict[str, Any]", await self.talk.steps.run("tool", key, told, tool=_told(call)))
 
     async def _delegated(self, key: str, call: ToolCallDict, tool: Tool, agent: Any, recorded: bool) -> dict[str, Any]:
         """Run another agent with what is left of the budget; its answer is the tool's, and so are the hooks.
@@ -212,20 +212,20 @@ class Calling:
         """
         talk = self.talk
         args = _args(call)
-        told = {**talk.steps.named("tool", key), "tool_name": call.name, "tool_call_id": call.id}
+        told = {**talk.steps.event_fields("tool", key), "tool_name": call.name, "tool_call_id": call.id}
         await talk.ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": args})
         args = await self._before(key, call, args)
         with suppress(LimitExceeded):  # with nothing left, that is what the child says
             await self._room(talk.budget.before_call)
-        given = talk.budget.lend(RunLimits.of(tool.metadata.get("limits")))
+        given = talk.budget.reserve_for_child(RunLimits.of(tool.metadata.get("limits")))
         task = args.get("task") or args.get("message") or encode(args)
         handoff = bool(tool.metadata.get("handoff"))
         messages = (
             [*talk.messages[:-1], {"role": "user", "content": task}] if handoff else [{"role": "user", "content": task}]
         )
         input_ = {"messages": messages, "limits": given.as_dict()}
-        talk.pause()
-        paid = talk.steps.copied(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
+        talk.stop_timer()
+        paid = talk.steps.from_fork(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
         failure: Exception | None = None
         with talk.budget.at_work():
             try:
@@ -233,8 +233,8 @@ class Calling:
             except (RunFailed, UnknownAgent) as error:
                 ended = getattr(error, "result", None)
                 failure, result = error, ended if isinstance(ended, RunResult) else RunResult()
-            talk.budget.bring_back(given, {} if paid else result.usage)
-        talk.go_on()
+            talk.budget.return_unused(given, {} if paid else result.usage)
+        talk.start_timer()
         if failure is not None:
             answer = _failed(failure) if isinstance(failure, RunFailed) else _failed(failure.args[0], UNKNOWN_TOOL)
         else:
@@ -250,7 +250,7 @@ class Calling:
         async def kept(attempt: int) -> dict[str, Any]:
             return answer
 
-        return cast("dict[str, Any]", await talk.steps.perform("tool", key, kept, lazy=True))
+        return cast("dict[str, Any]", await talk.steps.run("tool", key, kept, lazy=True))
 
     async def _before(self, key: str, call: ToolCallDict, args: dict[str, Any]) -> dict[str, Any]:
         """The arguments of another agent's call as the hook before it leaves them, which is asked once."""
@@ -282,7 +282,7 @@ class Calling:
     async def _once(self, key: str, hook: Callable[[int], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         recorded = self.talk.steps.recorded("hook", key)
         if recorded is UNRECORDED:
-            recorded = await self.talk.steps.perform("hook", key, hook)
+            recorded = await self.talk.steps.run("hook", key, hook)
         return cast("dict[str, Any]", recorded)
 
     def _count_malformed(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
@@ -323,7 +323,7 @@ def _args(call: ToolCallDict) -> dict[str, Any]:
     if isinstance(given, str) and len(given) > MAX_PARSED:  # it is refused, and not run
         return {}
     try:
-        found = strictly(given) if isinstance(given, str) and given.strip() else given
+        found = loads_strict(given) if isinstance(given, str) and given.strip() else given
         told = dict(found) if isinstance(found, Mapping) else {}
         encode([[told]])  # as deep as it is told
     except (ValueError, RecursionError):
@@ -386,10 +386,10 @@ def _again() -> None:
 def _policy(tool: Tool | None) -> Policy:
     """The start of a call with side effects is durable before it is made, so that its doubt is known."""
     if tool is None:
-        return PLAIN_POLICY
+        return DEFAULT_POLICY
     wanted = tool.metadata.get("on_in_doubt")
     if wanted is None:
-        return _CAREFUL if tool.has_side_effects else PLAIN_POLICY
+        return _CAREFUL if tool.has_side_effects else DEFAULT_POLICY
     return Policy(on_in_doubt=wanted)
 
 

@@ -13,10 +13,10 @@ from ..limits import RunLimits
 from ..llm._retries import RETRY_BUDGET, RetryBudget
 from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
-from .model_calls import Asking
-from .session import Cancelled, Talk
+from .model_calls import ModelCalls
+from .session import Cancelled, LoopSession
 from .state import CancellationToken, Hooks, LoopResult, TurnState
-from .tool_calls import Calling
+from .tool_calls import ToolCalls
 
 RETRIES = 50  # times that all calls of the model in one loop may be tried again
 CUT = (
@@ -59,12 +59,12 @@ async def run_turn_loop(
         )
     if not hasattr(tools, "to_openai_format"):
         raise InvalidArgument(f"tools are a ToolRegistry, not {brief(tools)}: register them in one")
-    talk = Talk(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, said)
+    talk = LoopSession(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, said)
     output = None if output_type is None else Output(output_type)
     options = {"model": model, "temperature": temperature, "max_tokens": max_tokens, **extra}
     if output is not None:
         options.setdefault("response_format", output.response_format)
-    asking = Asking(talk, model, max_tokens, options, stream=stream)
+    asking = ModelCalls(talk, model, max_tokens, options, stream=stream)
     asking.need_price()
     token = RETRY_BUDGET.set(RetryBudget(RETRIES))
     try:
@@ -76,10 +76,10 @@ async def run_turn_loop(
 class _Loop:
     """One pass of the loop."""
 
-    def __init__(self, talk: Talk, asking: Asking, output: Output | None) -> None:
-        self.talk: Talk = talk
-        self.asking: Asking = asking
-        self.calling: Calling = Calling(talk)
+    def __init__(self, talk: LoopSession, asking: ModelCalls, output: Output | None) -> None:
+        self.talk: LoopSession = talk
+        self.asking: ModelCalls = asking
+        self.calling: ToolCalls = ToolCalls(talk)
         self.output: Output | None = output
         self.given: int = len(talk.messages)  # how many there were before this pass said anything
         self.repairs: int = 0
@@ -106,14 +106,16 @@ class _Loop:
         return RunResult(
             final_output={"response": said[-1] if said else None},
             final_messages=list(messages),
-            usage=talk.budget.told(),
+            usage=talk.budget.reported_usage(),
         )
 
     def _ended(self, state: TurnState, text: str | None, output: Any = None, plain: Any = None) -> LoopResult:
         talk = self.talk
         talk.state(state)
         budget = talk.budget
-        return LoopResult(talk.messages, state, text, output, plain, budget.told(), budget.turns, budget.tool_calls)
+        return LoopResult(
+            talk.messages, state, text, output, plain, budget.reported_usage(), budget.turns, budget.tool_calls
+        )
 
     async def _turn(self) -> LoopResult | None:
         talk = self.talk
@@ -128,7 +130,7 @@ class _Loop:
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         if calls:
             await self.calling.run(key, calls)
-        talk.not_late()
+        talk.raise_if_late()
         talk.end_turn()
         if self.calling.child is not None:
             return self._handed_off(self.calling.child)
@@ -148,8 +150,8 @@ class _Loop:
         self.repairs += 1
         if self.repairs > REPAIRS:
             raise self._mismatch(f"the model's answer is not what was asked for: {problem}", text)
-        talk.said = [{"role": "user", "content": self.output.repair(problem)}]
-        talk.messages += talk.said
+        talk.new_messages = [{"role": "user", "content": self.output.repair(problem)}]
+        talk.messages += talk.new_messages
         return None
 
     def _mismatch(self, why: str, text: str) -> OutputMismatch:

@@ -22,8 +22,8 @@ from .backends.files import home_directory, project_directory
 from .document_stores.arguments import stored_key
 from .document_stores.base import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
 from .document_stores.conversation_save import Header, header_entry, message_entry
-from .documents.base import Entry, Table
-from .documents.file_directory import Disk, told
+from .documents.base import Collection, Entry
+from .documents.file_directory import DurableDirectory, told
 from .documents.file_lock import LOCK, locked
 from .documents.files import FileDocuments
 from .legacy_files import CARRIED, PREFERENCES, old_files, root_of
@@ -69,7 +69,7 @@ async def carry_over(project_dir: str | os.PathLike[str] | None = None, *, clock
     if not files:
         raise InvalidArgument(f"{directory} has no files of version 0.5.2: name the directory that it lies in")
     spaces = ["project", "global"] if directory == home_directory() else ["project"]
-    documents, old = FileDocuments(root_of(directory), clock=clock), Disk(directory)
+    documents, old = FileDocuments(root_of(directory), clock=clock), DurableDirectory(directory)
     try:
         for each in files:
             try:
@@ -93,7 +93,7 @@ async def carry_over(project_dir: str | os.PathLike[str] | None = None, *, clock
 async def _apart(documents: FileDocuments, space: str, puts: Sequence[Put]) -> list[Put]:
     """A task that another list has too, which is one of each from now on, has an id of its own in this one."""
     lists = {entry.key: entry.group for kind, entry in puts if kind == TASK}
-    there = await Table(documents, space, TASK).many(list(lists))
+    there = await Collection(documents, space, TASK).many(list(lists))
     new = {UUID(each.key): uuid5(UUID(lists[each.key]), each.key) for each in there if each.group != lists[each.key]}
     return [(kind, _renamed(entry, new) if kind == TASK and new else entry) for kind, entry in puts]
 
@@ -109,13 +109,13 @@ def _renamed(entry: Entry, new: Mapping[UUID, UUID]) -> Entry:
 async def _put(documents: FileDocuments, space: str, puts: Sequence[Put], told_of: CarriedOver) -> None:
     for at in range(0, len(puts), _AT_ONCE):
         part = puts[at : at + _AT_ONCE]
-        ops: list[Op] = [Table(documents, space, kind).add(entry) for kind, entry in part]
+        ops: list[Op] = [Collection(documents, space, kind).add(entry) for kind, entry in part]
         for (kind, _), rank in zip(part, await documents.commit(None, ops), strict=True):
             counts = told_of.kept if rank is None else told_of.carried
             counts[kind] = counts.get(kind, 0) + 1
 
 
-def _puts(old: Disk, name: str, clock: Clock, left_out: list[str]) -> Iterator[Put]:
+def _puts(old: DurableDirectory, name: str, clock: Clock, left_out: list[str]) -> Iterator[Put]:
     """Yield what is to be added for a file, and a header after its parts, which are not seen without it.
 
     Why a task of the file is left out goes into `left_out`.
@@ -135,7 +135,7 @@ def _puts(old: Disk, name: str, clock: Clock, left_out: list[str]) -> Iterator[P
             yield from _task_list(plain, left_out)
 
 
-def _read(old: Disk, name: str) -> Any:
+def _read(old: DurableDirectory, name: str) -> Any:
     try:
         return json.loads(old.read(name, _LARGEST))
     except (StorageError, FileNotFoundError) as error:
@@ -179,7 +179,7 @@ def _task_list(plain: Any, left_out: list[str]) -> Iterator[Put]:
 
 
 def _open_from_now_on(directory: str, files: int, clock: Clock) -> None:
-    disk = Disk(root_of(directory))
+    disk = DurableDirectory(root_of(directory))
     disk.make("")
     note = {"from": "0.5.2", "files": files, "at": aware(clock.wall()).isoformat()}
     with told(disk.root), locked(disk.path(LOCK)):

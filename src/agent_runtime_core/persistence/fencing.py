@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from .._engines.base import INSTALL, Commits, Guard, Op
+from .._engines.base import INSTALL, Committer, Guard, Op
 from ..errors import LeaseLost
 
 
-class Claim:
+class FencedWrites:
     """The claim of one attempt on a run. `guard` names it as it is now; `home` is the engine of the queue.
 
     Once the attempt is `over`, what it left running writes nothing any more.
     """
 
-    def __init__(self, guard: Callable[[], Guard], home: Commits, over: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, guard: Callable[[], Guard], home: Committer, over: Callable[[], bool] = lambda: False) -> None:
         self._guard, self._home, self._over = guard, home, over
 
-    async def commit(self, target: Commits, ops: Sequence[Op]) -> list[Any]:
+    async def commit(self, target: Committer, ops: Sequence[Op]) -> list[Any]:
         """Apply `ops` only while the claim holds."""
         guard = self._guard()
         if self._over() or not guard.token:
@@ -32,10 +32,10 @@ class Claim:
             return await target.commit(guard, ops)
         return (await target.commit(None, [Op(INSTALL, tuple(guard)), *ops]))[1:]
 
-    async def install(self, target: Commits) -> None:
+    async def install(self, target: Committer) -> None:
         """Have every earlier claim on the run refused there."""
         if target is not self._home:
             await target.commit(None, [Op(INSTALL, tuple(self._guard()))])
 
 
-CLAIM: ContextVar[Claim | None] = ContextVar("agent_runtime_core_claim", default=None)
+CURRENT_CLAIM: ContextVar[FencedWrites | None] = ContextVar("agent_runtime_core_claim", default=None)

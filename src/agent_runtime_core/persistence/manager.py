@@ -15,7 +15,7 @@ from typing import Any, cast
 from .._core.clock import SYSTEM
 from .._core.ids import new_ulid
 from .._core.lazy_import import load
-from .._core.validation import meant
+from .._core.validation import nearest_name
 from .._engines.base import Engine
 from .._engines.memory import MemoryEngine
 from ..config import get_config, place_of
@@ -97,7 +97,7 @@ class PersistenceConfig:
         known = [each.name for each in dataclasses.fields(cls)]
         for name in settings:
             if name not in known:
-                raise UnknownSetting(f"no setting {brief(name)} of persistence: {meant(name, known)}")
+                raise UnknownSetting(f"no setting {brief(name)} of persistence: {nearest_name(name, known)}")
         return cls(**settings)
 
 

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 
 from .._core.threads import in_thread
 from ..errors import InvalidArgument
-from .vectors import ALIKE, NumpyRows, Rows, new_rows, unit
+from .vectors import ALIKE, NumpyRows, VectorRows, new_rows, unit
 
 AT_ONCE = 200_000  # components that are searched on the event loop; more of them in a thread
 
 
-class Shelf:
+class VectorGroup:
     """Vectors of one length and content type, with the keys and ages of their documents."""
 
     def __init__(self) -> None:
-        self.rows: Rows = new_rows()
+        self.rows: VectorRows = new_rows()
         self.keys: list[str] = []
         self.ages: list[float] = []
 
@@ -39,19 +39,19 @@ class Shelf:
         return [(-round(score / ALIKE) * ALIKE, ages[number], keys[number]) for score, number in found]
 
 
-class Index:
+class VectorIndex:
     """Vectors by the keys of their documents."""
 
     def __init__(self) -> None:
-        self._shelves: dict[tuple[int, str], Shelf] = {}
-        self._where: dict[str, tuple[Shelf, int]] = {}
+        self._shelves: dict[tuple[int, str], VectorGroup] = {}
+        self._where: dict[str, tuple[VectorGroup, int]] = {}
 
     def __len__(self) -> int:
         return len(self._where)
 
     def put(self, key: str, content_type: str, age: float, vector: array[float]) -> None:
         self.drop(key)
-        shelf = self._shelves.setdefault((len(vector), content_type), Shelf())
+        shelf = self._shelves.setdefault((len(vector), content_type), VectorGroup())
         shelf.rows.append(unit(vector))
         shelf.keys.append(key)
         shelf.ages.append(age)

@@ -47,7 +47,7 @@ def dot(one: Sequence[float], other: Sequence[float]) -> float:
     return min(1.0, max(-1.0, total))
 
 
-class Rows(Protocol):
+class VectorRows(Protocol):
     """Vectors of length 1, numbered from 0."""
 
     def __len__(self) -> int: ...
@@ -57,7 +57,7 @@ class Rows(Protocol):
     def drop(self, number: int) -> None:
         """The last one takes the place of that one."""
 
-    def frozen(self) -> Rows:
+    def frozen(self) -> VectorRows:
         """These as they are now, to be searched in another thread."""
 
     def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
@@ -80,7 +80,7 @@ class PlainRows:
         self._rows[number] = self._rows[-1]
         self._rows.pop()
 
-    def frozen(self) -> Rows:
+    def frozen(self) -> VectorRows:
         return PlainRows(self._rows)
 
     def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
@@ -88,7 +88,7 @@ class PlainRows:
         return _nearest(enumerate(sum(map(operator.mul, row, other)) for row in self._rows), count)
 
 
-class CoarseRows(PlainRows):
+class QuantizedRows(PlainRows):
     """Doubles, and beside them each row in 255 steps, whose floats are a few that all rows share.
 
     math.sumprod is through with a tuple of these in less than half the time that it takes for an array, where each
@@ -122,8 +122,8 @@ class CoarseRows(PlainRows):
         for column in (self._coarse, self._scales, self._errors):
             column.pop()
 
-    def frozen(self) -> Rows:
-        return CoarseRows(self._rows, self._coarse, self._scales, self._errors)
+    def frozen(self) -> VectorRows:
+        return QuantizedRows(self._rows, self._coarse, self._scales, self._errors)
 
     def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
         assert _sumprod is not None
@@ -162,7 +162,7 @@ class NumpyRows:
         self._count -= 1
         self._matrix[number] = self._matrix[self._count]
 
-    def frozen(self) -> Rows:
+    def frozen(self) -> VectorRows:
         return self  # it is fast enough to be searched where it is
 
     def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
@@ -182,16 +182,16 @@ def _nearest(scores: Iterable[tuple[int, float]], count: int) -> list[tuple[floa
     return [each for each in known if each[0] >= worst]
 
 
-def _fastest() -> Rows:
+def _fastest() -> VectorRows:
     try:
         return NumpyRows(load("numpy"))
     except MissingDependency:
-        return PlainRows() if _sumprod is None else CoarseRows()
+        return PlainRows() if _sumprod is None else QuantizedRows()
 
 
 #: What holds vectors: the fastest there is here. A benchmark or a test may put another one in its place.
-choose_rows: Callable[[], Rows] = _fastest
+choose_rows: Callable[[], VectorRows] = _fastest
 
 
-def new_rows() -> Rows:
+def new_rows() -> VectorRows:
     return choose_rows()

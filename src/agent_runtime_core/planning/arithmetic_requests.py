@@ -48,15 +48,15 @@ _OPERAND: Final = r"(?:-*+\()*+-*+(?:result|[0-9][0-9.e+-]*+)\)*+"
 _EXPRESSION: Final = re.compile(rf"{_OPERAND}(?: (?:\*\*|//|[-+*/%]) {_OPERAND})*+")
 
 
-class _Verb(NamedTuple):
+class _Operation(NamedTuple):
     names: tuple[str, ...]
     sign: str
     separators: frozenset[str]
     second: str | None = None  # the second operand, of a verb that takes only one
 
 
-def _verb(names: str, sign: str, separators: str, second: str | None = None) -> list[_Verb]:
-    return [_Verb((*each.split(),), sign, frozenset(separators.split()), second) for each in names.split("|")]
+def _verb(names: str, sign: str, separators: str, second: str | None = None) -> list[_Operation]:
+    return [_Operation((*each.split(),), sign, frozenset(separators.split()), second) for each in names.split("|")]
 
 
 _VERBS: Final = [
@@ -154,7 +154,7 @@ def _has_ending(text: str, word: str, signs: str, end: int) -> bool:
     return at >= 0 and text[at:end].lower() == word and (apart or not word[0].isalpha())
 
 
-def _by_verb(verb: _Verb, words: Sequence[str], last: int | None) -> list[str] | None:
+def _by_verb(verb: _Operation, words: Sequence[str], last: int | None) -> list[str] | None:
     parts: list[list[str]] = [[]]
     backwards = verb.separators == {"from"}  # "subtract 5 from 20", "take 5 away from 20"
     for before, word in zip(["", *words], words, strict=False):

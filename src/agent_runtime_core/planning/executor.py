@@ -11,7 +11,7 @@ from .._core.codec.json import MAX_BYTES, MAX_RESULT, arguments_digest
 from .._core.event_types import EventType
 from .._core.ids import step_id
 from .._core.settings import POSITIVE, number
-from .._execution.step_journal import Book
+from .._execution.step_journal import StepJournal
 from .._execution.step_policy import InDoubt
 from ..errors import (
     JournalMismatch,
@@ -37,7 +37,7 @@ from ..retry import Backoff
 from ..steps.checkpoint_only import labels_of
 from ..steps.executor import StepExecutor
 from ..steps.graph import Graph
-from ..steps.graph_run import Dag
+from ..steps.graph_run import GraphRun
 from ..steps.model import Step
 from ..tools.registry import ToolRegistry
 from ..tools.results import in_json
@@ -136,9 +136,9 @@ class _Execution:
         self.budget = budget
         self.tries = tries
         book = getattr(ctx, "book", None)
-        self.book: Book | None = book if isinstance(book, Book) else None
+        self.book: StepJournal | None = book if isinstance(book, StepJournal) else None
         if self.book is not None:
-            number = self.book.occurrence("p", SCOPE)
+            number = self.book.next_key("p", SCOPE)
         else:  # nobody counts the plans of a run: one is known by what it says
             number = f"p:{arguments_digest((plan.to_dict(),), {})[0]}"
         self.scope: str = f"{SCOPE}/{number}"
@@ -160,7 +160,7 @@ class _Execution:
             for step in left:
                 if self._is_asked_about(step) and all(each in self.results for each in step.needs):
                     self.approved[step.step_number] = await self._confirmed(step)
-        return PlanResult(self._final(), [self._told(step) for step in here], self.budget.told())
+        return PlanResult(self._final(), [self._told(step) for step in here], self.budget.reported_usage())
 
     def _count(self, here: Sequence[PlanStep]) -> None:
         """Against the limits: all tool calls of these steps, and the model calls that are recorded already."""
@@ -228,10 +228,10 @@ class _Execution:
         steps = [self._as_step(step, here) for step in planned]
         try:
             book, scope = await self.executor.open_journal(lambda: labels_of(steps))
-            dag = Dag(self.executor.options, book, scope)
+            dag = GraphRun(self.executor.options, book, scope)
             done = await dag.run(Graph(steps), None, True)
             for each in planned:
-                self.attempts[each.step_number] = book.done[step_name(each), dag.key].attempt
+                self.attempts[each.step_number] = book.completed[step_name(each), dag.key].attempt
         except StepExecutionError as error:
             if error.__cause__ is not None and holds(error.__cause__, AS_THEY_ARE):
                 raise error.__cause__ from None

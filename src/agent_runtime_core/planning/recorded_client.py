@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from .._core.lazy_import import load
-from .._execution.recorded_calls import UNRECORDED, KeyedSteps
+from .._execution.recorded_calls import UNRECORDED, RecordedCalls
 from ..config import get_config
 from ..errors import NotSupported
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
@@ -29,7 +29,7 @@ class RecordedClient(LLMClient):
         self.client = client
         self.name = name
         self.budget = budget
-        self._steps = KeyedSteps(ctx)
+        self._steps = RecordedCalls(ctx)
         self._calls = 0
 
     async def generate(
@@ -49,7 +49,7 @@ class RecordedClient(LLMClient):
             return answer
         require_price(self.budget.strictest, self._model(given), self._prices())
         doubted = self._steps.in_doubt("model", key)
-        self.budget.in_doubt(doubted)
+        self.budget.count_in_doubt(doubted)
 
         async def call(attempt: int) -> dict[str, Any]:
             asked = self._asked(messages, given)
@@ -59,8 +59,8 @@ class RecordedClient(LLMClient):
             return {**told, "doubted": doubted} if doubted else told
 
         reserve = self.reserve(messages, given)
-        async with self.budget.beside(reserve):
-            answer = _response(await self._steps.perform("model", key, call, reserve=reserve))
+        async with self.budget.concurrent(reserve):
+            answer = _response(await self._steps.run("model", key, call, reserve=reserve))
             self.budget.used(answer.usage, answer.cost_usd)
         return answer
 
@@ -104,14 +104,14 @@ def configured_client() -> LLMClient:
 
 def count_recorded(ctx: Any, name: str, budget: Budget) -> None:
     """Count what earlier lives of the run used for the calls of that name, and nothing that it was forked with."""
-    steps, calls = KeyedSteps(ctx), 0
-    while (told := steps.ahead("model", key := f"{name}:{calls}")) is not UNRECORDED:
+    steps, calls = RecordedCalls(ctx), 0
+    while (told := steps.replayed("model", key := f"{name}:{calls}")) is not UNRECORDED:
         calls += 1
-        if not steps.copied("model", key):
+        if not steps.from_fork("model", key):
             answer = _response(told)
             budget.turn()
             budget.used(answer.usage, answer.cost_usd)
-            budget.in_doubt(told.get("doubted"))
+            budget.count_in_doubt(told.get("doubted"))
 
 
 def _response(told: dict[str, Any]) -> LLMResponse:

@@ -12,29 +12,29 @@ if TYPE_CHECKING:
     from .base import RunQueue
     from .memory import InMemoryQueue
     from .queued_run import QueuedRun
-    from .records import ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
+    from .records import ClaimRequest, MailboxMessage, RowChanged, RunFilter, RunRow, RunSnapshot, RunUpdate
     from .redis import RedisQueue
     from .sqlite import SQLiteQueue
-    from .transitions import Rows, operations, replays
+    from .transitions import RunTransitions, operations, replays
 
 __all__ = [
     "BACKENDS",
     "ClaimRequest",
     "Guard",
     "InMemoryQueue",
-    "Mail",
-    "Moved",
-    "News",
+    "MailboxMessage",
     "NotApplied",
     "Op",
     "QueuedRun",
     "RedisQueue",
-    "Rows",
+    "RowChanged",
     "RunFilter",
     "RunQueue",
     "RunRow",
+    "RunSnapshot",
+    "RunTransitions",
+    "RunUpdate",
     "SQLiteQueue",
-    "Settle",
     "get_queue",
     "operations",
     "replays",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from .._core.arguments import deadline_at, keys_of, mapping, named, seconds, whole
+from .._core.arguments import checked_agent_keys, checked_int, checked_name, checked_seconds, deadline_at, mapping
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import digest, encode
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
@@ -18,33 +18,33 @@ from .._engines.base import Backend, Guard, Op
 from ..errors import AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
 from .queued_run import QueuedRun
 from .records import (
-    FROM_OUTSIDE,
+    CANCELLED_BY_CALLER,
     LIVE,
     ClaimRequest,
-    Mail,
-    Moved,
-    News,
+    MailboxMessage,
+    RowChanged,
     RunFilter,
     RunRow,
-    Settle,
+    RunSnapshot,
+    RunUpdate,
     same_input,
     same_run,
 )
 
 if TYPE_CHECKING:
-    from .blocking_claims import StandingClaims
+    from .blocking_claims import BlockingClaims
 
-MOST = 1_000_000
-MOST_AT_ONCE = 10_000  # runs that one claim takes: each has its id drawn before, on the caller's loop
-MOST_LISTED = 2**53  # every store can be asked for so many
-PROMPT = 1.0  # seconds within which a store that answers at all says that it cannot
+MAX_PRIORITY = 1_000_000
+MAX_CLAIMED_AT_ONCE = 10_000  # runs that one claim takes: each has its id drawn before, on the caller's loop
+MAX_LISTED = 2**53  # every store can be asked for so many
+PROMPT_SECONDS = 1.0  # seconds within which a store that answers at all says that it cannot
 
 
-class _Unasked(int):
+class _Default(int):
     """A default that can be told from the same number given."""
 
 
-MAX_RETRIES: int = _Unasked(3)
+MAX_RETRIES: int = _Default(3)
 
 
 class RunQueue(Backend):
@@ -71,15 +71,15 @@ class RunQueue(Backend):
     """
 
     def __init__(self, *, max_retries: int = MAX_RETRIES, clock: Clock = SYSTEM) -> None:
-        self.max_retries: int = int(whole("max_retries, which counts failures,", max_retries))
+        self.max_retries: int = int(checked_int("max_retries, which counts failures,", max_retries))
         #: Whether somebody said so for this queue: a runner on it goes by it then.
         self.limits_retries: bool = max_retries is not MAX_RETRIES
         self.clock = clock
         #: Told the id of each run whose cancelling was asked for through this object: its holder here hears it at once.
-        self.cancel_asked: set[Callable[[str], None]] = set()
-        self._handed: dict[tuple[str, str], str] = {}
+        self.cancel_listeners: set[Callable[[str], None]] = set()
+        self._claim_ids: dict[tuple[str, str], str] = {}
         #: Tickets of claims that got no answer, and may hold something.
-        self.unsure: set[str] = set()
+        self.unconfirmed_tickets: set[str] = set()
 
     @abstractmethod
     async def read(self, what: str, *args: Any) -> Any: ...
@@ -119,14 +119,14 @@ class RunQueue(Backend):
         origin: str = "",
     ) -> RunRow:
         """The row of a new run, checked and encoded; nothing is stored yet."""
-        agent = named("an agent key", agent_key)
+        agent = checked_name("an agent key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
             raise InvalidArgument(f"priority is an integer of 32 bits, not {brief(priority)}")
         if not isinstance(input, Mapping):
             raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {brief(input)}")
         about = mapping("the metadata of a run", metadata)
-        idem_key = None if idempotency_key is None else named("an idempotency key", idempotency_key)
-        lane = None if concurrency_key in (None, "") else named("a concurrency key", concurrency_key)
+        idem_key = None if idempotency_key is None else checked_name("an idempotency key", idempotency_key)
+        lane = None if concurrency_key in (None, "") else checked_name("a concurrency key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
         now = self.clock.wall()
         text = encode(dict(input))
@@ -139,8 +139,8 @@ class RunQueue(Backend):
             priority=priority,
             created_at=now,
             updated_at=now,
-            due_at=now + seconds("delay", delay) if delay else 0.0,
-            expires_at=None if expires_in is None else now + seconds("expires_in", expires_in),
+            due_at=now + checked_seconds("delay", delay) if delay else 0.0,
+            expires_at=None if expires_in is None else now + checked_seconds("expires_in", expires_in),
             deadline=deadline_at(deadline),
             run_key=run_key,
             idem_key=idem_key,
@@ -171,18 +171,18 @@ class RunQueue(Backend):
 
     # -- claiming
 
-    def standing(self, given: Callable[[list[RunRow]], None]) -> StandingClaims | None:
+    def blocking_claims(self, given: Callable[[list[RunRow]], None]) -> BlockingClaims | None:
         """Where claims of a worker can stand: `given`, on its loop, is told of runs that were claimed for it as they
         came. None where there are only bells."""
         return None
 
-    def want(
+    def claim_request(
         self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int = 1, *, light: bool = False,
         standing: str | None = None, stands_for: float = 0.0,
     ) -> ClaimRequest:  # fmt: skip
         """A claim, as a value; a `light` one takes ready runs only and leaves expired leases and timers to others. One
         that finds nothing stands, with a name for that, for so many seconds."""
-        lease = seconds("lease_seconds", lease_seconds, least=0.001)
+        lease = checked_seconds("lease_seconds", lease_seconds, least=0.001)
         clock, now = self.clock, self.lease_now()
         wall = clock.wall()
         tickets = tuple([next_id(clock, wall) for _ in range(count)])
@@ -191,58 +191,61 @@ class RunQueue(Backend):
 
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1,
-        standing: StandingClaims | None = None, stands_for: float = 0.0,
+        standing: BlockingClaims | None = None, stands_for: float = 0.0,
     ) -> list[RunRow]:  # fmt: skip
         """The next runs for this worker; where there is none, the claim may stand for so many seconds."""
-        agents = keys_of(agent_keys)
-        count = min(whole("limit", limit), MOST_AT_ONCE)
+        agents = checked_agent_keys(agent_keys)
+        count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)
         name = None if standing is None else standing.ready()
-        want = self.want(
-            named("a worker id", worker_id), lease_seconds, agents, count, standing=name, stands_for=stands_for
+        want = self.claim_request(
+            checked_name("a worker id", worker_id), lease_seconds, agents, count, standing=name, stands_for=stands_for
         )
         if agents == ():
             return []
         claim = Op("queue.claim", (want,))
         if standing is None or name is None:
-            rows: list[RunRow] = (await self._granted(want, claim))[0]
+            rows: list[RunRow] = (await self._commit_claim(want, claim))[0]
             return rows
-        standing.asked(want.tickets)
-        stood, rows = await self._granted(want, Op("queue.sit", (name,)), claim)
+        standing.sent(want.tickets)
+        stood, rows = await self._commit_claim(want, Op("queue.sit", (name,)), claim)
         standing.answered(want.tickets, stood=stood, got=bool(rows))
         return rows
 
-    async def _granted(self, want: ClaimRequest, *ops: Op) -> list[Any]:
+    async def _commit_claim(self, want: ClaimRequest, *ops: Op) -> list[Any]:
         """The results of a claim; one that its caller does not get to know is given back."""
-        if self.unsure:
-            unsure = tuple(self.unsure)
-            await self.unclaim(unsure)
-            self.unsure.difference_update(unsure)
+        if self.unconfirmed_tickets:
+            unsure = tuple(self.unconfirmed_tickets)
+            await self.give_back(unsure)
+            self.unconfirmed_tickets.difference_update(unsure)
         began = self.clock.boot()
         try:
             return await self.commits.commit(None, ops)
         except (asyncio.CancelledError, StorageBusy) as error:
-            if isinstance(error, StorageBusy) and self.clock.boot() - began > PROMPT:
+            if isinstance(error, StorageBusy) and self.clock.boot() - began > PROMPT_SECONDS:
                 # To ask a store that does not answer takes as long again: before the next claim is soon enough.
-                self.unsure.update(want.tickets)
+                self.unconfirmed_tickets.update(want.tickets)
             else:
                 with contextlib.suppress(AgentRuntimeError):
-                    await self.unclaim(want.tickets)
+                    await self.give_back(want.tickets)
             raise
 
-    async def unclaim(self, tickets: Sequence[str]) -> None:
+    async def give_back(self, tickets: Sequence[str]) -> None:
         """Give back what was claimed with those tickets, if anything was."""
         # A claim id ends with its ticket's bits of chance, however high it had to be lifted.
         ends = {ticket[-ULID_RANDOM_LENGTH:] for ticket in tickets}
-        for row in await self.find(RunFilter(("running",), limit=MOST)):
+        for row in await self.find(RunFilter(("running",), limit=MAX_PRIORITY)):
             if row.claim_id[-ULID_RANDOM_LENGTH:] in ends:
-                with contextlib.suppress(LeaseLost, Moved):
+                with contextlib.suppress(LeaseLost, RowChanged):
                     await self.settle(
-                        row.run_id, self.keep(row, row.claim_id)._replace(status="pending", parked=row.parked)
+                        row.run_id,
+                        self.unchanged_update(row, row.claim_id)._replace(status="pending", parked=row.parked),
                     )
 
-    def surely(self, ends: set[str]) -> None:
+    def confirm(self, ends: set[str]) -> None:
         """What was claimed with tickets that end so came to its caller after all."""
-        self.unsure = {ticket for ticket in self.unsure if ticket[-ULID_RANDOM_LENGTH:] not in ends}
+        self.unconfirmed_tickets = {
+            ticket for ticket in self.unconfirmed_tickets if ticket[-ULID_RANDOM_LENGTH:] not in ends
+        }
 
     async def claim(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
@@ -253,7 +256,7 @@ class RunQueue(Backend):
         """
         rows = await self.claim_rows(worker_id, lease_seconds, agent_keys=agent_keys, limit=limit)
         for row in rows:
-            self._handed[row.run_id, worker_id] = row.claim_id
+            self._claim_ids[row.run_id, worker_id] = row.claim_id
         runs = [QueuedRun.of(row) for row in rows]
         return runs if limit > 1 else (runs[0] if runs else None)
 
@@ -267,14 +270,14 @@ class RunQueue(Backend):
         `wait` a run that is behind is stored and keeps its place in the lane for `rows.PLACE` seconds:
         whoever waits takes it again before that. Without, nothing is written.
         """
-        want = self.want(worker_id, lease_seconds, None, 1)
+        want = self.claim_request(worker_id, lease_seconds, None, 1)
         answer: tuple[str, RunRow | None] = (
-            await self._granted(want, Op("queue.take", (row, insert, reopen, want, wait)))
+            await self._commit_claim(want, Op("queue.take", (row, insert, reopen, want, wait)))
         )[0]
         there = answer[1]
         if answer[0] == "conflict" and there is not None and there.run_id == row.run_id and same_input(row, there):
             # By their digests alone they are two.
-            row = row.changed(digest=there.digest)
+            row = row.with_values(digest=there.digest)
             return await self.take(row, worker_id, lease_seconds, insert=insert, reopen=reopen, wait=wait)
         return answer
 
@@ -283,13 +286,15 @@ class RunQueue(Backend):
     def _claim_of(self, run_id: UUID | str, worker_id: str, claim_id: str | None) -> tuple[str, str]:
         key = stored_id(run_id)
         token = (
-            unbroken("a claim_id", claim_id) if claim_id else self._handed.get((key, named("a worker id", worker_id)))
+            unbroken("a claim_id", claim_id)
+            if claim_id
+            else self._claim_ids.get((key, checked_name("a worker id", worker_id)))
         )
         if token is None:
             raise LeaseLost(key, f"of {brief(worker_id)}")
         return key, token
 
-    async def settle(self, run_id: str, how: Settle, ops: Sequence[Op] = ()) -> RunRow:
+    async def settle(self, run_id: str, how: RunUpdate, ops: Sequence[Op] = ()) -> RunRow:
         """Leave a claimed run as `how` says; Moved if its mailbox moved past `how.cursor`."""
         op = Op("queue.settle", (run_id, how))
         row: RunRow = (await self.commits.commit(Guard(run_id, how.claim_id), [op, *ops]))[0]
@@ -307,31 +312,31 @@ class RunQueue(Backend):
     ) -> None:
         """End a claimed run as succeeded or failed; LeaseLost if this worker no longer holds it."""
         key, token = self._claim_of(run_id, worker_id, claim_id)
-        row = await self.must_get(key)
-        how = self.keep(row, token)._replace(
+        row = await self.require(key)
+        how = self.unchanged_update(row, token)._replace(
             status="succeeded" if success else "failed",
             mark=-1,
             output=None if output is None else encode(mapping("the output of a run", output)),
             error=None if error is None else encode(error),
         )
-        await self._settled(key, worker_id, how)
+        await self._update_claimed(key, worker_id, how)
 
-    async def _settled(self, key: str, worker_id: str, how: Settle) -> None:
+    async def _update_claimed(self, key: str, worker_id: str, how: RunUpdate) -> None:
         try:
             await self.settle(key, how)
-        except (LeaseLost, Moved):
+        except (LeaseLost, RowChanged):
             self._forget(key, worker_id, how.claim_id)
             raise LeaseLost(key, how.claim_id) from None
         if how.status != "running":
             self._forget(key, worker_id, how.claim_id)
 
     def _forget(self, key: str, worker_id: str, claim_id: str) -> None:
-        if self._handed.get((key, worker_id)) == claim_id:
-            del self._handed[key, worker_id]
+        if self._claim_ids.get((key, worker_id)) == claim_id:
+            del self._claim_ids[key, worker_id]
 
-    def keep(self, row: RunRow, claim_id: str) -> Settle:
+    def unchanged_update(self, row: RunRow, claim_id: str) -> RunUpdate:
         """A Settle that changes nothing yet: counters as they are."""
-        return Settle(
+        return RunUpdate(
             claim_id, row.status, self.clock.wall(), failures=row.failures, crashes=row.crashes, stalls=row.stalls,
             mark=row.mark,
         )  # fmt: skip
@@ -340,7 +345,7 @@ class RunQueue(Backend):
         self, run_id: UUID | str, worker_id: str, lease_seconds: float, *, claim_id: str | None = None
     ) -> bool:
         """True while this worker holds the run; its lease then ends `lease_seconds` from now."""
-        until = self.lease_now() + seconds("lease_seconds", lease_seconds, least=0.001)
+        until = self.lease_now() + checked_seconds("lease_seconds", lease_seconds, least=0.001)
         try:
             claim = self._claim_of(run_id, worker_id, claim_id)
         except LeaseLost:
@@ -357,7 +362,7 @@ class RunQueue(Backend):
 
         False when that was the last of `max_retries` failures, or for a worker that does not hold it.
         """
-        delay = seconds("delay_seconds", delay_seconds)
+        delay = checked_seconds("delay_seconds", delay_seconds)
         try:
             key, token = self._claim_of(run_id, worker_id, claim_id)
         except LeaseLost:
@@ -365,14 +370,14 @@ class RunQueue(Backend):
         row = await self.row(key)
         if row is None or row.failures + 1 >= self.max_retries:
             return False
-        how = self.keep(row, token)._replace(
+        how = self.unchanged_update(row, token)._replace(
             status="pending",
             due_at=self.clock.wall() + delay if delay else 0.0,
             failures=row.failures + 1,
             error=None if error is None else encode(error),
         )
         try:
-            await self._settled(key, worker_id, how)
+            await self._update_claimed(key, worker_id, how)
         except LeaseLost:
             return False
         return True
@@ -389,7 +394,7 @@ class RunQueue(Backend):
 
     def post_op(self, run_id: str, kind: str, name: str, payload: str, msg_id: str | None = None) -> Op:
         known_by = new_ulid(self.clock) if not msg_id else unbroken("a message's id", msg_id)
-        mail = Mail(kind, name, payload, known_by, self.clock.wall())
+        mail = MailboxMessage(kind, name, payload, known_by, self.clock.wall())
         return Op("queue.post", (run_id, mail))
 
     async def cancel(self, run_id: UUID | str) -> bool:
@@ -400,17 +405,17 @@ class RunQueue(Backend):
         key, now = stored_id(run_id), self.clock.wall()
         try:
             await self.commits.commit(
-                None, [Op("queue.end", (key, ("pending", "waiting"), "cancelled", now, FROM_OUTSIDE))]
+                None, [Op("queue.end", (key, ("pending", "waiting"), "cancelled", now, CANCELLED_BY_CALLER))]
             )
-        except Moved:
+        except RowChanged:
             status, _ = await self.post(key, "cancel", "", "null")
-            self.tell_cancelled(key)
+            self.notify_cancelled(key)
             return status in LIVE
         return True
 
-    def tell_cancelled(self, run_id: str) -> None:
+    def notify_cancelled(self, run_id: str) -> None:
         """Have it heard at once in this process that the run was asked to be cancelled."""
-        for tell in tuple(self.cancel_asked):
+        for tell in tuple(self.cancel_listeners):
             tell(run_id)
 
     async def is_cancelled(self, run_id: UUID | str) -> bool:
@@ -424,7 +429,7 @@ class RunQueue(Backend):
         row: RunRow | None = await self.read("row", stored_id(run_id))
         return row
 
-    async def must_get(self, run_id: UUID | str) -> RunRow:
+    async def require(self, run_id: UUID | str) -> RunRow:
         row = await self.row(run_id)
         if row is None:
             raise UnknownRun(f"no run {run_id} is stored here")
@@ -433,20 +438,20 @@ class RunQueue(Backend):
     async def find(self, wanted: RunFilter) -> list[RunRow]:
         if wanted.agent is not None and HALF.search(wanted.agent):
             return []  # no store keeps such a key, nor can be asked for it
-        rows: list[RunRow] = await self.read("find", wanted._replace(limit=min(wanted.limit, MOST_LISTED)))
+        rows: list[RunRow] = await self.read("find", wanted._replace(limit=min(wanted.limit, MAX_LISTED)))
         return rows
 
     async def children(self, run_id: str) -> list[RunRow]:
         rows: list[RunRow] = await self.read("children", run_id)
         return rows
 
-    async def mail(self, run_id: str, after: int = 0) -> list[Mail]:
-        mail: list[Mail] = await self.read("mail", run_id, after)
+    async def mail(self, run_id: str, after: int = 0) -> list[MailboxMessage]:
+        mail: list[MailboxMessage] = await self.read("mail", run_id, after)
         return mail
 
-    async def news(self, run_ids: Sequence[str]) -> dict[str, News]:
+    async def snapshots(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
         """What changed about those runs, for holders and waiters; unknown ones are left out."""
-        news: dict[str, News] = await self.read("news", tuple(run_ids))
+        news: dict[str, RunSnapshot] = await self.read("news", tuple(run_ids))
         return news
 
     async def next_due(self) -> float | None:

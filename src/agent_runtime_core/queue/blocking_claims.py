@@ -17,17 +17,17 @@ from typing import Protocol
 from .._core.clock import Clock
 from .._core.context_vars import start_helper
 from .._core.ids import ULID_RANDOM_LENGTH, new_ulid
-from .._engines.base import Commits, Op
+from .._engines.base import Committer, Op
 from ..errors import AgentRuntimeError
 from .records import RunRow
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-UNANSWERED = 8  # claims that got no answer, and may stand or have been given something, at most
-AGAIN = 1.0  # seconds until letters that could not be followed are tried again
+MAX_UNANSWERED = 8  # claims that got no answer, and may stand or have been given something, at most
+RETRY_SECONDS = 1.0  # seconds until letters that could not be followed are tried again
 
 
-class Letters(Protocol):
+class Subscription(Protocol):
     """What a store sends to one loop, in order; each is told there."""
 
     async def follow(self) -> None:
@@ -38,7 +38,7 @@ class Letters(Protocol):
 
 
 #: The letters of a name: they are told to the first function, and their loss, after which none comes, to the second.
-Addressed = Callable[[str, Callable[[bytes], None], Callable[[], None]], Letters]
+Addressed = Callable[[str, Callable[[bytes], None], Callable[[], None]], Subscription]
 
 
 class ClaimSource(Protocol):
@@ -46,19 +46,19 @@ class ClaimSource(Protocol):
 
     clock: Clock
     #: Claims whose outcome is unknown; the queue gives them back before the next claim.
-    unsure: set[str]
+    unconfirmed_tickets: set[str]
 
     @property
-    def commits(self) -> Commits: ...
+    def commits(self) -> Committer: ...
 
     async def next_due(self) -> float | None: ...
 
-    async def unclaim(self, tickets: Sequence[str]) -> None: ...
+    async def give_back(self, tickets: Sequence[str]) -> None: ...
 
-    def surely(self, ends: set[str]) -> None: ...
+    def confirm(self, ends: set[str]) -> None: ...
 
 
-class StandingClaims:
+class BlockingClaims:
     """Those of one worker. `given` is called on its loop, with rows, or with none where it may claim anew."""
 
     def __init__(
@@ -70,7 +70,7 @@ class StandingClaims:
         self._read = read
         self._given = given
         self._name = ""
-        self._letters: Letters | None = None
+        self._subscription: Subscription | None = None
         self._opening: asyncio.Task[None] | None = None
         self._tried = float("-inf")
         self._closing = False
@@ -79,19 +79,19 @@ class StandingClaims:
 
     def ready(self) -> str | None:
         """The name under which a claim can stand now; None where none can."""
-        if self._letters is not None:
+        if self._subscription is not None:
             return self._name
         now = self._queue.clock.boot()
-        if self._opening is None and now - self._tried >= AGAIN:
+        if self._opening is None and now - self._tried >= RETRY_SECONDS:
             self._tried = now
             self._opening = start_helper(self._follow())
         return None
 
-    def asked(self, tickets: Sequence[str]) -> None:
+    def sent(self, tickets: Sequence[str]) -> None:
         """A claim with these is on its way to the store."""
         self._open.append(tickets)
-        if len(self._open) > UNANSWERED:
-            self._queue.unsure.update(self._open.pop(0))
+        if len(self._open) > MAX_UNANSWERED:
+            self._queue.unconfirmed_tickets.update(self._open.pop(0))
 
     def answered(self, tickets: Sequence[str], *, stood: bool, got: bool) -> None:
         """It came there, and `got` something or stands; `stood` says whether the one before did, to the last."""
@@ -105,11 +105,11 @@ class StandingClaims:
 
     async def _follow(self) -> None:
         name = new_ulid(self._queue.clock)
-        letters = self._addressed(name, self._hear, self._lost)
+        letters = self._addressed(name, self._delivered, self._lost)
         try:
             await self._queue.next_due()  # so that it is known where in the store claims go
             await letters.follow()
-            self._name, self._letters = name, letters
+            self._name, self._subscription = name, letters
             self._given([])
         except Exception as error:  # noqa: BLE001 - of any kind: bells are heard, or say what is wrong
             log.debug("no claim can stand: %s", error)
@@ -119,20 +119,20 @@ class StandingClaims:
         finally:
             self._opening = None
 
-    def _hear(self, said: bytes) -> None:
+    def _delivered(self, said: bytes) -> None:
         rows = self._read(said)
         ends = {row.claim_id[-ULID_RANDOM_LENGTH:] for row in rows}
         self._open = [
             tickets for tickets in self._open if all(each[-ULID_RANDOM_LENGTH:] not in ends for each in tickets)
         ]
-        self._queue.surely(ends)
+        self._queue.confirm(ends)
         self._given(rows)
 
     def _lost(self) -> None:
         """What was on its way is not heard of any more: the next claim gives it back."""
-        self._letters = None
+        self._subscription = None
         if not self._closing:  # or that does
-            self._queue.unsure.update(*self._open)
+            self._queue.unconfirmed_tickets.update(*self._open)
             self._open = []
             self._given([])
 
@@ -146,9 +146,9 @@ class StandingClaims:
                 if self._open and (await self._queue.commits.commit(None, [Op("queue.sit", (self._name,))]))[0]:
                     del self._open[-1:]
         finally:
-            if self._letters is not None:
-                self._letters.close()
-            self._letters = None
+            if self._subscription is not None:
+                self._subscription.close()
+            self._subscription = None
         if self._open:
             with contextlib.suppress(AgentRuntimeError):
-                await self._queue.unclaim([ticket for tickets in self._open for ticket in tickets])
+                await self._queue.give_back([ticket for tickets in self._open for ticket in tickets])

@@ -8,16 +8,16 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 from .._engines.backend import OnMemory
-from .._engines.base import Concern
+from .._engines.base import OperationSet
 from .._engines.memory import MemoryTx
 from .base import MAX_RETRIES, RunQueue
-from .records import BEHIND, LIVE, ClaimRequest, Mail, News, RunFilter, RunRow
-from .transitions import Rows, concern
+from .records import LIVE, QUEUED_BEHIND, ClaimRequest, MailboxMessage, RunFilter, RunRow, RunSnapshot
+from .transitions import RunTransitions, operation_set
 
 TABLES = ("runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline")
 
 
-class MemoryRows(Rows):
+class MemoryTransitions(RunTransitions):
     """Rows on dicts. Entries of the heaps are hints, checked against the row when they come up."""
 
     tx: MemoryTx
@@ -30,7 +30,7 @@ class MemoryRows(Rows):
 
     def add(self, row: RunRow) -> RunRow:
         tables, put = self.tx.tables, self.tx.put
-        row = row.changed(n=tables["count"].get("", 0) + 1)
+        row = row.with_values(n=tables["count"].get("", 0) + 1)
         # A rollback keeps it: hints of a row that it takes back, which stay, shall fit no other.
         tables["count"][""] = row.n
         if row.idem_key is not None:
@@ -81,19 +81,19 @@ class MemoryRows(Rows):
             else:
                 self.tx.drop(tables["children"], row.parent_id)
 
-    def promote(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[str]:
         due = self.tx.tables["due"].get("", [])
         lanes: dict[str, None] = {}
         while due and due[0][0] <= wall:
             at, run_id = self.tx.pop(due)
             row = self.get(run_id)
             if row is not None and _is_due(row, at):
-                self.save(row.changed(status="pending", due_at=0.0))
-                if row.lane is not None and row.held == BEHIND:
+                self.save(row.with_values(status="pending", due_at=0.0))
+                if row.lane is not None and row.held == QUEUED_BEHIND:
                     lanes[row.lane] = None
         return tuple(lanes)
 
-    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+    def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["running"])
         return [
             row
@@ -103,7 +103,7 @@ class MemoryRows(Rows):
             and (want.agents is None or row.agent in want.agents)
         ][:limit]
 
-    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         heaps = self.tx.tables["ready"]
         found: dict[str, RunRow] = {}  # a run that was saved twice has two entries
         while len(found) < limit:
@@ -114,10 +114,10 @@ class MemoryRows(Rows):
             found[run_id] = self.tx.tables["runs"][run_id]
         return [*found.values()]
 
-    def head(self, lane: str) -> RunRow | None:
+    def active_in_group(self, lane: str) -> RunRow | None:
         return self.get(self.tx.tables["heads"].get(lane, ""))
 
-    def behind(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str) -> RunRow | None:
         heap = self.tx.tables["behind"].get(lane, [])
         while heap:
             row = self.get(heap[0][2])
@@ -126,7 +126,7 @@ class MemoryRows(Rows):
             self.tx.pop(heap)
         return None
 
-    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+    def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
         inline = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["inline"])
         return [row for row in inline if row.status != "waiting" and row.lease_until < want.lease_now]
 
@@ -140,12 +140,12 @@ class MemoryRows(Rows):
             self.tx.pop(heap)
         return heap
 
-    def mailed(self, run_id: str, msg_id: str) -> int | None:
-        mail: Mail | None = self.tx.tables["mail"].get(run_id, {}).get(msg_id)
+    def message_number(self, run_id: str, msg_id: str) -> int | None:
+        mail: MailboxMessage | None = self.tx.tables["mail"].get(run_id, {}).get(msg_id)
         return None if mail is None else mail.seq
 
-    def add_mail(self, run_id: str, mail: Mail) -> None:
-        box: dict[str, Mail] | None = self.tx.tables["mail"].get(run_id)
+    def add_message(self, run_id: str, mail: MailboxMessage) -> None:
+        box: dict[str, MailboxMessage] | None = self.tx.tables["mail"].get(run_id)
         if box is None:
             box = {}
             self.tx.put(self.tx.tables["mail"], run_id, box)
@@ -153,7 +153,7 @@ class MemoryRows(Rows):
 
 
 def _behind(row: RunRow | None) -> bool:
-    return row is not None and row.held == BEHIND and row.due_at == 0
+    return row is not None and row.held == QUEUED_BEHIND and row.due_at == 0
 
 
 def _is_due(row: RunRow | None, at: float) -> bool:
@@ -161,7 +161,7 @@ def _is_due(row: RunRow | None, at: float) -> bool:
 
 
 def _get(tx: MemoryTx, run_id: str) -> RunRow | None:
-    return MemoryRows(tx).get(run_id)
+    return MemoryTransitions(tx).get(run_id)
 
 
 def _find(tx: MemoryTx, wanted: RunFilter) -> list[RunRow]:
@@ -174,15 +174,17 @@ def _children(tx: MemoryTx, run_id: str) -> list[RunRow]:
     return [runs[child] for child in tx.tables["children"].get(run_id, ())]
 
 
-def _mail(tx: MemoryTx, run_id: str, after: int) -> list[Mail]:
-    box: dict[str, Mail] = tx.tables["mail"].get(run_id, {})
+def _mail(tx: MemoryTx, run_id: str, after: int) -> list[MailboxMessage]:
+    box: dict[str, MailboxMessage] = tx.tables["mail"].get(run_id, {})
     new = [*takewhile(lambda mail: mail.seq > after, reversed(box.values()))]
     return new[::-1]
 
 
-def _news(tx: MemoryTx, run_ids: Sequence[str]) -> dict[str, News]:
+def _news(tx: MemoryTx, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
     rows = (tx.tables["runs"].get(run_id) for run_id in run_ids)
-    return {r.run_id: News(r.status, r.claim_id, r.mail_seq, r.cancel_at is not None) for r in rows if r is not None}
+    return {
+        r.run_id: RunSnapshot(r.status, r.claim_id, r.mail_seq, r.cancel_at is not None) for r in rows if r is not None
+    }
 
 
 def _next_due(tx: MemoryTx) -> float | None:
@@ -198,7 +200,7 @@ def _next_due(tx: MemoryTx) -> float | None:
 class InMemoryQueue(OnMemory, RunQueue):
     """A queue in this process, gone when it ends."""
 
-    concerns: ClassVar[Sequence[Concern]] = (concern(MemoryRows, tables=TABLES),)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (operation_set(MemoryTransitions, tables=TABLES),)
 
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "row": _get,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from .._core.clock import SYSTEM, aware
-from .._core.codec.json import mapped
+from .._core.codec.json import decode_dict
 from .._core.ids import known_uuid
 from .records import RunRow
 
@@ -31,13 +31,13 @@ class QueuedRun:
     @classmethod
     def of(cls, row: RunRow) -> QueuedRun:
         run = cls(
-            run_id=row.told("run_id", known_uuid),
+            run_id=row.decoded("run_id", known_uuid),
             agent_key=row.agent,
             input={},
             priority=row.priority,
             attempt=row.attempt,
-            created_at=row.told("created_at", aware),
-            scheduled_at=row.told("due_at", aware) if row.due_at > 0 else None,
+            created_at=row.decoded("created_at", aware),
+            scheduled_at=row.decoded("due_at", aware) if row.due_at > 0 else None,
             claim_id=row.claim_id,
             row=row,
         )
@@ -51,6 +51,6 @@ class QueuedRun:
             row = self.__dict__.get("row")
             if row is None or name not in ("input", "metadata"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            value = row.told(name, mapped)
+            value = row.told(name, decode_dict)
             setattr(self, name, value)
             return value

@@ -9,12 +9,12 @@ from .._core.codec.json import same_tree
 from ..errors import IdempotencyConflict, StorageCorrupt, UnserialisableResult, brief
 
 LIVE = ("pending", "running", "waiting")
-BEHIND, ASIDE = 1, 2  # see RunRow.held
+QUEUED_BEHIND, SET_ASIDE = 1, 2  # see RunRow.held
 LIMITS = "limits"  # the kind of a mailbox message that sets limits of its run
-FROM_OUTSIDE = "cancel"  # the reason of a run that was cancelled under no claim
+CANCELLED_BY_CALLER = "cancel"  # the reason of a run that was cancelled under no claim
 
 
-class Moved(Exception):
+class RowChanged(Exception):
     """The row is no longer as the writer saw it; nothing was written: look again and decide anew."""
 
     def __str__(self) -> str:
@@ -69,14 +69,14 @@ class RunRow(NamedTuple):
     def attempt(self) -> int:
         return 1 + self.failures + self.crashes
 
-    def changed(self, **values: Any) -> RunRow:
+    def with_values(self, **values: Any) -> RunRow:
         """The row with other values; `_replace` looks at all of its fields by name."""
         cells = list(self)
         for name, value in values.items():
             cells[_PLACE[name]] = value
         return tuple.__new__(RunRow, cells)
 
-    def told(self, column: str, made: Callable[[Any], _Made]) -> _Made:
+    def decoded(self, column: str, made: Callable[[Any], _Made]) -> _Made:
         """What is made of that column; StorageCorrupt, which names run and column, where it cannot be."""
         value = self[_PLACE[column]]
         try:
@@ -117,7 +117,7 @@ class RunFilter(NamedTuple):
         )
 
 
-class News(NamedTuple):
+class RunSnapshot(NamedTuple):
     """What a holder or a waiter watches of a run."""
 
     status: str
@@ -136,12 +136,12 @@ class ClaimRequest(NamedTuple):
     lease_now: float
     wall: float
     agents: tuple[str, ...] | None
-    light: bool = False  # ready runs only: no look at expired leases and timers
-    standing: str | None = None  # where it gets nothing, it stands under this name, as far as a queue has such claims,
-    seconds: float = 0.0  # for so long; what stood under that name before is over
+    ready_only: bool = False  # ready runs only: no look at expired leases and timers
+    wait_name: str | None = None  # where it gets nothing, it stands under this name, as far as a queue has such claims,
+    wait_seconds: float = 0.0  # for so long; what stood under that name before is over
 
 
-class Settle(NamedTuple):
+class RunUpdate(NamedTuple):
     """How a claim leaves its run. `cursor` >= 0: refuse (Moved) if the mailbox has moved past it.
 
     A run that was asked to cancel does not become waiting (Moved), and is pending without delay. With `renew`,
@@ -164,7 +164,7 @@ class Settle(NamedTuple):
     renew: str = ""
 
 
-class Mail(NamedTuple):
+class MailboxMessage(NamedTuple):
     """A message for a run: kind is signal, child, cancel or limits; `msg_id` makes a repeat harmless."""
 
     kind: str
@@ -175,10 +175,10 @@ class Mail(NamedTuple):
     seq: int = 0  # 1, 2, … per run, set by the store
 
 
-def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
+def as_claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
     """The row under a new claim; taking it from a holder that never let go counts as a crash, here and at once."""
     crash = 1 if row.status == "running" else 0
-    return row.changed(
+    return row.with_values(
         status="running",
         claim_id=ticket,
         worker=want.worker,
@@ -195,26 +195,26 @@ def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
     )
 
 
-def reopened(row: RunRow, now: float) -> RunRow:
+def as_reopened(row: RunRow, now: float) -> RunRow:
     """The row in a new generation: counters reset, what ended it forgotten."""
-    return row.changed(
+    return row.with_values(
         status="pending", generation=row.generation + 1, failures=0, crashes=0, stalls=0, mark=-1, parked=0,
         reason="", ended_at=None, expires_at=None, cancel_at=None, output=None, error=None, due_at=0.0, updated_at=now,
     )  # fmt: skip
 
 
-def aside(row: RunRow, now: float) -> RunRow:
+def as_abandoned(row: RunRow, now: float) -> RunRow:
     """The row of an inline run that its process let fall, out of the way of its lane until somebody takes it again."""
     crash = 1 if row.status == "running" else 0
-    return row.changed(
-        status="pending", held=ASIDE, lease_until=0.0, updated_at=now, crashes=row.crashes + crash,
+    return row.with_values(
+        status="pending", held=SET_ASIDE, lease_until=0.0, updated_at=now, crashes=row.crashes + crash,
         stalls=row.stalls + crash, parked=0 if crash else row.parked,
     )  # fmt: skip
 
 
-def settled(row: RunRow, how: Settle) -> RunRow:
+def as_updated(row: RunRow, how: RunUpdate) -> RunRow:
     ended = how.now if how.status not in LIVE else None
-    return row.changed(
+    return row.with_values(
         status=how.status, due_at=how.due_at, parked=how.parked, reason=how.reason, failures=how.failures,
         crashes=how.crashes, stalls=how.stalls, mark=how.mark, output=how.output, error=how.error,
         ended_at=ended, updated_at=how.now, lease_until=row.lease_until if how.status == "running" else 0.0,

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .._engines.base import Concern
+from .._engines.base import OperationSet
 from .._engines.redis.engine import OnRedis
-from .._engines.redis.script import Codec, RedisConcern, as_list, part
+from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .base import RunQueue
-from .blocking_claims import Addressed, StandingClaims
-from .records import ASIDE, BEHIND, Mail, Moved, News, RunFilter, RunRow, Settle
-from .transitions import PLACE
+from .blocking_claims import Addressed, BlockingClaims
+from .records import QUEUED_BEHIND, SET_ASIDE, MailboxMessage, RowChanged, RunFilter, RunRow, RunSnapshot, RunUpdate
+from .transitions import INLINE_RESERVATION
 
 if TYPE_CHECKING:
     from .._engines.redis.engine import RedisEngine
@@ -58,12 +58,12 @@ def _take(row: RunRow, *args: Any) -> tuple[Any, ...]:
     return _cells(row), *args
 
 
-def _settle(run_id: str, how: Settle) -> tuple[Any, ...]:
+def _settle(run_id: str, how: RunUpdate) -> tuple[Any, ...]:
     claim_id, status, now, due_at, *rest = how
     return run_id, claim_id, status, _time(now), _time(due_at), *rest
 
 
-def _post(run_id: str, mail: Mail) -> tuple[Any, ...]:
+def _post(run_id: str, mail: MailboxMessage) -> tuple[Any, ...]:
     return run_id, mail.kind, mail.name, mail.payload, mail.msg_id, repr(mail.t)
 
 
@@ -94,9 +94,9 @@ async def _find(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
     return found[: wanted.limit]
 
 
-async def _news(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, News]:
+async def _news(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
     told = as_list(await engine.ask("queue.news", list(run_ids)))
-    return {run_id: News(*news) for run_id, news in zip(run_ids, told, strict=True) if news}
+    return {run_id: RunSnapshot(*news) for run_id, news in zip(run_ids, told, strict=True) if news}
 
 
 async def _next_due(engine: RedisEngine) -> float | None:
@@ -125,13 +125,13 @@ async def _children(engine: RedisEngine, run_id: str) -> list[RunRow]:
     return _rows(await _all(engine, "queue.children", run_id))
 
 
-async def _mail(engine: RedisEngine, run_id: str, after: int = 0) -> list[Mail]:
+async def _mail(engine: RedisEngine, run_id: str, after: int = 0) -> list[MailboxMessage]:
     told = await _all(engine, "queue.mail", run_id, after)
-    return [Mail(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in told]
+    return [MailboxMessage(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in told]
 
 
 #: What is decided in Python elsewhere.
-_DECIDED = f"local BEHIND, ASIDE, PLACE = {BEHIND}, {ASIDE}, {PLACE}"
+_DECIDED = f"local BEHIND, ASIDE, PLACE = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}"
 #: Standing claims that are looked at for what has become ready, and characters of what they are told, at most.
 _STANDING = "local STANDING, LETTER = 8, 60000"
 _CELLS = {name.upper(): place for place, name in enumerate(RunRow._fields, 1)}
@@ -142,7 +142,7 @@ def _placed(lua: str) -> str:
     return re.sub(r"\[([A-Z_]+)\]", lambda name: f"[{_CELLS[name[1]]}]", lua)
 
 
-CONCERN = RedisConcern(
+CONCERN = RedisOperationSet(
     "queue",
     {},
     script="\n".join(
@@ -150,12 +150,12 @@ CONCERN = RedisConcern(
             _DECIDED,
             _STANDING,
             *(
-                _placed(part(__file__, name))
+                _placed(lua_source(__file__, name))
                 for name in ("redis_rows", "redis_concurrency_keys", "redis_claims", "redis")
             ),
         )
     ),
-    seldom=_placed(part(__file__, "redis_admin")),
+    seldom=_placed(lua_source(__file__, "redis_admin")),
     codecs={
         "queue.insert": Codec(lambda row: (_cells(row),), _row),
         "queue.claim": Codec(unpack=_rows),
@@ -167,14 +167,14 @@ CONCERN = RedisConcern(
         "queue.reopen": Codec(_reopen, _row),
         "queue.row": Codec(unpack=_row),
     },
-    refusals={"MOVED": Moved},
+    refusals={"MOVED": RowChanged},
 )
 
 
 class RedisQueue(OnRedis, RunQueue):
     """A queue on one Redis or Valkey server, shared by all processes that reach it."""
 
-    concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "find": _find,
         "news": _news,
@@ -187,9 +187,9 @@ class RedisQueue(OnRedis, RunQueue):
     def lease_now(self) -> float:
         return self.engine.lease_now()
 
-    def standing(self, given: Callable[[list[RunRow]], None]) -> StandingClaims | None:
+    def blocking_claims(self, given: Callable[[list[RunRow]], None]) -> BlockingClaims | None:
         # A lease that begins when the claim is given something is counted by the server's clock.
         if self.engine.place.tls or not self.engine.by_server:
             return None
-        letters: Addressed = lambda name, *hear: self.engine.letters(f"stand:{name}", *hear)  # noqa: E731
-        return StandingClaims(self, letters, lambda said: _rows(json.loads(said)), given)
+        letters: Addressed = lambda name, *hear: self.engine.subscription(f"stand:{name}", *hear)  # noqa: E731
+        return BlockingClaims(self, letters, lambda said: _rows(json.loads(said)), given)

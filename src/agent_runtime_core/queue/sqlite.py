@@ -11,13 +11,13 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from .._core.ids import known_uuid
 from .._engines.backend import OnSQLite
-from .._engines.base import Concern
+from .._engines.base import OperationSet
 from .._engines.sqlite.transaction import SQLiteTx
 from ..errors import StorageCorrupt, brief
 from ..status import RunStatus
 from .base import RunQueue
-from .records import ClaimRequest, Mail, News, RunFilter, RunRow, damaged
-from .transitions import Rows, concern
+from .records import ClaimRequest, MailboxMessage, RunFilter, RunRow, RunSnapshot, damaged
+from .transitions import RunTransitions, operation_set
 
 DEAD_HOLDERS_EVERY = 0.1  # seconds between looks for dead processes while claiming
 DUE_AT_ONCE = 5_000  # delayed runs that one claim makes ready: the others wait for the next
@@ -124,7 +124,7 @@ def _misfit(kinds: tuple[type, ...]) -> str | None:
     return next((name for name, kind in zip(RunRow._fields, kinds, strict=True) if kind not in _KINDS[name]), None)
 
 
-def _sound(row: Sequence[Any]) -> RunRow:
+def _checked_row(row: Sequence[Any]) -> RunRow:
     """The row as it was read; StorageCorrupt where it is not one that was written."""
     if len(row) != len(RunRow._fields):
         raise StorageCorrupt(
@@ -133,22 +133,22 @@ def _sound(row: Sequence[Any]) -> RunRow:
     found: RunRow = tuple.__new__(RunRow, row)
     if (column := _misfit(tuple(map(type, row)))) is not None:
         raise damaged(found.run_id, column, getattr(found, column))
-    found.told("run_id", known_uuid)
+    found.decoded("run_id", known_uuid)
     if found.status not in _STATUSES:
         raise damaged(found.run_id, "status", found.status)
     return found
 
 
 def _fetch(rows: sqlite3.Cursor) -> list[RunRow]:
-    return [_sound(row) for row in rows]
+    return [_checked_row(row) for row in rows]
 
 
 def _one(rows: sqlite3.Cursor) -> RunRow | None:
     row = rows.fetchone()
-    return _sound(row) if row else None
+    return _checked_row(row) if row else None
 
 
-class SQLiteRows(Rows):
+class SQLiteTransitions(RunTransitions):
     """Rows in the table `arc_runs`, in the writer thread's transaction, which knows those that it let run."""
 
     tx: SQLiteTx
@@ -164,8 +164,8 @@ class SQLiteRows(Rows):
         self.tx.held(run_id, token)
 
     def add(self, row: RunRow) -> RunRow:
-        row = row.changed(n=self.tx.execute(_INSERT, row[:_N]).lastrowid)
-        self._know(row)
+        row = row.with_values(n=self.tx.execute(_INSERT, row[:_N]).lastrowid)
+        self._remember(row)
         return row
 
     def save(self, row: RunRow) -> None:
@@ -175,9 +175,9 @@ class SQLiteRows(Rows):
         if places:
             statement, values = _update(places)
             tx.execute(statement, values(row))
-        self._know(row)
+        self._remember(row)
 
-    def _know(self, row: RunRow) -> None:
+    def _remember(self, row: RunRow) -> None:
         if row.status == "running" and len(row.input) <= LARGEST_KEPT:
             self.tx.rows[row.run_id] = row
 
@@ -186,7 +186,7 @@ class SQLiteRows(Rows):
         self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.n,))
         self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
 
-    def promote(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[str]:
         due = len(self.tx.execute(_DUE, (wall, DUE_AT_ONCE + 1)).fetchall())
         if not due:
             return ()
@@ -194,14 +194,14 @@ class SQLiteRows(Rows):
         lanes = [lane for (lane,) in self.tx.execute(*how) if lane is not None]
         return tuple(dict.fromkeys(lanes))
 
-    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        self._free_the_dead(want.lease_now)
+    def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        self._expire_dead_processes(want.lease_now)
         found: list[RunRow] = []
         for agent in self._agents(_NEXT_CLAIMED) if want.agents is None else want.agents:
             found += _fetch(self.tx.execute(_EXPIRED, (want.lease_now, agent, limit)))
         return found[:limit]
 
-    def _free_the_dead(self, now: float) -> None:
+    def _expire_dead_processes(self, now: float) -> None:
         """Let the leases of dead processes run out at once."""
         engine = self.tx.engine
         if 0 <= now - engine.dead_looked_at < DEAD_HOLDERS_EVERY:
@@ -212,7 +212,7 @@ class SQLiteRows(Rows):
                 self.tx.execute(free, (holder,))
             self.tx.rows.clear()
 
-    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         found: list[RunRow] = []
         agents = self._agents(_NEXT_AGENT) if want.agents is None else want.agents
         for agent in agents:
@@ -235,26 +235,26 @@ class SQLiteRows(Rows):
             found.append(after := row[0])
         return found
 
-    def head(self, lane: str) -> RunRow | None:
+    def active_in_group(self, lane: str) -> RunRow | None:
         return _one(self.tx.execute(_HEAD, (lane,)))
 
-    def behind(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str) -> RunRow | None:
         return _one(self.tx.execute(_BEHIND, (lane,)))
 
-    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+    def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
         return _fetch(self.tx.execute(_LAPSED, (want.lease_now,)))
 
-    def mailed(self, run_id: str, msg_id: str) -> int | None:
+    def message_number(self, run_id: str, msg_id: str) -> int | None:
         row = self.tx.execute("SELECT seq FROM arc_mail WHERE run_id = ? AND msg_id = ?", (run_id, msg_id)).fetchone()
         return row[0] if row else None
 
-    def add_mail(self, run_id: str, mail: Mail) -> None:
+    def add_message(self, run_id: str, mail: MailboxMessage) -> None:
         self.tx.execute(
             "INSERT INTO arc_mail VALUES (?,?,?,?,?,?,?)",
             (run_id, mail.seq, mail.kind, mail.name, mail.payload, mail.msg_id, mail.t),
         )
 
-    def dead(self, holder: str) -> bool:
+    def is_dead(self, holder: str) -> bool:
         return bool(holder and self.tx.engine.dead_holders([holder]))
 
     def beat(self, claims: Sequence[tuple[str, str]], lease_until: float) -> list[tuple[bool, bool]]:
@@ -297,22 +297,22 @@ def _children(view: sqlite3.Connection, run_id: str) -> list[RunRow]:
     return _fetch(view.execute("SELECT * FROM arc_runs WHERE parent_id = ? ORDER BY n", (run_id,)))
 
 
-def _mail(view: sqlite3.Connection, run_id: str, after: int) -> list[Mail]:
+def _mail(view: sqlite3.Connection, run_id: str, after: int) -> list[MailboxMessage]:
     rows = view.execute(
         "SELECT kind, name, payload, msg_id, t, seq FROM arc_mail WHERE run_id = ? AND seq > ? ORDER BY seq",
         (run_id, after),
     )
-    return [Mail(*row) for row in rows]
+    return [MailboxMessage(*row) for row in rows]
 
 
-def _news(view: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, News]:
+def _news(view: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
     found = {}
     for run_id in run_ids:
         row = view.execute(
             "SELECT status, claim_id, mail_seq, cancel_at IS NOT NULL FROM arc_runs WHERE run_id = ?", (run_id,)
         ).fetchone()
         if row is not None:
-            found[run_id] = News(row[0], row[1], row[2], bool(row[3]))
+            found[run_id] = RunSnapshot(row[0], row[1], row[2], bool(row[3]))
     return found
 
 
@@ -324,7 +324,7 @@ def _next_due(view: sqlite3.Connection) -> float | None:
 class SQLiteQueue(OnSQLite, RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
-    concerns: ClassVar[Sequence[Concern]] = (concern(SQLiteRows, MIGRATIONS, fence=_claim_of),)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (operation_set(SQLiteTransitions, MIGRATIONS, fence=_claim_of),)
 
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "row": _get,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from .._core.arguments import named
+from .._core.arguments import checked_name
 from .._execution.context import conversation_id
 from ..config import SETTINGS
 from ..errors import InvalidArgument, RunBusy, brief
@@ -40,7 +40,7 @@ def check_messages(input: Any) -> None:
         )
 
 
-def lane_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
+def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
     """The concurrency key of a run: as given, else that of its conversation.
 
     A child has none: its parent, which waits for it, may have the turn.
@@ -60,17 +60,17 @@ def lane_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None
         conversation = UUID(conversation)
     key = f"conversation:{conversation}"
     try:
-        return named("a concurrency key", key)
+        return checked_name("a concurrency key", key)
     except InvalidArgument:  # too long, or with line breaks: an id may be any text, and no user gave this key
         return f"conversation:{conversation_id(conversation)}"
 
 
-def a_backend(kind: type) -> str:
+def backend_label(kind: type) -> str:
     brings = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
     return f"a {kind.__name__} (one of your own extends {kind.__name__} and brings {brings})"
 
 
-def busy(outcome: str, there: RunRow) -> RunBusy:
+def run_busy_error(outcome: str, there: RunRow) -> RunBusy:
     """What a `take` that got no claim means: the run is held, or the one in front of it has its lane."""
     worker = there.worker if there.status == "running" else None
     return RunBusy(

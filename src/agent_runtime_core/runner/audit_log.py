@@ -32,7 +32,7 @@ from .backends import Backends
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-KNOWN = 100_000  # entries of one run that are looked at, to tell which are there
+MAX_ENTRIES_READ = 100_000  # entries of one run that are looked at, to tell which are there
 
 _ENTRIES = {
     "run.started": (AuditEventType.AGENT_START, "started"),
@@ -50,7 +50,7 @@ _ENDS = ("run.succeeded", "run.cancelled", "run.timed_out", "run.failed")
 _TOKENS = {"prompt_tokens": "tokens", "completion_tokens": "tokens", "total_tokens": "tokens", "cost_usd": "USD"}
 
 
-class Audit:
+class AuditLog:
     """One claim's way to an audit store."""
 
     def __init__(self, store: AuditStore, backends: Backends, row: RunRow, conversation_id: UUID | None) -> None:
@@ -62,24 +62,24 @@ class Audit:
             "conversation_id": conversation_id, "run_id": self.run_id, "agent_key": row.agent,
         }  # fmt: skip
 
-    async def tell(self, result: RunResult | None) -> None:
+    async def write(self, result: RunResult | None) -> None:
         """Write what of the run's events is not written yet, and the figures of a run that has ended."""
         try:
-            await self._tell(result)
+            await self._write_all(result)
         except Exception as error:  # a store of the application may raise anything, and the run is as it is
             if holds(error, LeaseLost):
                 raise
             log.exception("the audit store did not take what run %s did", self.row.run_id)
 
-    async def _tell(self, result: RunResult | None) -> None:
-        known = {each.id for each in await self.store.get_events(run_id=self.run_id, limit=KNOWN)}
+    async def _write_all(self, result: RunResult | None) -> None:
+        known = {each.id for each in await self.store.get_events(run_id=self.run_id, limit=MAX_ENTRIES_READ)}
         events = await self._events()
         if result is None and events and events[-1].event_type in _ENDS:
             events = events[:-1]  # its claim did not get to close the run: the one that does tells of it, with figures
         for event in events:
             if event.event_type in _ENTRIES and self._id(event.sequence) not in known:
                 if result is not None and event is events[-1]:
-                    await self._figures(result, event)  # before the entry that says that all is told
+                    await self._write_metrics(result, event)  # before the entry that says that all is told
                 await self._write(event, events)
 
     async def _events(self) -> list[Event]:
@@ -114,7 +114,7 @@ class Audit:
             kinds = payload.get("type") or "TimedOut"
             await self._error(event, kinds, payload.get("message", ""), worst, payload.get("details") or {})
         if event.event_type == "tool.result":
-            await self._lasted(event, events)
+            await self._write_duration(event, events)
         entry = AuditEntry(
             id=self._id(event.sequence), event_type=kind, timestamp=event.timestamp,
             action=f"{what} {action}", details=dict(payload), actor_id=self.row.agent, **self._about,
@@ -134,7 +134,7 @@ class Audit:
             )
         )  # fmt: skip
 
-    async def _lasted(self, event: Event, events: Sequence[Event]) -> None:
+    async def _write_duration(self, event: Event, events: Sequence[Event]) -> None:
         call_id = event.payload.get("tool_call_id")
         calls = [
             each
@@ -148,7 +148,7 @@ class Audit:
             tags = {"tool": event.payload.get("tool_name")}
             await self._metric(f"{event.sequence}:ms", "tool_duration_ms", ms, "ms", event, tags)
 
-    async def _figures(self, result: RunResult, last: Event) -> None:
+    async def _write_metrics(self, result: RunResult, last: Event) -> None:
         tags = {"status": result.status.value if result.status is not None else ""}
         ms = (moment(last.timestamp) - self.row.created_at) * 1000
         figures = [("run_duration_ms", ms, "ms"), ("run_attempts", self.row.attempt, "attempts")]

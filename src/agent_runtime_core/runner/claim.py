@@ -14,73 +14,75 @@ from .._core.clock import Clock, aware
 from .._core.codec.json import encode
 from .._core.ids import known_uuid, new_ulid
 from .._engines.base import Op
-from .._execution.claim_writer import Ledger
-from .._execution.result_codec import Before, decode_result, encode_result
-from .._execution.run_control import Chronicle, Place, Services
+from .._execution.claim_writer import ClaimWriter
+from .._execution.result_codec import OmittedHistory, decode_result, encode_result
+from .._execution.run_control import RunControl, RunRecorder, Services
 from .._journal.record import ENDED, Record
 from ..errors import AgentRuntimeError, StorageBusy
 from ..interfaces import AgentRuntime, RunResult
-from ..persistence.fencing import CLAIM, Claim
-from ..queue.records import LIVE, ClaimRequest, Moved, RunRow, Settle
+from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
+from ..queue.records import LIVE, ClaimRequest, RowChanged, RunRow, RunUpdate
 from ..status import RunStatus
 from .backends import Backends
-from .completion_hooks import Ending, said_at_end, tell_of_end
-from .heartbeat import Heart, Held
+from .completion_hooks import CompletionHook, call_on_end, completion_operations
+from .heartbeat import Heartbeat, LeasedRun
 from .settings import RunnerConfig
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-NOTICE = 0.05  # seconds that code which looks at ctx.cancelled() has to end by itself before its task is cancelled
-AFTER_OUTAGE = 5.0  # seconds until a run is taken up again that a store kept from going on, or a little more
-SPREAD = 0.2  # of the time until a run is taken up again, added by chance
+NOTICE_SECONDS = (
+    0.05  # seconds that code which looks at ctx.cancelled() has to end by itself before its task is cancelled
+)
+OUTAGE_DELAY = 5.0  # seconds until a run is taken up again that a store kept from going on, or a little more
+JITTER = 0.2  # of the time until a run is taken up again, added by chance
 
 
-class Claimed:
+class HeldClaim:
     """One claim on one run. `inline`: attempts go on here, each under a claim id of its own, and not by the queue."""
 
     def __init__(
-        self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heart: Heart,
+        self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heart: Heartbeat,
         services: Services, *, inline: bool = False,
     ) -> None:  # fmt: skip
         self.row: RunRow = row
         self.agent: AgentRuntime = agent
         self.config: RunnerConfig = config
-        self.heart: Heart = heart
+        self.heartbeat: Heartbeat = heart
         self.services: Services = services
         self.backends: Backends = backends
         self.inline: bool = inline
         self.clock: Clock = backends.queue.clock
-        self.ledger: Ledger = self._ledger()
-        self.place: Place = Place()
-        self.entered: bool = False  # whether anything was done under this claim
+        self.writer: ClaimWriter = self._new_writer()
+        self.control: RunControl = RunControl()
+        self.started: bool = False  # whether anything was done under this claim
         self.lost: bool = False
-        self.handing_back: bool = False
+        self.release_requested: bool = False
         #: The row is being left: that it is no longer running is our own doing, and nothing to be told of.
         self.leaving: bool = False
         #: How a worker claims its next run in the commit that ends this one, and starts what it got.
         self.next_claim: Callable[[], ClaimRequest | None] | None = None
-        self.start: Callable[[list[RunRow]], None] | None = None
-        self.ended: RunResult | None = None
-        make = services.chronicle
-        self.chronicle: Chronicle | None = None if make is None else make(row)
-        self.begun: bool = row.parked == 1  # whether this attempt is in the journal
-        self.ending: Ending | None = agent if isinstance(agent, Ending) else None
+        self.start_claimed: Callable[[list[RunRow]], None] | None = None
+        self.result: RunResult | None = None
+        make = services.recorder
+        self.recorder: RunRecorder | None = None if make is None else make(row)
+        self.attempt_recorded: bool = row.parked == 1  # whether this attempt is in the journal
+        self.completion_hook: CompletionHook | None = agent if isinstance(agent, CompletionHook) else None
 
-    def _ledger(self) -> Ledger:
-        ledger = Ledger(self.row, *self.backends, self.clock)
+    def _new_writer(self) -> ClaimWriter:
+        ledger = ClaimWriter(self.row, *self.backends, self.clock)
         tracer = self.services.tracer
         if tracer is not None:
-            ledger.told = partial(tracer.event, known_uuid(self.row.run_id))
+            ledger.on_event = partial(tracer.event, known_uuid(self.row.run_id))
         return ledger
 
-    def _claim(self) -> Claim:
+    def _fenced_writes(self) -> FencedWrites:
         """The claim of the present attempt, for stores that are not the run's own."""
-        ledger, place = self.ledger, self.place
-        return Claim(lambda: ledger.guard, self.backends.queue.commits, lambda: place.sealed)
+        ledger, place = self.writer, self.control
+        return FencedWrites(lambda: ledger.guard, self.backends.queue.commits, lambda: place.closed)
 
     # -- kept alive
 
-    def _hold(self) -> None:
+    def _register(self) -> None:
         row, config = self.row, self.config
         now = self.clock.boot()
         ends = now + config.run_timeout_seconds + config.grace_seconds
@@ -88,77 +90,79 @@ class Claimed:
             ends = float("inf")  # waiting in place does not count, and the watch on time is the loop's
         loop = asyncio.get_running_loop()
         lose = partial(self._lose, row.claim_id)
-        self.heart.hold(Held(row, self.place, loop, ends, self._cancel, lose, self._beaten, now, row.mail_seq))
+        self.heartbeat.hold(
+            LeasedRun(row, self.control, loop, ends, self._cancel, lose, self._publish_heartbeat, now, row.mail_seq)
+        )
 
     def _cancel(self) -> None:
-        place = self.place
-        if place.cancelled or place.sealed or self.leaving:
+        place = self.control
+        if place.cancelled or place.closed or self.leaving:
             return
         place.cancelled = True
-        asyncio.get_running_loop().call_later(NOTICE, self._cut_short)
+        asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._interrupt)
 
-    def _cut_short(self) -> None:
-        if not self.place.sealed and not self.leaving:
-            self.place.stop()
+    def _interrupt(self) -> None:
+        if not self.control.closed and not self.leaving:
+            self.control.cancel_task()
 
     def _lose(self, claim_id: str) -> None:
-        if claim_id == self.row.claim_id and not self.lost and not self.place.sealed and not self.leaving:
-            self.lost = self.place.sealed = True
-            self.place.stop()
+        if claim_id == self.row.claim_id and not self.lost and not self.control.closed and not self.leaving:
+            self.lost = self.control.closed = True
+            self.control.cancel_task()
 
-    def _beaten(self) -> None:
-        if not self.place.sealed and not self.leaving:  # on a bus of its own it would come after the end
+    def _publish_heartbeat(self) -> None:
+        if not self.control.closed and not self.leaving:  # on a bus of its own it would come after the end
             now = self.clock.wall()
-            self.ledger.told_alive(now, encode({"timestamp": aware(now).isoformat()}))
+            self.writer.publish_heartbeat(now, encode({"timestamp": aware(now).isoformat()}))
 
-    def hand_back(self) -> None:
+    def request_release(self) -> None:
         """Stop the run and give it back for another worker, at no cost to it."""
-        self.handing_back = True
-        self.place.stop()
+        self.release_requested = True
+        self.control.cancel_task()
 
     # -- kept, for another attempt
 
-    async def _keep(self, **changes: Any) -> None:
+    async def update(self, **changes: Any) -> None:
         """Change counters of the row under this claim."""
         before = self.row
-        how = self._settle("running", **{"stalls": before.stalls, **changes})
-        row: RunRow = (await self.ledger.settle(how))[0]
+        how = self._run_update("running", **{"stalls": before.stalls, **changes})
+        row: RunRow = (await self.writer.update_run(how))[0]
         # The deadline of an `execute` applies to this call only; the stored row has its own.
-        self.row = row.changed(parked=before.parked, reason=before.reason, deadline=before.deadline)
+        self.row = row.with_values(parked=before.parked, reason=before.reason, deadline=before.deadline)
 
-    async def _renew(self, **changes: Any) -> None:
+    async def renew(self, **changes: Any) -> None:
         """Go on under a new claim: what the last attempt asked for, and got no answer to, is not to land any more."""
         self.leaving = True  # until the heart knows
         ticket = new_ulid(self.clock)
         try:
-            await self._keep(renew=ticket, **changes)
+            await self.update(renew=ticket, **changes)
         except (StorageBusy, asyncio.CancelledError):
             # If it came to that, nobody else knows of the new claim.
             with contextlib.suppress(AgentRuntimeError):
-                await self.backends.queue.unclaim((ticket,))
+                await self.backends.queue.give_back((ticket,))
             raise
-        self._anew()
-        self._hold()
+        self.new_writer()
+        self._register()
         self.leaving = False
-        self.heart.look(asyncio.get_running_loop())  # a request to cancel that came meanwhile was not heeded
+        self.heartbeat.look(asyncio.get_running_loop())  # a request to cancel that came meanwhile was not heeded
 
-    def _see(self, **values: Any) -> None:
+    def replace_row(self, **values: Any) -> None:
         """Go on with the row as a worker would claim it now."""
-        self.row = self.row.changed(**values)
+        self.row = self.row.with_values(**values)
 
-    def _anew(self) -> None:
+    def new_writer(self) -> None:
         """What the failed attempt left running may not write beside the next one."""
-        self.ledger.retire()
-        self.ledger = self._ledger()
+        self.writer.revoke()
+        self.writer = self._new_writer()
 
     def _next_attempt(self) -> None:
         """It is not in the journal yet, and was never parked."""
-        self.begun = False
-        self._see(parked=0)
+        self.attempt_recorded = False
+        self.replace_row(parked=0)
 
     # -- left to others
 
-    def _settle(self, status: str, *, stalls: int = 0, **changes: Any) -> Settle:
+    def _run_update(self, status: str, *, stalls: int = 0, **changes: Any) -> RunUpdate:
         row = self.row
         if status in LIVE:
             # Why the last attempt failed or was deferred, and for how long, must survive a release of the claim.
@@ -166,76 +170,78 @@ class Claimed:
         else:
             # Of an end that was told to the queue alone, nothing is in the journal; that this one is, its mark tells.
             changes["mark"] = max(row.mark, 0)
-        return self.backends.queue.keep(row, row.claim_id)._replace(status=status, stalls=stalls, **changes)
+        return self.backends.queue.unchanged_update(row, row.claim_id)._replace(status=status, stalls=stalls, **changes)
 
-    async def _leave(self, how: Settle) -> None:
+    async def _release_with(self, how: RunUpdate) -> None:
         self.leaving = True
-        await self.ledger.settle(how)
+        await self.writer.update_run(how)
 
-    def _as_it_was(self) -> Settle:
+    def unchanged_release(self) -> RunUpdate:
         """Release the claim as if it had never been: no attempt is used, and the next one resumes."""
-        return self._settle("pending", parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
+        return self._run_update(
+            "pending", parked=int(self.attempt_recorded), stalls=self.row.stalls, reason="handed back"
+        )
 
-    async def _give_back(self) -> None:
-        await self._leave(self._as_it_was())
+    async def release(self) -> None:
+        await self._release_with(self.unchanged_release())
 
-    def _spread(self, seconds: float) -> float:
+    def _with_jitter(self, seconds: float) -> float:
         """That many seconds and up to a fifth more: what one failure put off together does not come back together."""
-        return seconds * (1 + self.clock.random.uniform(0, SPREAD))
+        return seconds * (1 + self.clock.random.uniform(0, JITTER))
 
-    async def _put_off(self, error: Exception) -> None:
+    async def release_after(self, error: Exception) -> None:
         """Give the run back for later: that a store was away is no crash of the run.
 
         Only the queue is told: it may be another store, and answer.
         """
         self.leaving = True
-        how = self._settle(
-            "pending", due_at=self.clock.wall() + self._spread(AFTER_OUTAGE), parked=int(self.begun),
+        how = self._run_update(
+            "pending", due_at=self.clock.wall() + self._with_jitter(OUTAGE_DELAY), parked=int(self.attempt_recorded),
             stalls=self.row.stalls, reason=type(error).__name__,
         )  # fmt: skip
-        with contextlib.suppress(AgentRuntimeError, Moved):
+        with contextlib.suppress(AgentRuntimeError, RowChanged):
             await self.backends.queue.settle(self.row.run_id, how)
 
-    async def abandon(self) -> None:
+    async def try_release(self) -> None:
         """Give the run back if that can be: whoever takes it up again need not wait for the lease to run out.
 
         Where another engine does not know the claim yet, or its end already, the queue alone is told.
         """
         if self.lost:
             return
-        with contextlib.suppress(AgentRuntimeError, Moved):
-            await self._give_back()
+        with contextlib.suppress(AgentRuntimeError, RowChanged):
+            await self.release()
             return
-        with contextlib.suppress(AgentRuntimeError, Moved):
-            await self.backends.queue.settle(self.row.run_id, self._as_it_was())
+        with contextlib.suppress(AgentRuntimeError, RowChanged):
+            await self.backends.queue.settle(self.row.run_id, self.unchanged_release())
 
-    async def put_back(self) -> None:
+    async def release_unstarted(self) -> None:
         """Give back a claim that was never entered: only the queue knows of it, and the run is as it was before."""
-        self.entered = True
+        self.started = True
         row = self.row
-        how = self._settle("pending", stalls=row.stalls, parked=row.parked, reason=row.reason)
-        with contextlib.suppress(AgentRuntimeError, Moved):
+        how = self._run_update("pending", stalls=row.stalls, parked=row.parked, reason=row.reason)
+        with contextlib.suppress(AgentRuntimeError, RowChanged):
             await self.backends.queue.settle(row.run_id, how)
 
     # -- ended
 
-    async def _end(self, status: RunStatus, result: RunResult, event: dict[str, Any] | None = None) -> RunResult:
+    async def end(self, status: RunStatus, result: RunResult, event: dict[str, Any] | None = None) -> RunResult:
         """End the run; `event` is what its last event tells, which for a success is the result itself."""
         row = self.row
         result = copy(result)  # the agent may give the same one to all of its runs
         result.status, result.run_id = status, known_uuid(row.run_id)
-        before = None if self.chronicle is None else self.chronicle.before(result)
+        before = None if self.recorder is None else self.recorder.omitted_history(result)
         text, info, name = encode_result(result, before), encode(event) if event else None, status.value
         record = Record(
-            self.ledger.next_seq(), ENDED, name, "", row.generation, row.claim_id, self.clock.wall(),
+            self.writer.next_seq(), ENDED, name, "", row.generation, row.claim_id, self.clock.wall(),
             text, info=info, nev=1,
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
-        how = self._settle(name, stalls=row.stalls, reason=reason)
-        ops = await self._tell_family(name, result, before)
-        events = [] if self.ending is None else await self._said(self.ending, result)
-        await self._settle_last(how, [self.ledger.whole(record)], ops, events)
-        self.ended = result
+        how = self._run_update(name, stalls=row.stalls, reason=reason)
+        ops = await self.notify_relatives(name, result, before)
+        events = [] if self.completion_hook is None else await self.completion_operations(self.completion_hook, result)
+        await self.end_and_claim_next(how, [self.writer.merge_begin_and_end(record)], ops, events)
+        self.result = result
         self._log_end(name, reason)
         return result
 
@@ -254,40 +260,40 @@ class Claimed:
             extra=extra,
         )  # fmt: skip
 
-    async def _said(self, agent: Ending, result: RunResult) -> list[Op]:
+    async def completion_operations(self, agent: CompletionHook, result: RunResult) -> list[Op]:
         """What the agent adds to this end, which it is told of."""
-        token = CLAIM.set(self._claim())
+        token = CURRENT_CLAIM.set(self._fenced_writes())
         try:
-            said = await said_at_end(agent, self.row, result)
-            await tell_of_end(agent, self.row, result)
+            said = await completion_operations(agent, self.row, result)
+            await call_on_end(agent, self.row, result)
         finally:
-            CLAIM.reset(token)
+            CURRENT_CLAIM.reset(token)
         return said
 
-    async def _settle_last(
-        self, how: Settle, records: Sequence[Record], ops: list[Op], events: Sequence[Op] = ()
+    async def end_and_claim_next(
+        self, how: RunUpdate, records: Sequence[Record], ops: list[Op], events: Sequence[Op] = ()
     ) -> None:
         """End the run, and in the same commit claim the next one for the worker, if it wants one."""
         self.leaving = True
         want = self.next_claim() if self.next_claim is not None else None
         if want is None:
-            await self.ledger.settle(how, records, ops, events=events)
+            await self.writer.update_run(how, records, ops, events=events)
             return
         try:
             claim = Op("queue.claim", (want,))
-            claimed = (await self.ledger.settle(how, records, [*ops, claim], events=events))[-1]
+            claimed = (await self.writer.update_run(how, records, [*ops, claim], events=events))[-1]
         except (StorageBusy, asyncio.CancelledError) as error:
             # Whether the next one was claimed is not known: it goes back, and this end is made sure of.
             with contextlib.suppress(AgentRuntimeError):
-                await self.backends.queue.unclaim(want.tickets)
+                await self.backends.queue.give_back(want.tickets)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            await self.ledger.settle(how, records, ops, events=events)
+            await self.writer.update_run(how, records, ops, events=events)
         else:
-            assert self.start is not None
-            self.start(claimed)
+            assert self.start_claimed is not None
+            self.start_claimed(claimed)
 
-    async def _tell_family(self, status: str, result: RunResult, before: Before | None = None) -> list[Op]:
+    async def notify_relatives(self, status: str, result: RunResult, before: OmittedHistory | None = None) -> list[Op]:
         """The run that called this one hears of its end, and those that a cancelled one called end with it: they may
         have come after whoever cancelled it had looked for them."""
         row, queue = self.row, self.backends.queue
@@ -300,12 +306,12 @@ class Claimed:
             ops += [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
         return ops
 
-    async def _close(self, ended: Record) -> RunResult:
+    async def finish_interrupted_end(self, ended: Record) -> RunResult:
         """The journal is finished but the row is not: an earlier claim fell between the two."""
         result = decode_result(ended.result or "{}")
-        events = [] if self.ending is None else await self._said(self.ending, result)
-        ops = await self._tell_family(ended.name, result)
-        await self.ledger.settle(self._settle(ended.name), ops=ops, events=events)
-        self.ended = result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
+        events = [] if self.completion_hook is None else await self.completion_operations(self.completion_hook, result)
+        ops = await self.notify_relatives(ended.name, result)
+        await self.writer.update_run(self._run_update(ended.name), ops=ops, events=events)
+        self.result = result if self.recorder is None else await self.recorder.restore(ended.result or "{}")
         self._log_end(ended.name, "" if result.error is None else result.error.type)
-        return self.ended
+        return self.result

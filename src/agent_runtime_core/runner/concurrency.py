@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 
 from .._core.clock import Clock
 from .._core.context_vars import start_helper
-from .._execution.run_control import Place
+from .._execution.run_control import RunControl
 
-PATIENCE = 5.0  # seconds a run waits for a slot here, then others may have it
-UNBOUND = sys.maxsize  # slots where no loop says how many
+REGAIN_TIMEOUT = 5.0  # seconds a run waits for a slot here, then others may have it
+UNLIMITED = sys.maxsize  # slots where no loop says how many
 
 
-class Slots:
+class ConcurrencySlots:
     """Whoever comes back from a wait has a free one in order of arrival, and before any run that is claimed."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
-        self.count: int = UNBOUND
+        self.count: int = UNLIMITED
         self.busy: int = 0  # runs that use one: those that only wait do not
-        self.waiting: dict[Place, list[asyncio.Future[bool]]] = {}  # for one, which is so only where none is free
+        self.waiting: dict[RunControl, list[asyncio.Future[bool]]] = {}  # for one, which is so only where none is free
         self.draining: bool = False  # nobody waits for one any more
         self._claimed_for = 0  # are kept for what a claim brings
         self._clock = clock
@@ -31,40 +31,40 @@ class Slots:
     def free(self) -> int:
         return self.count - self.busy - self._claimed_for
 
-    def take(self, place: Place) -> None:
-        place.away = False
+    def take(self, place: RunControl) -> None:
+        place.without_slot = False
         self.busy += 1
 
-    def leave(self, place: Place) -> None:
+    def release(self, place: RunControl) -> None:
         """The run only waits, or has ended."""
-        if not place.away:
-            place.away = True
+        if not place.without_slot:
+            place.without_slot = True
             self.busy -= 1
-            self._pass_on()
+            self._grant_free_slots()
             self._ring()
 
-    async def back(self, place: Place) -> bool:
+    async def regain(self, place: RunControl) -> bool:
         """Go on when there is a slot; False where it takes so long that others had better have the run."""
-        if not place.away:
+        if not place.without_slot:
             return True
         if self.free > 0:
             self.take(place)
             return True
-        return not self.draining and await self._turn(place)
+        return not self.draining and await self._wait_for_slot(place)
 
-    def retake(self, place: Place) -> None:
+    def reclaim(self, place: RunControl) -> None:
         """Count a run that works again, even if no slot is free: its code runs already and cannot be delayed."""
-        if place.away:
+        if place.without_slot:
             self.take(place)
             for turn in self.waiting.pop(place, ()):
-                _tell(turn, True)
+                _grant(turn, True)
 
-    async def _turn(self, place: Place) -> bool:
+    async def _wait_for_slot(self, place: RunControl) -> bool:
         turn = asyncio.get_running_loop().create_future()
         turns = self.waiting.setdefault(place, [])
         turns.append(turn)
-        timer = start_helper(self._clock.sleep(PATIENCE))
-        timer.add_done_callback(lambda _: _tell(turn, False))
+        timer = start_helper(self._clock.sleep(REGAIN_TIMEOUT))
+        timer.add_done_callback(lambda _: _grant(turn, False))
         try:
             return bool(await turn)
         finally:
@@ -73,36 +73,36 @@ class Slots:
             if not turns and self.waiting.get(place) is turns:
                 del self.waiting[place]
 
-    def _pass_on(self) -> None:
+    def _grant_free_slots(self) -> None:
         while self.waiting and self.free > 0:
             place = next(iter(self.waiting))
             turns = [turn for turn in self.waiting.pop(place) if not turn.done()]
             if turns:  # else nobody is there who would leave it
                 self.take(place)
             for turn in turns:
-                _tell(turn, True)
+                _grant(turn, True)
 
     @contextlib.contextmanager
-    def kept(self, count: int) -> Iterator[None]:
+    def reserve(self, count: int) -> Iterator[None]:
         """So many are for what a claim brings, which is under way."""
         self._claimed_for = count
         try:
             yield
         finally:
             self._claimed_for = 0
-            self._pass_on()
+            self._grant_free_slots()
 
-    def drain(self) -> None:
+    def stop_waiting(self) -> None:
         """What waits for a slot is not to wait any longer."""
         self.draining = True
         for turns in self.waiting.values():
-            _tell(next((turn for turn in turns if not turn.done()), turns[0]), False)
+            _grant(next((turn for turn in turns if not turn.done()), turns[0]), False)
 
-    def allow(self, count: int = UNBOUND) -> None:
+    def resize(self, count: int = UNLIMITED) -> None:
         self.count, self.draining = count, False
-        self._pass_on()
+        self._grant_free_slots()
 
 
-def _tell(turn: asyncio.Future[bool], has_slot: bool) -> None:
+def _grant(turn: asyncio.Future[bool], has_slot: bool) -> None:
     if not turn.done():
         turn.set_result(has_slot)

@@ -17,7 +17,7 @@ from .._core.clock import Clock, aware
 from .._core.codec.json import decode, encode
 from .._execution.context import Context
 from .._execution.effects import FORKED_FROM
-from .._execution.result_codec import Before, encode_result
+from .._execution.result_codec import OmittedHistory, encode_result
 from ..errors import InvalidArgument
 from ..interfaces import RunResult
 from ..persistence.base.conversations import ConversationStore
@@ -28,12 +28,12 @@ from ..queue.records import RunRow
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-SHORT = 64 * 1024  # bytes of JSON: a history up to that is recorded in the result as well
-_ANY = 1 << 40
-_PROMPTS = ("system", "developer")  # two names of one role
+MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON: a history up to that is recorded in the result as well
+_UNLIMITED = 1 << 40
+_SYSTEM_ROLES = ("system", "developer")  # two names of one role
 
 
-class History:
+class ConversationHistory:
     """One attempt's view of its conversation."""
 
     def __init__(self, store: ConversationStore, conversation_id: UUID, row: RunRow, clock: Clock) -> None:
@@ -44,8 +44,8 @@ class History:
         self.agent: str = row.agent
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
         self._loaded: list[Mapping[str, Any]] = []  # without the prompts in front of it
-        self._given: list[Any] = []  # of the input, what is not in the conversation yet
-        self._pin: dict[str, str | None] = {}
+        self._input_messages: list[Any] = []  # of the input, what is not in the conversation yet
+        self._pinned_leaf: dict[str, str | None] = {}
         self._leaf: ConversationMessage | None = None  # the last message of what was loaded
         self._stored = False  # whether there is such a conversation
 
@@ -59,55 +59,55 @@ class History:
             branch = None if stored is None else stored.active_branch_id
             return {"leaf": str(said[-1].id) if said else None, "branch": None if branch is None else str(branch)}
 
-        if ctx.began_without("history"):
+        if ctx.started_without("history"):
             # Its runner kept no conversations then. With a history now, code that runs again would see other messages
             # than those that its recorded steps were made from.
-            self._pin = {**await newest(), "leaf": None}
+            self._pinned_leaf = {**await newest(), "leaf": None}
         else:
-            self._pin = await ctx.pinned("history", newest)
-        leaf = self._pin["leaf"]
+            self._pinned_leaf = await ctx.recorded_value("history", newest)
+        leaf = self._pinned_leaf["leaf"]
         kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
         self._leaf = kept[-1] if kept else None
-        prompts, self._loaded, self._given = _joined(kept, ctx.input_messages)
-        ctx.input_messages = [*prompts, *self._loaded, *self._given]
-        ctx.heard = list(ctx.input_messages)
+        prompts, self._loaded, self._input_messages = _joined(kept, ctx.input_messages)
+        ctx.input_messages = [*prompts, *self._loaded, *self._input_messages]
+        ctx.history = list(ctx.input_messages)
 
-    async def keep(self, result: RunResult) -> None:
+    async def save(self, result: RunResult) -> None:
         """Append what this run said and heard beyond what was loaded."""
-        encode_result(result, self.before(result))  # what cannot be recorded must not be kept either
-        said = self._new(result)
+        encode_result(result, self.omitted(result))  # what cannot be recorded must not be kept either
+        said = self._new_messages(result)
         if not said:
             return
         if not self._stored and await self.store.get(self.conversation_id) is None:
             await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
-        await self.store.append(self.conversation_id, self._placed(said))
+        await self.store.append(self.conversation_id, self._with_ids(said))
 
-    def before(self, result: RunResult) -> Before | None:
+    def omitted(self, result: RunResult) -> OmittedHistory | None:
         """The messages of a result that are the history as it was loaded, where they are many."""
-        leaf, count = self._pin.get("leaf"), len(self._loaded)
+        leaf, count = self._pinned_leaf.get("leaf"), len(self._loaded)
         told = result.final_messages or []
         at = len(_split(told)[0])
         if leaf is None or told[at : at + count] != self._loaded:
             return None
-        if len(encode(self._loaded, max_bytes=_ANY)) <= SHORT:
+        if len(encode(self._loaded, max_bytes=_UNLIMITED)) <= MAX_INLINE_HISTORY:
             return None
-        return Before(str(self.conversation_id), leaf, at, count)
+        return OmittedHistory(str(self.conversation_id), leaf, at, count)
 
-    def _new(self, result: RunResult) -> list[Mapping[str, Any]]:
+    def _new_messages(self, result: RunResult) -> list[Mapping[str, Any]]:
         _, told = _split(result.final_messages or [])
         if not told:
             said = result.final_output.get("response") if isinstance(result.final_output, dict) else None
             answer = [{"role": "assistant", "content": said}] if isinstance(said, str) else []
-            return [*self._given, *answer]
-        known = _overlap([*self._loaded, *self._given], told, len(self._given))
-        return [*self._given, *told] if known is None else told[known - len(self._given) :]
+            return [*self._input_messages, *answer]
+        known = _overlap([*self._loaded, *self._input_messages], told, len(self._input_messages))
+        return [*self._input_messages, *told] if known is None else told[known - len(self._input_messages) :]
 
-    def _placed(self, said: Sequence[Mapping[str, Any]]) -> list[ConversationMessage]:
+    def _with_ids(self, said: Sequence[Mapping[str, Any]]) -> list[ConversationMessage]:
         """What was said as messages of the run's branch. The first one of a branch names what it follows.
 
         Of one role with that it would stand in its place: such a branch begins with what it follows once more.
         """
-        branch = uuid5(self.run_id, "branch") if self.forked else _uuid(self._pin["branch"])
+        branch = uuid5(self.run_id, "branch") if self.forked else _uuid(self._pinned_leaf["branch"])
         messages = [self._message(each, n, branch) for n, each in enumerate(said)]
         leaf = self._leaf
         if leaf is None or leaf.branch_id == branch:
@@ -123,7 +123,9 @@ class History:
         return message_of(chat, uuid5(self.run_id, f"message:{number}"), timestamp=when, branch_id=branch)
 
 
-async def heard(store: ConversationStore, conversation_id: UUID, leaf: str | None, messages: list[Any]) -> list[Any]:
+async def merged_history(
+    store: ConversationStore, conversation_id: UUID, leaf: str | None, messages: list[Any]
+) -> list[Any]:
     """The messages that a run began with: these of its input, behind its conversation up to the message `leaf`.
 
     InvalidArgument: the conversation is not there any more.
@@ -150,7 +152,7 @@ def _joined(
     return prompts, loaded, given
 
 
-async def recall(store: ConversationStore, result: RunResult, before: Before) -> RunResult:
+async def restore_history(store: ConversationStore, result: RunResult, before: OmittedHistory) -> RunResult:
     """The result with the messages that its record names, if the conversation still has them."""
     stored = await store.get(UUID(before.conversation_id))
     try:
@@ -175,7 +177,7 @@ def _uuid(text: str | None) -> UUID | None:
 def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
     """The prompts in front, which are the agent's own affair, and the conversation behind them."""
     at = 0
-    while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") in _PROMPTS:
+    while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") in _SYSTEM_ROLES:
         at += 1
     return list(messages[:at]), [each for each in messages[at:] if isinstance(each, Mapping)]
 

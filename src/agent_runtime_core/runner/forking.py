@@ -16,11 +16,11 @@ from uuid import UUID
 
 from .._core.codec.json import decode, encode
 from .._core.ids import step_id
-from .._engines.base import INSTALL, NOBODY, Op
-from .._execution.claim_writer import Ledger
+from .._engines.base import INSTALL, LOWEST_TOKEN, Op
+from .._execution.claim_writer import ClaimWriter
 from .._execution.effects import FORKED_FROM, join_lineage, membership
 from .._execution.journal_view import is_approval
-from .._execution.step_journal import Book
+from .._execution.step_journal import StepJournal
 from .._execution.step_policy import EFFECTS
 from .._journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
@@ -30,8 +30,8 @@ from .backends import Backends
 
 After = str | tuple[str, str | int] | None
 
-_LOOKS: Final = 5  # at a run that goes on meanwhile
-_NAMED: Final = 12  # steps that an error lists
+_MAX_READS: Final = 5  # at a run that goes on meanwhile
+_MAX_NAMES_LISTED: Final = 12  # steps that an error lists
 _ENDS: Final = ("step.completed", "tool.result")
 
 
@@ -45,33 +45,35 @@ async def fork(
             f'effects must be "refuse", "reuse", "ask" or "repeat", got {brief(effects)}. '
             'Use "refuse" to have the fork fail at a step that was done before.'
         )
-    records, cut, checkpoint = await _closed(backends, source, after)
-    book = Book(Ledger(source, *backends, backends.queue.clock), records)
+    records, cut, checkpoint = await _journal_until(backends, source, after)
+    book = StepJournal(ClaimWriter(source, *backends, backends.queue.clock), records)
     await join_lineage(book)
     copies = _copies(
         book, source, [each for each in records if cut is not None and each.seq <= cut.seq], checkpoint, effects
     )
     row = _row(backends, source, cut, new_run_id, input, effects)
-    row = row.changed(mark=sum(each.kind == DONE for each in copies))
+    row = row.with_values(mark=sum(each.kind == DONE for each in copies))
     stored = await backends.queue.row(row.run_id)
     if stored is None:
         stored = await _stored(backends, row, copies, checkpoint)
     if stored is None:
-        raise _taken(row, "was begun as another fork, and never finished")
+        raise _id_taken(row, "was begun as another fork, and never finished")
     if not _same(row, stored, after):
-        raise _taken(row, "is another run's")
+        raise _id_taken(row, "is another run's")
     return UUID(row.run_id)
 
 
-async def _closed(backends: Backends, source: RunRow, after: After) -> tuple[list[Record], Record | None, str | None]:
+async def _journal_until(
+    backends: Backends, source: RunRow, after: After
+) -> tuple[list[Record], Record | None, str | None]:
     """The journal, the record it is copied up to, and the checkpoint of that point."""
     state, run_id = backends.state, source.run_id
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_READS):
         records = await state.records(run_id)
         checkpoint = (await state.state(run_id)).checkpoint
         if after is not None or not await state.records(run_id, records[-1].seq if records else -1):
             break
-    cut = _cut(run_id, records, after)
+    cut = _cut_point(run_id, records, after)
     if after is not None and cut is not None:
         checkpoint = await _checkpoint_at(
             backends, run_id, records, [each for each in records if each.seq >= cut.seq], checkpoint
@@ -79,7 +81,7 @@ async def _closed(backends: Backends, source: RunRow, after: After) -> tuple[lis
     return records, cut, checkpoint
 
 
-def _cut(run_id: str, records: Sequence[Record], after: After) -> Record | None:
+def _cut_point(run_id: str, records: Sequence[Record], after: After) -> Record | None:
     """The record of that step; of several, the last one."""
     done = [each for each in records if each.kind == DONE]
     if after is None:
@@ -114,8 +116,8 @@ def _unrecorded(run_id: str, done: Sequence[Record], name: str, key: str | int |
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return (", ".join(map(repr, names[:_NAMED])) or "nothing yet") + more
+    more = f" and {len(names) - _MAX_NAMES_LISTED} more" if len(names) > _MAX_NAMES_LISTED else ""
+    return (", ".join(map(repr, names[:_MAX_NAMES_LISTED])) or "nothing yet") + more
 
 
 async def _checkpoint_at(
@@ -143,11 +145,11 @@ def _state_of(event: Event) -> str:
 
 
 def _copies(
-    whole: Book, source: RunRow, records: Sequence[Record], checkpoint: str | None, effects: str
+    whole: StepJournal, source: RunRow, records: Sequence[Record], checkpoint: str | None, effects: str
 ) -> list[Record]:
     """What of these records another run can go on from: results, and failures that the code went on without."""
-    book = Book(whole.ledger, records)
-    given_up = {each.seq for each in book.given_up.values()}
+    book = StepJournal(whole.ledger, records)
+    given_up = {each.seq for each in book.swallowed_failures.values()}
     kept = [each for each in records if each.kind in (DONE, RESET) or each.seq in given_up]
     claim = f"{COPIED}{source.run_id}"
     about = {"origin": whole.origin, "effects": effects, "approvals": _approvals(whole, kept)}
@@ -155,13 +157,13 @@ def _copies(
     return [
         forked,
         *(
-            each._replace(seq=seq, claim_id=claim, info=_unmailed(each.info), next=None, ev=-1, nev=0)
+            each._replace(seq=seq, claim_id=claim, info=_without_message(each.info), next=None, ev=-1, nev=0)
             for seq, each in enumerate(kept, 1)
         ),
     ]
 
 
-def _approvals(book: Book, copied: Sequence[Record]) -> list[dict[str, str]]:
+def _approvals(book: StepJournal, copied: Sequence[Record]) -> list[dict[str, str]]:
     """The approvals among these records, each with the run that was given it: they count as spent in the fork."""
     known = {(each["name"], each["key"]): each["run_id"] for each in book.spent_approvals}
     return [
@@ -174,7 +176,7 @@ def _approvals(book: Book, copied: Sequence[Record]) -> list[dict[str, str]]:
     ]  # fmt: skip
 
 
-def _unmailed(info: str | None) -> str | None:
+def _without_message(info: str | None) -> str | None:
     """Without the number of the message that was consumed: in the new mailbox that is another message."""
     if info is None or '"mail"' not in info:
         return info
@@ -221,7 +223,7 @@ def _compared(record: Record) -> tuple[Any, ...]:
     return (*record[:4], *record[7:9], record.info if record.kind == FORKED else None)
 
 
-def _taken(row: RunRow, why: str) -> IdempotencyConflict:
+def _id_taken(row: RunRow, why: str) -> IdempotencyConflict:
     return IdempotencyConflict(f"run id {row.run_key or row.run_id} {why}: use another new_run_id")
 
 
@@ -229,7 +231,7 @@ async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], chec
     """Store the new run; what is stored under its id then."""
     key, queue, state = row.run_id, backends.queue.commits, backends.state.commits
     # What is claimed by then is not written to.
-    ops = [Op(INSTALL, (key, NOBODY)), *(Op("journal.append", (key, each)) for each in copies)]
+    ops = [Op(INSTALL, (key, LOWEST_TOKEN)), *(Op("journal.append", (key, each)) for each in copies)]
     origin, source = json.loads(copies[0].info or "{}")["origin"], copies[0].claim_id.removeprefix(COPIED)
     ops += membership(origin, key)
     if source == origin:  # else it is a member already, or was deleted

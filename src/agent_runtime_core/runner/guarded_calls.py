@@ -14,67 +14,67 @@ from .._core.timeouts import ended_in_time
 from .._execution.context import Context
 from ..errors import LeaseLost, deciding_error
 from ..interfaces import AgentRuntime
-from ..persistence.fencing import CLAIM
-from .claim import Claimed
+from ..persistence.fencing import CURRENT_CLAIM
+from .claim import HeldClaim
 
 T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-LEAVING = 0.75  # seconds, however short the grace or when it is over, and as many again to let go when cut short
-SHORTEST = 0.05  # seconds between two looks at the clock
+LEAVE_SECONDS = 0.75  # seconds, however short the grace or when it is over, and as many again to let go when cut short
+MIN_CHECK_SECONDS = 0.05  # seconds between two looks at the clock
 #: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
-TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
+HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
 #: The ids of all runs that this task is part of, the outermost first.
-WITHIN: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_within")
+ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_within")
 
 
-class Cut(Exception):
+class TimeLimitReached(Exception):
     """It was not waited for any longer."""
 
 
-class Asides(Claimed):
+class GuardedCalls(HeldClaim):
     """A claim, and what is waited for under it for no longer than its run may take."""
 
     ends_at: float = float("inf")  # when the attempt's time is up by the boot clock, if it does not wait in place
 
     @property
-    def _what(self) -> str:
+    def _label(self) -> str:
         return f"run {self.row.run_key or self.row.run_id} of agent {self.row.agent!r}"
 
     def _time_left(self) -> float:
         """Seconds until the attempt's time is up, in which waiting in place does not count, or the run's deadline."""
-        place, clock, deadline = self.place, self.clock, self.row.deadline
-        if place.waiting_since is None:
-            left = self.ends_at + place.waited - clock.boot()
+        place, clock, deadline = self.control, self.clock, self.row.deadline
+        if place.paused_at is None:
+            left = self.ends_at + place.paused_seconds - clock.boot()
         else:
-            left = max(self.ends_at + place.waited - place.waiting_since, SHORTEST)
+            left = max(self.ends_at + place.paused_seconds - place.paused_at, MIN_CHECK_SECONDS)
         return left if deadline is None else min(left, deadline - clock.wall())
 
     @property
     def _is_leaving(self) -> bool:
         """Whether the run goes no further under this claim, whatever comes of the attempt."""
-        return self.place.cancelled or self.handing_back or self.lost or self.place.parked
+        return self.control.cancelled or self.release_requested or self.lost or self.control.parked
 
-    def _patience(self, within: bool) -> float:
+    def time_allowed(self, within: bool) -> float:
         """Seconds from now that what is waited for may take, beside the time of the attempt."""
-        if within and (self.lost or self.place.parked):
+        if within and (self.lost or self.control.parked):
             return 0.0
-        if self.handing_back:  # its worker has waited for the grace already
-            return LEAVING
-        return float("inf") if within and not self.place.cancelled else max(self.config.grace_seconds, LEAVING)
+        if self.release_requested:  # its worker has waited for the grace already
+            return LEAVE_SECONDS
+        return float("inf") if within and not self.control.cancelled else max(self.config.grace_seconds, LEAVE_SECONDS)
 
-    def _around(self) -> contextvars.Context:
+    def _context(self) -> contextvars.Context:
         """Where code of this run knows whose claim it writes under and whose turn it is part of."""
         around = contextvars.copy_context()
-        around.run(CLAIM.set, self._claim())
-        around.run(RUN.set, self.place)
-        around.run(WITHIN.set, (*WITHIN.get(()), self.row.run_id))
+        around.run(CURRENT_CLAIM.set, self._fenced_writes())
+        around.run(RUN.set, self.control)
+        around.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), self.row.run_id))
         if self.row.lane is not None:
-            around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
+            around.run(HELD_CONCURRENCY_KEYS.set, {**HELD_CONCURRENCY_KEYS.get({}), self.row.lane: self.row.run_id})
         return around
 
-    async def _aside(
+    async def call(
         self, work: Coroutine[Any, Any, T], what: str, *, within: bool = True, around: contextvars.Context | None = None
     ) -> T:
         """The result of `work`; Cut if it takes longer than what is left of the attempt, or than the grace of a run
@@ -88,12 +88,12 @@ class Asides(Claimed):
 
         def time_left() -> float:
             nonlocal until
-            until = min(until, boot() + self._patience(within))
+            until = min(until, boot() + self.time_allowed(within))
             return min(until - boot(), self._time_left()) if within else until - boot()
 
-        task.add_done_callback(lambda _: self.place.wake())
-        if not await ended_in_time(task, time_left, what, self._wait, LEAVING):
-            raise Cut(f"{what} took too long, and is not waited for any longer")
+        task.add_done_callback(lambda _: self.control.notify())
+        if not await ended_in_time(task, time_left, what, self._wait, LEAVE_SECONDS):
+            raise TimeLimitReached(f"{what} took too long, and is not waited for any longer")
         try:
             return task.result()
         except (Exception, SystemExit, KeyboardInterrupt):
@@ -106,21 +106,21 @@ class Asides(Claimed):
     async def _wait(self, _: object, seconds: float) -> None:
         """Wait until the run wakes its runner, at most so many seconds."""
         # One future and one timer: asyncio.wait would cost a run more than all else here.
-        timer = self.clock.call_later(max(seconds, SHORTEST), self.place.wake)
+        timer = self.clock.call_later(max(seconds, MIN_CHECK_SECONDS), self.control.notify)
         try:
-            await self.place.woken()
+            await self.control.notified()
         finally:
             timer.cancel()
 
-    async def _asked(self, name: str, ctx: Context, *args: Any, within: bool = True) -> Any:
+    async def hook(self, name: str, ctx: Context, *args: Any, within: bool = True) -> Any:
         """What a hook of the agent answers, None where it has none of its own or that fails; Cut."""
         hook = getattr(self.agent, name, None)
         if hook is None or getattr(hook, "__func__", None) is getattr(AgentRuntime, name):
             return None
         what = f"{name}() of agent {self.row.agent!r}"
         try:
-            return await self._aside(_called(hook, ctx, *args), what, within=within, around=self._around())
-        except Cut as late:
+            return await self.call(_called(hook, ctx, *args), what, within=within, around=self._context())
+        except TimeLimitReached as late:
             log.warning("run %s goes on without a hook: %s", self.row.run_id, late)
             raise
         except Exception:  # a hook that fails changes nothing of what it was asked about
@@ -129,10 +129,10 @@ class Asides(Claimed):
 
     async def _audited(self) -> None:
         """Have an audit store told what happened: one that fails, or does not answer, keeps no run from returning."""
-        if self.chronicle is None:
+        if self.recorder is None:
             return
         try:
-            await self._aside(self.chronicle.tell(self.ended), f"the audit of {self._what}", within=False)
+            await self.call(self.recorder.audit(self.result), f"the audit of {self._label}", within=False)
         except Exception as error:  # noqa: BLE001 - an audit that fails changes nothing of the run
             if isinstance(cause := deciding_error(error), LeaseLost):
                 raise cause from None

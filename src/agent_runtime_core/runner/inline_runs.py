@@ -10,35 +10,35 @@ from concurrent.futures import Future
 
 from .._core.clock import Clock
 from .._core.per_loop import call_in_loop
-from .execution import Drive
-from .guarded_calls import WITHIN
+from .execution import RunExecution
+from .guarded_calls import ENCLOSING_RUNS
 from .settings import SHUTDOWN
 
 
-class _Held:
-    def __init__(self, drive: Drive) -> None:
+class _InlineRun:
+    def __init__(self, drive: RunExecution) -> None:
         self.drive = drive
         self.run_id: str = drive.row.run_id
-        self.within: tuple[str, ...] = WITHIN.get(())
+        self.within: tuple[str, ...] = ENCLOSING_RUNS.get(())
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.over: Future[None] = Future()
 
     def hand_back(self) -> None:
-        if not self.drive.handing_back:
-            call_in_loop(self.loop, self.drive.hand_back)
+        if not self.drive.release_requested:
+            call_in_loop(self.loop, self.drive.request_release)
 
 
-class Inline:
+class InlineRuns:
     """Those of one runner, in whatever loops they are."""
 
     def __init__(self, clock: Clock, grace: float) -> None:
         self._clock, self._grace = clock, grace
-        self._held: set[_Held] = set()
+        self._held: set[_InlineRun] = set()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def holding(self, drive: Drive) -> Iterator[None]:
-        held = _Held(drive)
+    def executing(self, drive: RunExecution) -> Iterator[None]:
+        held = _InlineRun(drive)
         with self._lock:
             self._held.add(held)
         try:
@@ -53,10 +53,10 @@ class Inline:
 
         Those that this task is part of go on, but have nothing left to write to: it cannot wait for itself.
         """
-        mine, boot = WITHIN.get(()), self._clock.boot
+        mine, boot = ENCLOSING_RUNS.get(()), self._clock.boot
         while (others := self._others(mine)) and boot() < until:
             for held in _outermost(others):
-                if held.drive.place.waiting_since is not None:
+                if held.drive.control.paused_at is not None:
                     held.hand_back()
             await _one_over(others, min(0.1, self._grace))
         until = boot() + SHUTDOWN + self._grace / 5
@@ -66,28 +66,28 @@ class Inline:
             if not await _one_over(others, max(until - boot(), 0)):
                 break
         for held in self._here():
-            held.drive.handing_back = True
-            await held.drive.abandon()
+            held.drive.release_requested = True
+            await held.drive.try_release()
 
-    def _all(self) -> list[_Held]:
+    def _all(self) -> list[_InlineRun]:
         with self._lock:
             return [held for held in self._held if not held.loop.is_closed()]
 
-    def _others(self, mine: tuple[str, ...]) -> list[_Held]:
+    def _others(self, mine: tuple[str, ...]) -> list[_InlineRun]:
         return [held for held in self._all() if held.run_id not in mine]
 
-    def _here(self) -> list[_Held]:
+    def _here(self) -> list[_InlineRun]:
         here = asyncio.get_running_loop()
         return [held for held in self._all() if held.loop is here]
 
 
-def _outermost(held: list[_Held]) -> list[_Held]:
+def _outermost(held: list[_InlineRun]) -> list[_InlineRun]:
     """Those that no other of them executes: what one executes is stopped with it, and is no failure of it."""
     run_ids = {each.run_id for each in held}
     return [each for each in held if run_ids.isdisjoint(each.within)]
 
 
-async def _one_over(held: list[_Held], seconds: float) -> bool:
+async def _one_over(held: list[_InlineRun], seconds: float) -> bool:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def ended(_: Future[None]) -> None:

@@ -11,20 +11,20 @@ from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 from .._engines.base import Op
-from .._execution.claim_writer import Ledger
+from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
 from .._execution.result_codec import error_payload
-from .._execution.step_journal import Book
+from .._execution.step_journal import StepJournal
 from .._journal.record import STARTED, Record
 from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
 from ..interfaces import AgentRuntime, RunContext, RunResult, describe
-from ..persistence.fencing import CLAIM, Claim
+from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..portal import call, takes_function
 from ..queue.records import RunRow
 from ..status import RunStatus
-from .arguments import busy
-from .execution import Drive
-from .outcomes import used
+from .arguments import run_busy_error
+from .execution import RunExecution
+from .outcomes import partial_result
 from .runner import AgentRunner
 from .settings import RunnerConfig
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 AGENT = "open_run"
 
 
-class _Nobody(AgentRuntime):
+class _InlineAgent(AgentRuntime):
     """Stands where an agent would: the code is the caller's block."""
 
     key = AGENT
@@ -43,22 +43,22 @@ class _Nobody(AgentRuntime):
         return RunResult()
 
 
-class _Finished(Ledger):
+class ReadOnlyWriter(ClaimWriter):
     """The ledger of a run that has succeeded: what is recorded answers, nothing is added."""
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
-        self.refusal = self._full
+        self.closed_error = self._already_finished
         return await self.state.records(self.run_id)
 
-    def _full(self, name: str) -> IllegalTransition:
+    def _already_finished(self, name: str) -> IllegalTransition:
         return IllegalTransition(
             f"run {self.run_id} has succeeded, nothing can be added to it ({name!r}): use another run_id"
         )
 
-    async def note(self, *records: Record) -> None:
+    async def buffer(self, *records: Record) -> None:
         for record in records:
             if record.kind == STARTED:  # of a wait, or a child
-                raise self._full(record.name)
+                raise self._already_finished(record.name)
 
     async def emit(self, rows: Sequence[Any]) -> list[int]:
         return [0 for _ in rows]
@@ -70,78 +70,78 @@ class _Finished(Ledger):
         return self.append(*records)
 
     async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
-        raise self._full(records[0].name)
+        raise self._already_finished(records[0].name)
 
     async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
-        raise self._full(place.name)
+        raise self._already_finished(place.name)
 
 
-class _Door(Drive):
+class OpenRunSession(RunExecution):
     """A claim whose code is the caller's."""
 
     async def enter(self, ended: bool) -> Context:
         if not ended:
             self._log_claim()
-            self._hold()
+            self._register()
             self._trace_start()
         else:
-            self.ledger = _Finished(self.row, *self.backends, self.clock)
-        book = Book(self.ledger, await self.ledger.open())
+            self.writer = ReadOnlyWriter(self.row, *self.backends, self.clock)
+        book = StepJournal(self.writer, await self.writer.open())
         self.finished = ended
         if not ended:
-            early = await self._before(book)
+            early = await self.end_without_running(book)
             if early is not None:
                 early.raise_for_status()
                 self.finished = True
             else:
                 await self._begin(book)
-        self.place.task = asyncio.current_task()
-        self.ctx: Context = Context(self.row, book, self.services, self.place, await self._overrides())
-        self.claim: Claim = self._claim()
+        self.control.task = asyncio.current_task()
+        self.ctx: Context = Context(self.row, book, self.services, self.control, await self._overrides())
+        self.claim: FencedWrites = self._fenced_writes()
         return self.ctx
 
     async def leave(self, error: BaseException | None) -> None:
         """Commit how the block ended; raises what its caller should see instead of `error`."""
-        place = self.place
+        place = self.control
         if self.finished:
             return
         task = asyncio.current_task()
         cause = None if error is None else deciding_error(error)
-        ours = isinstance(cause, asyncio.CancelledError) and place.stopped
+        ours = isinstance(cause, asyncio.CancelledError) and place.cancel_requested
         if ours and task is not None:
             task.uncancel()
         if self.lost:
-            raise LeaseLost(*self.ledger.guard) from error
+            raise LeaseLost(*self.writer.guard) from error
         if place.cancelled:
-            await self._end(RunStatus.CANCELLED, used(self.ctx), {})
+            await self.end(RunStatus.CANCELLED, partial_result(self.ctx), {})
             if isinstance(cause, asyncio.CancelledError) and not ours:
                 return  # somebody else's, which goes on
             raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
-        await self.ctx.book.conclude(error)
+        await self.ctx.journal.resolve_at_end(error)
         if error is None:
-            await self._end(RunStatus.SUCCEEDED, used(self.ctx))
+            await self.end(RunStatus.SUCCEEDED, partial_result(self.ctx))
         elif isinstance(cause, Postponed):
-            await self._give_back()  # the next open_run() of it resumes
+            await self.release()  # the next open_run() of it resumes
         elif isinstance(cause, Exception) and not isinstance(cause, LeaseLost):
-            result = used(self.ctx)
+            result = partial_result(self.ctx)
             result.error = info = describe(error)
-            await self._end(RunStatus.FAILED, result, error_payload(info) or {})
+            await self.end(RunStatus.FAILED, result, error_payload(info) or {})
         elif not isinstance(cause, LeaseLost):
-            await self._give_back()
+            await self.release()
 
     def _lose(self, claim_id: str) -> None:
         super()._lose(claim_id)
         if self.lost:
-            self.place.refusal = lambda: LeaseLost(*self.ledger.guard)
+            self.control.refusal = lambda: LeaseLost(*self.writer.guard)
 
-    def _left(self) -> StorageClosed:
+    def _closed_error(self) -> StorageClosed:
         run = self.row.run_key or self.row.run_id
         return StorageClosed(f"the block of run {run} was left: call its context inside, or open the run again")
 
     def close(self) -> None:
-        self.place.sealed = True
-        self.place.refusal = self._left
-        self.heart.drop(self.row.run_id, self.row.claim_id)
+        self.control.closed = True
+        self.control.refusal = self._closed_error
+        self.heartbeat.drop(self.row.run_id, self.row.claim_id)
         self._trace_end()
 
 
@@ -153,7 +153,7 @@ async def _open(
     config: RunnerConfig | None,
     durability: str | None,
     concurrency_key: str | None,
-) -> tuple[AgentRunner, _Door, Context]:
+) -> tuple[AgentRunner, OpenRunSession, Context]:
     config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=1e9, max_retries=1)
     # The block has no agent, and no result whose messages could be appended to a conversation.
     runner = AgentRunner.open(path_or_url, config=config, durability=durability, persistence=None)
@@ -161,15 +161,15 @@ async def _open(
         row = runner.queue.new_row(
             run_id, AGENT, input or {}, metadata, concurrency_key=concurrency_key, origin="inline"
         )
-        outcome, there = await runner.take(row)
+        outcome, there = await runner.claim_run(row)
         assert there is not None
         if outcome in ("held", "behind"):
-            raise busy(outcome, there)
-        door = _door(runner, there)
+            raise run_busy_error(outcome, there)
+        door = _new_session(runner, there)
         try:
             return runner, door, await door.enter(outcome == "ended")
         except BaseException:
-            await door.abandon()
+            await door.try_release()
             door.close()
             raise
     except BaseException:
@@ -177,12 +177,12 @@ async def _open(
         raise
 
 
-def _door(runner: AgentRunner, row: RunRow) -> _Door:
+def _new_session(runner: AgentRunner, row: RunRow) -> OpenRunSession:
     services = runner.services(inline=True)
-    return _Door(row, _Nobody(), runner.backends, runner.config, runner.heart, services, inline=True)
+    return OpenRunSession(row, _InlineAgent(), runner.backends, runner.config, runner.heartbeat, services, inline=True)
 
 
-async def _close(runner: AgentRunner, door: _Door, error: BaseException | None) -> None:
+async def _close(runner: AgentRunner, door: OpenRunSession, error: BaseException | None) -> None:
     try:
         try:
             if waiting := door.ctx.waiting_tasks:
@@ -214,8 +214,8 @@ async def open_run(
     `durability` as in `AgentRunner.open`.
     """
     runner, door, ctx = await _open(path_or_url, run_id, input, metadata, config, durability, concurrency_key)
-    outer = CLAIM.get()
-    CLAIM.set(door.claim)
+    outer = CURRENT_CLAIM.get()
+    CURRENT_CLAIM.set(door.claim)
     try:
         yield ctx
     except BaseException as error:
@@ -224,13 +224,13 @@ async def open_run(
     else:
         await _close(runner, door, None)
     finally:
-        CLAIM.set(outer)  # and not reset: a generator may be closed in another context
+        CURRENT_CLAIM.set(outer)  # and not reset: a generator may be closed in another context
 
 
 class SyncRun:
     """A run of your own code for callers without an event loop."""
 
-    def __init__(self, ctx: Context, claim: Claim) -> None:
+    def __init__(self, ctx: Context, claim: FencedWrites) -> None:
         self.ctx: Context = ctx
         self._claim = claim
 
@@ -239,8 +239,8 @@ class SyncRun:
         takes_function("run.call", fn)
 
         async def run() -> T:
-            self.ctx.place.task = asyncio.current_task()
-            CLAIM.set(self._claim)
+            self.ctx.control.task = asyncio.current_task()
+            CURRENT_CLAIM.set(self._claim)
             return await fn(*args, **kwargs)
 
         return call(run)

@@ -46,7 +46,7 @@ from ..interfaces import ErrorInfo, RunResult, describe
 from ..queue.records import RunRow
 from ..retry import run_backoff
 from ..status import RunStatus
-from .guarded_calls import Asides, Cut
+from .guarded_calls import GuardedCalls, TimeLimitReached
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -60,15 +60,15 @@ FINAL_ERRORS = (
 )  # fmt: skip
 
 
-class Again:
+class RetryHere:
     """Another attempt follows here."""
 
 
 #: A result, another attempt, or None for a run that goes on elsewhere or later.
-Outcome = RunResult | Again | None
+Outcome = RunResult | RetryHere | None
 
 
-class Ends(Asides):
+class Ends(GuardedCalls):
     """What an attempt came to, told to the store."""
 
     deferred: float = 0.0  # seconds of the attempt's time that earlier deferrals have used
@@ -84,7 +84,7 @@ class Ends(Asides):
         return True
 
     async def _returned(self, ctx: Context, result: Any) -> Outcome:
-        if self.place.cancelled:  # it looked, and ended by itself
+        if self.control.cancelled:  # it looked, and ended by itself
             return await self._cancelled(ctx, result)
         if not isinstance(result, RunResult):
             error = InvalidArgument(f"agent {self.row.agent!r} returned {brief(result)}, not a RunResult")
@@ -94,13 +94,13 @@ class Ends(Asides):
                 said = f"the error that agent {self.row.agent!r} returned is an ErrorInfo, not {brief(result.error)}"
                 return await self._raised(ctx, InvalidArgument(said))
             return await self._failed(result, result.error)
-        if self.chronicle is not None:
-            if (refusal := await self._stored(self.chronicle.keep(result))) is not None:
+        if self.recorder is not None:
+            if (refusal := await self._stored(self.recorder.save(result))) is not None:
                 return await self._raised(ctx, refusal)
         elif ctx.conversation_id is not None and not ctx.owns_conversation and self.services.not_kept is not None:
             self.services.not_kept(self.row)
         try:
-            return await self._end(RunStatus.SUCCEEDED, result)
+            return await self.end(RunStatus.SUCCEEDED, result)
         except UnserialisableResult as error:
             return await self._raised(ctx, error)
 
@@ -109,32 +109,32 @@ class Ends(Asides):
         if self._is_leaving:
             return await self._out_of_time(ctx)
         error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
-        return await self._failed(used(ctx), error)
+        return await self._failed(partial_result(ctx), error)
 
     async def _cancelled(self, ctx: Context, given: Any = None) -> RunResult:
         """End the run as cancelled, with what the agent has `given` where it ended by itself."""
-        with contextlib.suppress(Cut):
-            await self._asked("cancel", ctx, within=False)
+        with contextlib.suppress(TimeLimitReached):
+            await self.hook("cancel", ctx, within=False)
         if isinstance(given, RunResult) and isinstance(given.final_messages, list):
             given = copy(given)
-            given.usage, given.error = given.usage or ctx.used, None
+            given.usage, given.error = given.usage or ctx.usage, None
             try:
-                return await self._end(RunStatus.CANCELLED, given, {})
+                return await self.end(RunStatus.CANCELLED, given, {})
             except UnserialisableResult as refusal:
                 log.warning(
                     "the result that %s returned when it was cancelled is not stored: %s",
-                    self._what, type(refusal).__name__,
+                    self._label, type(refusal).__name__,
                 )  # fmt: skip
-        return await self._end(RunStatus.CANCELLED, used(ctx), {})
+        return await self.end(RunStatus.CANCELLED, partial_result(ctx), {})
 
     async def _out_of_time(self, ctx: Context) -> RunResult | None:
         """The end of an attempt that got no answer until it was told to stop, or until its time was up."""
-        if self.lost or self.place.parked:
+        if self.lost or self.control.parked:
             return None
-        if self.place.cancelled:
+        if self.control.cancelled:
             return await self._cancelled(ctx)
-        if self.handing_back:
-            await self._give_back()
+        if self.release_requested:
+            await self.release()
             return None
         return await self._timed_out(ctx)
 
@@ -151,14 +151,14 @@ class Ends(Asides):
     async def _late(
         self, kind: str, message: str, info: dict[str, Any], ctx: Context | None = None, **details: Any
     ) -> RunResult:
-        result = RunResult() if ctx is None else used(ctx)
+        result = RunResult() if ctx is None else partial_result(ctx)
         result.error = ErrorInfo(kind, message, retriable=False, details=details)
-        return await self._end(RunStatus.TIMED_OUT, result, info)
+        return await self.end(RunStatus.TIMED_OUT, result, info)
 
     async def _raised(self, ctx: Context, error: BaseException) -> Outcome:
-        if self.place.cancelled and holds(error, StepCancelledError):
+        if self.control.cancelled and holds(error, StepCancelledError):
             return await self._cancelled(ctx)
-        if isinstance(error, Cut):
+        if isinstance(error, TimeLimitReached):
             return await self._out_of_time(ctx)
         cause = deciding_error(error)
         if isinstance(cause, Postponed):
@@ -169,8 +169,8 @@ class Ends(Asides):
             if 0 < after <= self.config.retry_backoff_max:
                 return await self._postponed(ctx, cause, after)
         try:
-            info = await self._asked("on_error", ctx, error)
-        except Cut:
+            info = await self.hook("on_error", ctx, error)
+        except TimeLimitReached:
             if self._is_leaving:
                 return await self._out_of_time(ctx)
             info = None
@@ -184,7 +184,7 @@ class Ends(Asides):
         if isinstance(cause, FINAL_ERRORS) or (isinstance(cause, ProviderError) and not cause.retriable):
             info.retriable = False
         partial = cause.result if isinstance(cause, LimitExceeded | OutputMismatch) else None
-        return await self._failed(partial if isinstance(partial, RunResult) else used(ctx), info)
+        return await self._failed(partial if isinstance(partial, RunResult) else partial_result(ctx), info)
 
     async def _postponed(self, ctx: Context, error: BaseException, seconds: float) -> Outcome:
         """Defer the run without using an attempt, or end it if it could not resume within its limits of time.
@@ -192,7 +192,9 @@ class Ends(Asides):
         Time deferred and time worked since the last recorded step count together against `run_timeout_seconds`.
         """
         limit, cause, kind = self.config.run_timeout_seconds, text_of(error), type(error).__name__
-        left = limit if len(self.done) > self.recorded else self.ends_at + self.place.waited - self.clock.boot()
+        left = (
+            limit if len(self.done) > self.recorded else self.ends_at + self.control.paused_seconds - self.clock.boot()
+        )
         deadline = self.row.deadline
         at_most = left if deadline is None else min(left, deadline - self.clock.wall())
         if deadline is not None and at_most < left and seconds >= at_most:
@@ -207,9 +209,9 @@ class Ends(Asides):
                 f"and {max(left, 0):.3g} s are left ({cause}). Raise run_timeout_seconds, or resume the run later"
             )
             return await self._late("TimedOut", message, {"timeout_seconds": limit}, ctx, cause=kind)
-        after = self._spread(seconds)
+        after = self._with_jitter(seconds)
         after = after if after < at_most else seconds
-        log.info("%s deferred for %.3g s: %s", self._what, after, kind)
+        log.info("%s deferred for %.3g s: %s", self._label, after, kind)
         info = ErrorInfo(kind, cause, details={_DEFERRED: limit - left + after})
         return await self._again(after, recordable(info), stalls=self.row.stalls, parked=1, reason=kind)
 
@@ -218,29 +220,33 @@ class Ends(Asides):
         if not error.retriable or self.row.failures + 1 >= self.config.max_retries:
             result.error = error
             try:
-                return await self._end(RunStatus.FAILED, result, error_payload(error) or {})
+                return await self.end(RunStatus.FAILED, result, error_payload(error) or {})
             except UnserialisableResult as refusal:  # what it gave besides; that it failed is told all the same
                 error.details = {**error.details, "left_out": str(refusal)}
-                return await self._end(RunStatus.FAILED, RunResult(error=error), error_payload(error) or {})
+                return await self.end(RunStatus.FAILED, RunResult(error=error), error_payload(error) or {})
         delay = run_backoff(self.config.retry_backoff_base, self.row.attempt, self.config.retry_backoff_max)
-        log.info("attempt %d of %s failed: %s, next attempt in %.3g s", self.row.attempt, self._what, error.type, delay)
+        log.info(
+            "attempt %d of %s failed: %s, next attempt in %.3g s", self.row.attempt, self._label, error.type, delay
+        )
         return await self._again(delay, error, stalls=0, failures=self.row.failures + 1)
 
     async def _again(
         self, seconds: float, error: ErrorInfo, *, parked: int = 0, reason: str = "", **counters: int
-    ) -> Again | None:
+    ) -> RetryHere | None:
         """Make another attempt after so many seconds, here or by the queue; a `parked` run resumes in it."""
         text = encode(error_payload(error))
         if self.inline:
-            await self._renew(error=text, **counters)
+            await self.renew(error=text, **counters)
             if parked:
-                self._see(parked=parked, reason=reason)
+                self.replace_row(parked=parked, reason=reason)
             else:
                 self._next_attempt()
             await self._pause(seconds)
-            return Again()
+            return RetryHere()
         due_at = self.clock.wall() + seconds if seconds else 0.0
-        await self._leave(self._settle("pending", error=text, due_at=due_at, parked=parked, reason=reason, **counters))
+        await self._release_with(
+            self._run_update("pending", error=text, due_at=due_at, parked=parked, reason=reason, **counters)
+        )
         return None
 
     async def _pause(self, seconds: float) -> None:
@@ -248,9 +254,11 @@ class Ends(Asides):
         if (deadline := self.row.deadline) is not None:
             seconds = min(seconds, deadline - self.clock.wall())
         sleep = start_soon(self.clock.sleep(seconds))
-        sleep.add_done_callback(lambda _: self.place.wake())
+        sleep.add_done_callback(lambda _: self.control.notify())
         try:
-            await done_in_time(sleep, lambda: float(not self.place.stopped), lambda *_: self.place.woken())
+            await done_in_time(
+                sleep, lambda: float(not self.control.cancel_requested), lambda *_: self.control.notified()
+            )
         finally:
             sleep.cancel()
 
@@ -263,7 +271,7 @@ class Ends(Asides):
         That a store is away, or the claim lost, is no fault of the run, and raised.
         """
         try:
-            await self._aside(doing, f"a store of {self._what}", around=self._around())
+            await self.call(doing, f"a store of {self._label}", around=self._context())
         except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
             if isinstance(cause := deciding_error(error), OUTAGES):
                 raise cause from None
@@ -273,7 +281,7 @@ class Ends(Asides):
 
 def deferral(row: RunRow) -> dict[str, Any]:
     """Return the error that deferred the run since its last recorded step, as it is stored; empty if none did."""
-    error = row.told("error", json.loads) if row.error else {}
+    error = row.decoded("error", json.loads) if row.error else {}
     details = error.get("details") if isinstance(error, dict) else None
     return error if isinstance(details, dict) and _DEFERRED in details else {}
 
@@ -293,6 +301,6 @@ def recordable(error: ErrorInfo) -> ErrorInfo:
     return error
 
 
-def used(ctx: Context) -> RunResult:
+def partial_result(ctx: Context) -> RunResult:
     """The result of a run that has none, with what its agent loops used."""
-    return RunResult(usage=ctx.used)
+    return RunResult(usage=ctx.usage)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from .._engines.base import FORGET, Commits, Op
+from .._engines.base import FORGET, Committer, Op
 from .._execution.effects import FORKED_FROM
-from ..queue.records import LIVE, Moved, RunFilter, RunRow
+from ..queue.records import LIVE, RowChanged, RunFilter, RunRow
 from ..state.base import StateStore
 from ..status import RunStatus
 from .backends import Backends
 
 
 async def vacuum(
-    backends: Backends, retention: Mapping[str, float], stores: Sequence[Commits] = (), compact: bool | None = None
+    backends: Backends, retention: Mapping[str, float], stores: Sequence[Committer] = (), compact: bool | None = None
 ) -> int:
     """Delete ended runs older than their status's retention (seconds), and give space back; how many."""
     queue = backends.queue
@@ -24,7 +24,7 @@ async def vacuum(
         wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
         while (rows := await queue.find(wanted)) and rows[-1].n > wanted.after:
             for row in rows:
-                with contextlib.suppress(Moved):  # somebody has resumed it meanwhile
+                with contextlib.suppress(RowChanged):  # somebody has resumed it meanwhile
                     await forget(backends, row, stores)
                     deleted += 1
             wanted = wanted._replace(after=rows[-1].n)
@@ -35,7 +35,7 @@ async def vacuum(
     return deleted
 
 
-async def forget(backends: Backends, seen: RunRow, stores: Sequence[Commits] = ()) -> None:
+async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] = ()) -> None:
     """Delete an ended run with all that was kept of it; Moved if it lives, or has been begun anew since it was seen.
 
     `stores` forget its last claim.
@@ -44,7 +44,7 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Commits] = (
     # It may have been seen long ago, with many others: another end is another run's, and so is what is kept by now.
     row = await backends.queue.row(run_id)
     if row is None or row.status in LIVE or (row.generation, row.n) != (seen.generation, seen.n):
-        raise Moved
+        raise RowChanged
     # The queue's row goes last: a crash in between leaves it to be found again.
     queue = backends.queue.commits
     last = [Op("queue.delete", (run_id, row.generation, row.n))]

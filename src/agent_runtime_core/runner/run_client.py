@@ -9,15 +9,15 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
-from .._core.arguments import instant, seconds, whole
-from .._core.codec.json import encode, mapped
+from .._core.arguments import checked_int, checked_seconds, checked_time
+from .._core.codec.json import decode_dict, encode
 from .._core.ids import stored_id, unbroken
 from .._core.json_schema import misfit
 from .._core.lazy_import import load
-from .._engines.base import NOBODY, Commits, Op, behind
-from .._execution.mailbox import answer_id, answered
-from .._execution.result_codec import before_of, decode_result, error_in
-from .._execution.run_control import Chronicle
+from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
+from .._execution.mailbox import answer_id, answered_request
+from .._execution.result_codec import decode_result, error_in, omitted_history_in
+from .._execution.run_control import RunRecorder
 from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun, brief
 from ..events.base import EventBus
 from ..events.event import Event
@@ -25,16 +25,16 @@ from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
 from ..portal import call
 from ..queue.base import RunQueue
-from ..queue.records import LIMITS, LIVE, Moved, RunFilter, RunRow
+from ..queue.records import LIMITS, LIVE, RowChanged, RunFilter, RunRow
 from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus
 from .backends import Backends
-from .backpressure import Flow
-from .cancellation import cancel_tree, cancelled_whole
+from .backpressure import Backpressure
+from .cancellation import cancel_tree, cancel_with_children
 from .forking import fork
 from .retention import forget, vacuum
-from .run_watcher import Watch, closed, events_until_ended
+from .run_watcher import RunWatcher, closed, events_until_ended
 from .settings import RunInfo, RunnerConfig
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _manager(name: str) -> Any:
     return load(f"..persistence.manager:{name}", package=__package__)
 
 
-class StoredRuns:
+class RunClient:
     """What `AgentRunner` does with runs whoever executes them: it asks after them, and acts on them."""
 
     def __init__(
@@ -60,16 +60,16 @@ class StoredRuns:
         self.backends = backends
         self.config = config
         self.registry = registry
-        self._flow = Flow(config.max_unsent_bytes)
+        self._flow = Backpressure(config.max_unsent_bytes)
         self._stores = None if isinstance(persistence, str) else persistence
         self._keeps_conversations: bool = persistence is not None
         self._warned_of: set[str] = set()  # keys of agents whose conversations are not kept
         self._own_stores: PersistenceManager | None = None
         #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
-        self._in_one_place: bool = False
+        self._has_store_url: bool = False
 
     def _prepare(self) -> None:
-        self._watch: Watch = Watch(self.queue)
+        self.watcher: RunWatcher = RunWatcher(self.queue)
         self._let_go = False
 
     def _refuse_closed(self) -> None:
@@ -83,37 +83,37 @@ class StoredRuns:
         """The stores of `ctx.persistence`: as given, or where `open` or `backend_url` says, else the process's."""
         if self._stores is not None:
             return self._stores
-        if not self._in_one_place:
+        if not self._has_store_url:
             return cast("PersistenceManager", _manager("get_persistence_manager")())
         if self._own_stores is None:
             config = _manager("PersistenceConfig").on(cast(Any, self.queue).engine)
             self._own_stores = _manager("PersistenceManager")(config)
         return cast("PersistenceManager", self._own_stores)
 
-    def _fenced(self) -> list[Commits]:
+    def _fenced_stores(self) -> list[Committer]:
         """Where else the claims of runs may be known."""
         return [] if self._stores is None else [each.commits for each in self._stores.homes()]
 
-    def _chronicle(self, row: RunRow, *, audited: bool = True) -> Chronicle:
+    def _recorder(self, row: RunRow, *, audited: bool = True) -> RunRecorder:
         make = cast("Any", load(".run_recorder:Chronicle", package=__package__))
-        return cast(Chronicle, make(self.persistence, self.backends, row, audited=audited))
+        return cast(RunRecorder, make(self.persistence, self.backends, row, audited=audited))
 
     def _conversation_services(
         self,
-    ) -> tuple[Callable[[RunRow], Chronicle | None] | None, Callable[[RunRow], None] | None]:
+    ) -> tuple[Callable[[RunRow], RunRecorder | None] | None, Callable[[RunRow], None] | None]:
         """`Services.chronicle` and `Services.not_kept` of this runner."""
         if self._stores is not None:
-            return self._chronicle, None
+            return self._recorder, None
         if not self._keeps_conversations:
             return None, None
-        return (self._by_default, None) if self._in_one_place else (None, self._warn_not_kept)
+        return (self._default_recorder, None) if self._has_store_url else (None, self._warn_not_kept)
 
-    def _by_default(self, row: RunRow) -> Chronicle | None:
+    def _default_recorder(self, row: RunRow) -> RunRecorder | None:
         """Keep the conversation of the run in the stores at the runner's URL.
 
         A run that names no conversation opens no store: it must not pay for what it does not use.
         """
-        return self._chronicle(row, audited=False) if '"conversation_id"' in row.input else None
+        return self._recorder(row, audited=False) if '"conversation_id"' in row.input else None
 
     def _warn_not_kept(self, row: RunRow) -> None:
         """Warn once per agent that its runs name conversations and that nothing keeps them."""
@@ -142,7 +142,7 @@ class StoredRuns:
 
     async def get_run(self, run_id: UUID | str) -> RunInfo:
         """Where a run stands; UnknownRun if it is not stored here."""
-        return RunInfo.of(await self.queue.must_get(run_id))
+        return RunInfo.of(await self.queue.require(run_id))
 
     async def runs(
         self,
@@ -158,15 +158,15 @@ class StoredRuns:
         if agent is not None and not isinstance(agent, str):
             raise InvalidArgument(f"agent is the key of an agent, not {brief(agent)}")
         statuses = None if status is None else (RunStatus(status).value,)
-        after = (instant("since", since) if since else None) or 0.0
-        wanted = RunFilter(statuses, agent, after, limit=whole("limit", limit))
+        after = (checked_time("since", since) if since else None) or 0.0
+        wanted = RunFilter(statuses, agent, after, limit=checked_int("limit", limit))
         return [RunInfo.of(row) for row in await self.queue.find(wanted)]
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
         """The result of a run once it has ended; TimeoutError after `timeout` seconds, of which 0 is a look."""
         if timeout is not None:
-            timeout = seconds("timeout", timeout)
-        key = (await self.queue.must_get(run_id)).run_id
+            timeout = checked_seconds("timeout", timeout)
+        key = (await self.queue.require(run_id)).run_id
         # Looking takes a store that is not in this process some time as well.
         ended = await self._until_ended(key, at_most=timeout)
         if ended is None:
@@ -174,23 +174,25 @@ class StoredRuns:
         return await self._result(ended)
 
     async def _until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
-        return await self._watch.until_ended(run_id, at_most)
+        return await self.watcher.until_ended(run_id, at_most)
 
     async def _result(self, row: RunRow) -> RunResult:
         record = await self.state_store.ending(row.run_id)
         if record is not None and record.attempt == row.generation and record.result is not None:
-            if before_of(record.result) is not None:
-                return await self._chronicle(row).recall(record.result)
+            if omitted_history_in(record.result) is not None:
+                return await self._recorder(row).restore(record.result)
             return decode_result(record.result)
         succeeded = row.status == "succeeded" and row.output is None
         had_journal = row.mark >= 0 and self.backends.together
         if succeeded and (had_journal or await self.state_store.records(row.run_id)):
-            await self.queue.must_get(row.run_id)  # it may have been deleted meanwhile
+            await self.queue.require(row.run_id)  # it may have been deleted meanwhile
             raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
         # Ended through the queue's own methods, or before its journal could be written.
-        output = row.told("output", mapped) if row.output else {}
-        error = row.told("error", error_in) if row.error else None
-        return RunResult(output, error=error, status=row.told("status", RunStatus), run_id=row.told("run_id", UUID))
+        output = row.decoded("output", decode_dict) if row.output else {}
+        error = row.decoded("error", error_in) if row.error else None
+        return RunResult(
+            output, error=error, status=row.decoded("status", RunStatus), run_id=row.decoded("run_id", UUID)
+        )
 
     async def stream(
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
@@ -202,17 +204,17 @@ class StoredRuns:
         `max_unsent_bytes` (by default the setting) of them were not taken here: an event is taken when the next one
         is asked for. Without, and where another process has the run, it is never slowed.
         """
-        key = (await self.queue.must_get(run_id)).run_id
-        whole("since_sequence", since_sequence, least=0)
-        most = None if max_unsent_bytes is None else whole("max_unsent_bytes", max_unsent_bytes)
+        key = (await self.queue.require(run_id)).run_id
+        checked_int("since_sequence", since_sequence, least=0)
+        most = None if max_unsent_bytes is None else checked_int("max_unsent_bytes", max_unsent_bytes)
         attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
         with attached as output:
-            events_ = events_until_ended(self._watch, self.event_bus, key, since_sequence)
+            events_ = events_until_ended(self.watcher, self.event_bus, key, since_sequence)
             async with contextlib.aclosing(events_) as events:
                 async for event in events:
                     yield event
                     if output is not None:
-                        output.taken(event.sequence)
+                        output.read_up_to(event.sequence)
 
     # -- acting on runs
 
@@ -224,12 +226,12 @@ class StoredRuns:
         self._refuse_closed()
         recorded = False
         while True:
-            row = await self.queue.must_get(run_id)
+            row = await self.queue.require(run_id)
             if row.status not in LIVE:
                 if row.status == "cancelled":
-                    await cancelled_whole(self.backends, self.registry, row)
+                    await cancel_with_children(self.backends, self.registry, row)
                 break
-            with contextlib.suppress(Moved):
+            with contextlib.suppress(RowChanged):
                 recorded = await cancel_tree(self.backends, self.registry, row)
             if recorded:
                 break
@@ -286,7 +288,7 @@ class StoredRuns:
         if not asked:
             return await self.signal(run_id, name, answer, message_id=message_id)
         told = [mail.msg_id for mail in await self.queue.mail(key)]
-        done = {each for msg_id in told if (each := answered(msg_id)) is not None}
+        done = {each for msg_id in told if (each := answered_request(msg_id)) is not None}
         again = message_id and next((each for each in asked if answer_id(each, message_id) in told), None)
         wanted = again or request_id or next((each for each in reversed(asked) if each not in done), None)
         if wanted is None or (wanted in done and wanted != again):
@@ -318,7 +320,7 @@ class StoredRuns:
         """
         self._refuse_closed()
         named = named_limits(limits)
-        ended = await self.queue.must_get(run_id)
+        ended = await self.queue.require(run_id)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
         told = Op("state.status", (key, RunStatus.PENDING.value, now))
@@ -328,14 +330,14 @@ class StoredRuns:
             if named:
                 ops.append(self.queue.post_op(key, LIMITS, "", encode(named)))
             await queue.commit(None, ops)
-        except Moved:
-            row = await self.queue.must_get(run_id)
+        except RowChanged:
+            row = await self.queue.require(run_id)
             raise IllegalTransition(
                 f"run {run_id} is {row.status}: only one that failed, timed out, was cancelled or is dead is resumed"
             ) from None
         if state is not queue:
             with contextlib.suppress(LeaseLost):  # a worker was quicker: what it tells is later
-                await state.commit(None, [behind(key, ended.claim_id or NOBODY), told])
+                await state.commit(None, [end_fence(key, ended.claim_id or LOWEST_TOKEN), told])
         return await self.get_run(key)
 
     async def requeue(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
@@ -351,7 +353,7 @@ class StoredRuns:
         """
         self._refuse_closed()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
-        return await vacuum(self.backends, kept, self._fenced(), compact)
+        return await vacuum(self.backends, kept, self._fenced_stores(), compact)
 
     async def discard(self, run_id: UUID | str) -> None:
         """Delete a run that has ended, with its journal, its events and its messages; its id is free again.
@@ -359,12 +361,12 @@ class StoredRuns:
         IllegalTransition for a run that has not ended, UnknownRun for one that is not stored here.
         """
         self._refuse_closed()
-        row = await self.queue.must_get(run_id)
+        row = await self.queue.require(run_id)
         while row.status not in LIVE:
             try:
-                return await forget(self.backends, row, self._fenced())
-            except Moved:  # begun anew since it was read, and maybe ended again
-                row = await self.queue.must_get(run_id)
+                return await forget(self.backends, row, self._fenced_stores())
+            except RowChanged:  # begun anew since it was read, and maybe ended again
+                row = await self.queue.require(run_id)
         raise IllegalTransition(f"run {run_id} is {row.status}: only one that has ended is deleted; cancel it first")
 
     async def fork(
@@ -390,7 +392,7 @@ class StoredRuns:
         not recorded, IdempotencyConflict where `new_run_id` is another run's.
         """
         self._refuse_closed()
-        return await fork(self.backends, await self.queue.must_get(run_id), after_step, new_run_id, input, effects)
+        return await fork(self.backends, await self.queue.require(run_id), after_step, new_run_id, input, effects)
 
     # -- without a loop
 

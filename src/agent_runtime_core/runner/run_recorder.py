@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any, cast
 
 from .._core.codec.json import decode_known
-from .._engines.base import Commits
+from .._engines.base import Committer
 from .._execution.context import Context, conversation_id
-from .._execution.result_codec import Before, before_of, decode_result
+from .._execution.result_codec import OmittedHistory, decode_result, omitted_history_in
 from ..interfaces import RunResult
-from ..persistence.fencing import Claim
+from ..persistence.fencing import FencedWrites
 from ..persistence.manager import PersistenceManager
 from ..queue.records import RunRow
-from .audit_log import Audit
+from .audit_log import AuditLog
 from .backends import Backends
-from .conversation_history import History, recall
+from .conversation_history import ConversationHistory, restore_history
 
 
-class Chronicle:
+class StoredRunRecorder:
     """One claim's part of it."""
 
     def __init__(self, stores: PersistenceManager, backends: Backends, row: RunRow, *, audited: bool = True) -> None:
@@ -25,12 +25,12 @@ class Chronicle:
         self.backends: Backends = backends
         self.row: RunRow = row
         self.audited: bool = audited
-        self.history: History | None = None
+        self.history: ConversationHistory | None = None
         self.ctx: Context | None = None
 
-    async def fence(self, claim: Claim) -> None:
+    async def fence(self, claim: FencedWrites) -> None:
         """Have the claims before this one refused by every store that the run may write to."""
-        fenced: list[Commits] = []
+        fenced: list[Committer] = []
         for documents in self.stores.homes():
             target = documents.commits
             if not any(target is each for each in fenced):
@@ -40,30 +40,32 @@ class Chronicle:
     async def load(self, ctx: Context) -> None:
         self.ctx = ctx
         if ctx.conversation_id is not None:
-            self.history = History(self.stores.conversations, ctx.conversation_id, self.row, self.backends.queue.clock)
+            self.history = ConversationHistory(
+                self.stores.conversations, ctx.conversation_id, self.row, self.backends.queue.clock
+            )
             await self.history.load(ctx)
 
-    async def keep(self, result: RunResult) -> None:
+    async def save(self, result: RunResult) -> None:
         if self.history is not None and not self._owned:
-            await self.history.keep(result)
+            await self.history.save(result)
 
-    def before(self, result: RunResult) -> Before | None:
+    def omitted_history(self, result: RunResult) -> OmittedHistory | None:
         """The messages of a result that need not be recorded, as the conversation has them."""
         # An agent that keeps the conversation may change it, and the result must stay what it was.
-        return None if self.history is None or self._owned else self.history.before(result)
+        return None if self.history is None or self._owned else self.history.omitted(result)
 
     @property
     def _owned(self) -> bool:
         """Whether the agent keeps the conversation itself."""
         return self.ctx is not None and self.ctx.owns_conversation
 
-    async def recall(self, text: str) -> RunResult:
+    async def restore(self, text: str) -> RunResult:
         """A recorded result, with the messages that it names."""
-        result, before = decode_result(text), before_of(text)
-        return result if before is None else await recall(self.stores.conversations, result, before)
+        result, before = decode_result(text), omitted_history_in(text)
+        return result if before is None else await restore_history(self.stores.conversations, result, before)
 
-    async def tell(self, result: RunResult | None) -> None:
+    async def audit(self, result: RunResult | None) -> None:
         audit = self.stores.audit if self.audited and self.stores.has_audit() else None
         if audit is not None:
             named = cast("dict[str, Any]", decode_known(self.row.input)).get("conversation_id")
-            await Audit(audit, self.backends, self.row, conversation_id(named)).tell(result)
+            await AuditLog(audit, self.backends, self.row, conversation_id(named)).write(result)

@@ -16,21 +16,23 @@ from ..events.event import Event
 from ..queue.base import RunQueue
 from ..queue.records import LIVE, RunRow
 
-LOOK_EVERY = 1.0  # seconds between looks at runs that are waited for, behind the bell
-PAUSE = 0.005  # seconds between looks at more than one of them, however often the bell rings,
-PATIENCE = 4  # or so many times what the last look took,
-EACH = 0.0002  # though no more for each of them: a store that was slow once is no reason to look at few of them late
-AT_ONCE = 500  # runs that are asked about in one read
+CHECK_INTERVAL = 1.0  # seconds between looks at runs that are waited for, behind the bell
+MIN_CHECK_PAUSE = 0.005  # seconds between looks at more than one of them, however often the bell rings,
+PAUSE_FACTOR = 4  # or so many times what the last look took,
+PAUSE_PER_RUN = (
+    0.0002  # though no more for each of them: a store that was slow once is no reason to look at few of them late
+)
+MAX_RUNS_PER_READ = 500  # runs that are asked about in one read
 
 _End = asyncio.Future[RunRow]
 
 
-class Watch:
+class RunWatcher:
     """Tells whoever waits for the end of a run of it, on every event loop, until it is closed."""
 
     def __init__(self, queue: RunQueue) -> None:
         self._queue = queue
-        self._in: PerLoop[_LoopWatcher] = PerLoop(partial(_LoopWatcher, queue), _LoopWatcher.stop_listening)
+        self._by_loop: PerLoop[_LoopWatcher] = PerLoop(partial(_LoopWatcher, queue), _LoopWatcher.stop_listening)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -44,21 +46,21 @@ class Watch:
                 return end.result()
         finally:
             waits.drop(run_id, end)
-        row = await self._queue.must_get(run_id)
+        row = await self._queue.require(run_id)
         return None if row.status in LIVE else row
 
     def _here(self) -> _LoopWatcher:
         with self._lock:
             if self._closed:
                 raise closed()
-            return self._in.here()
+            return self._by_loop.here()
 
     def close(self) -> None:
         """Tell all who wait that nobody looks any more."""
         with self._lock:
             self._closed = True
-        for loop, waits in self._in.items():
-            call_in_loop(loop, waits.give_up)
+        for loop, waits in self._by_loop.items():
+            call_in_loop(loop, waits.cancel_all)
 
 
 def closed() -> StorageClosed:
@@ -91,18 +93,18 @@ class _LoopWatcher:
         ends = self._waiting.get(run_id, set())
         ends.discard(end)
         if not ends and self._waiting.pop(run_id, None) is not None:
-            self._rest()
+            self._stop_if_idle()
 
-    def give_up(self) -> None:
+    def cancel_all(self) -> None:
         for run_id in tuple(self._waiting):
-            self._tell(run_id, closed())
+            self._resolve(run_id, closed())
 
     def stop_listening(self) -> None:
         if self._stop_listening is not None:
             self._stop_listening()
         self._stop_listening = None
 
-    def _rest(self) -> None:
+    def _stop_if_idle(self) -> None:
         if not self._waiting:
             self.stop_listening()
             if not self._loop.is_closed():  # else a wait was collected after its loop was closed
@@ -118,16 +120,16 @@ class _LoopWatcher:
         self._changed.set()
         if self._waiting and (self._task is None or self._task.done()):
             self._task = start_helper(self._follow(), "agent-runtime-ends")
-            self._task.add_done_callback(self._followed)
+            self._task.add_done_callback(self._task_done)
 
-    def _followed(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():  # by code that cancels all tasks of the loop, and continues
-            self._loop.call_later(LOOK_EVERY, self._wake)
+            self._loop.call_later(CHECK_INTERVAL, self._wake)
 
     async def _follow(self) -> None:
         """Read new runs at once, and all runs after one has ended, or after `LOOK_EVERY`, until no run is awaited."""
         time = self._loop.time
-        earliest, latest = 0.0, time() + LOOK_EVERY  # of the next read of all of them
+        earliest, latest = 0.0, time() + CHECK_INTERVAL  # of the next read of all of them
         while self._waiting:
             self._changed.clear()
             new, self._new = self._new, set()
@@ -136,8 +138,12 @@ class _LoopWatcher:
                 self._notified = False  # a run that ends from now on may be missing in what is read
                 count = len(self._waiting)
                 await self._read_all(tuple(self._waiting))
-                pause = max(PAUSE, min(PATIENCE * (time() - began), EACH * count)) if count > 1 else 0.0
-                earliest, latest = time() + min(pause, LOOK_EVERY), time() + LOOK_EVERY
+                pause = (
+                    max(MIN_CHECK_PAUSE, min(PAUSE_FACTOR * (time() - began), PAUSE_PER_RUN * count))
+                    if count > 1
+                    else 0.0
+                )
+                earliest, latest = time() + min(pause, CHECK_INTERVAL), time() + CHECK_INTERVAL
             elif new:
                 await self._read_all([run_id for run_id in new if run_id in self._waiting])
             else:
@@ -146,32 +152,32 @@ class _LoopWatcher:
                         await self._changed.wait()
 
     async def _read_all(self, run_ids: Sequence[str]) -> None:
-        for start in range(0, len(run_ids), AT_ONCE):
-            await self._read(run_ids[start : start + AT_ONCE])
+        for start in range(0, len(run_ids), MAX_RUNS_PER_READ):
+            await self._read(run_ids[start : start + MAX_RUNS_PER_READ])
 
     async def _read(self, run_ids: Sequence[str]) -> None:
         if len(run_ids) == 1:
-            await self._see(run_ids[0])
+            await self._read_one(run_ids[0])
             return
         try:
-            news = await self._queue.news(run_ids)
+            news = await self._queue.snapshots(run_ids)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who wait
             for run_id in run_ids:
-                self._tell(run_id, error)
+                self._resolve(run_id, error)
             return
         over = [run_id for run_id in run_ids if run_id not in news or news[run_id].status not in LIVE]
-        await asyncio.gather(*map(self._see, over))
+        await asyncio.gather(*map(self._read_one, over))
 
-    async def _see(self, run_id: str) -> None:
+    async def _read_one(self, run_id: str) -> None:
         try:
-            row = await self._queue.must_get(run_id)
+            row = await self._queue.require(run_id)
         except Exception as error:  # noqa: BLE001 - the same
-            self._tell(run_id, error)
+            self._resolve(run_id, error)
             return
         if row.status not in LIVE:
-            self._tell(run_id, row)
+            self._resolve(run_id, row)
 
-    def _tell(self, run_id: str, what: RunRow | Exception) -> None:
+    def _resolve(self, run_id: str, what: RunRow | Exception) -> None:
         ends = self._waiting.pop(run_id, None)
         if ends is None:
             return
@@ -183,13 +189,13 @@ class _LoopWatcher:
                 end.exception()  # who waited for it may be gone
             else:
                 end.set_result(what)
-        self._rest()
+        self._stop_if_idle()
 
 
-async def events_until_ended(watch: Watch, bus: EventBus, run_id: str, since: int) -> AsyncGenerator[Event, None]:
+async def events_until_ended(watch: RunWatcher, bus: EventBus, run_id: str, since: int) -> AsyncGenerator[Event, None]:
     """The run's events from `since` on, replayed and then live, until the run has ended."""
     events = bus.subscribe(run_id, since)
-    ended = start_soon(_surely_ended(watch, run_id))
+    ended = start_soon(_confirm_ended(watch, run_id))
     upcoming: asyncio.Task[Event] | None = None
     cursor = since
 
@@ -217,12 +223,12 @@ async def events_until_ended(watch: Watch, bus: EventBus, run_id: str, since: in
         await events.aclose()
 
 
-async def _surely_ended(watch: Watch, run_id: str) -> None:
+async def _confirm_ended(watch: RunWatcher, run_id: str) -> None:
     """Return once the run has ended: that the queue did not answer is no end."""
     while True:
         try:
             await watch.until_ended(run_id)
         except StorageBusy:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(CHECK_INTERVAL)
         else:
             return

@@ -20,7 +20,7 @@ from .._core.codec.json import decode
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor
 from .._core.threads import in_thread
-from .._execution.result_codec import before_of, decode_result
+from .._execution.result_codec import decode_result, omitted_history_in
 from .._execution.run_control import Services
 from ..config import get_config
 from ..errors import InvalidArgument, StorageCorrupt, UnknownAgent, UnknownRun, brief
@@ -33,14 +33,14 @@ from ..registry import DEFAULT, Registry, key_of
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from .arguments import a_backend, busy, check_messages, check_parts, lane_of
+from .arguments import backend_label, check_messages, check_parts, concurrency_key_of, run_busy_error
 from .backends import configured, open_url, opening, traced
-from .execution import Drive
-from .guarded_calls import TURNS, WITHIN
-from .heartbeat import Heart
-from .inline_runs import Inline
-from .run_client import StoredRuns
-from .run_watcher import LOOK_EVERY, closed
+from .execution import RunExecution
+from .guarded_calls import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS
+from .heartbeat import Heartbeat
+from .inline_runs import InlineRuns
+from .run_client import RunClient
+from .run_watcher import CHECK_INTERVAL, closed
 from .settings import RunnerConfig
 from .signals import SHARED
 from .worker import Worker
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-REFUSALS = 3  # claims of a run in a row whose writes are refused though nobody else has it
+MAX_REFUSED_CLAIMS = 3  # claims of a run in a row whose writes are refused though nobody else has it
 
 _warned: set[str] = set()
 
 
-class AgentRunner(StoredRuns):
+class AgentRunner(RunClient):
     """Executes runs of registered agents, and submits, watches, cancels and repairs them.
 
     Backends that are not given come from the configuration; in memory, nothing outlives the process.
@@ -87,7 +87,7 @@ class AgentRunner(StoredRuns):
             ("queue", queue, RunQueue), ("event_bus", event_bus, EventBus), ("state_store", state_store, StateStore),
         ):  # fmt: skip
             if given is not None and not isinstance(given, kind):
-                raise InvalidArgument(f"{what} is {a_backend(kind)}, not {brief(given)}")
+                raise InvalidArgument(f"{what} is {backend_label(kind)}, not {brief(given)}")
         settings = get_config()
         config = config or RunnerConfig.of(settings)
         if queue is not None and queue.limits_retries:
@@ -98,7 +98,7 @@ class AgentRunner(StoredRuns):
                 if given is None:
                     opened(backend)
             super().__init__(backends, config, registry, persistence)
-            self._in_one_place = settings.backend_url is not None and not (queue or event_bus or state_store)
+            self._has_store_url = settings.backend_url is not None and not (queue or event_bus or state_store)
             self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
             self.tracer: Tracer | None = traced(settings, trace_sinks, backends.queue.clock)
             self._borrowed: bool = False  # the backends are another runner's
@@ -131,12 +131,12 @@ class AgentRunner(StoredRuns):
             runner = cls(
                 *places, config, tools=tools, trace_sinks=trace_sinks, persistence=persistence, registry=registry
             )
-        runner._in_one_place = True
+        runner._has_store_url = True
         return runner
 
-    def beside(self, registry: Registry) -> AgentRunner:
+    def worker_for(self, registry: Registry) -> AgentRunner:
         """A worker for other agents on the same backends and stores; closing it leaves those open."""
-        if self._in_one_place and self._stores is None:
+        if self._has_store_url and self._stores is None:
             _ = self.persistence  # made once, and closed by this one
         other = copy.copy(self)
         other.registry, other._borrowed = registry, True
@@ -145,11 +145,11 @@ class AgentRunner(StoredRuns):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.heart: Heart = Heart(self.queue, self.config)
-        self._lent: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
-        self._worker: Worker = Worker(self.queue, self.config, lambda: self.registry, self._drive)
+        self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config)
+        self._services_cache: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
+        self._worker: Worker = Worker(self.queue, self.config, lambda: self.registry, self.new_execution)
         self._monitor: PerLoop[Monitor] = PerLoop(partial(Monitor, clock=self.queue.clock))
-        self._inline: Inline = Inline(self.queue.clock, self.config.grace_seconds)
+        self._inline_runs: InlineRuns = InlineRuns(self.queue.clock, self.config.grace_seconds)
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")
             log.info(
@@ -170,10 +170,10 @@ class AgentRunner(StoredRuns):
         """
         until = self.queue.clock.boot() + self.config.grace_seconds
         await self._worker.close()
-        await self._inline.stop(until)
+        await self._inline_runs.stop(until)
         self._let_go = True
-        self.heart.stop()
-        self._watch.close()
+        self.heartbeat.stop()
+        self.watcher.close()
         async with AsyncExitStack() as closing:  # the last first, and each of them whatever becomes of the others
             closing.callback(SHARED.closed, self._worker)
             if self._borrowed:
@@ -240,10 +240,10 @@ class AgentRunner(StoredRuns):
         check_messages(input_)
         if more := mapping("params", params):
             input_["params"] = {**mapping("input_data['params']", input_.get("params")), **more}
-        lane = lane_of(concurrency_key, input_, parent_run_id)
-        if lane and isinstance(lane, str) and (mine := await self._around(lane)) is not None:
+        lane = concurrency_key_of(concurrency_key, input_, parent_run_id)
+        if lane and isinstance(lane, str) and (mine := await self._enclosing_run(lane)) is not None:
             if concurrency_key:
-                raise busy("behind", mine)
+                raise run_busy_error("behind", mine)
             lane = None
         row = self.queue.new_row(
             run_id, runtime.key, input_, metadata, parent_run_id=parent_run_id,
@@ -257,19 +257,19 @@ class AgentRunner(StoredRuns):
         reopen, refused, refusals = True, "", 0
         while True:
             self._refuse_closed()
-            outcome, there = await self.take(row, reopen=reopen, wait=if_running == "wait")
+            outcome, there = await self.claim_run(row, reopen=reopen, wait=if_running == "wait")
             # An end that comes from now on is the answer, and no reason to begin anew.
             reopen = False
             if outcome == "claimed":
                 assert there is not None
                 if row.deadline is not None:
-                    there = there.changed(deadline=row.deadline)
-                drive = self._drive(there, runtime, inline=True)
-                with self._inline.holding(drive):
+                    there = there.with_values(deadline=row.deadline)
+                drive = self.new_execution(there, runtime, inline=True)
+                with self._inline_runs.executing(drive):
                     result = await drive.run()
                 if result is not None:
                     return result
-                if drive.handing_back:
+                if drive.release_requested:
                     raise closed()
                 refused = "" if drive.lost else drive.row.claim_id
             elif outcome == "ended":
@@ -278,23 +278,23 @@ class AgentRunner(StoredRuns):
             else:
                 assert there is not None
                 if outcome == "held" and there.claim_id == refused:
-                    await drive.abandon()
+                    await drive.try_release()
                     refusals += 1
-                    if refusals < REFUSALS:
+                    if refusals < MAX_REFUSED_CLAIMS:
                         continue
                     raise StorageCorrupt(
                         f"run {there.run_id}: what is written under its claims is refused as if they were lost, though "
                         "nobody else has the run: the store is damaged (restore a backup), or runs of this id in "
                         "another queue write to the same stores"
                     )
-                if if_running == "raise" or there.run_id in WITHIN.get(()):
-                    raise busy(outcome, there)
-                at_most = LOOK_EVERY
+                if if_running == "raise" or there.run_id in ENCLOSING_RUNS.get(()):
+                    raise run_busy_error(outcome, there)
+                at_most = CHECK_INTERVAL
                 if row.deadline is not None:
                     at_most = min(at_most, row.deadline - self.queue.clock.wall())
                     if at_most <= 0:
                         raise TimeoutError(
-                            f"the deadline of run {row.run_key or row.run_id} passed: {busy(outcome, there)}"
+                            f"the deadline of run {row.run_key or row.run_id} passed: {run_busy_error(outcome, there)}"
                         )
                 if outcome == "behind":
                     with contextlib.suppress(UnknownRun):  # ended, and deleted since
@@ -302,13 +302,13 @@ class AgentRunner(StoredRuns):
                 elif (ended := await self._until_ended(row.run_id, at_most=at_most)) is not None:
                     return await self._result(ended)
 
-    async def _around(self, lane: str) -> RunRow | None:
+    async def _enclosing_run(self, lane: str) -> RunRow | None:
         """The run that has the turn of that key and that this task is part of: to wait for it would be for ever."""
-        run_id = TURNS.get({}).get(lane)
+        run_id = HELD_CONCURRENCY_KEYS.get({}).get(lane)
         row = await self.queue.row(run_id) if run_id is not None else None
         return row if row is not None and row.status == "running" else None
 
-    async def take(self, row: RunRow, *, reopen: bool = True, wait: bool = False) -> tuple[str, RunRow | None]:
+    async def claim_run(self, row: RunRow, *, reopen: bool = True, wait: bool = False) -> tuple[str, RunRow | None]:
         """Claim `row` for this process: "claimed", "held" or "ended", and what is stored; IdempotencyConflict.
 
         Or "behind", and the row in front; with `wait` it has a place in its lane until it is taken again.
@@ -322,16 +322,16 @@ class AgentRunner(StoredRuns):
             same_run(row, there)
         return outcome, there
 
-    def _drive(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> Drive:
+    def new_execution(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> RunExecution:
         services = self.services(inline=inline, agent=runtime)
-        return Drive(row, runtime, self.backends, self.config, self.heart, services, inline=inline)
+        return RunExecution(row, runtime, self.backends, self.config, self.heartbeat, services, inline=inline)
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
         own = getattr(agent, "tools", None)
         tools = own if isinstance(own, ToolRegistry) else self.tools
-        lent = self._lent.get(inline)
+        lent = self._services_cache.get(inline)
         if lent is None or lent.tools is not tools:
-            lent = self._lent[inline] = self._services(tools, inline)
+            lent = self._services_cache[inline] = self._services(tools, inline)
         return lent
 
     def _services(self, tools: ToolRegistry, inline: bool) -> Services:
@@ -341,17 +341,17 @@ class AgentRunner(StoredRuns):
             tools=tools,
             monitor=self._monitor,
             park_after=None if inline else self.config.park_after,
-            call_agent=self._call_here if inline else None,
+            run_child=self._run_child_here if inline else None,
             limits=self.config.limits,
             tracer=self.tracer,
             persistence=lambda: self.persistence,
-            chronicle=chronicle,
+            recorder=chronicle,
             not_kept=not_kept,
             slots=None if inline else self._worker.slots,
-            told=self._flow.told,
+            backpressure=self._flow.published,
         )
 
-    async def _call_here(
+    async def _run_child_here(
         self, agent: AgentRuntime | str, run_id: str, input: dict[str, Any], parent: str, recover: str
     ) -> RunResult:
         there = await self.queue.row(run_id)
@@ -363,7 +363,7 @@ class AgentRunner(StoredRuns):
         # The parent records only the new messages of a child: the record of a long history refers to the rest.
         record = await self.state_store.ending(run_id)
         text = "{}" if record is None else record.result or "{}"
-        return result if before_of(text) is None else decode_result(text)
+        return result if omitted_history_in(text) is None else decode_result(text)
 
     # -- through the queue
 
@@ -397,7 +397,7 @@ class AgentRunner(StoredRuns):
         run = await self.queue.enqueue(
             run_id, key, input, metadata, priority, delay=delay, idempotency_key=idempotency_key,
             expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
-            concurrency_key=lane_of(concurrency_key, input, parent_run_id),
+            concurrency_key=concurrency_key_of(concurrency_key, input, parent_run_id),
         )  # fmt: skip
         return run.run_id
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from .._core.arguments import named
+from .._core.arguments import checked_name
 from .._core.clock import aware
-from .._core.codec.json import mapped
+from .._core.codec.json import decode_dict
 from .._core.ids import known_uuid
 from .._core.settings import DURATION, SECONDS, SettingType, check_all, with_known_names
 from ..config import SETTINGS, RuntimeConfig
@@ -49,13 +49,13 @@ class RunnerConfig:
     max_unsent_bytes: int = 131072
 
     def __post_init__(self) -> None:
-        named("a worker_id", self.worker_id)
+        checked_name("a worker_id", self.worker_id)
         for name, kind in _SETTINGS.items():
             kind.check(name, getattr(self, name))
         check_all(self.retention, dict.fromkeys(TERMINAL, DURATION), "retention", "final status")
 
     @property
-    def beat_interval(self) -> float:
+    def heartbeat_interval(self) -> float:
         return min(self.heartbeat_interval_seconds, self.lease_ttl_seconds / 3)
 
     @classmethod
@@ -107,7 +107,7 @@ class RunInfo:
         def when(seconds: float | None) -> _dt.datetime | None:
             return aware(seconds) if seconds else None
 
-        told = row.told
+        told = row.decoded
         return cls(
             run_id=told("run_id", known_uuid),
             run_key=row.run_key,
@@ -115,8 +115,8 @@ class RunInfo:
             status=told("status", RunStatus),
             attempt=row.attempt,
             generation=row.generation,
-            input=told("input", partial(mapped, known=True)),
-            metadata=told("metadata", partial(mapped, known=True)),
+            input=told("input", partial(decode_dict, known=True)),
+            metadata=told("metadata", partial(decode_dict, known=True)),
             priority=row.priority,
             created_at=told("created_at", aware),
             scheduled_at=told("due_at", when),

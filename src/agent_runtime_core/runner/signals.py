@@ -70,10 +70,10 @@ class SharedSignals:
             return
         for number in NUMBERS:
             handler: Any = signal.getsignal(number)
-            if isinstance(handler, _Handler) and not self.protects(handler):
+            if isinstance(handler, _Handler) and not self.is_handled(handler):
                 handler.restore()
 
-    def protects(self, handler: _Handler) -> bool:
+    def is_handled(self, handler: _Handler) -> bool:
         """Whether the default action would kill a process that has drained and now closes its runners."""
         return handler.previous is signal.SIG_DFL and handler.was_received and bool(self._unclosed)
 
@@ -120,7 +120,7 @@ class _Handler:
         current: Any = signal.getsignal(number)
         if SHARED.receive(self):
             self.was_received = True
-        elif SHARED.protects(self):
+        elif SHARED.is_handled(self):
             return
         elif current is self:  # the host restored it after the last loop had ended
             self.restore()

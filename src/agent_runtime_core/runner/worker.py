@@ -10,33 +10,33 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from .._core.arguments import whole
+from .._core.arguments import checked_int
 from .._core.context_vars import start_helper
 from .._core.per_loop import call_in_loop
 from .._core.validation import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.records import ClaimRequest, RunRow
-from .concurrency import Slots
-from .execution import suspected
+from .concurrency import ConcurrencySlots
+from .execution import is_crash_suspect
 from .settings import SHUTDOWN
 from .signals import SHARED
 
 if TYPE_CHECKING:
-    from .._execution.run_control import Place
+    from .._execution.run_control import RunControl
     from ..interfaces import AgentRuntime
     from ..queue.base import RunQueue
-    from ..queue.blocking_claims import StandingClaims
+    from ..queue.blocking_claims import BlockingClaims
     from ..registry import Registry
-    from .execution import Drive
+    from .execution import RunExecution
     from .settings import RunnerConfig
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-LOOK_AROUND = 0.1  # seconds a busy worker goes on without looking at expired leases and timers
-STANDS = 2.0  # seconds a claim stands for longer than until the next look
-AT_ONCE = 1000  # runs claimed in one go, however many slots are free
-APART = 30.0  # seconds that lie between the beginnings of a suspect and of what is beside it
-LAST = 0.5  # seconds to give back what did not
+MAINTENANCE_INTERVAL = 0.1  # seconds a busy worker goes on without looking at expired leases and timers
+EXTRA_WAIT = 2.0  # seconds a claim stands for longer than until the next look
+MAX_CLAIM = 1000  # runs claimed in one go, however many slots are free
+ISOLATION_TIMEOUT = 30.0  # seconds that lie between the beginnings of a suspect and of what is beside it
+RELEASE_SECONDS = 0.5  # seconds to give back what did not
 
 
 class Worker:
@@ -47,101 +47,103 @@ class Worker:
         queue: RunQueue,
         config: RunnerConfig,
         registry: Callable[[], Registry],
-        new_execution: Callable[..., Drive],
+        new_execution: Callable[..., RunExecution],
     ) -> None:
         self.queue = queue
         self.config = config
         self._registry = registry  # a turn manager replaces the registry of its runner
         self._new_execution = new_execution
-        self.slots: Slots = Slots(queue.clock, self._ring)
-        self._drives: dict[asyncio.Task[Any], Drive] = {}
-        self._left: set[asyncio.Task[Any]] = set()  # did not stop when they were told to; what they had was given back
-        self._suspects: list[Drive] = []  # in flight, and begun as such
+        self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self.wake)
+        self._executions: dict[asyncio.Task[Any], RunExecution] = {}
+        self._unstopped: set[asyncio.Task[Any]] = (
+            set()
+        )  # did not stop when they were told to; what they had was given back
+        self._suspects: list[RunExecution] = []  # in flight, and begun as such
         self._met = False  # whether one was let go of since a claim that gave none
         self._began = 0.0  # when a run last began here
         self._stopping = False
-        self._looked = -LOOK_AROUND  # when the loop last claimed with an eye to leases and timers
+        self._looked = -MAINTENANCE_INTERVAL  # when the loop last claimed with an eye to leases and timers
         self._hurry = False
         self._claims_due = False  # whether the last claim made what is due ready
-        self._wake: asyncio.Event | None = None
+        self._wake_event: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._over: Future[None] | None = None  # done when the loop has ended
+        self._loop_ended: Future[None] | None = None  # done when the loop has ended
         self._closed = False
-        self._standing: StandingClaims | None = None  # where claims of the loop can stand
+        self._blocking_claims: BlockingClaims | None = None  # where claims of the loop can stand
         self._poll = 1.0  # seconds between its looks, at most
 
     async def once(self) -> bool:
         rows = await self._claim(1) if self._may_claim(1) else []
         if not rows:
             return False
-        task = self._start(rows[0]) if self._admits(rows[0]) else self._put_back(rows[0])
+        task = self._start(rows[0]) if self.may_start(rows[0]) else self._release_unstarted(rows[0])
         try:
             await task
         finally:
-            put_back = [each for each, drive in self._drives.items() if drive.row is rows[0]]
+            put_back = [each for each, drive in self._executions.items() if drive.row is rows[0]]
             if put_back:
                 await asyncio.wait(put_back)
         return True
 
     async def _claim(self, count: int) -> list[RunRow]:
         stands: dict[str, Any] = {}
-        if self._standing is not None and not self._drives and not self._stopping:
-            stands = {"standing": self._standing, "stands_for": self._poll + STANDS}
+        if self._blocking_claims is not None and not self._executions and not self._stopping:
+            stands = {"standing": self._blocking_claims, "stands_for": self._poll + EXTRA_WAIT}
         rows: list[RunRow] = await self.queue.claim_rows(
             self.config.worker_id, self.config.lease_ttl_seconds, agent_keys=self._registry().keys(), limit=count,
             **stands,
         )  # fmt: skip
-        if not any(suspected(row) for row in rows):
+        if not any(is_crash_suspect(row) for row in rows):
             self._met = False
         return rows
 
-    def _drive(self, row: RunRow) -> Drive:
+    def _execution_of(self, row: RunRow) -> RunExecution:
         agent = self._registry().get(row.agent)
         return self._new_execution(row, cast("AgentRuntime", agent), inline=False)
 
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
-        drive = self._drive(row)
+        drive = self._execution_of(row)
         if drive.agent is None:  # it was taken out of the registry while the claim was under way
             return self._follow(start_helper(drive.put_back()), drive)
-        if self._wake is not None:
-            drive.next_claim, drive.start = partial(self._next_after, drive.place), self._start_all
-        if suspected(row):
+        if self._wake_event is not None:
+            drive.next_claim, drive.start_claimed = partial(self._next_after, drive.control), self._start_all
+        if is_crash_suspect(row):
             self._suspects.append(drive)
         self._began = self.queue.clock.boot()
         return self._follow(start_helper(drive.run()), drive)
 
-    def _given(self, rows: list[RunRow]) -> None:
+    def start_delivered(self, rows: list[RunRow]) -> None:
         """A claim that stood got these: they are begun, or go back where there is no slot for them any more."""
         for row in rows:
             if self._stopping or self.slots.free <= 0:
-                drive = self._drive(row)
-                _ = self._follow(start_helper(drive.put_back()), drive)
+                drive = self._execution_of(row)
+                _ = self._follow(start_helper(drive.release_unstarted()), drive)
             else:
                 self._start_all([row])
         if not rows:
-            self._ring()
+            self.wake()
 
-    def _put_back(self, row: RunRow) -> asyncio.Task[Any]:
-        drive = self._drive(row)
-        return self._follow(start_helper(drive.spare()), drive)
+    def _release_unstarted(self, row: RunRow) -> asyncio.Task[Any]:
+        drive = self._execution_of(row)
+        return self._follow(start_helper(drive.release_suspect()), drive)
 
-    def _follow(self, task: asyncio.Task[Any], drive: Drive) -> asyncio.Task[Any]:
-        self.slots.take(drive.place)
-        self._drives[task] = drive
+    def _follow(self, task: asyncio.Task[Any], drive: RunExecution) -> asyncio.Task[Any]:
+        self.slots.take(drive.control)
+        self._executions[task] = drive
         task.add_done_callback(self._ended)
         return task
 
     def _start_all(self, rows: list[RunRow]) -> None:
         for row in rows:
-            _ = self._start(row) if self._admits(row) else self._put_back(row)
+            _ = self._start(row) if self.may_start(row) else self._release_unstarted(row)
 
     async def _begin(self, rows: list[RunRow]) -> None:
         """Start those that may begin, or the first suspect among them, when the others are back: a run that is held
         by a process which dies counts that as a crash of its own."""
-        may = [row for row in rows if self._admits(row)]
-        may = [row for row in may if suspected(row)][:1] or may
+        may = [row for row in rows if self.may_start(row)]
+        may = [row for row in may if is_crash_suspect(row)][:1] or may
         begin = {row.run_id for row in may}
-        back = [self._put_back(row) for row in rows if row.run_id not in begin]
+        back = [self._release_unstarted(row) for row in rows if row.run_id not in begin]
         try:
             if back:
                 await asyncio.wait(back)
@@ -150,25 +152,25 @@ class Worker:
 
     # -- suspects: one of them ends its process, the others were beside it, and nobody knows which
 
-    def _admits(self, row: RunRow) -> bool:
+    def may_start(self, row: RunRow) -> bool:
         """Whether this run may begin here: a suspect when there is nothing beside it, and nothing beside a suspect.
 
         What does not end, or waits for another, keeps none from beginning for longer than `APART`; but two
         suspects are never beside each other, unless they are parent and child.
         """
-        if not suspected(row):
-            return not self._feared() or self._is_quiet()
-        return self._is_quiet() and all(drive.row.run_id == row.parent_id for drive in self._feared())
+        if not is_crash_suspect(row):
+            return not self.running_suspects() or self.is_isolated()
+        return self.is_isolated() and all(drive.row.run_id == row.parent_id for drive in self.running_suspects())
 
-    def _feared(self) -> list[Drive]:
+    def running_suspects(self) -> list[RunExecution]:
         """The suspects in flight; whoever is found to have got further is none any more."""
-        return [drive for drive in self._suspects if suspected(drive.row)]
+        return [drive for drive in self._suspects if is_crash_suspect(drive.row)]
 
-    def _is_quiet(self) -> bool:
-        return self.slots.busy == 0 or self.queue.clock.boot() - self._began > APART
+    def is_isolated(self) -> bool:
+        return self.slots.busy == 0 or self.queue.clock.boot() - self._began > ISOLATION_TIMEOUT
 
     def _is_careful(self) -> bool:
-        return self._met or bool(self._feared())
+        return self._met or bool(self.running_suspects())
 
     def _may_claim(self, free: int) -> int:
         """For how many of its free slots this worker claims: where it met suspects, each is to have its turn."""
@@ -176,103 +178,108 @@ class Worker:
             return free
         if self.slots.busy == 0:
             return min(free, 1)
-        return free if self._is_quiet() else 0
+        return free if self.is_isolated() else 0
 
-    def _next_after(self, place: Place) -> ClaimRequest | None:
+    def _next_after(self, place: RunControl) -> ClaimRequest | None:
         """What a run in this place claims, which may have no slot to give."""
-        return None if place.away else self._next_claim()
+        return None if place.without_slot else self._next_claim()
 
     def _next_claim(self) -> ClaimRequest | None:
         """What a run that ends claims for its slot; now and then nothing, so that the loop looks at all that is due."""
         now, slots = self.queue.clock.boot(), self.slots
-        if self._stopping or self._wake is None or slots.busy > slots.count or now - self._looked > LOOK_AROUND:
+        if (
+            self._stopping
+            or self._wake_event is None
+            or slots.busy > slots.count
+            or now - self._looked > MAINTENANCE_INTERVAL
+        ):
             return None
         if slots.waiting or self._is_careful():  # its own slot is not free yet
             return None
-        return self.queue.want(
+        return self.queue.claim_request(
             self.config.worker_id, self.config.lease_ttl_seconds, self._registry().keys(), light=True
         )
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._left.discard(task)
-        drive = self._drives.pop(task, None)
+        self._unstopped.discard(task)
+        drive = self._executions.pop(task, None)
         if drive is None:
             return
         self._forget(drive)
-        if task.cancelled() and not drive.entered:
+        if task.cancelled() and not drive.started:
             # Its loop ends, say, and not a line of it ran that could have given the run back.
-            _ = self._follow(start_helper(drive.put_back()), drive)
+            _ = self._follow(start_helper(drive.release_unstarted()), drive)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a run could not be driven: %s; it is claimed again later", error, exc_info=error)
 
-    def _forget(self, drive: Drive) -> None:
+    def _forget(self, drive: RunExecution) -> None:
         if drive in self._suspects:
             self._suspects.remove(drive)
-        self._met = self._met or suspected(drive.row)
-        self.slots.leave(drive.place)
-        self._ring()
+        self._met = self._met or is_crash_suspect(drive.row)
+        self.slots.release(drive.control)
+        self.wake()
 
-    def _ring(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
+    def wake(self) -> None:
+        if self._wake_event is not None:
+            self._wake_event.set()
 
     # -- the loop
 
     async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
         if self._closed:
             raise StorageClosed("this runner was closed: make another one")
-        if self._wake is not None and self._loop is not None and not self._loop.is_closed():
+        if self._wake_event is not None and self._loop is not None and not self._loop.is_closed():
             raise InvalidArgument("this runner works already: give it a greater concurrency, or make another one")
-        whole("concurrency", concurrency)
+        checked_int("concurrency", concurrency)
         if not is_number(poll_interval) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {brief(poll_interval)}")
-        self.slots.allow(concurrency)
+        self.slots.resize(concurrency)
         self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
-        self._wake, self._over, self._poll = wake, over, poll_interval
+        self._wake_event, self._loop_ended, self._poll = wake, over, poll_interval
         shared = SHARED.stopping(self) if handle_signals else contextlib.nullcontext()
         with shared, contextlib.ExitStack() as undo:
             try:
-                if (stop_listening := self.queue.listen("work", self._ring_from_thread)) is not None:
+                if (stop_listening := self.queue.listen("work", self._wake_from_thread)) is not None:
                     undo.callback(stop_listening)
-                self._standing = self.queue.standing(self._given)
+                self._blocking_claims = self.queue.blocking_claims(self.start_delivered)
                 await self._work(wake)
             finally:
                 # Not at the beginning: whoever said stop before the first step was heard too.
-                self._wake, self._stopping, self._hurry = None, False, False
-                self.slots.allow()
+                self._wake_event, self._stopping, self._hurry = None, False, False
+                self.slots.resize()
                 over.set_result(None)
 
     async def _work(self, wake: asyncio.Event) -> None:
         try:
             while not self._stopping:
                 wake.clear()
-                if not await self._fill():
+                if not await self.claim_for_free_slots():
                     await self._sleep(wake, self._poll)
-            await self._sit()
+            await self.stop_claiming()
             await self.drain()
         except (Exception, asyncio.CancelledError):
             # Whoever cancels the loop does not wait: what is running is given back now.
             self._stopping = self._hurry = True
-            await self._sit()
+            await self.stop_claiming()
             await self.drain()
             raise
 
-    async def _sit(self) -> None:
+    async def stop_claiming(self) -> None:
         """Nothing is claimed from now on: no claim stands any more."""
-        standing, self._standing = self._standing, None
+        standing, self._blocking_claims = self._blocking_claims, None
         if standing is not None:
             await standing.close()
 
-    async def _fill(self) -> bool:
+    async def claim_for_free_slots(self) -> bool:
         """Claim for the free slots; True if something was claimed."""
-        free = self._may_claim(min(self.slots.free, AT_ONCE))
+        free = self._may_claim(min(self.slots.free, MAX_CLAIM))
         self._claims_due = False
         if free <= 0:
             return False
-        with self.slots.kept(free):
-            return await self._fill_with(free)
+        with self.slots.reserve(free):
+            return await self._claim_for(free)
 
-    async def _fill_with(self, free: int) -> bool:
+    async def _claim_for(self, free: int) -> bool:
         self._looked = self.queue.clock.boot()
         try:
             rows = await self._claim(free)
@@ -303,7 +310,10 @@ class Worker:
             timer.result()
 
     async def _until_due(self, poll_interval: float) -> None:
-        clock, seconds = self.queue.clock, min(poll_interval, APART) if self._is_careful() else poll_interval
+        clock, seconds = (
+            self.queue.clock,
+            min(poll_interval, ISOLATION_TIMEOUT) if self._is_careful() else poll_interval,
+        )
         if self._claims_due:  # else what is due stays so, and there is no hurry to fail at it again
             with contextlib.suppress(AgentRuntimeError):
                 due = await self.queue.next_due()
@@ -311,9 +321,9 @@ class Worker:
                     seconds = min(seconds, max(due - clock.wall(), 0.001))
         await clock.sleep(seconds)
 
-    def _ring_from_thread(self) -> None:
+    def _wake_from_thread(self) -> None:
         if self._loop is not None and self.slots.busy < self.slots.count:
-            call_in_loop(self._loop, self._ring)
+            call_in_loop(self._loop, self.wake)
 
     # -- stopping
 
@@ -321,21 +331,21 @@ class Worker:
         self._hurry = self._stopping
         self._stopping = True
         if self._loop is not None:
-            call_in_loop(self._loop, self._ring)
+            call_in_loop(self._loop, self.wake)
 
     async def close(self) -> None:
         """Give back what runs, and have the loop end if it is going, so that nothing is claimed after this."""
         self._closed = True
         # What was left in a loop that is closed never ends, and can be told nothing: its leases run out.
-        self._drives = {task: drive for task, drive in self._drives.items() if not task.get_loop().is_closed()}
-        going, grace = self._wake is not None, self.config.grace_seconds
+        self._executions = {task: drive for task, drive in self._executions.items() if not task.get_loop().is_closed()}
+        going, grace = self._wake_event is not None, self.config.grace_seconds
         if going and not self._stopping:  # a second word would cut the grace short
             self.stop()
-        over, loop = self._over, self._loop
+        over, loop = self._loop_ended, self._loop
         if not going or over is None or loop is None or loop.is_closed():
             await self.drain()
             return
-        patience = SHUTDOWN + LAST + 0.5
+        patience = SHUTDOWN + RELEASE_SECONDS + 0.5
         if loop is asyncio.get_running_loop():
             await self.drain()
         else:
@@ -349,33 +359,33 @@ class Worker:
         """Let running work finish for the grace time, then give it back."""
         grace = self.config.grace_seconds
         clock = self.queue.clock
-        self.slots.drain()
+        self.slots.stop_waiting()
         until = clock.boot() + grace
-        while self._drives and not self._hurry and clock.boot() < until:
-            await asyncio.wait(self._drives, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
+        while self._executions and not self._hurry and clock.boot() < until:
+            await asyncio.wait(self._executions, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
         until = clock.boot() + SHUTDOWN
-        while self._drives:
+        while self._executions:
             # Each time anew: a run that ends may have claimed the next one before it could hear of the end.
-            for drive in self._drives.values():
-                if not drive.handing_back:
-                    drive.hand_back()
+            for drive in self._executions.values():
+                if not drive.release_requested:
+                    drive.request_release()
             left = max(until - clock.boot(), 0)
-            done, _ = await asyncio.wait(self._drives, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(self._executions, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                await self._give_up()
+                await self._cancel_all()
 
-    async def _give_up(self) -> None:
+    async def _cancel_all(self) -> None:
         """Give back what has not stopped: whatever it goes on with, it is no longer this worker's."""
-        left, self._drives = self._drives, {}
-        self._left.update(left)
-        backs = [start_helper(drive.abandon()) for drive in left.values()]
+        left, self._executions = self._executions, {}
+        self._unstopped.update(left)
+        backs = [start_helper(drive.try_release()) for drive in left.values()]
         try:
-            await asyncio.wait(backs, timeout=LAST)
+            await asyncio.wait(backs, timeout=RELEASE_SECONDS)
         finally:
             for drive in left.values():
                 log.warning("run %s of agent %r did not stop: it is given back", drive.row.run_id, drive.row.agent)
-                drive.lost = drive.place.sealed = True
-                drive.heart.drop(drive.row.run_id, drive.row.claim_id)
+                drive.lost = drive.control.closed = True
+                drive.heartbeat.drop(drive.row.run_id, drive.row.claim_id)
                 self._forget(drive)
             for task in (*backs, *left):
                 task.cancel()

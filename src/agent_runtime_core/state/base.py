@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
-from .._core.codec.json import encode, mapped
+from .._core.codec.json import decode_dict, encode
 from .._core.ids import stored_id, unbroken
 from .._engines.base import Backend, Guard, Op
 from .._journal.record import Record
@@ -111,7 +111,7 @@ class StateStore(Backend):
         key = stored_id(run_id)
         text = (await self.state(key)).checkpoint
         try:
-            return None if text is None else mapped(text)
+            return None if text is None else decode_dict(text)
         except UnserialisableResult:
             raise
         except (ValueError, TypeError, RecursionError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._engines.backend import OnMemory
-from .._engines.base import Concern, NotApplied, Op
+from .._engines.base import NotApplied, Op, OperationSet
 from .._engines.memory import MemoryTx
 from .._journal import memory as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore
@@ -107,7 +107,7 @@ def _state(tx: MemoryTx, run_id: str) -> StateRow:
     return row
 
 
-CONCERN = Concern(
+CONCERN = OperationSet(
     "state",
     {
         "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, _CLEAR: clear,
@@ -124,7 +124,7 @@ CONCERN = Concern(
 class InMemoryStateStore(OnMemory, StateStore):
     """A state store in this process, gone when it ends."""
 
-    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "state": _state,
         "records": journal.records,

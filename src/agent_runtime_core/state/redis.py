@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._core.codec.json import compact
-from .._engines.base import Concern
+from .._engines.base import OperationSet
 from .._engines.redis.engine import OnRedis
-from .._engines.redis.script import Codec, RedisConcern, as_list, part
+from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore
 
@@ -44,11 +44,11 @@ async def _state(engine: RedisEngine, run_id: str) -> StateRow:
     return StateRow(status or None, checkpoint or None, mark or None, float(t or 0))
 
 
-CONCERN = RedisConcern(
+CONCERN = RedisOperationSet(
     "state",
     {},
-    script=part(__file__),
-    seldom=part(__file__, "redis_admin"),
+    script=lua_source(__file__),
+    seldom=lua_source(__file__, "redis_admin"),
     codecs={
         "state.checkpoint": Codec(_checkpoint),
         "state.status": Codec(_status),
@@ -63,7 +63,7 @@ CONCERN = RedisConcern(
 class RedisStateStore(OnRedis, StateStore):
     """A state store on one Redis or Valkey server, shared by all processes that reach it."""
 
-    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "state": _state,
         "records": journal.records,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._engines.backend import OnSQLite
-from .._engines.base import Concern, NotApplied, always
+from .._engines.base import NotApplied, OperationSet, always
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore, damaged
@@ -108,7 +108,7 @@ def _state(view: SQLiteTx | sqlite3.Connection, run_id: str) -> StateRow:
     return StateRow(*row)
 
 
-CONCERN = Concern(
+CONCERN = OperationSet(
     "state",
     {
         "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete,
@@ -119,14 +119,14 @@ CONCERN = Concern(
         "effect.begin": has_begun, "effect.put": was_put, "effect.drop": dropped,
     },
     migrations=MIGRATIONS,
-    lengthy={"state.delete": always, "effect.leave": always},
+    slow={"state.delete": always, "effect.leave": always},
 )  # fmt: skip
 
 
 class SQLiteStateStore(OnSQLite, StateStore):
     """A state store in one SQLite file, shared by all processes on this machine."""
 
-    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "state": _state,
         "records": journal.records,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._core.codec.typed import register_type
-from .._execution.step_policy import Happened
+from .._execution.step_policy import AlreadyDone
 from ..errors import StepCancelledError, StepExecutionError, StepInDoubt
 from ..retry import Backoff
 from ..status import StepStatus
@@ -11,9 +11,9 @@ from .executor import StepExecutor
 from .model import ExecutionState, State, Step, StepResult
 
 __all__ = [
+    "AlreadyDone",
     "Backoff",
     "ExecutionState",
-    "Happened",
     "State",
     "Step",
     "StepCancelledError",

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from .._core.codec.json import decode
-from .._execution.checkpoint_writer import LIST_KEY, CheckpointLedger
-from .._execution.claim_writer import Ledger
-from .._execution.step_journal import Book
+from .._execution.checkpoint_writer import LIST_KEY, CheckpointWriter
+from .._execution.claim_writer import ClaimWriter
+from .._execution.step_journal import StepJournal
 from .._execution.step_keys import Identity
 from ..errors import InvalidArgument, brief
 from .model import ExecutionState, Step
@@ -16,19 +16,19 @@ from .model import ExecutionState, Step
 
 async def open_checkpoint(
     ctx: Any, key: str, poll_interval: float, labels: Mapping[Identity, str], shown: ExecutionState, resume: bool
-) -> tuple[Book, ExecutionState]:
+) -> tuple[StepJournal, ExecutionState]:
     """The steps of a list or map over the checkpoint of `ctx`, and their state."""
-    ledger = CheckpointLedger(ctx, key, poll_interval, labels)
+    ledger = CheckpointWriter(ctx, key, poll_interval, labels)
     saved = await _saved_state(ctx, key) if resume else None
     state = ExecutionState() if saved is None else saved
     ledger.load(state)
-    book = Book(cast("Ledger", ledger), records := ledger.records())
+    book = StepJournal(cast("ClaimWriter", ledger), records := ledger.records())
     if not resume:
         book.resets["x:"] = -1  # the list adds 1: its steps have LIST_KEY also after a restart
     if saved is not None:
         book.states[LIST_KEY] = -1, ledger.custom_state
         if records:
-            book.keep_state(LIST_KEY, "0", records[-1], ledger.custom_state)
+            book.set_state(LIST_KEY, "0", records[-1], ledger.custom_state)
     custom = cast("dict[str, Any]", decode(ledger.custom_state)) if saved is not None else shown.custom_state
     return book, ExecutionState(state.execution_id, started_at=state.started_at, custom_state=custom)
 

@@ -9,17 +9,17 @@ from typing import Any
 from .._core.codec.json import MAX_RESULT
 from .._core.ids import unbroken
 from .._core.validation import is_number
-from .._execution.step_journal import Book
+from .._execution.step_journal import StepJournal
 from .._execution.step_keys import Identity
 from .._execution.step_policy import InDoubt, Policy, RetryOn
 from ..errors import InvalidArgument, brief
 from ..retry import Delay
 from .checkpoint_only import labels_of, open_checkpoint
 from .graph import Graph, is_graph
-from .graph_run import Dag
-from .map_run import FanOut
+from .graph_run import GraphRun
+from .map_run import MapRun
 from .model import ExecutionState, Step, name_of, unique
-from .sequence import Chain
+from .sequence import StepSequence
 from .step_list import ListOptions
 
 DEFAULT_KEY = "_step_executor_state"
@@ -75,13 +75,15 @@ class StepExecutor:
         self.options.state.custom_state.update(values)
         self.options.added.update(values)
 
-    async def open_journal(self, labels: Callable[[], Mapping[Identity, str]], resume: bool = True) -> tuple[Book, str]:
+    async def open_journal(
+        self, labels: Callable[[], Mapping[Identity, str]], resume: bool = True
+    ) -> tuple[StepJournal, str]:
         """Open the journal for the steps of a list or a map. Returns it with the scope of their keys.
 
         Where the context has no journal, its checkpoint has the results under these labels.
         """
         book = getattr(self.ctx, "book", None)
-        if isinstance(book, Book):
+        if isinstance(book, StepJournal):
             await self.ctx.place.unsealed()
             return book, "" if self.checkpoint_key == DEFAULT_KEY else self.checkpoint_key
         book, self.options.state = await open_checkpoint(
@@ -110,11 +112,11 @@ class StepExecutor:
             )
         graph = Graph(steps) if is_graph(steps) else None
         book, scope = await self.open_journal(lambda: labels_of(steps), resume)
-        around = book.within()
-        async with book.only("\0".join(map(name_of, steps)), f"x:{scope}{around}") if around else nullcontext():
+        around = book.scope_suffix()
+        async with book.exclusive("\0".join(map(name_of, steps)), f"x:{scope}{around}") if around else nullcontext():
             if graph is not None:
-                return await Dag(self.options, book, scope).run(graph, initial_state, resume)
-            return await Chain(self.options, book, scope).run(steps, initial_state, resume)
+                return await GraphRun(self.options, book, scope).run(graph, initial_state, resume)
+            return await StepSequence(self.options, book, scope).run(steps, initial_state, resume)
 
     async def map(
         self,
@@ -155,6 +157,6 @@ class StepExecutor:
             twice = next(k for k in keys if keys.count(k) > 1)
             raise InvalidArgument(f"map {brief(name)}: two items have the key {brief(twice)}: keys are unique")
         book, scope = await self.open_journal(lambda: {(name, f"m:{each}"): f"{name}[{each}]" for each in keys})
-        return await FanOut(self.options, book, scope).run(
+        return await MapRun(self.options, book, scope).run(
             name, fn, listed, keys, policy, returns, max_result_bytes, key is None
         )

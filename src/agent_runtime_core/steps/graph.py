@@ -69,7 +69,7 @@ class Graph:
         circle = circle[first:] + circle[: first + 1]
         return [self.steps[each].name for each in circle]
 
-    def behind(self, place: int) -> set[int]:
+    def dependents(self, place: int) -> set[int]:
         """All that depends on a step, directly or not."""
         found: set[int] = set()
         ahead = [place]
@@ -103,7 +103,7 @@ class Graph:
         """The first place in the list that can begin, if there is one."""
         return heappop(self._ready) if self._ready else None
 
-    def take_after(self, place: int) -> int | None:
+    def next_after(self, place: int) -> int | None:
         """The same, or one that waits for nothing but this place, which is about to be finished."""
         first = next((user for user in self.users[place] if self._left[user] == 1), None)
         if first is None or (self._ready and self._ready[0] < first):

@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, cast
 
 from .._core.codec.json import decode, encode
-from .._execution.step_function import threaded
-from .._execution.step_runner import Work, perform
+from .._execution.step_function import call_in_thread
+from .._execution.step_runner import StepCall, run_step
 from .._journal.record import SKIPPED, Record
 from ..errors import JournalMismatch, StepCancelledError
 from .graph import Graph
 from .model import ReadOnlyState, Step
-from .step_list import Listed
-from .worker_pool import Crew, Next
+from .step_list import StepListRun
+from .worker_pool import Next, WorkerPool
 
 
-class Dag(Listed):
+class GraphRun(StepListRun):
     """One pass of a list whose steps say what they depend on."""
 
     async def run(self, graph: Graph, initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Dag(Listed):
         #: What the start of a step tells besides: how many are done, in the order of the journal.
         self.progress: dict[str, Any] = {"completed": len(recorded)}
         graph.begin(recorded)
-        self.crew: Crew = Crew(graph, self.options.max_concurrency, self._one, self._left_out)
+        self.crew: WorkerPool = WorkerPool(graph, self.options.max_concurrency, self._one, self._left_out)
         await self.crew.work()
         await self._write_deferred()
 
@@ -55,7 +55,7 @@ class Dag(Listed):
             if (name := record.name) in names:
                 continue
             there = self.steps[record.pos].name if record.pos < self.total else None
-            found = there if there is not None and (there, self.key) not in book.done else None
+            found = there if there is not None and (there, self.key) not in book.completed else None
             way = f"ctx.renamed({name!r}, {found!r})" if found is not None else f"ctx.renamed({name!r}, its new name)"
             raise JournalMismatch(
                 f"the journal has step {name!r} of this list, the code has it no more: "
@@ -78,29 +78,39 @@ class Dag(Listed):
         how = step.callee()
         following: Next = (None, False)
 
-        def seal(work: Work, text: str, attempt: int, ms: int) -> Sequence[Record]:
+        def seal(work: StepCall, text: str, attempt: int, ms: int) -> Sequence[Record]:
             nonlocal following
             self.progress["completed"] += 1
             # Not durable yet: only what begins in the same commit may count on it.
-            after, first = None, None if self.crew.stopped else graph.take_after(place)
+            after, first = None, None if self.crew.stopped else graph.next_after(place)
             if first is not None and step.checkpoint and book.ledger.has_journal and not self.ctx.cancelled():
                 after = self._start_of(first)
             following = (first, after is not None)
-            record = book.finished(work, text, attempt, ms, state=work.state, next=after)
+            record = book.completed_record(work, text, attempt, ms, state=work.state, next=after)
             if work.state is not None:
-                book.keep_state(self.key, self.number, record, work.state)
+                book.set_state(self.key, self.number, record, work.state)
             return self._sealed(step, record)
 
-        work = Work(
-            book.former(step.name, self.key), self.key, book.ledger.watched(lambda attempt: self._try(place)),
-            step.policy(), encode=how.encode, decode=how.decode, pos=place, total=self.total,
-            description=step.description, digest=self.number, info=self.info, begun=begun, started=self.progress,
-        )  # fmt: skip
+        work = StepCall(
+            book.journal_name(step.name, self.key),
+            self.key,
+            book.ledger.watched(lambda attempt: self._try(place)),
+            step.policy(),
+            encode=how.encode,
+            decode=how.decode,
+            position=place,
+            total=self.total,
+            description=step.description,
+            digest=self.number,
+            info=self.info,
+            start_recorded=begun,
+            start_info=self.progress,
+        )
         if self.untold:
             work.state = self.state_text
             self.untold: bool = False
-        self.results[step.name] = await perform(book, work, seal)
-        book.passed()
+        self.results[step.name] = await run_step(book, work, seal)
+        book.advance()
         self._completed(step)
         graph.finished(place)
         return following
@@ -112,20 +122,22 @@ class Dag(Listed):
         how = step.callee()
         # (ctx, state) by place: nothing is to be injected.
         return (
-            cast("Awaitable[Any]", step.fn(self.ctx, state)) if how.is_async else threaded(step.fn, (self.ctx, state))
+            cast("Awaitable[Any]", step.fn(self.ctx, state))
+            if how.is_async
+            else call_in_thread(step.fn, (self.ctx, state))
         )
 
     def _sealed(self, step: Step, record: Record) -> Sequence[Record]:
         if not step.checkpoint:
-            self.book.done[record.name, self.key] = record
+            self.book.completed[record.name, self.key] = record
             return self._defer(record)
         return self._with_deferred(record) if self.deferred else (record,)
 
     def _start_of(self, place: int) -> str | None:
         """The start of a step, for the record of the one before it to carry."""
         step, book = self.steps[place], self.book
-        name = book.former(step.name, self.key)
-        if (name, self.key) in book.begun:
+        name = book.journal_name(step.name, self.key)
+        if (name, self.key) in book.started:
             return None
         if step.on_in_doubt != "retry":
             return None  # a run that stops between the two must not leave a doubt about a step nobody began
@@ -137,11 +149,11 @@ class Dag(Listed):
     async def _left_out(self, place: int) -> None:
         """Tell of the steps that never begin because this one failed."""
         done = {self.graph.places[name] for name in self.results}
-        lost = sorted(self.graph.behind(place) - done - self.told)
+        lost = sorted(self.graph.dependents(place) - done - self.told)
         self.told.update(lost)
         if lost:
             why = {"reason": "dependency_failed", "dependency": self.steps[place].name}
             book = self.book
-            listed = [[book.former(self.steps[each].name, self.key), self.key, each, why] for each in lost]
+            listed = [[book.journal_name(self.steps[each].name, self.key), self.key, each, why] for each in lost]
             record = book.boundary_record(SKIPPED, nev=len(lost), total=self.total, info={"steps": listed})
-            await book.ledger.note(record)
+            await book.ledger.buffer(record)

@@ -16,8 +16,8 @@ from .._core.codec.json import MAX_RESULT, encode
 from .._core.codec.tagged import stored_as_dict
 from .._core.codec.typed import codec_for
 from .._core.ids import run_uuid, unbroken
-from .._execution.step_function import Callee, callee, known_callee
-from .._execution.step_policy import PLAIN, PLAIN_POLICY, InDoubt, Policy, RetryOn
+from .._execution.step_function import StepFunction, cached_step_function, step_function
+from .._execution.step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
 from .._execution.step_runner import IMMUTABLE
 from ..errors import InvalidArgument, UnserialisableResult, brief
 from ..retry import Delay
@@ -54,7 +54,7 @@ class Step:
     max_result_bytes: int = field(default=MAX_RESULT, kw_only=True)
 
     # What was made of the fields, beside those it was made of: no fields themselves.
-    _callee: ClassVar[tuple[Any, Any, int, Callee] | None] = None
+    _callee: ClassVar[tuple[Any, Any, int, StepFunction] | None] = None
     _policy: ClassVar[tuple[Any, Policy] | None] = None
 
     def __post_init__(self) -> None:
@@ -75,21 +75,21 @@ class Step:
             )
         return names
 
-    def callee(self) -> Callee:
+    def callee(self) -> StepFunction:
         """How its function is called, looked at once."""
         fn, returns, most = self.fn, self.returns, self.max_result_bytes
         if returns is None and most == MAX_RESULT:
-            return known_callee(fn)
+            return cached_step_function(fn)
         known = self._callee
         if known is None or known[0] is not fn or known[1] is not returns or known[2] != most:
-            known = self._callee = (fn, returns, most, callee(fn, returns, most))  # type: ignore[misc]
+            known = self._callee = (fn, returns, most, step_function(fn, returns, most))  # type: ignore[misc]
         return known[3]
 
     def policy(self) -> Policy:
         """How this step is tried, as a checked value."""
         given = (self.retries, self.retry_delay, self.timeout, self.retry_on, self.backoff, self.on_in_doubt)
-        if given == PLAIN:
-            return PLAIN_POLICY
+        if given == DEFAULT_FIELDS:
+            return DEFAULT_POLICY
         known = self._policy
         if known is None or known[0] != given:
             known = self._policy = (given, Policy(*given))  # type: ignore[misc]
@@ -110,7 +110,7 @@ class StepResult:
     duration_ms: float | None = None
 
 
-class _OwnId:
+class _LazyUuid:
     """A field with a UUID of its own for each object, made when somebody asks for it.
 
     Given as text it is a UUID too, so that a state is equal to what it was before `to_dict`; other text stays.
@@ -139,7 +139,7 @@ class _OwnId:
 class ExecutionState:
     """Where a list of steps stands. `custom_state` is what its steps see as `state`."""
 
-    execution_id: UUID | str = cast("UUID", _OwnId())  # noqa: RUF009 - a descriptor is one for all
+    execution_id: UUID | str = cast("UUID", _LazyUuid())  # noqa: RUF009 - a descriptor is one for all
     current_step_index: int = 0
     completed_steps: list[str] = field(default_factory=list)
     step_results: dict[str, Any] = field(default_factory=dict)

@@ -9,16 +9,16 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any, cast
 
 from .._core.codec.json import decode
-from .._execution.step_function import Callee, threaded
-from .._execution.step_policy import PLAIN_POLICY
-from .._execution.step_runner import Work, perform
+from .._execution.step_function import StepFunction, call_in_thread
+from .._execution.step_policy import DEFAULT_POLICY
+from .._execution.step_runner import StepCall, run_step
 from .._journal.record import Record
 from ..errors import JournalMismatch, StepCancelledError
 from .model import Results, State, Step, is_its_text, state_text
-from .step_list import Listed
+from .step_list import StepListRun
 
 
-class Chain(Listed):
+class StepSequence(StepListRun):
     """One pass of one list, in its order."""
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Chain(Listed):
                     await self._flush_skips()
                 self._go_to(index, step)
                 try:
-                    result = await perform(book, work, seal)
+                    result = await run_step(book, work, seal)
                 except BaseException:
                     self._new_state()  # what a step that failed has changed is not kept
                     raise
@@ -58,11 +58,11 @@ class Chain(Listed):
         self.carries: bool = self.book.ledger.has_journal
         self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
-        self.work: Work = Work(
+        self.work: StepCall = StepCall(
             "",
             self.key,
             self.book.ledger.watched(self._try),
-            PLAIN_POLICY,
+            DEFAULT_POLICY,
             total=self.total,
             digest=self.number,
             info=self.info,
@@ -123,24 +123,24 @@ class Chain(Listed):
         book = self.book
         how, work = step.callee(), self.work
         self.step: Step = step
-        self.how: Callee = how
-        work.name = name = book.former(step.name, self.key) if book.renames else step.name
+        self.how: StepFunction = how
+        work.name = name = book.journal_name(step.name, self.key) if book.former_names_by_name else step.name
         work.policy, work.encode, work.decode = step.policy(), how.encode, how.decode
-        work.pos, work.description = index, step.description
-        work.begun = self.carried == name
-        work.state = self.state_text if self.untold else None
+        work.position, work.description = index, step.description
+        work.start_recorded = self.carried == name
+        work.state = self.state_text if self.unreported else None
 
     def _performed(self, index: int, step: Step, result: Any) -> None:
         book = self.book
         self.results[step.name] = result
         if not step.checkpoint:
-            book.done[self.work.name, self.key] = self.sealed
+            book.completed[self.work.name, self.key] = self.sealed
         if self.changed is not None:
             self.state_text: str = self.changed
-            book.keep_state(self.key, self.number, self.sealed, self.changed)
+            book.set_state(self.key, self.number, self.sealed, self.changed)
         if self.changed is not None or (self.state and not is_its_text(self.state)):
             self._new_state()
-        book.passed()
+        book.advance()
         self._completed(step)
 
     def _try(self, attempt: int) -> Awaitable[Any]:
@@ -149,20 +149,20 @@ class Chain(Listed):
             self._new_state()
         # (ctx, state) by place: nothing is to be injected.
         if not self.how.is_async:
-            return threaded(self.step.fn, (self.ctx, self.state))
+            return call_in_thread(self.step.fn, (self.ctx, self.state))
         made: Awaitable[Any] = self.step.fn(self.ctx, self.state)
         return made
 
-    def _seal(self, work: Work, text: str, attempt: int, ms: int) -> Sequence[Record]:
+    def _seal(self, work: StepCall, text: str, attempt: int, ms: int) -> Sequence[Record]:
         self.changed: str | None = None
         if self.state or self.state_text != "{}":
             left = state_text(self.state, self.step.name)
             if left != self.state_text:
                 self.changed = left
-        if self.untold and self.changed is None:
+        if self.unreported and self.changed is None:
             self.changed = self.state_text
-        after = self._after(work.pos + 1)
-        self.sealed: Record = self.book.finished(work, text, attempt, ms, state=self.changed, next=after)
+        after = self._after(work.position + 1)
+        self.sealed: Record = self.book.completed_record(work, text, attempt, ms, state=self.changed, next=after)
         if not self.step.checkpoint:
             return self._defer(self.sealed)
         return self._with_deferred(self.sealed) if self.deferred else (self.sealed,)
@@ -174,9 +174,9 @@ class Chain(Listed):
         if index >= self.total or not self.carries or self.ctx.place.cancelled:
             return None
         step = self.steps[index]
-        name = book.former(step.name, self.key) if book.renames else step.name
+        name = book.journal_name(step.name, self.key) if book.former_names_by_name else step.name
         identity = (name, self.key)
-        if identity in book.done or identity in book.begun or not self.step.checkpoint:
+        if identity in book.completed or identity in book.started or not self.step.checkpoint:
             return None
         if step.on_in_doubt != "retry":
             return None  # a run that stops between the two must not leave a doubt about a step nobody began

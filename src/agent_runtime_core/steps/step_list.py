@@ -8,8 +8,8 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any, cast
 
 from .._core.codec.json import decode, decode_all
-from .._execution.journal_view import APART, BESIDE
-from .._execution.step_journal import Book
+from .._execution.journal_view import CONCURRENT_INFO, TASK_LIST_PREFIX
+from .._execution.step_journal import StepJournal
 from .._journal.record import RESET, SKIPPED, Record
 from .model import ExecutionState, Step, name_of, state_text
 
@@ -31,13 +31,13 @@ class ListOptions:
     added: dict[str, Any] = field(default_factory=dict)
 
 
-class Listed:
+class StepListRun:
     """One pass of one list: `open` before all else."""
 
-    def __init__(self, options: ListOptions, book: Book, scope: str) -> None:
+    def __init__(self, options: ListOptions, book: StepJournal, scope: str) -> None:
         self.options: ListOptions = options
         self.ctx: Any = options.ctx
-        self.book: Book = book
+        self.book: StepJournal = book
         self.scope: str = scope
         self.kept: ExecutionState = options.state
         self.results: dict[str, Any] = {}
@@ -49,16 +49,16 @@ class Listed:
         A list inside a step is of that step's own: on a resume, those inside recorded steps do not run again. It has
         no place among the others there: each try of that step may come to fewer of them or take another way.
         """
-        book, within = self.book, self.book.within()
+        book, within = self.book, self.book.scope_suffix()
         scope = f"x:{self.scope}{within}"
         if not resume:
             book.resets[scope] = book.resets.get(scope, 0) + 1
-            await book.ledger.note(book.boundary_record(RESET, key=scope))
+            await book.ledger.buffer(book.boundary_record(RESET, key=scope))
         self.key: str = f"{scope}:{book.resets.get(scope, 0)}"
         self.quoted_key: str = quote(self.key)
         # What an earlier list of this claim left, which failed before its next checkpoint, is for this one to write.
         self.deferred: list[Record] = book.deferred.setdefault(self.key, [])
-        self.info: str | None = BESIDE if book.is_apart() else None  # of the records of its steps
+        self.info: str | None = CONCURRENT_INFO if book.in_child_task() else None  # of the records of its steps
         self.steps: Sequence[Step] = steps
         self.total: int = len(steps)
         self.placed: bool = not within
@@ -68,9 +68,9 @@ class Listed:
             numbers = book.lists.setdefault(scope, {})
             self.number: str = str(numbers.setdefault(names, len(numbers)))
         else:
-            self.number = book.beside.get((self.key, *names)) or self._apart(names)
-        if book.questions:
-            await book.settle()
+            self.number = book.task_lists.get((self.key, *names)) or self._apart(names)
+        if book.unconfirmed:
+            await book.resolve_unconfirmed()
 
     def _apart(self, names: Sequence[str]) -> str:
         """The number of a list in a task of its own or in a step, whose turn may come sooner or later the next time.
@@ -82,9 +82,11 @@ class Listed:
         recorded, left = book.unmatched(self.key)
         known = (recorded.get(each) for name in names for each in (name, *book.former_names(name)))
         # A new one has the length of the journal in it: no number of an earlier claim does.
-        number = next((each for each in known if each in left), f"{APART}{book.length}.{len(book.beside)}")
+        number = next(
+            (each for each in known if each in left), f"{TASK_LIST_PREFIX}{book.length}.{len(book.task_lists)}"
+        )
         left.discard(number)
-        book.beside[self.key, *names] = number
+        book.task_lists[self.key, *names] = number
         return number
 
     def _begin_state(self, initial: Mapping[str, Any] | None) -> None:
@@ -95,15 +97,17 @@ class Listed:
             there = kept.custom_state if before is None else cast("dict[str, Any]", decode(before))
             own = state_text({**there, **options.added, **(initial or {})})
             #: Whether it begins with what only a record of its own can tell the next time.
-            self.untold: bool = own != (before or "{}") or self.info is not None or not self.placed
+            self.unreported: bool = own != (before or "{}") or self.info is not None or not self.placed
         else:
-            options.added, self.untold = {}, False
+            options.added, self.unreported = {}, False
         self.state_text: str = own
         kept.completed_steps, kept.step_results, kept.current_step_index = [], self.results, 0
 
     def _recorded(self, step: Step) -> Record | None:
         book = self.book
-        return book.recorded(step.name, self.key) if book.renames else book.done.get((step.name, self.key))
+        return (
+            book.lookup(step.name, self.key) if book.former_names_by_name else book.completed.get((step.name, self.key))
+        )
 
     def _skip(self, found: Mapping[int, Record]) -> None:
         """Answer the steps at these places from their records."""
@@ -114,21 +118,21 @@ class Listed:
         self.kept.completed_steps += names
         self.skips += [f"[{quote(record.name)},{key},{place}]" for place, record in found.items()]
         self.kept.current_step_index = len(self.kept.completed_steps)
-        self.book.passed(*records)
+        self.book.advance(*records)
 
     async def _flush_skips(self) -> None:
         if self.skips:
             record = self.book.boundary_record(SKIPPED, nev=len(self.skips), total=self.total)
             record = record._replace(info=f'{{"steps":[{",".join(self.skips)}]}}')
             self.skips = []
-            await self.book.ledger.note(record)
+            await self.book.ledger.buffer(record)
 
     def _with_deferred(self, *records: Record) -> Sequence[Record]:
         """What waited for a checkpoint, and `records`: places are given when they are written, so that they
         grow together with the event numbers."""
         deferred = self.deferred.copy()
         self.deferred.clear()
-        return self.book.placed((*deferred, *records))
+        return self.book.renumbered((*deferred, *records))
 
     def _defer(self, record: Record) -> Sequence[Record]:
         """Have a record wait for the next checkpoint. Returns what to write now."""
@@ -146,7 +150,7 @@ class Listed:
             await self.book.write(records, records, None)
 
     def _completed(self, step: Step) -> None:
-        self.untold = False
+        self.unreported = False
         if self.options.added:
             self.options.added = {}
         completed = self.kept.completed_steps

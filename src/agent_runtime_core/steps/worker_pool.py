@@ -32,7 +32,7 @@ async def all_of(workers: Sequence[Coroutine[Any, Any, None]]) -> None:
         task.result()
 
 
-class Crew:
+class WorkerPool:
     """At most `most` at once. `one(place, begun)` performs a step and gives the next; `failed(place)` hears of one
     whose dependents never begin."""
 
@@ -50,7 +50,7 @@ class Crew:
 
     async def work(self) -> None:
         """Until nothing can begin any more and nothing runs; then the error of the first failed step of the list."""
-        self._hire()
+        self._start_worker()
         try:
             while self._tasks:
                 ended, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -60,18 +60,18 @@ class Crew:
         except GeneratorExit:  # it outlived its run and is collected, as are its workers
             raise
         except BaseException:
-            await self._let_go()
+            await self._stop()
             raise
         self._raise()
 
-    async def _let_go(self) -> None:
+    async def _stop(self) -> None:
         self.stopped = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         while self._busy < self.most and not self.stopped and (place := self.graph.take()) is not None:
             self._busy += 1
             self._tasks.add(start_soon(self._worker(place)))
@@ -81,7 +81,7 @@ class Crew:
         try:
             while following[0] is not None and not self.stopped:
                 following = await self._next(following[0], following[1])
-                self._hire()
+                self._start_worker()
         finally:
             self._busy -= 1
 

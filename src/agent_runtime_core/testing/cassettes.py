@@ -21,7 +21,7 @@ from .._core.ids import path_text
 from .._core.threads import in_thread
 from ..errors import AgentRuntimeError, InvalidArgument, StreamCut, brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from ..loop.model_calls import Heard
+from ..loop.model_calls import StreamBuffer
 from .models import chunks_of
 
 __all__ = ["Cassette", "CassetteMiss", "Exchange", "RecordingLLMClient", "ReplayLLMClient"]
@@ -242,7 +242,7 @@ class RecordingLLMClient(LLMClient):
         **kwargs: Any,
     ) -> AsyncIterator[LLMStreamChunk]:
         request = _plain({"messages": messages, "model": model, "tools": tools or None}, "the request")
-        heard, kept = Heard(), False
+        heard, kept = StreamBuffer(), False
         async with _closing(self._client.stream(messages, model=model, tools=tools, **kwargs)) as chunks:
             try:
                 async for chunk in chunks:

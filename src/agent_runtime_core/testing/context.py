@@ -27,7 +27,7 @@ from ..errors import (
     deciding_error,
     text_of,
 )
-from ..events.base import agent_event_type, printable
+from ..events.base import agent_event_type, checked_event_name
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..llm import _used, use_llm_client
@@ -213,7 +213,7 @@ class MockRunContext:
 
     def get_events(self, type: EventType | str | None = None) -> list[tuple[str, dict[str, Any]]]:
         """What was emitted, as (type, payload); of one type only if given."""
-        wanted = None if type is None else printable("event_type", type)
+        wanted = None if type is None else checked_event_name("event_type", type)
         return [event for event in self.events if wanted in (None, event[0])]
 
     def get_checkpoints(self) -> list[dict[str, Any]]:

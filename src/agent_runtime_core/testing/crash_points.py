@@ -15,7 +15,7 @@ from ..errors import StorageClosed
 Watch = Callable[[Sequence[Op], bool], None]
 
 
-class Blow(NamedTuple):
+class CrashPoint(NamedTuple):
     """A process is killed at its n-th write: before that lands, or after it landed and before the answer is seen."""
 
     n: int
@@ -25,14 +25,14 @@ class Blow(NamedTuple):
         return f"{'after' if self.landed else 'before'} write {self.n}{' landed' if self.landed else ''}"
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """This process is dead, and nothing in it mends that."""
 
 
-class Front(MemoryEngine):
+class KillableEngine(MemoryEngine):
     """What one life sees of a store: it counts writes, and answers nothing any more once that life is over."""
 
-    def __init__(self, store: MemoryEngine, blow: Blow | None, watch: Watch, die: Callable[[], None]) -> None:
+    def __init__(self, store: MemoryEngine, blow: CrashPoint | None, watch: Watch, die: Callable[[], None]) -> None:
         super().__init__(store.clock)
         self.tables: dict[str, dict[Any, Any]] = store.tables
         self._lock = store._lock
@@ -43,7 +43,7 @@ class Front(MemoryEngine):
     def apply(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         with self._lock:
             if self.fatal is not None:
-                raise Killed
+                raise ProcessKilled
             self.writes += 1
             self._watch(ops, False)
             blow = self._blow
@@ -55,7 +55,7 @@ class Front(MemoryEngine):
             finally:
                 self.fatal = ops
                 self._die()
-            raise Killed
+            raise ProcessKilled
 
     def _land(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         results = super().apply(guard, ops)
@@ -63,18 +63,18 @@ class Front(MemoryEngine):
         return results
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        with contextlib.suppress(Killed):
+        with contextlib.suppress(ProcessKilled):
             return self.apply(guard, ops)
         return cast("list[Any]", await _for_ever())
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        with contextlib.suppress(Killed):
+        with contextlib.suppress(ProcessKilled):
             return self.apply(guard, ops)
         raise StorageClosed("this process was killed")
 
-    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        with contextlib.suppress(Killed):
-            super().post(guard, ops)
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        with contextlib.suppress(ProcessKilled):
+            super().commit_nowait(guard, ops)
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await _for_ever() if self.fatal is not None else await super().read(fn, *args)
@@ -88,5 +88,5 @@ async def _for_ever() -> Any:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:  # it is being buried
-        raise Killed from None
+        raise ProcessKilled from None
     return await loop.create_future()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from .._core.arguments import mapping, seconds, whole
+from .._core.arguments import checked_int, checked_seconds, mapping
 from .._core.threads import in_thread
 from .._engines.base import Op
 from .._engines.memory import MemoryEngine
@@ -21,15 +21,15 @@ from ..interfaces import AgentRuntime, RunResult
 from ..persistence.manager import PersistenceManager
 from ..queue.records import RunFilter
 from ..registry import Registry, key_of
-from ..runner.execution import POISON
+from ..runner.execution import MAX_CRASHES_WITHOUT_PROGRESS
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
 from .clock import JumpingClock
-from .crash_points import Blow
-from .run_comparison import Account, Tally, account, difference, ending, told_as
-from .simulated_process import RUN, Life, Setting
+from .crash_points import CrashPoint
+from .run_comparison import RunSummary, WriteLog, account, difference, ending, told_as
+from .simulated_process import RUN, CrashSetting, SimulatedProcess
 
 __all__ = ["CrashReport", "crash_everywhere"]
 
@@ -86,10 +86,12 @@ async def crash_everywhere(
     NotSupported: it needs another store, as `ctx.transaction` does.
     """
     wanted = _status(status)
-    whole("again", again, least=0)
+    checked_int("again", again, least=0)
     makers = [_maker(each) for each in (agent, *agents)]
-    setting = Setting(lambda: [make() for make in makers], config, tools, persistence, mapping("signals", signals))
-    trial = _Trial(setting, mapping("input", input), compare or ending, effects, reset, seconds("timeout", timeout))
+    setting = CrashSetting(lambda: [make() for make in makers], config, tools, persistence, mapping("signals", signals))
+    trial = _CrashTrial(
+        setting, mapping("input", input), compare or ending, effects, reset, checked_seconds("timeout", timeout)
+    )
     plain = await trial.plain(wanted)
     writes = trial.writes
     await _each(trial, plain, (), again)
@@ -110,13 +112,13 @@ def _maker(agent: Agent) -> Callable[[], AgentRuntime]:
     return lambda: known
 
 
-async def _each(trial: _Trial, plain: Account, blows: tuple[Blow, ...], again: int) -> None:
+async def _each(trial: _CrashTrial, plain: RunSummary, blows: tuple[CrashPoint, ...], again: int) -> None:
     """Kill what comes after these blows at each of its writes, until it is over before that."""
     n = 0
     while True:
         n += 1
         for landed in (False, True):
-            more = (*blows, Blow(n, landed))
+            more = (*blows, CrashPoint(n, landed))
             reached = await trial.killed(plain, more)
             if not reached:
                 return
@@ -124,11 +126,11 @@ async def _each(trial: _Trial, plain: Account, blows: tuple[Blow, ...], again: i
                 await _each(trial, plain, more, again - 1)
 
 
-class _Trial:
+class _CrashTrial:
     """Whole runs of one agent on one input."""
 
     def __init__(
-        self, setting: Setting, input: Mapping[str, Any], compare: Callable[[RunResult], Any],
+        self, setting: CrashSetting, input: Mapping[str, Any], compare: Callable[[RunResult], Any],
         effects: Callable[[], Any] | None, reset: Callable[[], Any] | None, timeout: float,
     ) -> None:  # fmt: skip
         self.setting, self.input, self.timeout = setting, input, timeout
@@ -136,7 +138,7 @@ class _Trial:
         self._key = setting.agents()[0].key
         self.writes = self.kills = 0
 
-    async def plain(self, status: RunStatus) -> Account:
+    async def plain(self, status: RunStatus) -> RunSummary:
         """The undisturbed run, twice: what differs by itself says nothing about a crash."""
         first, _ = await self._run(())
         result = first.result
@@ -154,7 +156,7 @@ class _Trial:
             )
         return first
 
-    async def killed(self, plain: Account, blows: Sequence[Blow]) -> bool:
+    async def killed(self, plain: RunSummary, blows: Sequence[CrashPoint]) -> bool:
         """One run with these blows, compared; False if it was over before the last of them."""
         other, fatal = await self._run(blows)
         self.kills += len(fatal)
@@ -164,13 +166,13 @@ class _Trial:
             raise AssertionError(f"killed {told}: {wrong}" if fatal else f"undisturbed, at the end: {wrong}")
         return reached
 
-    async def _run(self, blows: Sequence[Blow]) -> tuple[Account, list[Sequence[Op]]]:
+    async def _run(self, blows: Sequence[CrashPoint]) -> tuple[RunSummary, list[Sequence[Op]]]:
         """One run to its end, over as many lives as it takes; the operations of the writes it was killed at."""
         await _called(self._reset)
-        tally, clock = Tally(), JumpingClock()
+        tally, clock = WriteLog(), JumpingClock()
         store = MemoryEngine(clock)
         client = self.setting.runner(store, Registry(), tally.drawn)
-        lives: list[Life] = []
+        lives: list[SimulatedProcess] = []
         try:
             await client.submit(self._key, self.input, run_id=RUN)
             fatal = await self._live(blows, store, clock, client, tally, lives)
@@ -179,7 +181,7 @@ class _Trial:
         finally:
             await client.close()
             for life in lives:
-                await in_thread(life.bury)
+                await in_thread(life.dispose)
 
     async def _said(self, client: AgentRunner) -> list[Any] | None:
         """The messages of the run's conversation, if they are kept with it."""
@@ -190,15 +192,20 @@ class _Trial:
         return [] if conversation is None else [[each.role, each.content] for each in conversation.messages]
 
     async def _live(
-        self, blows: Sequence[Blow], store: MemoryEngine, clock: JumpingClock, client: AgentRunner, tally: Tally,
-        lives: list[Life],
-    ) -> list[Sequence[Op]]:  # fmt: skip
+        self,
+        blows: Sequence[CrashPoint],
+        store: MemoryEngine,
+        clock: JumpingClock,
+        client: AgentRunner,
+        tally: WriteLog,
+        lives: list[SimulatedProcess],
+    ) -> list[Sequence[Op]]:
         fatal: list[Sequence[Op]] = []
         recorded = deaths = 0
         while True:
             # One death more without a record in between, and the run is dead.
-            blow = blows[len(fatal)] if len(fatal) < len(blows) and deaths < POISON - 1 else None
-            life = Life(store, client, self.setting, blow, tally, tally.drawn)
+            blow = blows[len(fatal)] if len(fatal) < len(blows) and deaths < MAX_CRASHES_WITHOUT_PROGRESS - 1 else None
+            life = SimulatedProcess(store, client, self.setting, blow, tally, tally.drawn)
             lives.append(life)
             if await self._lived(life):
                 self.writes = life.front.writes
@@ -209,7 +216,7 @@ class _Trial:
             clock.forget()
             await _let_go(client)
 
-    async def _lived(self, life: Life) -> bool:
+    async def _lived(self, life: SimulatedProcess) -> bool:
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 return await life.run()

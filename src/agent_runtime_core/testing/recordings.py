@@ -12,7 +12,7 @@ from .._core.codec.json import decode
 from .._execution.context import conversation_id
 from .._journal.record import DONE, Record
 from ..errors import InvalidArgument
-from ..runner.conversation_history import heard
+from ..runner.conversation_history import merged_history
 from .cassettes import Cassette
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def _given(runner: AgentRunner, info: RunInfo, records: Sequence[Record]) 
     if named is None or not pins:
         return messages
     pin = cast("dict[str, str | None]", decode(pins[0].result or "{}"))
-    return await heard(runner.persistence.conversations, named, pin.get("leaf"), messages)
+    return await merged_history(runner.persistence.conversations, named, pin.get("leaf"), messages)
 
 
 def _loops(records: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:

@@ -32,7 +32,7 @@ STOPPED = {RunStatus.CANCELLED, RunStatus.TIMED_OUT}
 REVIEW = "signal:in_doubt:"  # how the waits begin that only a crash brings about
 
 
-class Tally:
+class WriteLog:
     """The records that a store was asked to keep in one whole run, over all its lives."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Account:
+class RunSummary:
     """One whole run; `told` has the events of each run, so often as each was told."""
 
     result: RunResult
@@ -89,9 +89,9 @@ class Account:
 
 
 async def account(
-    client: AgentRunner, root: str, tally: Tally, compare: Callable[[RunResult], Any], said: list[Any] | None,
+    client: AgentRunner, root: str, tally: WriteLog, compare: Callable[[RunResult], Any], said: list[Any] | None,
     effects: Any,
-) -> Account:  # fmt: skip
+) -> RunSummary:  # fmt: skip
     """The account of what is in the store when the run `root` has ended, and its children with it."""
     outcomes, told, wrong, exact = {}, {}, [], True
     if tally.again:
@@ -105,7 +105,7 @@ async def account(
         wrong += [f"{what} in the events of {about}" for what in _wrong(events)]
         told[row.run_id] = Counter(_told(events))
     result = await client.wait(root)
-    return Account(result, outcomes, frozenset(tally.begun), told, exact, said, effects, wrong)
+    return RunSummary(result, outcomes, frozenset(tally.begun), told, exact, said, effects, wrong)
 
 
 def ending(result: RunResult) -> tuple[Any, ...]:
@@ -146,7 +146,7 @@ def _told(events: Sequence[Event]) -> Iterable[Told]:
             yield f"{kind} {encode(payload)}", "step_id" in payload
 
 
-def difference(plain: Account, other: Account) -> str | None:
+def difference(plain: RunSummary, other: RunSummary) -> str | None:
     """What is not in `other` as it is in the undisturbed run; None where nothing is."""
     if other.wrong:
         return other.wrong[0]
@@ -160,7 +160,7 @@ def difference(plain: Account, other: Account) -> str | None:
     return None
 
 
-def _wrong_outcome(plain: Account, other: Account) -> str | None:
+def _wrong_outcome(plain: RunSummary, other: RunSummary) -> str | None:
     for run_id, (about, expected) in plain.outcomes.items():
         found = other.outcomes.get(run_id)
         if found is None and not _stopped(plain):
@@ -172,7 +172,7 @@ def _wrong_outcome(plain: Account, other: Account) -> str | None:
     return None
 
 
-def _stopped(plain: Account) -> bool:
+def _stopped(plain: RunSummary) -> bool:
     return plain.result.status in STOPPED
 
 
@@ -180,7 +180,7 @@ def _why(result: RunResult) -> str:
     return "" if result.error is None else f" ({result.error.type}: {result.error.message:.1000})"
 
 
-def _other_steps(plain: Account, other: Account) -> str | None:
+def _other_steps(plain: RunSummary, other: RunSummary) -> str | None:
     more, less = (sorted(map(_named, steps)) for steps in (other.steps - plain.steps, plain.steps - other.steps))
     if not more and (not less or _stopped(plain)):
         return None
@@ -192,7 +192,7 @@ def _other_steps(plain: Account, other: Account) -> str | None:
     )
 
 
-def _other_events(plain: Account, other: Account) -> str | None:
+def _other_events(plain: RunSummary, other: RunSummary) -> str | None:
     exact = plain.exact and other.exact
     for run_id, expected in plain.told.items():
         found = other.told.get(run_id, Counter())

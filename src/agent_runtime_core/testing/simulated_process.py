@@ -28,7 +28,7 @@ from ..runner.settings import RunnerConfig
 from ..state.memory import InMemoryStateStore
 from ..tools.registry import ToolRegistry
 from .clock import RunClock, VirtualClock
-from .crash_points import Blow, Front, Killed, Watch
+from .crash_points import CrashPoint, KillableEngine, ProcessKilled, Watch
 
 RUN = UUID("c4a54e00-0000-5000-8000-000000000001")  # of every run, so that its steps have the same ids each time
 AFTERLIFE = 0.5  # real seconds that threads of the dead are waited for
@@ -42,9 +42,9 @@ class _Runner(AgentRunner):
     drawn: Callable[[str], Sequence[str]]
     row: str = ""
 
-    def _drive(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> Any:
+    def new_execution(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> Any:
         self.row = row.run_id
-        return super()._drive(row, runtime, inline=inline)
+        return super().new_execution(row, runtime, inline=inline)
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
         services = super().services(inline=inline, agent=agent)
@@ -52,7 +52,7 @@ class _Runner(AgentRunner):
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class CrashSetting:
     """What every life has: how to make its agents, and the options of its runner."""
 
     agents: Callable[[], Sequence[AgentRuntime]]
@@ -85,7 +85,7 @@ class Setting:
             tools=self.tools, persistence=stores_, registry=registry,
         )  # fmt: skip
         runner.drawn = drawn
-        runner._in_one_place = True
+        runner._has_store_url = True
         return runner
 
 
@@ -116,17 +116,17 @@ class _Threads:
             self._changed.wait_for(lambda: self._going == 0, seconds)
 
 
-class Life:
+class SimulatedProcess:
     """One process: a loop and a runner of its own. When it is killed its loop never turns again, so that no `finally`
     of it runs before `bury`."""
 
     def __init__(
-        self, store: MemoryEngine, client: AgentRunner, setting: Setting, blow: Blow | None, watch: Watch,
+        self, store: MemoryEngine, client: AgentRunner, setting: CrashSetting, blow: CrashPoint | None, watch: Watch,
         drawn: Callable[[str], Sequence[str]],
     ) -> None:  # fmt: skip
         self.client: AgentRunner = client
-        self.setting: Setting = setting
-        self.front: Front = Front(store, blow, watch, self._stop)
+        self.setting: CrashSetting = setting
+        self.front: KillableEngine = KillableEngine(store, blow, watch, self._stop)
         self._drawn = drawn
         self._tasks: list[tuple[asyncio.Task[Any], contextvars.Context]] = []
         self._over = threading.Event()
@@ -200,7 +200,7 @@ class Life:
             return
         raise _stuck(rows, runner.registry)
 
-    def bury(self) -> None:
+    def dispose(self) -> None:
         """End what is left of its tasks, and close its loop; from a thread without one."""
         if not self._over.wait(STUCK):
             return  # it blocks, and cannot be ended
@@ -209,7 +209,7 @@ class Life:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 coro: Any = task.get_coro()
                 for _ in range(CLOSES):  # it may await in a `finally`
-                    with contextlib.suppress(Exception, asyncio.CancelledError, Killed):  # whom could it tell?
+                    with contextlib.suppress(Exception, asyncio.CancelledError, ProcessKilled):  # whom could it tell?
                         context.run(coro.close)
                         break
             elif not task.cancelled():

@@ -15,7 +15,7 @@ from .._core.codec.tagged import Turn
 from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import Policy, build, codec_of, is_union
 from .._core.json_schema import LARGEST_EXACT, SCALARS, choice, misfit
-from .._core.validation import At, refused
+from .._core.validation import Path, not_encodable
 from ..errors import InvalidArgument, UnserialisableResult, brief
 
 __all__ = ["give_default", "schema_of", "typed"]
@@ -173,7 +173,7 @@ def typed(value: Any, hint: Any, name: str | None = None) -> Any:
     """
     here = None
     if name is not None:
-        here = At(None, None)
+        here = Path(None, None)
         here.step = name
     try:
         return build(value, hint, _FROM_JSON, here)
@@ -193,23 +193,23 @@ def _special(hint: Any) -> Turn | None:
 _FROM_JSON: Final = Policy(enums_by_value=True, special=_special)
 
 
-def _number(hint: type, value: Any, at: At | None, back: bool) -> Any:
+def _number(hint: type, value: Any, at: Path | None, back: bool) -> Any:
     if hint is int and isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
         return int(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError as error:
-            raise refused(at, "the number is larger than any float") from error
+            raise not_encodable(at, "the number is larger than any float") from error
     return value
 
 
-def _choice(options: tuple[Any, ...], value: Any, at: At | None, back: bool) -> Any:
+def _choice(options: tuple[Any, ...], value: Any, at: Path | None, back: bool) -> Any:
     index = choice(value, [each.value if isinstance(each, Enum) else each for each in options])
     return value if index is None else options[index]
 
 
-def _first_fitting(options: tuple[Any, ...], value: Any, at: At | None, back: bool) -> Any:
+def _first_fitting(options: tuple[Any, ...], value: Any, at: Path | None, back: bool) -> Any:
     if type(value) in (int, float) and type(value) in options:
         return value
     refusal: UnserialisableResult | None = None

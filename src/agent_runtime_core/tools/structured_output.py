@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .._core.codec.json import MAX_PARSED, encode, strictly
+from .._core.codec.json import MAX_PARSED, encode, loads_strict
 from .._core.json_schema import misfit
 from ..errors import InvalidArgument, UnserialisableResult
 from .annotations import schema_of, typed
@@ -68,7 +68,7 @@ class Output:
 
 
 def _read(text: str) -> Any:
-    return strictly(_bare(text))
+    return loads_strict(_bare(text))
 
 
 def _bare(text: str) -> str:

@@ -16,31 +16,31 @@ from ..errors import (
     deciding_error,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
-from ..runner.completion_hooks import Ending
+from ..runner.completion_hooks import CompletionHook
 from ..runner.outcomes import FINAL_ERRORS
 from ..runner.settings import RunInfo
 from ..status import RunStatus
 from .logs import TurnLog
-from .services import Parts
-from .turn_records import as_ended, end_of, save, saved, stop_steps
-from .turn_run import Attempt
+from .services import TurnServices
+from .turn_records import as_ended, end_of, load_turn, save, stop_steps
+from .turn_run import TurnRun
 
 #: Another attempt would only fail the same way: each step has been tried again by itself.
 _FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)
 
 
-class TurnAgent(AgentRuntime, Ending):
+class TurnAgent(AgentRuntime, CompletionHook):
     """Carries out turns. `final_output` has `response`, `plan`, `steps` and `metrics`."""
 
     key: str = "turn"
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts: Parts = parts
+    def __init__(self, parts: TurnServices) -> None:
+        self.parts: TurnServices = parts
         self.key = parts.key
 
     async def run(self, ctx: RunContext) -> RunResult:
         assert isinstance(ctx, Context)
-        return await Attempt(self.parts, ctx).run()
+        return await TurnRun(self.parts, ctx).run()
 
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
         info = await super().on_error(ctx, error)
@@ -60,7 +60,7 @@ class TurnAgent(AgentRuntime, Ending):
         return info
 
     async def _told(self, ctx: Context, error: BaseException, info: ErrorInfo) -> None:
-        parts, turn = self.parts, await saved(self.parts, ctx)
+        parts, turn = self.parts, await load_turn(self.parts, ctx)
         over = not info.retriable or ctx.failures + 1 >= parts.max_retries
         turn.status = RunStatus.FAILED if over else RunStatus.PENDING
         turn.error = {"type": info.type, "message": info.message, "details": info.details}
@@ -69,12 +69,12 @@ class TurnAgent(AgentRuntime, Ending):
 
     async def cancel(self, ctx: RunContext) -> None:
         assert isinstance(ctx, Context)
-        turn = await saved(self.parts, ctx)
+        turn = await load_turn(self.parts, ctx)
         turn.status = RunStatus.CANCELLED
         stop_steps(turn)
         await save(self.parts, ctx, turn)
 
-    async def ending(self, info: RunInfo, result: RunResult) -> Sequence[Op]:
+    async def operations(self, info: RunInfo, result: RunResult) -> Sequence[Op]:
         turn = await as_ended(self.parts, info, result)
         return [self.parts.topics.publication(end_of(self.parts, turn, info.generation))]
 

@@ -15,10 +15,10 @@ from .._core.ids import path_text
 from ..config import FIELDS, RuntimeConfig, configure
 from ..errors import InvalidArgument, brief
 from .change_listeners import Subscribers
-from .pack_reader import Found, PackReader
+from .pack_reader import PackReader, PackScan
 from .personality import PackSet
 from .settings import PersonalitySettings, ProviderSettings, Settings, Sources, TurnSettings, changes
-from .settings_files import Mark, Problems, Reading, mark_of, read_file, tables_in, twice, watch
+from .settings_files import LoggedOnce, Mark, Reading, mark_of, read_file, tables_in, twice, watch
 
 __all__ = [
     "ConfigChanged",
@@ -72,7 +72,7 @@ class ConfigLoader:
         self._environ, self._clock = environ, clock
         self._lock = threading.Lock()
         self._subscribers = Subscribers[ConfigChanged]()
-        self._problems = Problems("the settings" if self._path is None else str(self._path))
+        self._problems = LoggedOnce("the settings" if self._path is None else str(self._path))
         self._pack_errors: Mapping[str, InvalidArgument] = {}
         self._reader: PackReader | None = None
         self._good: dict[str, Any] = {}
@@ -164,11 +164,11 @@ class ConfigLoader:
     def _built(self, document: dict[str, Any]) -> Settings:
         sources = Sources.of(document, os.environ if self._environ is None else self._environ, self._path)
         folder = sources.personality.folder
-        reader, found = self._reader, Found({}, {})
+        reader, found = self._reader, PackScan({}, {})
         if reader is None or reader.folder != folder:
             reader = None if folder is None else PackReader(folder)
         if reader is not None:
-            found = reader.look()
+            found = reader.read()
         built = sources.with_packs(PackSet.of(found.packs if reader else None, sources.personality.default))
         self._reader, self._good, self._pack_errors = reader, document, found.errors
         return built

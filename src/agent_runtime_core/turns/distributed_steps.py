@@ -8,7 +8,7 @@ from typing import Any, cast
 from .._core.codec.typed import codec_for
 from .._core.ids import child_run_id, step_id
 from .._execution.context import Context
-from .._execution.recorded_calls import UNRECORDED, KeyedSteps
+from .._execution.recorded_calls import UNRECORDED, RecordedCalls
 from ..errors import InvalidArgument, RunFailed, StepExecutionError, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..limits import Budget, RunLimits
@@ -18,15 +18,15 @@ from ..planning.recorded_client import RecordedClient
 from ..status import StepStatus
 from ..steps.graph import Graph
 from ..steps.model import Step
-from ..steps.worker_pool import Crew, Next
+from ..steps.worker_pool import Next, WorkerPool
 from .personality_instance import PersonalityInstance
-from .processor import Work
-from .services import Parts
+from .processor import TurnProgress
+from .services import TurnServices
 from .turn import StepMetrics, StepState, Turn
 
 
-async def execute_elsewhere(
-    ctx: Context, parts: Parts, work: Work, plan: Plan, about: Mapping[str, Any], budget: Budget,
+async def execute_distributed(
+    ctx: Context, parts: TurnServices, work: TurnProgress, plan: Plan, about: Mapping[str, Any], budget: Budget,
     client: LLMClient | None,
 ) -> Any:  # fmt: skip
     """Have every step of the plan carried out by a run of its own, side by side where the plan lets them.
@@ -57,7 +57,7 @@ async def execute_elsewhere(
             if number in paid:
                 ended = await ctx.call(parts.step_key, input_, key=_key(planned))
             else:
-                async with budget.beside(reserve(planned), turn=planned.kind is StepKind.LLM_CALL):
+                async with budget.concurrent(reserve(planned), turn=planned.kind is StepKind.LLM_CALL):
                     ended = await ctx.call(parts.step_key, input_, key=_key(planned))
                     budget.used(ended.usage, ended.usage.get("cost_usd"))
         except RunFailed as error:
@@ -79,19 +79,19 @@ async def execute_elsewhere(
             await work.save()
 
     graph.begin(set())
-    await Crew(graph, int(about["most"]), one, failed).work()
+    await WorkerPool(graph, int(about["most"]), one, failed).work()
     needed = {number for step in plan.steps for number in step.needs}
     last = [results[step.step_number] for step in plan.steps if step.step_number not in needed]
     return last[0] if len(last) == 1 else last
 
 
-def _count_recorded(ctx: Context, parts: Parts, planned: PlanStep, budget: Budget) -> bool:
+def _count_recorded(ctx: Context, parts: TurnServices, planned: PlanStep, budget: Budget) -> bool:
     """Whether the step ended in an earlier life of the turn; what it used then is counted."""
-    steps, step = KeyedSteps(ctx), (f"call:{parts.step_key}", _key(planned))
-    told = steps.ahead(*step)
+    steps, step = RecordedCalls(ctx), (f"call:{parts.step_key}", _key(planned))
+    told = steps.replayed(*step)
     if told is UNRECORDED:
         return False
-    if not steps.copied(*step):
+    if not steps.from_fork(*step):
         usage = told.get("usage") or {}
         budget.used(usage, usage.get("cost_usd"))
         if planned.kind is StepKind.LLM_CALL:
@@ -143,8 +143,8 @@ class StepAgent(AgentRuntime):
 
     key: str = "turn.step"
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts: Parts = parts
+    def __init__(self, parts: TurnServices) -> None:
+        self.parts: TurnServices = parts
         self.key = parts.step_key
 
     async def run(self, ctx: RunContext) -> RunResult:
@@ -154,7 +154,7 @@ class StepAgent(AgentRuntime):
         planned = next(step for step in plan.steps if step.step_number == number)
         turn = Turn.from_dict(given["turn"])
         personality = personality_in(given["personality"])
-        work = Work(ctx, turn, personality, given["system"], given["direct"])
+        work = TurnProgress(ctx, turn, personality, given["system"], given["direct"])
         client = parts.model_for(work, parts.settings()) if planned.kind is StepKind.LLM_CALL else None
         turn.steps = [StepState(number, "", planned.kind, planned.tool_name)]
         # What stands elsewhere is no matter of this run; only what the step refers to is read.

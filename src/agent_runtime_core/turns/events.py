@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
 
 from .._core.codec.typed import Policy, to_plain
-from .._core.validation import meant
+from .._core.validation import nearest_name
 from ..errors import InvalidTurn, UnserialisableResult, brief
 
 TURNS, STEPS, RESULTS, AUDIT = "agent.turns", "agent.steps", "agent.step_results", "agent.audit"
@@ -57,7 +57,7 @@ def _check_names(field_: str, what: str, data: Any, known: Collection[str]) -> N
         raise InvalidTurn(field_, f"{what} must be an object, got {brief(data)}")
     for name in data:
         if name not in known:
-            raise InvalidTurn(str(name)[:80], f"{what} has no such field: {meant(name, known)}")
+            raise InvalidTurn(str(name)[:80], f"{what} has no such field: {nearest_name(name, known)}")
 
 
 def _named(what: str, value: object) -> None:

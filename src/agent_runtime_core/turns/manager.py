@@ -40,10 +40,10 @@ from .personality import PackSet, PersonalityPackManager
 from .personality_instance import PersonalityInstance
 from .planner import PlanExecutor
 from .processor import StepProcessor
-from .services import Parts
+from .services import TurnServices
 from .settings import Settings, TurnSettings
 from .turn import StepMetrics, StepState, Turn
-from .turn_records import close, turn_of
+from .turn_records import finish_turn, turn_of
 from .turn_run import FROM_TOPIC
 
 _INPUT = ("conversation_id", "user_id", "personality")
@@ -98,7 +98,7 @@ class TurnManager:
         )
         if tools is None:
             tools = runner.tools if runner.tools.list_tools() else built_in_tools()
-        self._parts = Parts(
+        self._parts = TurnServices(
             key=key, plans=PlanExecutor(RuleBasedPlanner() if planner is None else checked_planner(planner)),
             processor=self.processor, contexts=self.contexts, topics=self.topics, hooks=self.hooks,
             tools=registry_of(tools), settings=lambda: self.settings, personality=self._personality, client=client,
@@ -187,7 +187,7 @@ class TurnManager:
         if info.status in TERMINAL:
             turn.updated_at = info.ended_at or turn.updated_at
             if info.status is not RunStatus.SUCCEEDED:
-                close(turn, await self.runner.wait(info.run_id))
+                finish_turn(turn, await self.runner.wait(info.run_id))
                 turn.error = turn.error or {"type": info.reason or info.status.value, "message": "", "details": {}}
         return turn
 

@@ -53,7 +53,7 @@ _MEMORY = {"history_messages": COUNT, "history_tokens": POSITIVE, "remember": TR
 _LIMITS = tuple(each.name for each in dataclasses.fields(RunLimits))
 
 
-class Found(NamedTuple):
+class PackScan(NamedTuple):
     """The packs of a folder, the last good state of each, and what is wrong with those that are broken."""
 
     packs: Mapping[str, PersonalityInstance]
@@ -90,7 +90,7 @@ class PackReader:
         ]
         return {path: mark_of(path) for path in (self.folder, *homes, *files)}
 
-    def look(self) -> Found:
+    def read(self) -> PackScan:
         """The packs as they are now. One that has become broken is kept as it was, which the log says once.
 
         InvalidArgument where there is no folder or no pack in it; and at the first look for any pack that is broken.
@@ -107,7 +107,7 @@ class PackReader:
                 kept = "it is left out" if looked[name].instance is None else "it is kept as it was"
                 log.warning("personality %r is broken, %s: %s", name, kept, error)
         self._known, self._begun = looked, True
-        return Found({n: each.instance for n, each in looked.items() if each.instance is not None}, errors)
+        return PackScan({n: each.instance for n, each in looked.items() if each.instance is not None}, errors)
 
     def _names(self) -> list[str]:
         try:

@@ -10,12 +10,12 @@ from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from .._core.ids import path_text
-from .._core.validation import meant
+from .._core.validation import nearest_name
 from ..errors import InvalidArgument, brief
 from ..tools.registry import ToolRegistry
-from .pack_reader import Found, PackReader
+from .pack_reader import PackReader, PackScan
 from .personality_instance import MemorySettings, PersonalityInstance, Sampling
-from .settings_files import Mark, Problems, watch
+from .settings_files import LoggedOnce, Mark, watch
 
 __all__ = ["MemorySettings", "PackSet", "PersonalityInstance", "PersonalityPackManager", "Sampling"]
 
@@ -59,7 +59,7 @@ def _known(name: object, packs: Mapping[str, PersonalityInstance], what: str) ->
     if not isinstance(name, str):
         raise InvalidArgument(f"{what} is a name, not {brief(name)}")
     if name not in packs:
-        raise InvalidArgument(f"{what} {brief(name)} is not there: {meant(name, packs)}")
+        raise InvalidArgument(f"{what} {brief(name)} is not there: {nearest_name(name, packs)}")
     return name
 
 
@@ -88,7 +88,7 @@ class PersonalityPackManager:
         self._reader = None if text is None else PackReader(Path(text).absolute())
         self._tools, self._default, self._clock = tools, default, clock
         self._lock = threading.Lock()
-        self._problems = Problems("the personalities")
+        self._problems = LoggedOnce("the personalities")
         #: What is wrong now, by the name of the pack, or "" for all of them together.
         self.errors: Mapping[str, InvalidArgument] = {}
         found = self._look()
@@ -135,8 +135,8 @@ class PersonalityPackManager:
         """What tells whether a file was touched."""
         return {} if self._reader is None else self._reader.marks()
 
-    def _look(self) -> Found | None:
-        return None if self._reader is None else self._reader.look()
+    def _look(self) -> PackScan | None:
+        return None if self._reader is None else self._reader.read()
 
     def _taken(self, instance: PersonalityInstance) -> PersonalityInstance:
         if self._tools is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._core.codec.json import MAX_BYTES
-from .._core.validation import meant
+from .._core.validation import nearest_name
 from ..errors import InvalidArgument, UnknownTool, brief
 from ..limits import NO_LIMITS, RunLimits
 from ..tools.registry import ToolRegistry, unknown_tool
@@ -75,7 +75,9 @@ class PersonalityInstance:
         """The system prompt, or another by name, with each `{{name}}` in it replaced by its value; see `filled`."""
         texts = {**self.prompts, "system": self.system_prompt}
         if name not in texts:
-            raise InvalidArgument(f"personality {brief(self.name)} has no prompt {brief(name)}: {meant(name, texts)}")
+            raise InvalidArgument(
+                f"personality {brief(self.name)} has no prompt {brief(name)}: {nearest_name(name, texts)}"
+            )
         return filled(texts[name], values or {})
 
     def allowed(self, registry: ToolRegistry) -> ToolRegistry:

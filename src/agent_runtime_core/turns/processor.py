@@ -14,7 +14,7 @@ from .._core.event_types import EventType
 from .._core.per_loop import PerLoop
 from .._core.settings import POSITIVE
 from .._execution.context import Context
-from .._execution.step_keys import FRAME
+from .._execution.step_keys import CURRENT_STEP
 from ..config import get_config
 from ..errors import LeaseLost, NotSupported, Postponed, deciding_error, text_of
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
@@ -28,14 +28,14 @@ from .events import AuditEvent, StepResultChunk
 from .hooks import Hooks
 from .logs import TurnLog
 from .personality_instance import PersonalityInstance
-from .step_semaphore import Slots
+from .step_semaphore import StepSlots
 from .turn import StepMetrics, StepState, Turn
 
 Do = Callable[[], Awaitable[Any]]
 
 
 @dataclass
-class Running:
+class CallMetrics:
     """A try of a step, or the planning of a turn: what it used, and how many pieces of its answer were told."""
 
     state: StepState | None = None
@@ -43,11 +43,11 @@ class Running:
     told: int = 0
 
 
-_RUNNING: ContextVar[Running | None] = ContextVar("agent_runtime_core_turn_step", default=None)
+_RUNNING: ContextVar[CallMetrics | None] = ContextVar("agent_runtime_core_turn_step", default=None)
 
 
 @dataclass
-class Work:
+class TurnProgress:
     """One turn in one attempt of its run, as its steps see it; `save` keeps the turn as it is now."""
 
     ctx: Context
@@ -64,7 +64,7 @@ class Work:
 
     @property
     def claim(self) -> str:
-        return self.ctx.book.ledger.claim_id
+        return self.ctx.journal.ledger.claim_id
 
 
 class StepProcessor:
@@ -88,20 +88,20 @@ class StepProcessor:
         self.stream: bool = stream
         self.breakers: Breakers = breakers or Breakers(clock)
         self._clock = clock
-        self._slots: PerLoop[Slots] = PerLoop(lambda loop: Slots())
+        self._slots: PerLoop[StepSlots] = PerLoop(lambda loop: StepSlots())
 
     def _slot(self) -> contextlib.AbstractAsyncContextManager[None]:
         return self._slots.here().taken(lambda: self.max_in_flight)
 
     # -- steps
 
-    def around(self, work: Work) -> Callable[[PlanStep, dict[str, Any], Do], Awaitable[Any]]:
+    def around(self, work: TurnProgress) -> Callable[[PlanStep, dict[str, Any], Do], Awaitable[Any]]:
         """What `execute_plan` does each try of each step through."""
 
         async def step(planned: PlanStep, given: dict[str, Any], do: Do) -> Any:
             state = work.turn.step(planned.step_number)
             assert state is not None
-            frame = FRAME.get()
+            frame = CURRENT_STEP.get()
             state.step_id = work.ctx.step_id or state.step_id
             state.status, state.error, state.attempt = StepStatus.RUNNING, None, 1 if frame is None else frame.attempt
             async with self._slot():
@@ -109,9 +109,9 @@ class StepProcessor:
 
         return step
 
-    async def _run(self, work: Work, state: StepState, do: Do) -> Any:
+    async def _run(self, work: TurnProgress, state: StepState, do: Do) -> Any:
         await self.hooks.call("on_step_start", work.turn, state)
-        running, began = Running(state), self._clock.boot()
+        running, began = CallMetrics(state), self._clock.boot()
         try:
             with _as(running):
                 result = await do()
@@ -127,7 +127,7 @@ class StepProcessor:
         await self._ended(work, state, running, began, "result")
         return result
 
-    async def _ended(self, work: Work, state: StepState, running: Running, began: float, what: str) -> None:
+    async def _ended(self, work: TurnProgress, state: StepState, running: CallMetrics, began: float, what: str) -> None:
         took = (self._clock.boot() - began) * 1000
         state.metrics += running.metrics + StepMetrics(round(took, 3))
         log = work.log
@@ -151,19 +151,19 @@ class StepProcessor:
     # -- models
 
     def client(
-        self, work: Work, client: LLMClient, model_prices: Mapping[str, Mapping[str, float]] | None = None
+        self, work: TurnProgress, client: LLMClient, model_prices: Mapping[str, Mapping[str, float]] | None = None
     ) -> TurnClient:
         """The model as the planner and the steps of a turn ask it; without prices those of the configuration hold."""
         return TurnClient(self, work, client, model_prices)
 
     @contextlib.contextmanager
-    def planning(self) -> Iterator[Running]:
+    def planning(self) -> Iterator[CallMetrics]:
         """Counts what the calls of a model inside use."""
-        running = Running()
+        running = CallMetrics()
         with _as(running):
             yield running
 
-    async def told(self, work: Work, running: Running, delta: str) -> None:
+    async def told(self, work: TurnProgress, running: CallMetrics, delta: str) -> None:
         """A piece of an answer."""
         await work.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
         state = running.state
@@ -182,11 +182,11 @@ class TurnClient(LLMClient):
     """A model's client with the personality of a turn: its prompt, model and sampling. What a call says itself wins."""
 
     def __init__(
-        self, processor: StepProcessor, work: Work, client: LLMClient,
+        self, processor: StepProcessor, work: TurnProgress, client: LLMClient,
         model_prices: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:  # fmt: skip
         self.processor: StepProcessor = processor
-        self.work: Work = work
+        self.work: TurnProgress = work
         self.client: LLMClient = client
         self.model_prices: Mapping[str, Mapping[str, float]] = model_prices or get_config().model_prices
 
@@ -222,7 +222,7 @@ class TurnClient(LLMClient):
         if running is not None and (running.state is None or running.state.metrics.prompt_tokens == 0):
             running.metrics += StepMetrics.of(0.0, {**answer.usage, "cost_usd": answer.cost_usd})
 
-    async def _guarded(self, sent: list[Any], options: dict[str, Any], running: Running | None) -> LLMResponse:
+    async def _guarded(self, sent: list[Any], options: dict[str, Any], running: CallMetrics | None) -> LLMResponse:
         """Behind a circuit breaker, which clients of ours have themselves."""
         if hasattr(self.client, "_breakers"):
             return await self._asked(sent, options, running)
@@ -239,7 +239,7 @@ class TurnClient(LLMClient):
         permit.answered()
         return response
 
-    async def _asked(self, sent: list[Any], options: dict[str, Any], running: Running | None) -> LLMResponse:
+    async def _asked(self, sent: list[Any], options: dict[str, Any], running: CallMetrics | None) -> LLMResponse:
         if running is None or running.state is None or not self.processor.stream:
             return await self.client.generate(sent, **options)
 
@@ -264,7 +264,7 @@ class TurnClient(LLMClient):
 
 
 @contextlib.contextmanager
-def _as(running: Running) -> Iterator[None]:
+def _as(running: CallMetrics) -> Iterator[None]:
     token = _RUNNING.set(running)
     try:
         yield

@@ -18,7 +18,7 @@ from .event_topics import EventPublisherSubscriber
 from .hooks import Hooks
 from .personality_instance import PersonalityInstance
 from .planner import PlanExecutor
-from .processor import StepProcessor, TurnClient, Work
+from .processor import StepProcessor, TurnClient, TurnProgress
 from .settings import Settings
 from .turn import Turn
 
@@ -26,7 +26,7 @@ _OF_CLIENTS = ("model_provider", "default_model", "openai_api_key", "anthropic_a
 
 
 @dataclass
-class Parts:
+class TurnServices:
     """The parts of one manager. `key` is the agent key of its turns, `max_retries` how often a run may fail."""
 
     key: str
@@ -62,7 +62,7 @@ class Parts:
         named = said.get("default_model") if personality.provider in (None, settings.runtime.model_provider) else None
         return replace(personality, model=(own and own.default_model) or named)
 
-    def model_for(self, work: Work, settings: Settings, own: LLMClient | None = None) -> TurnClient | None:
+    def model_for(self, work: TurnProgress, settings: Settings, own: LLMClient | None = None) -> TurnClient | None:
         """The model as the planner and the steps of that turn ask it; None where none is configured.
 
         `own` is the client of who asks: it is asked where nobody names another one.
@@ -93,12 +93,14 @@ class Parts:
             return own_client
         return self._clients[key]
 
-    def work(self, ctx: Context, turn: Turn, personality: PersonalityInstance, values: Mapping[str, Any]) -> Work:
+    def work(
+        self, ctx: Context, turn: Turn, personality: PersonalityInstance, values: Mapping[str, Any]
+    ) -> TurnProgress:
         """A turn in one attempt of its run, with the prompt of its personality filled in."""
         plain = {name: value for name, value in values.items() if isinstance(value, (str, int, float))}
         known = {name: str(value) if isinstance(value, bool) else value for name, value in plain.items()}
         system = personality.prompt("system", known) if personality.system_prompt else ""
-        return Work(ctx, turn, personality, system)
+        return TurnProgress(ctx, turn, personality, system)
 
 
 def _said(runtime: RuntimeConfig) -> dict[str, Any]:

@@ -112,14 +112,14 @@ def text_in(content: bytes, called: str) -> str:
         raise InvalidArgument(f"{called} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
-class Reloads(Protocol):
+class Reloadable(Protocol):
     """Something made of files."""
 
     def marks(self) -> dict[Path, Mark]: ...
     def reload(self) -> bool: ...
 
 
-async def watch(source: Reloads, interval: float, clock: Clock) -> None:
+async def watch(source: Reloadable, interval: float, clock: Clock) -> None:
     """Reload `source` whenever its files have changed; files are looked at in a thread, never on the loop."""
     POSITIVE_SECONDS.check("interval", interval)
     seen: dict[Path, Mark] | None = None
@@ -134,7 +134,7 @@ async def watch(source: Reloads, interval: float, clock: Clock) -> None:
         await clock.sleep(interval)
 
 
-class Problems:
+class LoggedOnce:
     """Logs what is wrong with something once for as long as it stays so. `last` is it, or None."""
 
     def __init__(self, what: str) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 
-class Slots:
+class StepSlots:
     """Taken in order of arrival."""
 
     def __init__(self) -> None:

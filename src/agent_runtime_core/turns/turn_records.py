@@ -13,16 +13,16 @@ from ..runner.settings import RunInfo
 from ..status import RunStatus, StepStatus
 from .events import AuditEvent, EventEnvelope
 from .logs import log
-from .services import Parts
+from .services import TurnServices
 from .turn import Turn
 
 
-async def saved(parts: Parts, ctx: Context) -> Turn:
+async def load_turn(parts: TurnServices, ctx: Context) -> Turn:
     """The turn of a run: as it was saved, else as it was asked for."""
-    return await parts.contexts.get_turn(str(ctx.run_id)) or asked(ctx)
+    return await parts.contexts.get_turn(str(ctx.run_id)) or new_turn(ctx)
 
 
-def asked(ctx: Context) -> Turn:
+def new_turn(ctx: Context) -> Turn:
     """A turn of which there is no more than what was asked."""
     return turn_of(str(ctx.run_id), ctx.trace_id, ctx.input, ctx.metadata)
 
@@ -35,18 +35,18 @@ def turn_of(run_id: str, trace_id: str, input: Mapping[str, Any], metadata: Mapp
     )  # fmt: skip
 
 
-async def save(parts: Parts, ctx: Context, turn: Turn) -> None:
+async def save(parts: TurnServices, ctx: Context, turn: Turn) -> None:
     turn.updated_at = aware(ctx.clock.wall())
     turn.created_at = turn.created_at or turn.updated_at
     await parts.contexts.save_turn(turn)
 
 
-def audited(parts: Parts, turn: Turn, action: str, details: dict[str, Any]) -> EventEnvelope:
+def audited(parts: TurnServices, turn: Turn, action: str, details: dict[str, Any]) -> EventEnvelope:
     event = AuditEvent(action=action, details=details)
     return parts.topics.envelope(event, event_id=f"{action}:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
 
 
-async def as_ended(parts: Parts, info: RunInfo, result: RunResult) -> Turn:
+async def as_ended(parts: TurnServices, info: RunInfo, result: RunResult) -> Turn:
     """The turn of a run that ends so: as it was asked for where its store has nothing of it, or is away."""
     try:
         turn = await parts.contexts.get_turn(str(info.run_id))
@@ -54,11 +54,11 @@ async def as_ended(parts: Parts, info: RunInfo, result: RunResult) -> Turn:
         log.warning("turn %s cannot be read, its end is told without its steps: %s", info.run_id, error)
         turn = None
     turn = turn or turn_of(str(info.run_id), trace_id(info.run_id), info.input, info.metadata)
-    close(turn, result)
+    finish_turn(turn, result)
     return turn
 
 
-def close(turn: Turn, result: RunResult) -> None:
+def finish_turn(turn: Turn, result: RunResult) -> None:
     """Have a turn, as it was last saved, tell the end of its run: an earlier attempt may have failed otherwise."""
     turn.status, error = result.status or RunStatus.FAILED, result.error
     turn.error = None if error is None else {"type": error.type, "message": error.message, "details": error.details}
@@ -75,7 +75,7 @@ def stop_steps(turn: Turn) -> None:
             step.status = StepStatus.CANCELLED if late else StepStatus.PENDING
 
 
-def end_of(parts: Parts, turn: Turn, generation: int) -> EventEnvelope:
+def end_of(parts: TurnServices, turn: Turn, generation: int) -> EventEnvelope:
     """The event that tells how a turn ended: one for each generation of its run."""
     about = {"status": turn.status.value, "metrics": turn.metrics.to_dict(), "error": turn.error}
     event = AuditEvent(action=f"turn.{turn.status.value}", details=about)

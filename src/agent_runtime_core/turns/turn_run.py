@@ -32,16 +32,16 @@ from ..planning.recorded_client import RecordedClient, count_recorded
 from ..status import RunStatus, StepStatus
 from ..tools.registry import ToolRegistry
 from .context_manager import Remembered
-from .distributed_steps import execute_elsewhere, personality_text, remote_run
+from .distributed_steps import execute_distributed, personality_text, remote_run
 from .events import EventEnvelope, PlanRequest, StepEvent, TurnEvent
 from .logs import TurnLog
 from .personality_instance import MemorySettings, PersonalityInstance, places_in
 from .planner import Planned
-from .processor import TurnClient, Work
-from .services import Parts
+from .processor import TurnClient, TurnProgress
+from .services import TurnServices
 from .settings import Settings
 from .turn import StepMetrics, StepState, Turn
-from .turn_records import asked, audited, save, saved
+from .turn_records import audited, load_turn, new_turn, save
 
 PLANNING = "plan"
 #: In the metadata of a turn that was published by somebody else, and need not be told of again.
@@ -49,7 +49,7 @@ FROM_TOPIC = "from_topic"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class TurnSelection:
     """What was decided when the turn began, from one look at all settings; a turn that is resumed keeps it."""
 
     personality: PersonalityInstance
@@ -60,11 +60,11 @@ class Chosen:
     stale: bool = False
 
 
-class Attempt:
+class TurnRun:
     """One attempt of a turn's run."""
 
-    def __init__(self, parts: Parts, ctx: Context) -> None:
-        self.parts: Parts = parts
+    def __init__(self, parts: TurnServices, ctx: Context) -> None:
+        self.parts: TurnServices = parts
         self.ctx: Context = ctx
         self.settings: Settings = parts.settings()
         parts.processor.max_in_flight = self.settings.turns.max_in_flight
@@ -72,15 +72,15 @@ class Attempt:
 
     async def run(self) -> RunResult:
         ctx, parts = self.ctx, self.parts
-        turn = await saved(parts, ctx)
+        turn = await load_turn(parts, ctx)
         self.turn: Turn = turn
         chosen = await self._begin()
-        self.chosen: Chosen = chosen
+        self.chosen: TurnSelection = chosen
         if not chosen.personality.memory.remember:
             ctx.own_conversation()
         turn.status, turn.personality, turn.error = RunStatus.RUNNING, chosen.personality.name, None
         values = {**chosen.preferences, **ctx.params, "user_id": turn.user_id or ""}
-        self.work: Work = parts.work(ctx, turn, chosen.personality, values)
+        self.work: TurnProgress = parts.work(ctx, turn, chosen.personality, values)
         self.work.save = self.save
         self.tools: ToolRegistry = chosen.personality.allowed(parts.tools)
         self.budget: Budget = Budget(chosen.personality.limits, ctx.budget)
@@ -96,13 +96,13 @@ class Attempt:
 
     # -- the beginning
 
-    async def _begin(self) -> Chosen:
-        async def begin() -> Chosen:
+    async def _begin(self) -> TurnSelection:
+        async def begin() -> TurnSelection:
             return await self._choose()
 
-        return cast(Chosen, await _unwrapped(self.ctx.step("begin", begin, returns=Chosen)))
+        return cast(TurnSelection, await _unwrapped(self.ctx.step("begin", begin, returns=TurnSelection)))
 
-    async def _choose(self) -> Chosen:
+    async def _choose(self) -> TurnSelection:
         ctx, parts, turn, settings = self.ctx, self.parts, self.turn, self.settings
         personality = parts.settled(parts.personality(settings, ctx.input.get("personality")), settings)
         preferred = await parts.contexts.preferences(turn.user_id) if turn.user_id else Remembered(dict[str, Any]())
@@ -123,7 +123,7 @@ class Attempt:
         await parts.topics.publish_all(told)
         TurnLog(turn.trace_id, turn.id).info("turn started, personality %s", personality.name)
         await parts.hooks.call("on_turn_start", turn)
-        return Chosen(
+        return TurnSelection(
             personality=personality, remote_steps=settings.turns.remote_steps,
             max_in_flight=settings.turns.max_in_flight, settings_version=settings.version,
             preferences=used, stale=preferred.stale,
@@ -225,7 +225,7 @@ class Attempt:
             raise NotConfigured("the plan asks a model, and none is configured: give the manager a client")
         if chosen.remote_steps:
             about = self._elsewhere(planned)
-            return await execute_elsewhere(self.ctx, parts, self.work, planned.plan, about, self.budget, client)
+            return await execute_distributed(self.ctx, parts, self.work, planned.plan, about, self.budget, client)
         done = await execute_plan(
             self.ctx, planned.plan, self.tools, client=client, max_concurrency=chosen.max_in_flight,
             max_retries=parts.step_tries, backoff_base=parts.backoff_base, budget=self.budget,
@@ -245,7 +245,7 @@ class Attempt:
         Of the turn that is what was asked, and nothing of how far it has come: a step that was begun under its id
         with another input is another step.
         """
-        turn = asked(self.ctx)
+        turn = new_turn(self.ctx)
         turn.status, turn.personality = RunStatus.RUNNING, self.chosen.personality.name
         return {
             "turn": turn.to_dict(), "plan": planned.plan.to_dict(),
@@ -267,7 +267,7 @@ class Attempt:
             "response": turn.response, "result": result, "plan": planned.plan.to_dict(),
             "steps": [step.to_dict() for step in turn.steps], "metrics": turn.metrics.to_dict(),
         }  # fmt: skip
-        return RunResult(final_output=output, usage=self.budget.told())
+        return RunResult(final_output=output, usage=self.budget.reported_usage())
 
 
 def last_said(said: Sequence[Any], memory: MemorySettings, own: int) -> list[Mapping[str, Any]]:

@@ -10,11 +10,18 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from agent_runtime_core._engines.base import FORGET, INSTALL, Commits, Guard, Op
+from agent_runtime_core._engines.base import FORGET, INSTALL, Committer, Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, LeaseLost
-from agent_runtime_core.persistence.documents.base import Absent, Changed, Document, DocumentStore, Entry, Table
-from agent_runtime_core.persistence.fencing import CLAIM, Claim
+from agent_runtime_core.persistence.documents.base import (
+    Collection,
+    Document,
+    DocumentMissing,
+    DocumentStore,
+    Entry,
+    VersionConflict,
+)
+from agent_runtime_core.persistence.fencing import CURRENT_CLAIM, FencedWrites
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.testing.contracts.checks import PATIENCE, Cases, refused, same
 
@@ -37,12 +44,12 @@ HOSTILE = (
 
 
 @contextlib.asynccontextmanager
-async def opened(make: Make) -> AsyncIterator[Table]:
+async def opened(make: Make) -> AsyncIterator[Collection]:
     """The table of a kind, of a new store whose clock is virtual."""
     store = make(clock=VirtualClock())
     try:
         async with asyncio.timeout(PATIENCE):
-            yield Table(store, "project", "thing")
+            yield Collection(store, "project", "thing")
     finally:
         await store.close()
 
@@ -51,7 +58,7 @@ def keys_of(documents: Sequence[Document]) -> list[str]:
     return [document.key for document in documents]
 
 
-def advance(table: Table, seconds: float) -> None:
+def advance(table: Collection, seconds: float) -> None:
     clock = table.documents.clock
     assert isinstance(clock, VirtualClock)
     clock.advance(seconds)
@@ -144,9 +151,9 @@ async def a_put_expects_what_its_writer_has_seen(make: Make) -> None:
         same(await table.write(table.put(Entry("a", "1"), 0)), [(1, 1.0)], "a new document")
         same(await table.write(table.put(Entry("a", "2"), 1)), [(2, 1.0)], "the next version")
         for expect in (0, 1, 3, 7):
-            with refused(Changed, f"a put that expects version {expect} where 2 is there"):
+            with refused(VersionConflict, f"a put that expects version {expect} where 2 is there"):
                 await table.write(table.put(Entry("a", "x"), expect))
-        with refused(Changed, "a put that expects version 1 where nothing is there"):
+        with refused(VersionConflict, "a put that expects version 1 where nothing is there"):
             await table.write(table.put(Entry("b", "x"), 1))
         same((await table.many(["a", "b"])), [Document("a", "2", 2, 1.0)], "what is there")
 
@@ -158,7 +165,7 @@ async def a_text_that_was_there_before_is_no_version_that_was(make: Make) -> Non
         seen = await table.get("a")
         for text in "BA":
             await table.write(table.put(Entry("a", text)))
-        with refused(Changed, "a put that expects the version of the same text of before"):
+        with refused(VersionConflict, "a put that expects the version of the same text of before"):
             await table.write(table.put(Entry("a", "C"), seen.version if seen else None))
         same(await table.get("a"), Document("a", "A", 3, 1.0), "the document")
 
@@ -171,7 +178,7 @@ async def a_repeated_put_has_happened_already(make: Make) -> None:
             first = await table.write(op)
             same(await table.write(op), first, f"the answer to a repeat that expects {expect}")
         same(await table.get("a"), Document("a", "2", 2, 5.0), "the document")
-        with refused(Changed, "another put of the same text"):
+        with refused(VersionConflict, "another put of the same text"):
             await table.write(table.put(Entry("a", "2", rank=5), 1))
 
 
@@ -183,7 +190,7 @@ async def of_racing_writers_one_wins(make: Make) -> None:
             errors = await asyncio.gather(*(raised(table.write(op)) for op in puts))
             won = [n for n, error in enumerate(errors) if error is None]
             same(len(won), 1, f"how many of {WRITERS} writers that expect version {expect} win")
-            same({type(error) for error in errors if error}, {Changed}, "what the others are told")
+            same({type(error) for error in errors if error}, {VersionConflict}, "what the others are told")
             there = await table.get("a")
             same(there and (there.version, there.text), (expect + 1, f"{expect}-{won[0]}"), "the winner's text")
 
@@ -272,7 +279,7 @@ async def touching_never_lowers_a_rank(make: Make) -> None:
         same(keys_of(await table.find("g")), ["b", "a"], "the order")
         await table.write(table.touch("a", 7), table.touch("a", 6.5))
         same(await table.get("a"), Document("a", "A", 1, 7.0, "g"), "the document after a lower one")
-        with refused(Absent, "touching what is not there"):
+        with refused(DocumentMissing, "touching what is not there"):
             await table.write(table.touch("x", 1))
         same(await table.write(table.add(Entry("c", "", "g"))), [8.0], "the rank behind it")
 
@@ -365,7 +372,7 @@ async def a_group_is_cleared_alone(make: Make) -> None:
         )
 
 
-async def _rank(table: Table, key: str) -> float:
+async def _rank(table: Collection, key: str) -> float:
     document = await table.get(key)
     return -1.0 if document is None else document.rank
 
@@ -406,7 +413,7 @@ async def kinds_and_spaces_are_told_apart(make: Make) -> None:
             ("project", "other"),
             ("other", "thing"),
         ]
-        tables = [table, *(Table(store, space, kind) for space, kind in names)]
+        tables = [table, *(Collection(store, space, kind) for space, kind in names)]
         for n, each in enumerate(tables):
             await each.write(each.put(Entry("key", str(n))))
         for n, each in enumerate(tables):
@@ -423,8 +430,8 @@ async def kinds_and_spaces_are_told_apart(make: Make) -> None:
 async def a_space_is_dropped_with_all_its_kinds(make: Make) -> None:
     async with opened(make) as table:
         store = table.documents
-        mine = [Table(store, "session:1", kind, 60.0) for kind in ("a", "b")]
-        others = [Table(store, "session:11", "a"), Table(store, "session", "a"), table]
+        mine = [Collection(store, "session:1", kind, 60.0) for kind in ("a", "b")]
+        others = [Collection(store, "session:11", "a"), Collection(store, "session", "a"), table]
         for each in [*mine, *others]:
             await each.write(each.put(Entry("k", "t", "g", words="word")), each.put(Entry("l", "t")))
         await store.drop("session:1")
@@ -461,9 +468,9 @@ async def what_has_expired_is_absent(make: Make) -> None:
         same(keys_of(await table.many(["s1", "late"])), ["late"], "those of two keys")
         same(keys_of(await table.search("word")), ["late"], "those that are found by a word")
         same(await table.write(table.delete("s1")), [False], "the answer to deleting one")
-        with refused(Absent, "touching one"):
+        with refused(DocumentMissing, "touching one"):
             await table.write(table.touch("s2", 99))
-        with refused(Changed, "a put that expects one"):
+        with refused(VersionConflict, "a put that expects one"):
             await table.write(table.put(Entry("s3", "x"), 1))
         same((await table.write(table.put(Entry("s3", "x", "h"), 0)))[0], (1, 1.0), "the answer to a put of a new one")
         same(await table.write(table.add(Entry("s4", "y", "h"))), [2.0], "the answer to adding one")
@@ -490,7 +497,7 @@ async def a_put_says_anew_when_it_expires(make: Make) -> None:
 @CASES
 async def documents_with_a_time_to_live_live_from_their_last_write(make: Make) -> None:
     async with opened(make) as table:
-        brief = Table(table.documents, "session:x", "thing", 60.0)
+        brief = Collection(table.documents, "session:x", "thing", 60.0)
         await brief.write(*(brief.put(Entry(key, "")) for key in "abc"))
         advance(table, 50)
         await brief.write(brief.put(Entry("a", "A")), brief.touch("b", 1))
@@ -506,7 +513,7 @@ async def documents_with_a_time_to_live_live_from_their_last_write(make: Make) -
 @CASES
 async def a_commit_is_all_or_nothing(make: Make) -> None:
     async with opened(make) as table:
-        other = Table(table.documents, "project", "other")
+        other = Collection(table.documents, "project", "other")
         await table.write(table.put(Entry("a", "A", "g")), table.put(Entry("b", "B", "g")), other.put(Entry("o", "")))
         before = (await table.find(), await other.find())
         ops = [
@@ -515,8 +522,8 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
             Op("documents.drop", ("project", 0.0)),
         ]  # fmt: skip
         last = [
-            (Changed, table.put(Entry("a", "x"), 99)),
-            (Absent, table.touch("none", 1)),
+            (VersionConflict, table.put(Entry("a", "x"), 99)),
+            (DocumentMissing, table.touch("none", 1)),
             (LeaseLost, Op(INSTALL, (RUN, OLD))),
         ]
         await table.documents.commits.commit(None, [Op(INSTALL, (RUN, NEW))])
@@ -553,7 +560,7 @@ async def what_cannot_be_stored_is_refused_by_name(make: Make) -> None:
 @CASES
 async def a_long_story_is_told_as_it_was(make: Make) -> None:
     async with opened(make) as table:
-        tables = [table, Table(table.documents, "project", "other")]
+        tables = [table, Collection(table.documents, "project", "other")]
         story = _Story(tables, VirtualClock(seed=5).random)
         for _ in range(150):
             await story.go_on()
@@ -564,7 +571,7 @@ async def a_long_story_is_told_as_it_was(make: Make) -> None:
 class _Story:
     """Commits by chance, and what they must come to."""
 
-    def __init__(self, tables: list[Table], chance: Any) -> None:
+    def __init__(self, tables: list[Collection], chance: Any) -> None:
         self.tables, self.chance = tables, chance
         self.there: dict[str, dict[str, Document]] = {table.kind: {} for table in tables}
 
@@ -585,14 +592,14 @@ class _Story:
             advance(self.tables[0], 1.0)
         await self.compare(chance.choice(self.tables))
 
-    def _live(self, table: Table) -> dict[str, Document]:
+    def _live(self, table: Collection) -> dict[str, Document]:
         now = table.documents.clock.wall()
         there = self.there[table.kind]
         for key in [key for key, each in there.items() if each.expires is not None and each.expires <= now]:
             del there[key]
         return there
 
-    def _step(self, table: Table) -> tuple[Op, Any]:
+    def _step(self, table: Collection) -> tuple[Op, Any]:
         chance, there = self.chance, self._live(table)
         key, group = f"k{chance.randrange(12)}", chance.choice("gh")
         known = there.get(key)
@@ -606,7 +613,7 @@ class _Story:
                 if what == "add" and known:
                     return table.add(entry), None
                 if expect not in (None, version):
-                    return table.put(entry, expect), Changed
+                    return table.put(entry, expect), VersionConflict
                 rank = entry.rank or 0.0
                 there[key] = Document(key, entry.text, version + 1, rank, group, end)
                 return (table.add(entry), rank) if what == "add" else (table.put(entry, expect), (version + 1, rank))
@@ -614,7 +621,7 @@ class _Story:
                 rank = float(chance.randrange(9))
                 if known:
                     there[key] = known._replace(rank=max(rank, known.rank))
-                return table.touch(key, rank), None if known else Absent
+                return table.touch(key, rank), None if known else DocumentMissing
             case "delete":
                 return table.delete(key), there.pop(key, None) is not None
             case what:
@@ -623,7 +630,7 @@ class _Story:
                     del there[each]
                 return table.clear(None if what == "all" else group), len(gone)
 
-    async def compare(self, table: Table) -> None:
+    async def compare(self, table: Collection) -> None:
         there = sorted(self._live(table).values(), key=lambda each: (each.rank, each.key))
         same(await table.find(), there, f"all of {table.kind}")
         group = self.chance.choice("gh")
@@ -687,7 +694,7 @@ async def the_best_is_found_first(make: Make) -> None:
 @CASES
 async def words_follow_their_document(make: Make) -> None:
     async with opened(make) as table:
-        other = Table(table.documents, "project", "other")
+        other = Collection(table.documents, "project", "other")
         await table.write(table.put(Entry("a", "", words="red green")), other.put(Entry("o", "", words="red")))
         same(keys_of(await table.search("red")), ["a"], "what is found at first")
         await table.write(table.put(Entry("a", "", words="green blue")), table.add(Entry("b", "", "g", words="blue")))
@@ -703,7 +710,7 @@ async def words_follow_their_document(make: Make) -> None:
 # -- fences
 
 
-def guarded(table: Table) -> dict[str, list[Op]]:
+def guarded(table: Collection) -> dict[str, list[Op]]:
     """Writes that change something, by name, beside a document "a" of group "g"."""
     return {
         "put": [table.put(Entry("a", "late"))],
@@ -718,7 +725,7 @@ def guarded(table: Table) -> dict[str, list[Op]]:
     }
 
 
-async def install(table: Table, token: str, run: str = RUN) -> None:
+async def install(table: Collection, token: str, run: str = RUN) -> None:
     await table.documents.commits.commit(None, [Op(INSTALL, (run, token))])
 
 
@@ -772,18 +779,18 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
 
 
 @contextlib.contextmanager
-def claimed(claim: Claim) -> Iterator[None]:
-    token = CLAIM.set(claim)
+def claimed(claim: FencedWrites) -> Iterator[None]:
+    token = CURRENT_CLAIM.set(claim)
     try:
         yield
     finally:
-        CLAIM.reset(token)
+        CURRENT_CLAIM.reset(token)
 
 
-async def refuses_a_zombie(table: Table, home: Commits, where: str) -> None:
+async def refuses_a_zombie(table: Collection, home: Committer, where: str) -> None:
     """Of two claims on a run, the queue of which is on `home`, only the later one writes."""
     run = f"{RUN} on {where}"
-    old, new = (Claim(lambda token=token: Guard(run, token), home) for token in (OLD, NEW))  # type: ignore[misc]
+    old, new = (FencedWrites(lambda token=token: Guard(run, token), home) for token in (OLD, NEW))  # type: ignore[misc]
     await home.commit(None, [Op(INSTALL, (run, OLD))])
     with claimed(old):
         await table.write(table.put(Entry("a", "A", "g")))
@@ -813,7 +820,7 @@ async def a_zombie_writes_nothing(make: Make) -> None:
 async def the_first_write_of_a_newer_claim_shuts_out_the_older(make: Make) -> None:
     async with opened(make) as table:
         home = MemoryEngine()
-        old, new = (Claim(lambda token=token: Guard(RUN, token), home) for token in (OLD, NEW))  # type: ignore[misc]
+        old, new = (FencedWrites(lambda token=token: Guard(RUN, token), home) for token in (OLD, NEW))  # type: ignore[misc]
         with claimed(old):
             same(await table.write(table.add(Entry("a", ""))), [1.0], "the answer under the older claim")
         with claimed(new):
@@ -828,10 +835,10 @@ async def what_an_attempt_left_running_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
         for home in (table.documents.commits, MemoryEngine()):
             await install(table, OLD)
-            claim = Claim(lambda: Guard(RUN, OLD), home, lambda: True)
+            claim = FencedWrites(lambda: Guard(RUN, OLD), home, lambda: True)
             with claimed(claim), refused(LeaseLost, "a write after the attempt"):
                 await table.write(table.put(Entry("a", "")))
-            released = Claim(lambda: Guard(RUN, ""), home)
+            released = FencedWrites(lambda: Guard(RUN, ""), home)
             with claimed(released), refused(LeaseLost, "a write after the claim was let go of"):
                 await table.write(table.put(Entry("a", "")))
         same(await table.find(), [], "what is there")

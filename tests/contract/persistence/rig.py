@@ -10,10 +10,10 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from agent_runtime_core._engines.base import INSTALL, Commits, Guard, Op
+from agent_runtime_core._engines.base import INSTALL, Committer, Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import LeaseLost
-from agent_runtime_core.persistence.fencing import CLAIM, Claim
+from agent_runtime_core.persistence.fencing import CURRENT_CLAIM, FencedWrites
 from agent_runtime_core.testing.contracts.checks import refused, same
 from agent_runtime_core.testing.contracts.persistence.fixtures import TREE
 
@@ -46,22 +46,22 @@ Write = Callable[[], Awaitable[Any]]
 
 
 @contextlib.contextmanager
-def writing_as(claim: Claim) -> Iterator[None]:
+def writing_as(claim: FencedWrites) -> Iterator[None]:
     """Under that claim, as code of a run writes."""
-    token = CLAIM.set(claim)
+    token = CURRENT_CLAIM.set(claim)
     try:
         yield
     finally:
-        CLAIM.reset(token)
+        CURRENT_CLAIM.reset(token)
 
 
-async def fenced(target: Commits, writes: Mapping[str, Write], state: Callable[[], Awaitable[Any]]) -> None:
+async def fenced(target: Committer, writes: Mapping[str, Write], state: Callable[[], Awaitable[Any]]) -> None:
     """Once a later claim came to `target`, none of `writes` under the earlier one changes `state`.
 
     The queue, where claims are made, is on the same engine at first, and then on another one.
     """
     for home in (target, MemoryEngine()):
-        old, new = (Claim(functools.partial(Guard, RUN, token), home) for token in (OLD, NEW))
+        old, new = (FencedWrites(functools.partial(Guard, RUN, token), home) for token in (OLD, NEW))
         await home.commit(None, [Op(INSTALL, (RUN, NEW))])
         await new.install(target)
         before = await state()

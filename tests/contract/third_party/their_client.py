@@ -10,7 +10,7 @@ from typing import Any
 
 import agent_runtime_core.errors as errors
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk, ToolCallDict
-from agent_runtime_core.testing.contracts.llm import Breaks, Echoes, Refuses, Reply, Says, Stalls
+from agent_runtime_core.testing.contracts.llm import Disconnect, Echo, Hang, HttpError, Reply, TextReply
 
 Part = dict[str, Any]
 #: Gives the parts of an answer to a request; what is not answered is an OSError.
@@ -106,9 +106,9 @@ def scripted(script: Sequence[Reply]) -> Provider:
         reply, asked = script[min(asked, len(script) - 1)], asked + 1
         for part in _told(reply, request):
             yield part
-        if isinstance(reply, Stalls):
+        if isinstance(reply, Hang):
             await asyncio.Event().wait()
-        if isinstance(reply, Breaks) and not reply.clean:
+        if isinstance(reply, Disconnect) and not reply.clean:
             raise ConnectionResetError("the provider went away")
 
     return provider
@@ -116,29 +116,29 @@ def scripted(script: Sequence[Reply]) -> Provider:
 
 def _told(reply: Reply, request: Part) -> Iterator[Part]:
     match reply:
-        case Refuses():
+        case HttpError():
             yield {"status": reply.status, "said": reply.message, "retry_after": reply.retry_after}
-        case Echoes():
-            yield from _told(Says(json.dumps(request)), request)
-        case Says():
+        case Echo():
+            yield from _told(TextReply(json.dumps(request)), request)
+        case TextReply():
             yield from _said(reply)
             usage = reply.usage
             counts = {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion}
             counts |= {"total_tokens": usage.prompt + usage.completion}
             details = {"cached_tokens": usage.cached, "reasoning_tokens": usage.reasoning}
             yield {"end": reply.finish_reason, "usage": counts | details, "model": reply.model}
-        case Breaks() | Stalls():
+        case Disconnect() | Hang():
             yield from _said(reply.says)
         case _:
             raise errors.NotSupported("their provider only talks")
 
 
-def _said(says: Says) -> Iterator[Part]:
+def _said(says: TextReply) -> Iterator[Part]:
     yield from ({"text": text} for text in says.streamed)
     yield from ({"call": vars(call)} for call in says.tool_calls)
 
 
 @asynccontextmanager
 async def make(script: Sequence[Reply]) -> AsyncIterator[TheirClient]:
-    stalls = all(isinstance(reply, Stalls) for reply in script)
+    stalls = all(isinstance(reply, Hang) for reply in script)
     yield TheirClient(scripted(script), SILENCE if stalls else 10.0)

@@ -9,14 +9,14 @@ from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.queue import (
     ClaimRequest,
     Guard,
-    Mail,
-    News,
+    MailboxMessage,
     NotApplied,
     Op,
-    Rows,
     RunFilter,
     RunQueue,
     RunRow,
+    RunSnapshot,
+    RunTransitions,
     operations,
     replays,
 )
@@ -27,7 +27,7 @@ class Store:
 
     def __init__(self) -> None:
         self.runs: dict[str, RunRow] = {}
-        self.mail: dict[str, tuple[Mail, ...]] = {}
+        self.mail: dict[str, tuple[MailboxMessage, ...]] = {}
         self.claims: dict[str, str] = {}
         self.arrived = 0
 
@@ -38,7 +38,7 @@ class Store:
         return copy
 
 
-class TheirRows(Rows):
+class TheirRows(RunTransitions):
     """Rows of one store; the transitions themselves are inherited."""
 
     tx: Store
@@ -61,7 +61,7 @@ class TheirRows(Rows):
         del self.tx.runs[row.run_id]
         self.tx.mail.pop(row.run_id, None)
 
-    def promote(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[str]:
         due = [row for row in self.tx.runs.values() if 0 < row.due_at <= wall]
         self.tx.runs.update((row.run_id, row._replace(status="pending", due_at=0.0)) for row in due)
         return list(dict.fromkeys(row.lane for row in due if row.lane and row.held == 1))
@@ -70,32 +70,32 @@ class TheirRows(Rows):
         rows = [row for row in self.tx.runs.values() if row.status == status]
         return [row for row in rows if want.agents is None or row.agent in want.agents]
 
-    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+    def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = self._wanted(want, "running")
         return [row for row in running if row.origin == "" and row.lease_until < want.lease_now][:limit]
 
-    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         due = [row for row in self._wanted(want, "pending") if (row.origin, row.due_at, row.held) == ("", 0, 0)]
         return sorted(due, key=lambda row: (-row.priority, row.n))[:limit]
 
     def _lane(self, lane: str, held: int) -> list[RunRow]:
         return [row for row in self.tx.runs.values() if (row.lane, row.held, row.ended_at) == (lane, held, None)]
 
-    def head(self, lane: str) -> RunRow | None:
+    def active_in_group(self, lane: str) -> RunRow | None:
         return next(iter(self._lane(lane, 0)), None)
 
-    def behind(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str) -> RunRow | None:
         due = [row for row in self._lane(lane, 1) if row.due_at == 0]
         return min(due, key=lambda row: (-row.priority, row.n), default=None)
 
-    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+    def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
         rows = [row for row in self.tx.runs.values() if row.lane and row.origin and not row.held]
         return [row for row in rows if row.status in ("pending", "running") and row.lease_until < want.lease_now]
 
-    def mailed(self, run_id: str, msg_id: str) -> int | None:
+    def message_number(self, run_id: str, msg_id: str) -> int | None:
         return next((mail.seq for mail in self.tx.mail.get(run_id, ()) if mail.msg_id == msg_id), None)
 
-    def add_mail(self, run_id: str, mail: Mail) -> None:
+    def add_message(self, run_id: str, mail: MailboxMessage) -> None:
         self.tx.mail[run_id] = (*self.tx.mail.get(run_id, ()), mail)
 
     def fence(self, run_id: str, token: str | None) -> None:
@@ -103,7 +103,7 @@ class TheirRows(Rows):
         if token is not None:
             self.tx.claims[run_id] = token
 
-    def ring(self, topic: str) -> None:
+    def notify(self, topic: str) -> None:
         """Nobody listens: workers poll."""
 
 
@@ -141,7 +141,7 @@ class TheirQueue(RunQueue):
                 return [each for each in mail.get(run_id, ()) if each.seq > after]
             case "news", (run_ids,):
                 rows = [runs[run_id] for run_id in run_ids if run_id in runs]
-                return {r.run_id: News(r.status, r.claim_id, r.mail_seq, r.cancel_at is not None) for r in rows}
+                return {r.run_id: RunSnapshot(r.status, r.claim_id, r.mail_seq, r.cancel_at is not None) for r in rows}
             case "next_due", ():
                 return min((row.due_at for row in runs.values() if row.due_at > 0), default=None)
         raise LookupError(what)

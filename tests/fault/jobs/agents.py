@@ -15,7 +15,7 @@ from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.state import get_state_store
-from agent_runtime_core.steps import Happened, Step
+from agent_runtime_core.steps import AlreadyDone, Step
 from tests.fault.jobs.effects import effect
 
 
@@ -168,9 +168,9 @@ class Doubt(AgentRuntime):
                 os.kill(os.getpid(), 9)
             return i
 
-        def happened() -> Happened | None:
+        def happened() -> AlreadyDone | None:
             effect(effects, "asked")
-            return Happened(41) if policy == "happened" else None
+            return AlreadyDone(41) if policy == "happened" else None
 
         how: Any = happened if policy in ("happened", "again") else policy
         if door == "chain":

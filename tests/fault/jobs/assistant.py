@@ -14,13 +14,13 @@ from typing import Any
 
 from agent_runtime_core import ToolCallingAgent, ToolRegistry
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.runner.conversation_history import History
+from agent_runtime_core.runner.conversation_history import ConversationHistory
 from agent_runtime_core.testing import MockLLMClient
 
-_keep = History.keep
+_keep = ConversationHistory.save
 
 
-async def _keep_and_die(self: History, result: RunResult) -> None:
+async def _keep_and_die(self: ConversationHistory, result: RunResult) -> None:
     await _keep(self, result)
     died = Path(os.environ["DIE_AFTER_APPEND"])
     if not died.exists():
@@ -29,7 +29,7 @@ async def _keep_and_die(self: History, result: RunResult) -> None:
 
 
 if "DIE_AFTER_APPEND" in os.environ:
-    History.keep = _keep_and_die  # type: ignore[method-assign]
+    ConversationHistory.save = _keep_and_die  # type: ignore[method-assign]
 
 
 def _answer(messages: list[Any]) -> str:

@@ -26,7 +26,7 @@ class Scythe:
         self.when, self.n = when, n
         self.count = 0
         self._lock = threading.Lock()
-        Writer.group = self._over(Writer.group)  # type: ignore[method-assign]
+        Writer.commit_group = self._over(Writer.commit_group)  # type: ignore[method-assign]
 
     def _over(self, carry_out: Callable[..., bool]) -> Callable[..., bool]:
         def cut(*args: Any, **options: Any) -> bool:

@@ -13,12 +13,12 @@ from typing import Any
 
 from agent_runtime_core import AgentRunner, LeaseLost
 from agent_runtime_core._core.context_vars import RUN
-from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._execution.claim_writer import ClaimWriter
 from agent_runtime_core._execution.context import Context
-from agent_runtime_core._execution.run_control import Place
-from agent_runtime_core._execution.step_journal import Book
+from agent_runtime_core._execution.run_control import RunControl
+from agent_runtime_core._execution.step_journal import StepJournal
 from agent_runtime_core._journal.record import ENDED, Record
-from agent_runtime_core.queue.records import RunRow, Settle
+from agent_runtime_core.queue.records import RunRow, RunUpdate
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.effects import say
@@ -27,10 +27,10 @@ OLD = "old"
 
 
 async def context(runner: AgentRunner, row: RunRow) -> Context:
-    ledger = Ledger(row, runner.queue, runner.event_bus, runner.state_store, runner.queue.clock)
-    place = Place(task=asyncio.current_task(), tracked=True)
+    ledger = ClaimWriter(row, runner.queue, runner.event_bus, runner.state_store, runner.queue.clock)
+    place = RunControl(task=asyncio.current_task(), tracked=True)
     RUN.set(place)
-    return Context(row, Book(ledger, await ledger.open()), runner.services(inline=False), place)
+    return Context(row, StepJournal(ledger, await ledger.open()), runner.services(inline=False), place)
 
 
 def insert(conn: Any) -> None:
@@ -39,7 +39,7 @@ def insert(conn: Any) -> None:
 
 
 def writes(runner: AgentRunner, row: RunRow, ctx: Context) -> dict[str, Callable[[], Awaitable[Any]]]:
-    ledger, queue, run, claim = ctx.book.ledger, runner.queue, row.run_id, row.claim_id
+    ledger, queue, run, claim = ctx.journal.ledger, runner.queue, row.run_id, row.claim_id
 
     async def chain() -> Any:
         return await StepExecutor(ctx).run([Step("late", lambda ctx, state: 1)])
@@ -48,14 +48,14 @@ def writes(runner: AgentRunner, row: RunRow, ctx: Context) -> dict[str, Callable
         return await StepExecutor(ctx).map("items", lambda i: i, [1, 2, 3])
 
     async def settle() -> Any:
-        return await ledger.settle(Settle(claim, "failed", queue.clock.wall()))
+        return await ledger.update_run(RunUpdate(claim, "failed", queue.clock.wall()))
 
     async def end() -> Any:
         record = Record(ledger.next_seq(), ENDED, "failed", "", row.generation, claim, queue.clock.wall(), "{}", nev=1)
-        return await ledger.settle(Settle(claim, "failed", queue.clock.wall()), [record])
+        return await ledger.update_run(RunUpdate(claim, "failed", queue.clock.wall()), [record])
 
     async def note() -> str:
-        await ledger.note(ctx.book.boundary_record("resumed", nev=1))
+        await ledger.buffer(ctx.journal.boundary_record("resumed", nev=1))
         ledger._flush()  # now, not with the next write
         return "queued"
 

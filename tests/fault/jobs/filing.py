@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_runtime_core._engines.base import INSTALL, Op
 from agent_runtime_core.errors import AgentRuntimeError
-from agent_runtime_core.persistence.documents.base import Document, Entry, Table
+from agent_runtime_core.persistence.documents.base import Collection, Document, Entry
 from agent_runtime_core.persistence.documents.files import FileDocuments
 from tests.fault.jobs.effects import say
 
@@ -26,7 +26,7 @@ def number(document: Document | None) -> int:
 
 async def writes(documents: FileDocuments) -> None:
     """Numbers in order: each in two headers that are equal, and as a message; some moved, some taken away."""
-    headers, messages = Table(documents, "project", "header"), Table(documents, "project", "message")
+    headers, messages = Collection(documents, "project", "header"), Collection(documents, "project", "message")
     n = number(await headers.get("one"))
     while True:
         n += 1
@@ -42,7 +42,7 @@ async def writes(documents: FileDocuments) -> None:
 
 
 async def counts(documents: FileDocuments, times: int) -> None:
-    table = Table(documents, "project", "counter")
+    table = Collection(documents, "project", "counter")
 
     def one_more(there: Document | None) -> Entry:
         # Two that write the same text over the same version would both be told that it is there.
@@ -54,7 +54,7 @@ async def counts(documents: FileDocuments, times: int) -> None:
 
 async def appends(documents: FileDocuments, name: str, times: int) -> None:
     """As many appenders as the name has words, in turns of one loop."""
-    table = Table(documents, "project", "message")
+    table = Collection(documents, "project", "message")
 
     async def append(who: str) -> None:
         for n in range(times):
@@ -76,7 +76,7 @@ async def outcome(doing: Awaitable[Any]) -> Any:
 
 async def fills(documents: FileDocuments) -> None:
     """Files may grow to ever fewer bytes: what comes of commits, and what is there then."""
-    table = Table(documents, "project", "memory")
+    table = Collection(documents, "project", "memory")
     await table.write(table.put(Entry("a", "1")), table.put(Entry("b", "1")))
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     for size in (3000, 400, 150, 20, 0):
@@ -97,7 +97,7 @@ async def looks(documents: FileDocuments) -> None:
     """As somebody who may only read there."""
     if os.geteuid() == 0:
         os.setuid(65534)
-    table = Table(documents, "project", "memory")
+    table = Collection(documents, "project", "memory")
     for _ in range(3):
         sys.stdin.readline()
         told = [

@@ -75,7 +75,7 @@ def half(db: str, how: str) -> None:
         threading.Thread(target=SQLiteEngine.open, args=[db]).start()
     else:
         engine = SQLiteEngine.open(db)
-        engine.writer.do(stands)
+        engine.writer.run_job(stands)
         there.wait()
         threading.Thread(target=engine.close_now).start()
         while SQLiteEngine._open:

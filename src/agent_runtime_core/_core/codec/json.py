@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from ...errors import UnserialisableResult
-from ..validation import MAX_DEPTH, foreign
-from .tagged import HALVES, MAX_PARTS, PART, TAG, Tagging, allowance, oversize, revived
+from ..validation import MAX_DEPTH, unsupported_type
+from .tagged import HALVES, MAX_PARTS, PART, TAG, TagEncoder, oversize, size_budget, untag
 
 #: Of a value that is written: a message, an answer of a model, an event.
 MAX_BYTES: Final = PART * MAX_PARTS
@@ -25,7 +25,7 @@ MAX_PARSED: Final = 1024 * 1024
 # Arguments may be larger than a result: only their digest is kept.
 _DIGEST_BYTES: Final = 8 * MAX_BYTES
 
-_ALLOWANCES: Final = {most: allowance(most) for most in (MAX_RESULT, MAX_BYTES, MAX_WHOLE, _DIGEST_BYTES)}
+_ALLOWANCES: Final = {most: size_budget(most) for most in (MAX_RESULT, MAX_BYTES, MAX_WHOLE, _DIGEST_BYTES)}
 _WORD: Final = 2**63
 _BARE: Final = frozenset({bool, float, type(None)})
 _LOOK: Final = -(2**62)
@@ -36,7 +36,7 @@ _quote: Final = json.encoder.encode_basestring_ascii
 
 def _no_foreign(value: object) -> object:
     # Only a tree that another thread changes while it is written gets here.
-    raise TypeError(foreign(value))
+    raise TypeError(unsupported_type(value))
 
 
 def _writer(*, sort_keys: bool = False, ascii: bool = True) -> Callable[[object, int], Iterable[str]]:
@@ -76,7 +76,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     if type(value) is dict and not value:
         return "{}"  # as most metadata is
     write = _write_sorted if sort_keys else _write
-    left = _left(value, MAX_DEPTH, _ALLOWANCES.get(max_bytes) or allowance(max_bytes))
+    left = _left(value, MAX_DEPTH, _ALLOWANCES.get(max_bytes) or size_budget(max_bytes))
     text = None
     if left >= 0:
         try:
@@ -86,7 +86,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     elif left != _LOOK:
         raise oversize(max_bytes)
     if text is None or (len(text) <= max_bytes and _paired(text, value)):
-        tree = Tagging(max_bytes, plain_text, exact).of(value, None)
+        tree = TagEncoder(max_bytes, plain_text, exact).of(value, None)
         try:
             text = "".join(write(tree, 0))
         except ValueError as error:  # sys.set_int_max_str_digits() was lowered
@@ -165,7 +165,7 @@ _STRICT: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=_fini
 _SCAN: Final = _STRICT.scan_once  # type: ignore[attr-defined]
 
 
-def strictly(text: str) -> Any:
+def loads_strict(text: str) -> Any:
     """The tree that a text of somebody else's says; ValueError for what is no JSON, NaN and numbers larger than any
     float with it, RecursionError for what is nested too deeply."""
     return _STRICT.decode(text)
@@ -184,7 +184,7 @@ def decode(text: str) -> object:
         if end != len(text) and text[end:].strip():
             raise ValueError(f"there is more after character {end}")
         # One character is found many times faster than three.
-        return revived(value, None) if "$" in text and '"$"' in text else value
+        return untag(value, None) if "$" in text and '"$"' in text else value
     except RecursionError as error:
         raise UnserialisableResult("$", "nested too deeply to be read here") from error
     except UnserialisableResult:
@@ -193,19 +193,19 @@ def decode(text: str) -> object:
         raise UnserialisableResult("$", f"the text is not what was written: {error}") from error
 
 
-def readable(text: str, read: Callable[[str], object] = decode) -> object:
+def decode_checked(text: str, read: Callable[[str], object] = decode) -> object:
     """decode(); ValueError for what is no JSON, UnserialisableResult for a type that is not registered."""
     try:
         return read(text)
     except UnserialisableResult:
-        strictly(text)  # which has nothing against such a type
+        loads_strict(text)  # which has nothing against such a type
         raise
 
 
-def mapped(text: str, *, known: bool = False) -> dict[str, Any]:
+def decode_dict(text: str, *, known: bool = False) -> dict[str, Any]:
     """decode() of a dict, or decode_known(); ValueError for what is none, UnserialisableResult for a type that is not
     registered."""
-    found = readable(text, decode_known if known else decode)
+    found = decode_checked(text, decode_known if known else decode)
     if not isinstance(found, dict):
         raise ValueError("not a dict")
     return found

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 from ...errors import UnserialisableResult
 from ..lazy_import import load
-from ..validation import At, a_kind, foreign, inside, refused, short
+from ..validation import Path, descend, not_encodable, short, type_name, unsupported_type
 
 # The tag of a registered type is its `module.qualname`, which has a dot; the tags below have none. A dict of the
 # user's that holds "$" is itself written with a tag.
@@ -46,7 +46,7 @@ def stored_as_dict(cls: _C) -> _C:
 
 
 # (value, where, back): the value with plain JSON in place of a type, or `back` from it.
-Turn = Callable[[Any, At | None, bool], Any]
+Turn = Callable[[Any, Path | None, bool], Any]
 
 _ROOT: Final = __name__.partition(".")[0]
 #: Modules that were moved. Their classes are stored under the old module, so that older versions read them as well.
@@ -125,7 +125,7 @@ def _codecs() -> Callable[[type], Any]:
     return cast("Callable[[type], Any]", load(".typed:codec_of", package=__package__))
 
 
-def allowance(max_bytes: int) -> int:
+def size_budget(max_bytes: int) -> int:
     """What a value may weigh whose text may have so many bytes; no text that has no more is refused for its weight,
     unless more than MAX_PARTS of them, and a PARTth of them all, are around parts."""
     return max(max_bytes, PART * min(max_bytes, MAX_PARTS))
@@ -136,7 +136,7 @@ def oversize(max_bytes: int) -> UnserialisableResult:
     return UnserialisableResult("$", why, max_bytes=max_bytes)
 
 
-class Tagging:
+class TagEncoder:
     """One pass over a value: a JSON tree in which all that JSON lacks is tagged, or the reason why there is none.
 
     Unless `exact`, an Enum that is a text or a number is written as that where it is not registered or is ours.
@@ -145,7 +145,7 @@ class Tagging:
     def __init__(self, max_bytes: int, text: Callable[[object], str], exact: bool) -> None:
         self.max_bytes = max_bytes
         self.exact = exact
-        self.left = allowance(max_bytes)
+        self.left = size_budget(max_bytes)
         self.text = text
 
     def spend(self, size: int, weight: int = PART) -> None:
@@ -154,7 +154,7 @@ class Tagging:
         if self.left < 0:
             raise oversize(self.max_bytes)
 
-    def of(self, value: Any, at: At | None) -> object:
+    def of(self, value: Any, at: Path | None) -> object:
         kind = type(value)
         if kind is str:
             self.spend(len(value), 1)
@@ -167,15 +167,15 @@ class Tagging:
             return value
         if kind is int:
             if not -_INT_END < value < _INT_END:
-                raise refused(at, f"an int of more than {MAX_DIGITS:,} digits: return it as hex(value)")
+                raise not_encodable(at, f"an int of more than {MAX_DIGITS:,} digits: return it as hex(value)")
             self.spend(max(value.bit_length() - 1, 0) * 3 // 10)
             return value
         if kind is float:
             if value - value != 0.0:
-                raise refused(at, f"{value!r} has no JSON form: return None or a string in its place")
+                raise not_encodable(at, f"{value!r} has no JSON form: return None or a string in its place")
             return value
         if kind in DICTS:
-            tree = self.of_dict(value, inside(at, value))
+            tree = self.of_dict(value, descend(at, value))
             return {TAG: "dict", "v": tree} if TAG in tree else tree
         if kind is list:
             return self.of_items(value, at)
@@ -184,7 +184,7 @@ class Tagging:
             return {TAG: tag, "v": form(self, value, at)}
         return self.of_registered(value, at)
 
-    def of_dict(self, value: Mapping[Any, Any], here: At) -> dict[str, object]:
+    def of_dict(self, value: Mapping[Any, Any], here: Path) -> dict[str, object]:
         self.spend(5 * len(value))
         tree: dict[str, object] = {}
         for key, item in value.items():
@@ -192,43 +192,45 @@ class Tagging:
                 key = _bare(key)
             if type(key) is not str:
                 reason = (
-                    f"the key {short(key)} is {a_kind(type(key))}: JSON keys are str, so write them as str yourself"
+                    f"the key {short(key)} is {type_name(type(key))}: JSON keys are str, so write them as str yourself"
                 )
-                raise refused(here.parent, reason)
+                raise not_encodable(here.parent, reason)
             if not key.isascii() and HALVES.search(key) is not None:
                 way = "join them with key.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
-                raise refused(here.parent, f"the key {short(key)} holds two halves of a character side by side: {way}")
+                raise not_encodable(
+                    here.parent, f"the key {short(key)} holds two halves of a character side by side: {way}"
+                )
             self.spend(len(key), 1)
             here.step = key
             tree[key] = self.of(item, here)
         return tree
 
-    def of_items(self, value: Collection[Any], at: At | None) -> list[object]:
-        here = inside(at, value)
+    def of_items(self, value: Collection[Any], at: Path | None) -> list[object]:
+        here = descend(at, value)
         self.spend(2 * len(value))
         tree = []
         for here.step, item in enumerate(value):
             tree.append(self.of(item, here))
         return tree
 
-    def of_set(self, value: Any, at: At | None) -> object:
-        here = inside(at, value)
+    def of_set(self, value: Any, at: Path | None) -> object:
+        here = descend(at, value)
         self.spend(2 * len(value))
         # The order of a set changes with the hash seed; that of the texts does not.
         return sorted([self.of(item, here) for item in value], key=self.text)
 
-    def of_registered(self, value: Any, at: At | None) -> object:
+    def of_registered(self, value: Any, at: Path | None) -> object:
         tag = REGISTRY.tag_of(type(value))
         if not self.exact and (tag is None or tag in OWN) and (bare := _bare(value)) is not value:
             return self.of(bare, at)
         if tag is None:
-            raise refused(at, foreign(value))
+            raise not_encodable(at, unsupported_type(value))
         plain = _codecs()(type(value)).convert(value, at, False)
         if type(plain) is dict:
-            plain = self.of_dict(plain, inside(at, value))
+            plain = self.of_dict(plain, descend(at, value))
         return {TAG: tag, "v": plain}
 
-    def of_moment(self, value: Any, at: At | None) -> object:
+    def of_moment(self, value: Any, at: Path | None) -> object:
         # ISO text where it says all; else [text, fold, zone], for it has neither the fold nor the name of a zone.
         zone = value.tzinfo
         self.spend(8)
@@ -239,42 +241,42 @@ class Tagging:
             return [bare, value.fold, zone.key]
         if type(zone) is not _dt.timezone:
             out = "use zoneinfo.ZoneInfo(name), or return value.astimezone(datetime.UTC)"
-            raise refused(at, f"a time zone that is {a_kind(type(zone))} has no JSON form: {out}")
+            raise not_encodable(at, f"a time zone that is {type_name(type(zone))} has no JSON form: {out}")
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
         # fromisoformat() reads an offset below one second as none.
         if not name and not value.fold and not offset.microseconds:
             return value.isoformat()
         return [bare, value.fold, [self.of_delta(offset, at), *(self.of(part, at) for part in name)]]
 
-    def of_delta(self, value: Any, at: At | None) -> list[int]:
+    def of_delta(self, value: Any, at: Path | None) -> list[int]:
         return [value.days, value.seconds, value.microseconds]
 
-    def of_decimal(self, value: Any, at: At | None) -> object:
+    def of_decimal(self, value: Any, at: Path | None) -> object:
         if not value.is_finite():
-            raise refused(at, f"{value!r} has no JSON form: return None or a string in its place")
+            raise not_encodable(at, f"{value!r} has no JSON form: return None or a string in its place")
         return self.of_text(value, at)
 
-    def of_bytes(self, value: Any, at: At | None) -> object:
+    def of_bytes(self, value: Any, at: Path | None) -> object:
         self.spend(len(value) * 4 // 3, 1)
         return binascii.b2a_base64(value, newline=False).decode("ascii")
 
-    def of_text(self, value: Any, at: At | None) -> object:
+    def of_text(self, value: Any, at: Path | None) -> object:
         text = str(value)
         self.spend(len(text))
         return text
 
 
-_TAGGING: Final[dict[type, tuple[str, Callable[[Tagging, Any, At | None], object]]]] = {
-    UUID: ("uuid", Tagging.of_text),
-    _dt.datetime: ("datetime", Tagging.of_moment),
-    _dt.date: ("date", Tagging.of_text),
-    _dt.time: ("time", Tagging.of_moment),
-    _dt.timedelta: ("timedelta", Tagging.of_delta),
-    Decimal: ("decimal", Tagging.of_decimal),
-    bytes: ("bytes", Tagging.of_bytes),
-    tuple: ("tuple", Tagging.of_items),
-    set: ("set", Tagging.of_set),
-    frozenset: ("frozenset", Tagging.of_set),
+_TAGGING: Final[dict[type, tuple[str, Callable[[TagEncoder, Any, Path | None], object]]]] = {
+    UUID: ("uuid", TagEncoder.of_text),
+    _dt.datetime: ("datetime", TagEncoder.of_moment),
+    _dt.date: ("date", TagEncoder.of_text),
+    _dt.time: ("time", TagEncoder.of_moment),
+    _dt.timedelta: ("timedelta", TagEncoder.of_delta),
+    Decimal: ("decimal", TagEncoder.of_decimal),
+    bytes: ("bytes", TagEncoder.of_bytes),
+    tuple: ("tuple", TagEncoder.of_items),
+    set: ("set", TagEncoder.of_set),
+    frozenset: ("frozenset", TagEncoder.of_set),
 }
 
 
@@ -289,7 +291,7 @@ def _bare(value: Any) -> Any:
     return float.__float__(value) if isinstance(value, float) else value
 
 
-def revived(value: Any, at: At | None) -> Any:
+def untag(value: Any, at: Path | None) -> Any:
     """The tree with its tags replaced, in place where it can be."""
     if type(value) is list:
         return _revived_inside(value, enumerate(value), at)
@@ -299,7 +301,7 @@ def revived(value: Any, at: At | None) -> Any:
     if tag is _ABSENT:
         return _revived_inside(value, value.items(), at)
     if type(tag) is not str or len(value) != 2 or "v" not in value:
-        raise refused(at, f'the text is not what was written: a "{TAG}" that is no tag')
+        raise not_encodable(at, f'the text is not what was written: a "{TAG}" that is no tag')
     form = value["v"]
     if tag == "dict" and type(form) is dict:
         return _revived_inside(form, form.items(), at)
@@ -309,26 +311,26 @@ def revived(value: Any, at: At | None) -> Any:
     if revive is None:
         way = f"register_type({tag.rsplit('.', 1)[-1]}) before reading it"
         out = way if "." in tag else "a later version wrote it"
-        raise refused(at, f"the type {short(tag)} is not known in this process: {out}")
+        raise not_encodable(at, f"the type {short(tag)} is not known in this process: {out}")
     try:
-        return revive(revived(form, at))
+        return revive(untag(form, at))
     except UnserialisableResult:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, OSError) as error:
-        raise refused(at, f"the {tag} here cannot be read: {type(error).__name__}: {error}") from error
+        raise not_encodable(at, f"the {tag} here cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _revived_inside(value: Any, items: Iterable[tuple[Any, Any]], at: At | None) -> Any:
-    here = At(at, None)
+def _revived_inside(value: Any, items: Iterable[tuple[Any, Any]], at: Path | None) -> Any:
+    here = Path(at, None)
     for here.step, item in items:
         if type(item) is dict or type(item) is list:
-            value[here.step] = revived(item, here)
+            value[here.step] = untag(item, here)
     return value
 
 
 def _only(kind: type, form: Any) -> Any:
     if type(form) is not kind:
-        raise TypeError(f"expected {a_kind(kind)}, found {a_kind(type(form))}")
+        raise TypeError(f"expected {type_name(kind)}, found {type_name(type(form))}")
     return form
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 from uuid import UUID
 
 from ...errors import InvalidArgument, UnserialisableResult, brief
-from ..validation import At, a_kind, inside, refused, short
+from ..validation import Path, descend, not_encodable, short, type_name
 from .json import MAX_BYTES, MAX_RESULT, decode, encode
 from .tagged import DICTS, NOT_STORED, REGISTRY, Turn
 from .type_hints import hints_of
@@ -60,7 +60,7 @@ def as_text(annotation: Any) -> Turn | None:
 
 
 def _convert_text(
-    kind: type, read: Callable[[str], Any], write: Callable[[Any], str], value: Any, at: At | None, back: bool
+    kind: type, read: Callable[[str], Any], write: Callable[[Any], str], value: Any, at: Path | None, back: bool
 ) -> Any:
     if back:
         return read(value) if isinstance(value, str) else value
@@ -80,7 +80,7 @@ class Codec(NamedTuple):
     needed: bool = True
 
 
-def build(value: object, annotation: object, policy: Policy = STEP_RESULT, at: At | None = None) -> object:
+def build(value: object, annotation: object, policy: Policy = STEP_RESULT, at: Path | None = None) -> object:
     """Build the dataclasses, Enums and tuples that the annotation names from plain JSON.
 
     Raises:
@@ -253,11 +253,11 @@ def _require_restorable(cls: type) -> None:
             raise InvalidArgument(f"{cls.__name__}.{field.name} is an InitVar, which is not kept: give it a default")
 
 
-def _mismatch(at: At | None, said: str, value: object) -> UnserialisableResult:
+def _mismatch(at: Path | None, said: str, value: object) -> UnserialisableResult:
     if type(value).__name__ == said:
         why = f"the annotation names another definition of {said}, got one that was defined later or elsewhere"
-        return refused(at, f"{why}. Define the annotated function again, or register_type({said}).")
-    return refused(at, f"the annotation says {said}, this is {a_kind(type(value))}: make the two agree")
+        return not_encodable(at, f"{why}. Define the annotated function again, or register_type({said}).")
+    return not_encodable(at, f"the annotation says {said}, this is {type_name(type(value))}: make the two agree")
 
 
 def _passes(value: object) -> bool:
@@ -268,27 +268,27 @@ def _passes(value: object) -> bool:
 # The conversions. `back` is from plain JSON; both ways return the value itself where nothing changes.
 
 
-def _same(value: Any, at: At | None, back: bool) -> Any:
+def _same(value: Any, at: Path | None, back: bool) -> Any:
     return value
 
 
 _LEAF: Final = Codec(_same, needed=False)
 
 
-def _convert_checked(kinds: tuple[type, ...], convert: Turn, value: Any, at: At | None, back: bool) -> Any:
+def _convert_checked(kinds: tuple[type, ...], convert: Turn, value: Any, at: Path | None, back: bool) -> Any:
     # True is an int, and rarely meant as one.
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise refused(at, f"must be {wanted}, got {brief(value)}")
+        raise not_encodable(at, f"must be {wanted}, got {brief(value)}")
     return convert(value, at, back)
 
 
-def _convert_alias(annotation: Any, policy: Policy, value: Any, at: At | None, back: bool) -> Any:
+def _convert_alias(annotation: Any, policy: Policy, value: Any, at: Path | None, back: bool) -> Any:
     # A `type` alias may name itself: looked into on use.
     return codec_of(annotation.__value__, policy).convert(value, at, back)
 
 
-def _convert_items(kind: Any, first: list[Turn], rest: Turn, value: Any, at: At | None, back: bool) -> Any:
+def _convert_items(kind: Any, first: list[Turn], rest: Turn, value: Any, at: Path | None, back: bool) -> Any:
     """Lists, tuples and sets, item by item. A tuple or a set is a list in plain JSON, so a list in its place is
     refused; under `list`, a tuple stays one.
     """
@@ -297,7 +297,7 @@ def _convert_items(kind: Any, first: list[Turn], rest: Turn, value: Any, at: At 
         raise _mismatch(at, kind.__name__, value)
     if given is not kind and given is not list and not (is_list and given is tuple):
         return value
-    here, converted = inside(at, value), []
+    here, converted = descend(at, value), []
     for index, item in enumerate(value):
         here.step = None if given in (set, frozenset) else index
         converted.append((first[index] if index < len(first) else rest)(item, here, back))
@@ -310,27 +310,27 @@ def _convert_items(kind: Any, first: list[Turn], rest: Turn, value: Any, at: At 
     try:
         return (given if is_list else kind)(converted)
     except TypeError as error:
-        raise refused(at, f"no {kind.__name__} can hold these: {error}") from error
+        raise not_encodable(at, f"no {kind.__name__} can hold these: {error}") from error
 
 
-def _convert_dict(cls: Any, policy: Policy, rest: Turn, value: Any, at: At | None, back: bool) -> Any:
+def _convert_dict(cls: Any, policy: Policy, rest: Turn, value: Any, at: Path | None, back: bool) -> Any:
     """A dict, value by value; with `cls`, a TypedDict, each by its own annotation."""
     if type(value) not in DICTS:
         return value
     named = _converters(cls, policy) if cls else {}
-    here, converted = inside(at, value), {}
+    here, converted = descend(at, value), {}
     for key, item in value.items():
         here.step = key
         converted[key] = named.get(key, rest)(item, here, back)
     return converted if any(converted[key] is not item for key, item in value.items()) else value
 
 
-def _convert_enum(cls: type[enum.Enum], by_value: bool, value: Any, at: At | None, back: bool) -> Any:
+def _convert_enum(cls: type[enum.Enum], by_value: bool, value: Any, at: Path | None, back: bool) -> Any:
     """An Enum, written by value or by the name of its member; a Flag by its number, for sets of flags have no name."""
     if type(value) is cls:
         is_flag = isinstance(value, enum.Flag)
         if not is_flag and cls.__members__.get(value.name) is not value:
-            raise refused(at, f"{value!r} is no member of {cls.__name__}: return one")
+            raise not_encodable(at, f"{value!r} is no member of {cls.__name__}: return one")
         return value if back else value.value if by_value or is_flag else value.name
     if _passes(value):
         return value
@@ -343,11 +343,11 @@ def _convert_enum(cls: type[enum.Enum], by_value: bool, value: Any, at: At | Non
     # True equals 1, and is another value.
     if member is None or (type(value) is not str and isinstance(value, bool) is not isinstance(member.value, bool)):
         known = brief([each.value if by_value else each.name for each in cls])
-        raise refused(at, f"{short(value)} is not a member of {cls.__name__}, which has {known}")
+        raise not_encodable(at, f"{short(value)} is not a member of {cls.__name__}, which has {known}")
     return member
 
 
-def _convert_dataclass(cls: type, policy: Policy, value: Any, at: At | None, back: bool) -> Any:
+def _convert_dataclass(cls: type, policy: Policy, value: Any, at: Path | None, back: bool) -> Any:
     """A dataclass, written as a dict of its fields and built by its own constructor."""
     kind: type = type(value)
     if back and kind is dict:
@@ -358,7 +358,7 @@ def _convert_dataclass(cls: type, policy: Policy, value: Any, at: At | None, bac
         raise _mismatch(at, cls.__name__, value)
     if back:
         return value
-    here, tree = inside(at, value), {}
+    here, tree = descend(at, value), {}
     for name, convert in _converters(cls, policy).items():
         item = getattr(value, name, _MISSING)
         if item is not _MISSING:
@@ -367,8 +367,8 @@ def _convert_dataclass(cls: type, policy: Policy, value: Any, at: At | None, bac
     return tree
 
 
-def _built(cls: Any, policy: Policy, tree: dict[str, Any], at: At | None) -> Any:
-    here, converters = inside(at, tree), _converters(cls, policy)
+def _built(cls: Any, policy: Policy, tree: dict[str, Any], at: Path | None) -> Any:
+    here, converters = descend(at, tree), _converters(cls, policy)
     tree, values, arguments = policy.adapt(cls, tree), {}, {}
     for field in dataclasses.fields(cls):
         here.step = name = field.name
@@ -377,11 +377,13 @@ def _built(cls: Any, policy: Policy, tree: dict[str, Any], at: At | None) -> Any
             if field.init:
                 arguments[name] = values[name]
         elif field.init and field.default is field.default_factory is _MISSING:
-            raise refused(at, f"{cls.__name__} needs {name!r}, which is missing: add it, or give the field a default")
+            raise not_encodable(
+                at, f"{cls.__name__} needs {name!r}, which is missing: add it, or give the field a default"
+            )
     try:
         record = cls(**arguments)
     except Exception as error:  # the constructor is the user's
-        raise refused(at, f"{cls.__name__} would not be built: {type(error).__name__}: {error}") from error
+        raise not_encodable(at, f"{cls.__name__} would not be built: {type(error).__name__}: {error}") from error
     for name, item in values.items() if policy.restore else ():
         # What __post_init__ changes was changed before it was written, and a second time would show.
         if getattr(record, name, _MISSING) is not item:
@@ -389,7 +391,7 @@ def _built(cls: Any, policy: Policy, tree: dict[str, Any], at: At | None) -> Any
     return record
 
 
-def _convert_union(members: list[Turn], said: str, out: str, value: Any, at: At | None, back: bool) -> Any:
+def _convert_union(members: list[Turn], said: str, out: str, value: Any, at: Path | None, back: bool) -> Any:
     """What the one member makes of it that changes it; written only where it alone would read it back."""
     if _passes(value):
         return value
@@ -398,11 +400,11 @@ def _convert_union(members: list[Turn], said: str, out: str, value: Any, at: At 
     if len(made) > 1 or len(read) != len(made):
         kind = type(value)
         way = f"register_type({kind.__name__})" if _registrable(kind) else out
-        raise refused(at, f"the JSON of {a_kind(kind)} fits more than one of {said}: {way}")
+        raise not_encodable(at, f"the JSON of {type_name(kind)} fits more than one of {said}: {way}")
     return made[0] if made else value
 
 
-def _changed(members: list[Turn], said: str, value: Any, at: At | None, back: bool) -> list[Any]:
+def _changed(members: list[Turn], said: str, value: Any, at: Path | None, back: bool) -> list[Any]:
     """What the members make of the value, without those that refuse it or leave it as it is."""
     results = []
     for convert in members:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..._core.lazy_import import load
 from ...errors import StorageError, StorageFull
 from .script import Script, bulk
-from .url import Place
+from .url import RedisAddress
 
 ANSWER = 2.0  # seconds a server may take for one answer
 IDLE = 0.5  # seconds after which a connection is looked at before it is used again
@@ -56,19 +56,19 @@ def driver() -> Driver:
     )  # fmt: skip
 
 
-class Unsent(Exception):
+class NotSent(Exception):
     """Nothing was carried out; it may be tried again."""
 
 
-class Unanswered(Exception):
+class NoReply(Exception):
     """Whether it was carried out is not known."""
 
 
-class NotCarriedOut(Exception):
+class ServerRefused(Exception):
     """The server says so, and why: it does not know the script, it is not the one to ask, or not now."""
 
 
-def connection(place: Place, **options: Any) -> Any:
+def connection(place: RedisAddress, **options: Any) -> Any:
     """A Connection of redis-py (whose methods have no types) that never tries anything again by itself."""
     about: dict[str, Any] = {
         "db": place.db, "username": place.username, "password": place.password, "socket_timeout": ANSWER,
@@ -82,14 +82,16 @@ def connection(place: Place, **options: Any) -> Any:
     return kind(host=place.host, port=place.port, socket_keepalive=True, **about)
 
 
-class Line:
+class Connection:
     """A connection, made when it is needed; `connected(line)` looks at each new one. One thread uses it at a time.
 
     `script()` gives what `evaluate` runs.
     """
 
-    def __init__(self, place: Place, connected: Callable[[Line], None], script: Callable[[], Script]) -> None:
-        self.place: Place = place
+    def __init__(
+        self, place: RedisAddress, connected: Callable[[Connection], None], script: Callable[[], Script]
+    ) -> None:
+        self.place: RedisAddress = place
         self._home = place
         self._connected = connected
         self._script = script
@@ -106,12 +108,12 @@ class Line:
                 self._connect()
             try:
                 return self.call(last)
-            except NotCarriedOut as told:
+            except ServerRefused as told:
                 try:
                     self.mend(told)
-                except Unanswered as error:
-                    raise Unsent(str(error)) from error
-        raise Unsent(f"{self.place} sends us elsewhere again and again, or forgets the script")
+                except NoReply as error:
+                    raise NotSent(str(error)) from error
+        raise NotSent(f"{self.place} sends us elsewhere again and again, or forgets the script")
 
     def call(self, last: bytes) -> list[bytes]:
         """The same once, over the connection there is; NotCarriedOut where the server says what is missing."""
@@ -121,16 +123,16 @@ class Line:
         except Exception as error:
             # Not sent to again, or redis-py would connect by itself, and a later answer be taken for this one's.
             self.drop()
-            raise Unanswered(f"{self.place}: {error!s:.300}") from error
+            raise NoReply(f"{self.place}: {error!s:.300}") from error
         try:
             answers: list[bytes] = self._read()
         except driver().said as error:
-            if (said := in_full(error)).startswith(("NOSCRIPT", "MOVED ", "ASK ")):
-                raise NotCarriedOut(said) from error
+            if (said := full_error_text(error)).startswith(("NOSCRIPT", "MOVED ", "ASK ")):
+                raise ServerRefused(said) from error
             raise refused(f"{self.place}: {said}") from error
         return answers
 
-    def mend(self, told: NotCarriedOut) -> None:
+    def mend(self, told: ServerRefused) -> None:
         """Do what the server says is missing."""
         said = str(told)
         if said.startswith(("MOVED ", "ASK ")):
@@ -161,7 +163,7 @@ class Line:
             self._conn.send_command(*command)
         except driver().broken as error:
             self.drop()
-            raise Unanswered(f"{self.place}: {error!s:.300}") from error
+            raise NoReply(f"{self.place}: {error!s:.300}") from error
         return self._read()
 
     def _read(self) -> Any:
@@ -170,18 +172,18 @@ class Line:
             self._used = time.monotonic()
             return answer
         except driver().said as error:
-            if (said := in_full(error)).startswith(_ANSWERS_LATER):
+            if (said := full_error_text(error)).startswith(_ANSWERS_LATER):
                 if said.startswith("READONLY"):
                     self.drop()  # the master is another one now
-                raise Unsent(f"{self.place}: {said:.300}") from error
+                raise NotSent(f"{self.place}: {said:.300}") from error
             raise
         except driver().loading as error:
             self.drop()
-            raise Unsent(f"{self.place} is still loading its data") from error
+            raise NotSent(f"{self.place} is still loading its data") from error
         except Exception as error:
             # Of any kind: no later answer may be taken for this one's.
             self.drop()
-            raise Unanswered(f"{self.place}: {error!s:.300}") from error
+            raise NoReply(f"{self.place}: {error!s:.300}") from error
         except BaseException:
             self.drop()
             raise
@@ -202,14 +204,14 @@ class Line:
                 ) from error
             if isinstance(error, driver().said) and any(word in str(error) for word in _NO_DATABASE):
                 raise StorageError(f"{self.place} has no database {self.place.db}: {error!s:.300}") from error
-            raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error
+            raise NotSent(f"{self.place} cannot be reached: {error!s:.300}") from error
         self._conn = conn
         try:
             self.ask("SCRIPT LOAD", self._script().text)
             self._connected(self)
-        except Unanswered as error:
+        except NoReply as error:
             self.drop()
-            raise Unsent(str(error)) from error
+            raise NotSent(str(error)) from error
         except BaseException:
             self.drop()
             raise
@@ -221,7 +223,7 @@ class Line:
                 conn.disconnect()
 
 
-def in_full(error: Exception) -> str:
+def full_error_text(error: Exception) -> str:
     """What a server said, with its first word, whatever version of redis-py heard it."""
     said, word = str(error), _WORDS.get(type(error).__name__, "")
     return said if said.startswith(word) else f"{word} {said}"
@@ -236,6 +238,6 @@ def refused(said: str) -> StorageError:
     return StorageError(said)
 
 
-def pause(seconds: float = 0.05) -> None:
+def reconnect_delay(seconds: float = 0.05) -> None:
     """Before the server is tried again."""
     time.sleep(seconds)

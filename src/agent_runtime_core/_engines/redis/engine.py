@@ -19,16 +19,16 @@ from ..._core.clock import SYSTEM, Clock
 from ..._core.per_loop import PerLoop
 from ...errors import InvalidArgument, LeaseLost, StorageBusy, StorageError
 from ..backend import OnShared
-from ..base import Concern, Guard, Op
-from ..commit_request import LoopBatch, Request, wait_in_thread
+from ..base import Guard, Op, OperationSet
+from ..commit_request import CommitRequest, LoopBatch, wait_in_thread
 from ..shared_engine import Process, SharedEngine
-from .connection import Line, NotCarriedOut, Unsent, driver, refused
-from .notifier import ChannelBell
+from .connection import Connection, NotSent, ServerRefused, driver, refused
+from .notifier import PubSubNotifier
 from .pipeline import CommitPipeline, ScriptCall
 from .safety_checks import ASKED, check, identity, parsed_config, parsed_info
-from .script import Codec, RedisConcern, Script, joined, packed, prepared, unpacked
+from .script import Codec, RedisOperationSet, Script, joined, packed, prepared, unpacked
 from .subscription import Subscription
-from .url import Place, redis_place
+from .url import RedisAddress, redis_place
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -39,7 +39,7 @@ class RedisEngine(SharedEngine):
     """Use `RedisEngine.open(url)`: all backends of a process on one server and prefix share one engine."""
 
     kind = "redis"
-    linger: float = 0.002
+    buffer_delay: float = 0.002
 
     _open: ClassVar[dict[tuple[Any, ...], RedisEngine]] = {}
     _open_lock = threading.Lock()
@@ -55,23 +55,23 @@ class RedisEngine(SharedEngine):
                 engine = cls._open[key] = cls(key, place, clock)
             return engine.share()
 
-    def __init__(self, key: tuple[Any, ...], place: Place, clock: Clock) -> None:
+    def __init__(self, key: tuple[Any, ...], place: RedisAddress, clock: Clock) -> None:
         super().__init__(key, str(place), clock)
-        self.place: Place = place
+        self.place: RedisAddress = place
         #: Lease and wall times are the server's, but for a clock that a test has in its hand.
         self.by_server: bool = clock is SYSTEM
         self.patience: float = PATIENCE
         self._prefix = place.tag
         self._codecs: dict[str, Codec] = {}
         self._refusals: dict[str, Callable[[], Exception]] = {}
-        self._concerns: dict[str, RedisConcern] = {}
+        self._concerns: dict[str, RedisOperationSet] = {}
         self._desks: PerLoop[LoopBatch] = PerLoop(self._desk)
         self._met: dict[tuple[str, int], str] = {}  # which life of which server is where
         self._last: dict[tuple[str, int], Any] = {}  # what that calls our last connection to it
         self._script: Script = self._prepared()
-        self._line = Line(place, self._connected, lambda: self._script)
+        self._line = Connection(place, self._connected, lambda: self._script)
         self._pipe = CommitPipeline(self._line, self._tell, lambda: self.patience)
-        self._bell = ChannelBell(place, f"{self._prefix}:bell")
+        self._bell = PubSubNotifier(place, f"{self._prefix}:bell")
 
     def _prepared(self) -> Script:
         return prepared(joined(list(self._concerns.values())), f"{self._prefix}:", "server" if self.by_server else "")
@@ -79,10 +79,10 @@ class RedisEngine(SharedEngine):
     def lease_now(self) -> float:
         return 0.0 if self.by_server else self.clock.boot()
 
-    def add(self, concern: Concern) -> None:
+    def add(self, concern: OperationSet) -> None:
         if concern.name in self._concerns:
             return
-        if not isinstance(concern, RedisConcern):
+        if not isinstance(concern, RedisOperationSet):
             raise InvalidArgument(f"the concern {concern.name!r} has no operations for Redis")
         self._codecs.update(concern.codecs)
         self._refusals.update(concern.refusals)
@@ -92,14 +92,14 @@ class RedisEngine(SharedEngine):
     # -- the callers' side
 
     def _call(self, guard: Guard | None, ops: Sequence[Op]) -> ScriptCall:
-        self._usable()
+        self._ensure_open()
         return ScriptCall(guard, ops, packed(guard, ops, self._codecs), self)
 
-    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Request:
+    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> CommitRequest:
         return self._call(guard, ops)
 
     def callers(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
-        self._usable()
+        self._ensure_open()
         return self._desks[loop]
 
     def _desk(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
@@ -112,14 +112,14 @@ class RedisEngine(SharedEngine):
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         return wait_in_thread(self._call(guard, ops), self.submit, str(self.place), self._in_all())
 
-    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         call = self._call(guard, ops)
         with contextlib.suppress(RuntimeError):
             self._desks.here().send(call)
             return
         self.submit(call)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: CommitRequest) -> None:
         """Pass a commit on to be carried out, after all that this caller passed on before."""
         assert isinstance(request, ScriptCall)
         if isinstance(request.callers, LoopBatch):
@@ -158,7 +158,7 @@ class RedisEngine(SharedEngine):
             return self._refusals[word]()
         return refused(f"{self.place}: {about or word}")
 
-    def _connected(self, line: Line) -> None:
+    def _connected(self, line: Connection) -> None:
         """Look at a server we have just connected to."""
         info = parsed_info(line.ask("INFO"))
         try:
@@ -166,7 +166,7 @@ class RedisEngine(SharedEngine):
         except driver().said:  # it tells nobody
             settings = None
         if self._met and info.get("role") == "slave":
-            raise Unsent(f"{self.place} is a replica now, and the master is not known here")
+            raise NotSent(f"{self.place} is a replica now, and the master is not known here")
         check(info, settings, self.place)
         self._try_bell(line)
         self._try_rights(line)
@@ -178,7 +178,7 @@ class RedisEngine(SharedEngine):
         number = self._end_last(line, where)
         self._met[where], self._last[where] = server, number
 
-    def _try_bell(self, line: Line) -> None:
+    def _try_bell(self, line: Connection) -> None:
         """Redis 7 gives a new user no channel: nobody would hear of our commits."""
         bell = f"{self._prefix}:bell"
         try:
@@ -189,14 +189,14 @@ class RedisEngine(SharedEngine):
                 f"ACL SETUSER … &{bell} &{bell}:* +publish +subscribe +unsubscribe +psubscribe"
             ) from error
 
-    def _try_rights(self, line: Line) -> None:
+    def _try_rights(self, line: Connection) -> None:
         """A user who may not use all commands would leave half of what some commits write."""
         try:
             [answer] = line.call(f"[{packed(None, [Op('rights', ())], {})}]".encode())
-        except NotCarriedOut as told:
+        except ServerRefused as told:
             if str(told).startswith(("MOVED ", "ASK ")):
                 return  # so is what comes next, and then another connection is tried
-            raise Unsent(f"{self.place}: {told}") from told
+            raise NotSent(f"{self.place}: {told}") from told
         [forbidden] = json.loads(answer)
         if forbidden:
             needed = " ".join(f"+{command.lower()}" for command in forbidden)
@@ -205,7 +205,7 @@ class RedisEngine(SharedEngine):
                 f"ACL SETUSER … ~{self._prefix}:* {needed}"
             )
 
-    def _end_last(self, line: Line, where: tuple[str, int]) -> Any:
+    def _end_last(self, line: Connection, where: tuple[str, int]) -> Any:
         """Have the server carry out no more of what was sent over the last connection; what it calls this one.
 
         What the network has of it yet would come behind its own repeat, and behind what was written since.
@@ -223,7 +223,7 @@ class RedisEngine(SharedEngine):
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self._bell.listen(topic, wake)
 
-    def letters(self, topic: str, take: Callable[[bytes], None], lost: Callable[[], None]) -> Subscription:
+    def subscription(self, topic: str, take: Callable[[bytes], None], lost: Callable[[], None]) -> Subscription:
         """What is said on that topic and meant for one loop, which has still to be connected: of a cluster, to the node
         that ran the script last."""
         return Subscription(lambda: self._line.place, f"{self._prefix}:bell:{topic}", take, lost)
@@ -233,10 +233,12 @@ class RedisEngine(SharedEngine):
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._desks[loop].flush()
 
-    def _shut(self) -> None:
+    def _close_now(self) -> None:
         def ring() -> None:
             with contextlib.suppress(Exception):
-                Line(self.place, lambda line: None, lambda: self._script).ask("PUBLISH", f"{self._prefix}:bell", "")
+                Connection(self.place, lambda line: None, lambda: self._script).ask(
+                    "PUBLISH", f"{self._prefix}:bell", ""
+                )
 
         self._bell.close(ring, self.patience)
         self._pipe.close()

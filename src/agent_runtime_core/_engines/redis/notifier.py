@@ -7,9 +7,9 @@ import logging
 import re
 from typing import Any
 
-from ..notifier import Bell
-from .connection import connection, pause
-from .url import Place
+from ..notifier import Notifier
+from .connection import connection, reconnect_delay
+from .url import RedisAddress
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -17,24 +17,24 @@ QUIET = 5.0  # seconds without a word, after which the server is asked for one
 _TURN = 1.0  # seconds between looks whether it is over
 
 
-class ChannelBell(Bell):
+class PubSubNotifier(Notifier):
     """After a time without a connection all are woken. Why it has none is logged once for each kind of error.
 
     It follows the topics that somebody here listens to, and over TLS all of them: only its own thread may
     use such a connection.
     """
 
-    def __init__(self, place: Place, channel: str) -> None:
+    def __init__(self, place: RedisAddress, channel: str) -> None:
         super().__init__()
         self._place = place
         self._channel = channel
         self._conn: Any = None  # where what is rung can be heard
         self._said: set[type] = set()
 
-    def _begun(self, topic: str) -> None:
+    def _topic_added(self, topic: str) -> None:
         self._say("SUBSCRIBE", topic)
 
-    def _over(self, topic: str) -> None:
+    def _topic_removed(self, topic: str) -> None:
         self._say("UNSUBSCRIBE", topic)
 
     def _say(self, command: str, topic: str) -> None:
@@ -67,7 +67,7 @@ class ChannelBell(Bell):
                 self._hear(conn)
             except Exception as error:  # noqa: BLE001 - of any kind: a listener's thread may be dropping the connection at this moment
                 self._tell(error)
-                pause(0.2)
+                reconnect_delay(0.2)
             finally:
                 with self._lock:
                     self._conn = None

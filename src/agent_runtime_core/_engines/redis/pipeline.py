@@ -14,20 +14,22 @@ from queue import Empty, SimpleQueue
 from ..._core.threads import started
 from ...errors import AgentRuntimeError, StorageBusy, StorageClosed, StorageError, brief
 from ..base import Guard, Op
-from ..commit_request import Carrier, Request, deliver
-from .connection import Line, Unanswered, Unsent, pause, refused
+from ..commit_request import CommitExecutor, CommitRequest, resolve_all
+from .connection import Connection, NoReply, NotSent, reconnect_delay, refused
 
 BATCH = 64  # commits in one call of the script
 LARGE = 1_000_000  # characters after which no more are added to a call
 POSTED = 4.0  # times the patience for a commit without a waiting caller, which therefore is not repeated by a caller
 
 
-class ScriptCall(Request):
+class ScriptCall(CommitRequest):
     """A commit on its way to the server."""
 
     __slots__ = ("born", "text")
 
-    def __init__(self, guard: Guard | None, ops: Sequence[Op], text: str, carrier: Carrier | None = None) -> None:
+    def __init__(
+        self, guard: Guard | None, ops: Sequence[Op], text: str, carrier: CommitExecutor | None = None
+    ) -> None:
         super().__init__(guard, ops, carrier)
         self.text: str = text
         self.born: float = time.monotonic()
@@ -50,7 +52,7 @@ class CommitPipeline:
     """
 
     def __init__(
-        self, line: Line, read_answer: Callable[[ScriptCall, bytes], None], patience: Callable[[], float]
+        self, line: Connection, read_answer: Callable[[ScriptCall, bytes], None], patience: Callable[[], float]
     ) -> None:
         self._line = line
         self._read_answer = read_answer
@@ -110,9 +112,9 @@ class CommitPipeline:
         while batch := [call for call in batch if not call.withdrawn]:
             try:
                 answers = self._evaluated(batch)
-            except (Unsent, Unanswered) as error:
+            except (NotSent, NoReply) as error:
                 if batch := self._given_up(batch, error):
-                    pause()
+                    reconnect_delay()
             except Exception as error:  # noqa: BLE001 - this thread must go on for the other callers
                 self._failed(batch, error)
                 return
@@ -126,10 +128,10 @@ class CommitPipeline:
         while True:
             try:
                 return self._line.evaluate(joined(batch))
-            except Unsent:
+            except NotSent:
                 if time.monotonic() >= until or self._closed:
                     raise
-                pause()
+                reconnect_delay()
 
     def _until(self, call: ScriptCall) -> float:
         return call.born + self._patience() * (POSTED if call.posted else 1)
@@ -146,22 +148,22 @@ class CommitPipeline:
 
     def _answered(self, batch: Sequence[ScriptCall], answers: Sequence[bytes]) -> None:
         if not isinstance(answers, list) or len(answers) != len(batch):
-            self._failed(batch, Unanswered(f"{self._line.place} answers something else: {brief(answers, 300)}"))
+            self._failed(batch, NoReply(f"{self._line.place} answers something else: {brief(answers, 300)}"))
             return
         for call, answer in zip(batch, answers, strict=True):
             try:
                 self._read_answer(call, answer)
             except Exception as error:  # noqa: BLE001 - an unreadable answer belongs to one commit alone
                 call.error = refused(f"{self._line.place}: an answer that makes no sense: {error!r}")
-        deliver(batch)
+        resolve_all(batch)
 
     def _failed(self, batch: Sequence[ScriptCall], error: Exception) -> None:
-        if isinstance(error, Unanswered):
+        if isinstance(error, NoReply):
             error = StorageBusy(f"{error}; whether the write landed is unknown, repeating it is safe")
-        elif isinstance(error, Unsent):
+        elif isinstance(error, NotSent):
             error = StorageBusy(f"{error}; nothing was written, try again")
         elif not isinstance(error, AgentRuntimeError):
             error = refused(f"{self._line.place}: {type(error).__name__}: {error}")
         for call in batch:
             call.error = call.error or error
-        deliver(batch)
+        resolve_all(batch)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ...errors import UnsafeRedis
-from .url import Place
+from .url import RedisAddress
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -36,7 +36,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 _said: set[tuple[str, str, str]] = set()
 
 
-class Finding(NamedTuple):
+class SafetyFinding(NamedTuple):
     """A setting that costs runs, what it is now, why that is bad and what to do about it."""
 
     setting: str
@@ -52,11 +52,11 @@ class Finding(NamedTuple):
 def check(
     info: Mapping[str, object],
     config: Mapping[str, object] | None,
-    place: Place,
+    place: RedisAddress,
     *,
     allow_unsafe: bool = False,
     key_prefix: str | None = None,
-) -> list[Finding]:
+) -> list[SafetyFinding]:
     """All `findings`, each logged once for each life of the server; UnsafeRedis if any of them is refused.
 
     With `allow_unsafe`, here or in the place, nothing is refused and all of it is logged.
@@ -80,10 +80,10 @@ def check(
 def findings(
     info: Mapping[str, object],
     config: Mapping[str, object] | None,
-    place: Place,
+    place: RedisAddress,
     *,
     key_prefix: str | None = None,
-) -> list[Finding]:
+) -> list[SafetyFinding]:
     """What is unsafe about a server, by its INFO and CONFIG GET (None: it tells nobody), refused ones first.
 
     `key_prefix` is what every key begins with, by default the place's hash tag.
@@ -139,89 +139,91 @@ def _from_info(info: Mapping[str, object]) -> dict[str, object]:
     return told
 
 
-def _server(told: Mapping[str, str], key_prefix: str) -> Iterator[Finding]:
+def _server(told: Mapping[str, str], key_prefix: str) -> Iterator[SafetyFinding]:
     mode = told.get("redis_mode") or told.get("server_mode") or ""
     role = "sentinel" if mode == "sentinel" else told.get("role", _UNKNOWN)
     if role != "master":
         master = ":".join(told[name] for name in ("master_host", "master_port") if name in told)
         at = f", at {master}" if master else ""
-        yield Finding("role", role, "refuse", "which keeps no write of ours", f"name the master in the URL{at}")
+        yield SafetyFinding("role", role, "refuse", "which keeps no write of ours", f"name the master in the URL{at}")
     version = told.get("redis_version", _UNKNOWN)
     number = _VERSION.match(version)
     if number is None or (int(number[1]), int(number[2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        yield Finding(
+        yield SafetyFinding(
             "version", version, "refuse", f"before {oldest}", f"upgrade to Redis {oldest} or later, or Valkey"
         )
     if (told.get("cluster_enabled", "0") != "0" or mode == "cluster") and not _TAGGED.match(key_prefix):
-        yield Finding(
+        yield SafetyFinding(
             "cluster-enabled", "yes", "refuse", f"and keys that begin with {key_prefix!r} lie on several nodes",
             "give them a hash tag: a prefix in braces, like '{arc}'",
         )  # fmt: skip
 
 
-def _memory(told: Mapping[str, str]) -> Iterator[Finding]:
+def _memory(told: Mapping[str, str]) -> Iterator[SafetyFinding]:
     policy = told.get("maxmemory-policy", _UNKNOWN)
     remedy = "CONFIG SET maxmemory-policy noeviction"
     if policy.startswith("volatile-"):
-        yield Finding("maxmemory-policy", policy, "warn", "which drops our keys that expire before their time", remedy)
+        yield SafetyFinding(
+            "maxmemory-policy", policy, "warn", "which drops our keys that expire before their time", remedy
+        )
     elif policy != "noeviction":
-        yield Finding("maxmemory-policy", policy, "refuse", "which may drop runs when memory is short", remedy)
+        yield SafetyFinding("maxmemory-policy", policy, "refuse", "which may drop runs when memory is short", remedy)
     if told.get("maxmemory") == "0":
-        yield Finding(
+        yield SafetyFinding(
             "maxmemory", "0", "warn", "no limit: the system kills the server when memory is short",
             "CONFIG SET maxmemory to less than the machine has; writes are then refused in time",
         )  # fmt: skip
 
 
-def _disk(told: Mapping[str, str]) -> Iterator[Finding]:
+def _disk(told: Mapping[str, str]) -> Iterator[SafetyFinding]:
     if told.get("appendonly") == "no":
         lost = "everything" if told.get("save") == "" else "what came after the last snapshot"
-        yield Finding("appendonly", "no", "warn", f"so a restart loses {lost}", "CONFIG SET appendonly yes")
+        yield SafetyFinding("appendonly", "no", "warn", f"so a restart loses {lost}", "CONFIG SET appendonly yes")
     if told.get("appendfsync") == "no":
-        yield Finding(
+        yield SafetyFinding(
             "appendfsync", "no", "warn", "so a power loss may cost half a minute of writes",
             "CONFIG SET appendfsync everysec, or always",
         )  # fmt: skip
     if told.get("no-appendfsync-on-rewrite") == "yes":
-        yield Finding(
+        yield SafetyFinding(
             "no-appendfsync-on-rewrite", "yes", "warn", "so a power loss may cost all since a rewrite of the log began",
             "CONFIG SET no-appendfsync-on-rewrite no",
         )  # fmt: skip
     if told.get("stop-writes-on-bgsave-error") == "no":
-        yield Finding(
+        yield SafetyFinding(
             "stop-writes-on-bgsave-error", "no", "warn", "so it goes on when nothing reaches the disk any more",
             "CONFIG SET stop-writes-on-bgsave-error yes",
         )  # fmt: skip
 
 
-def _replicas(told: Mapping[str, str]) -> Iterator[Finding]:
+def _replicas(told: Mapping[str, str]) -> Iterator[SafetyFinding]:
     replicas = told.get("connected_slaves", "0")
     if replicas != "0" and told.get("min-replicas-to-write") == "0":
-        yield Finding(
+        yield SafetyFinding(
             "min-replicas-to-write", "0", "warn", f"so a failover ({replicas} replicas) may lose what was not copied",
             "CONFIG SET min-replicas-to-write 1",
         )  # fmt: skip
 
 
-def _network(place: Place) -> Iterator[Finding]:
+def _network(place: RedisAddress) -> Iterator[SafetyFinding]:
     if place.loopback:
         return
     if place.password is None:
-        yield Finding(
+        yield SafetyFinding(
             "AUTH", "none", "warn", "so whoever reaches the server reads and writes every run",
             "set a password, and write redis://user:password@host:port/db",
         )  # fmt: skip
     if not place.tls:
-        yield Finding(
+        yield SafetyFinding(
             "TLS", "no", "warn", "so the network between sees every run, and the password", "write rediss://",
         )  # fmt: skip
 
 
-def _untold(told: Mapping[str, str]) -> Iterator[Finding]:
+def _untold(told: Mapping[str, str]) -> Iterator[SafetyFinding]:
     names = [name for name in ASKED if name not in told and name not in {"maxmemory-policy", "save"}]
     if names:
-        yield Finding(
+        yield SafetyFinding(
             ", ".join(names), _UNKNOWN, "warn", "for the server does not tell",
             "let our user ask (ACL SETUSER … +info +config|get), or look there yourself",
         )  # fmt: skip

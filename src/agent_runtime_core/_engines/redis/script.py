@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..._core.codec.json import compact
-from ..base import Concern, Guard, Op
+from ..base import Guard, Op, OperationSet
 
 
 class Codec(NamedTuple):
@@ -24,7 +24,7 @@ PLAIN = Codec()
 
 
 @dataclass(frozen=True)
-class RedisConcern(Concern):
+class RedisOperationSet(OperationSet):
     """A concern whose operations are Lua: `script` adds functions to `ops` and `applied`; see redis.lua.
 
     What `seldom` adds is not made in each call of the script, but in those that ask for some of it.
@@ -37,7 +37,7 @@ class RedisConcern(Concern):
     refusals: Mapping[str, Callable[[], Exception]] = field(default_factory=dict)
 
 
-def part(module: str, name: str = "redis") -> str:
+def lua_source(module: str, name: str = "redis") -> str:
     """Lua beside a Python module."""
     return Path(module).with_name(f"{name}.lua").read_text(encoding="utf-8")
 
@@ -60,7 +60,7 @@ def bulk(word: bytes) -> bytes:
     return b"$%d\r\n%s\r\n" % (len(word), word)
 
 
-def joined(concerns: Sequence[RedisConcern]) -> str:
+def joined(concerns: Sequence[RedisOperationSet]) -> str:
     """Each part is a function inside that of the part before it.
 
     The script is run from its start with each call, so the functions it makes cost time in all of them: Lua looks for
@@ -68,7 +68,7 @@ def joined(concerns: Sequence[RedisConcern]) -> str:
     """
     here = Path(__file__)
     first, last = (here.with_name(name).read_text(encoding="utf-8") for name in ("engine.lua", "end.lua"))
-    seldom = _nested([part(__file__, "admin"), *(each.seldom for each in concerns)])
+    seldom = _nested([lua_source(__file__, "admin"), *(each.seldom for each in concerns)])
     return _nested([first, *(each.script for each in concerns), f"local function seldom()\n{seldom}\nend\n{last}"])
 
 

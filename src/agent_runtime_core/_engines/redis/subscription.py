@@ -11,7 +11,7 @@ from typing import Any
 from ..._core.threads import in_thread, started
 from ...errors import StorageError
 from .connection import connection
-from .url import Place
+from .url import RedisAddress
 
 
 class Subscription:
@@ -21,7 +21,7 @@ class Subscription:
     """
 
     def __init__(
-        self, place: Callable[[], Place], channel: str, take: Callable[[bytes], None], lost: Callable[[], None]
+        self, place: Callable[[], RedisAddress], channel: str, take: Callable[[bytes], None], lost: Callable[[], None]
     ) -> None:
         self.channel: str = channel
         self._place = place

@@ -26,7 +26,7 @@ _TRUTH = {"1": True, "true": True, "0": False, "false": False}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RedisAddress:
     """One database of one server, and the prefix of our keys there. Its text shows no user and no password."""
 
     host: str = ""
@@ -62,7 +62,7 @@ class Place:
         return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}/{self.db}"
 
 
-def redis_place(url: str) -> Place:
+def redis_place(url: str) -> RedisAddress:
     """The place that `url` names; InvalidArgument, without the secrets in it, for what names none."""
     if not isinstance(url, str):
         raise InvalidArgument(f"a Redis is named by a text like redis://host:6379/0, not by {type(url).__name__}")
@@ -130,7 +130,7 @@ def _credentials(url: str, parts: SplitResult) -> tuple[str | None, str | None]:
     return username, password
 
 
-def _server(url: str, parts: SplitResult) -> Place:
+def _server(url: str, parts: SplitResult) -> RedisAddress:
     try:
         port = parts.port
     except ValueError:  # its message quotes what may be a password
@@ -139,14 +139,14 @@ def _server(url: str, parts: SplitResult) -> Place:
         raise _refused(url, "after the host stands a port from 1 to 65535")
     if not parts.hostname:
         raise _refused(url, "it names no host; write redis://host:6379/0")
-    return Place(host=parts.hostname, port=port or _PORT, tls=parts.scheme == "rediss")
+    return RedisAddress(host=parts.hostname, port=port or _PORT, tls=parts.scheme == "rediss")
 
 
-def _socket(url: str, parts: SplitResult) -> Place:
+def _socket(url: str, parts: SplitResult) -> RedisAddress:
     path = unquote(parts.path)
     if parts.netloc.rpartition("@")[2] or path in ("", "/") or "\0" in path:
         raise _refused(url, "write the whole path of the socket: unix:///path/of.sock")
-    return Place(unix_socket=path)
+    return RedisAddress(unix_socket=path)
 
 
 def _database(url: str, parts: SplitResult, options: dict[str, str]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..._core.ids import path_text
 from ...errors import InvalidArgument, StorageBusy, StorageCorrupt, StorageError, StorageTooNew, brief
-from ..base import Concern
+from ..base import OperationSet
 from ..os_errors import storage_errors
 from .liveness import CommitLock
 from .one_name import name_of
@@ -114,7 +114,7 @@ class DatabaseFile:
     def _alone(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             with storage_errors(self.path):
-                had = stack.enter_context(self._lock.beside(self._patience))
+                had = stack.enter_context(self._lock.exclude_others(self._patience))
             if not had:
                 raise StorageBusy(
                     f"{self.path}: another process is in a commit for {self._patience:g} s already; was it stopped?"
@@ -166,10 +166,10 @@ class DatabaseFile:
         # is of a process that is connected too.
         with contextlib.ExitStack() as stack, contextlib.suppress(sqlite3.Error):
             with contextlib.suppress(OSError, StorageError):
-                stack.enter_context(self._lock.beside(self._patience / 2))
+                stack.enter_context(self._lock.exclude_others(self._patience / 2))
             conn.close()
 
-    def migrate(self, concern: Concern) -> None:
+    def migrate(self, concern: OperationSet) -> None:
         """Bring the concern's schema to its newest version; StorageTooNew where the file's is newer."""
         if self._versions.get(concern.name, 0) == len(concern.migrations):
             return
@@ -179,7 +179,7 @@ class DatabaseFile:
         except DRIVER_ERRORS as error:
             raise translate(error, self.path) from error
 
-    def _migrate(self, concern: Concern) -> None:
+    def _migrate(self, concern: OperationSet) -> None:
         # On a connection of its own: the writing one belongs to whoever has the turn to write.
         conn = self.connect()
         try:

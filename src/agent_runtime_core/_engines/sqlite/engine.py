@@ -25,18 +25,18 @@ from ..._core.ids import new_ulid
 from ..._core.per_loop import call_in_loop
 from ..._core.threads import started
 from ...errors import InvalidArgument, StorageBusy, StorageClosed, StorageError, brief
-from ..base import FENCE_APPLIED, FENCE_OPS, Concern, Guard, Op
-from ..commit_request import LoopBatch, Request, wait_in_thread
+from ..base import FENCE_OPS, FENCE_REPLAYS, Guard, Op, OperationSet
+from ..commit_request import CommitRequest, LoopBatch, wait_in_thread
 from ..os_errors import storage_error, storage_errors
 from ..shared_engine import SharedEngine
 from .database import DatabaseFile, FileId, check_unused, checked, file_id, look
 from .group_commit import PATIENCE
 from .live_directory import make_directory
-from .liveness import CommitLock, Presence
-from .notifier import FileBell
+from .liveness import CommitLock, ProcessLiveness
+from .notifier import FifoNotifier
 from .one_name import check_one_name
-from .transaction import DRIVER_ERRORS, Known, translate
-from .wal import Log
+from .transaction import DRIVER_ERRORS, RowCache, translate
+from .wal import WriteAheadLog
 from .writer import Writer
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -56,7 +56,7 @@ class SQLiteEngine(SharedEngine):
     """Use `SQLiteEngine.open(path)`: all backends of a process on one file share one engine."""
 
     kind = "sqlite"
-    linger: float = 0.002
+    buffer_delay: float = 0.002
     after_fork = "open it only after the fork, or start the child with 'spawn' or 'forkserver' of multiprocessing"
 
     # One writer per file and process is what makes the promises true, so the table is the process's.
@@ -92,7 +92,7 @@ class SQLiteEngine(SharedEngine):
         super().__init__(path, path, clock)
         self.path: str = path
         self.durability: str = durability
-        self.known: Known = Known()
+        self.known: RowCache = RowCache()
         self.fences: list[Callable[[Any, str], str | None]] = []
         self._concerns: set[str] = set()
         self._reads: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
@@ -110,23 +110,23 @@ class SQLiteEngine(SharedEngine):
             alone = make_directory(live, path)
             self._commit_lock = CommitLock(live)
             undo.callback(self._commit_lock.close)
-            self._presence = Presence(live, new_ulid(clock), clock, alone=alone)
+            self._presence = ProcessLiveness(live, new_ulid(clock), clock, alone=alone)
             undo.callback(self._presence.close)
             self.holder: str = self._presence.holder
             self._connected.add(self)
             undo.callback(self._connected.discard, self)
             self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, patience=PATIENCE)
             undo.callback(self.file.writing.close)
-            self.log: Log = Log(path, self.file.writing, flushes=flushes)
-            self._bell = FileBell(self._presence, clock, self.file.connect, self.file.disconnect)
+            self.log: WriteAheadLog = WriteAheadLog(path, self.file.writing, flushes=flushes)
+            self._bell = FifoNotifier(self._presence, clock, self.file.connect, self.file.disconnect)
             self.writer: Writer = self._make_writer(flushes)
-            self.add(Concern("fence", FENCE_OPS, FENCE_APPLIED, _FENCES))
+            self.add(OperationSet("fence", FENCE_OPS, FENCE_REPLAYS, _FENCES))
             undo.pop_all()
 
     def _make_writer(self, flushes: bool) -> Writer:
-        return Writer(self, self.file, self._commit_lock, self.log, self._bell.ring, flushes=flushes)
+        return Writer(self, self.file, self._commit_lock, self.log, self._bell.notify, flushes=flushes)
 
-    def add(self, concern: Concern) -> None:
+    def add(self, concern: OperationSet) -> None:
         if concern.name in self._concerns:
             return
         self.file.migrate(concern)
@@ -137,34 +137,34 @@ class SQLiteEngine(SharedEngine):
 
     # -- writing
 
-    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Request:
-        return Request(guard, ops, self)
+    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> CommitRequest:
+        return CommitRequest(guard, ops, self)
 
     def callers(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
-        self._usable()
+        self._ensure_open()
         return self.writer.outboxes[loop]
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        self._usable()
-        return wait_in_thread(Request(guard, ops), self.submit, self.path, self.writer.patience)
+        self._ensure_open()
+        return wait_in_thread(CommitRequest(guard, ops), self.submit, self.path, self.writer.patience)
 
-    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        self._usable()
-        self.submit(Request(guard, ops))
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        self._ensure_open()
+        self.submit(CommitRequest(guard, ops))
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: CommitRequest) -> None:
         """Pass a commit on to be carried out; the simulator schedules it instead."""
         if isinstance(request.callers, LoopBatch):
             request.callers.send(request)
         elif request.done is not None:
-            self.writer.hand([request])
+            self.writer.enqueue([request])
         else:
             self.writer.post(request)
 
     # -- reading
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
-        self._usable()
+        self._ensure_open()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self.submit_read(fn, args, loop, future)
@@ -178,7 +178,7 @@ class SQLiteEngine(SharedEngine):
         future: asyncio.Future[Any],
     ) -> None:
         with self._reading:
-            self._usable()  # closed by another thread meanwhile, there is nobody to read
+            self._ensure_open()  # closed by another thread meanwhile, there is nobody to read
             if not self._readers:
                 self._readers.append(started(self._read_loop, "agent-runtime-reader"))
             self._reads.put((fn, args, loop, future))
@@ -240,7 +240,7 @@ class SQLiteEngine(SharedEngine):
 
         A file of more than 64 MiB is left as it is, unless it is `always`: nobody can write for as long as it takes.
         """
-        self._usable()
+        self._ensure_open()
         if not always and self._is_large():
             return
         loop, patience = asyncio.get_running_loop(), self.writer.patience
@@ -253,7 +253,7 @@ class SQLiteEngine(SharedEngine):
         def job() -> None:
             error: BaseException | None = None
             try:
-                with self.writer.alone():
+                with self.writer.exclusive():
                     if given_up:
                         return
                     tell(begun.set)
@@ -267,7 +267,7 @@ class SQLiteEngine(SharedEngine):
             tell(_answer, done, None, error)
             tell(begun.set)
 
-        self.writer.do(job)
+        self.writer.run_job(job)
         try:
             async with asyncio.timeout(patience):
                 await begun.wait()
@@ -296,12 +296,12 @@ class SQLiteEngine(SharedEngine):
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self.writer.outboxes[loop].flush()
 
-    def _shut(self) -> None:
+    def _close_now(self) -> None:
         with self._reading:
             for _ in self._readers:
                 self._reads.put(None)
         written = self.writer.close()
-        self._bell.close(self._presence.ring_self, PATIENCE)
+        self._bell.close(self._presence.notify_self, PATIENCE)
         for thread in self._readers:
             thread.join(PATIENCE)
         # What another thread is still using is left to it: a connection that is closed under it ends the process.

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import LeaseLost, StorageBusy, StorageError
-from ..base import Concern, Guard, NotApplied, Op
-from ..commit_request import Request
+from ..base import Guard, NotApplied, Op, OperationSet
+from ..commit_request import CommitRequest
 from ..os_errors import storage_error
-from .transaction import DRIVER_ERRORS, Home, Known, SQLiteTx, translate
+from .transaction import DRIVER_ERRORS, ConnectionOwner, RowCache, SQLiteTx, translate
 from .user_transaction import FunctionFailed
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
@@ -20,30 +20,30 @@ _WEIGHT = 1 / 8  # of the latest flush in the average of them
 _RETRY = 0.002  # seconds between tries where a program outside this library holds the file's lock
 
 
-class Undone(Exception):
+class GroupRolledBack(Exception):
     """The statement of a user's function made SQLite roll back the whole transaction; its request has the error."""
 
 
-class Groups:
+class GroupCommitter:
     """Carries out groups of commits; whoever calls has the turn to use the connection, and the commit lock."""
 
     patience: float = PATIENCE
 
-    def __init__(self, home: Home, conn: sqlite3.Connection, *, path: str, flushes: bool) -> None:
+    def __init__(self, home: ConnectionOwner, conn: sqlite3.Connection, *, path: str, flushes: bool) -> None:
         self.path: str = path
         self.conn: sqlite3.Connection = conn
         self.ops: dict[str, Callable[..., Any]] = {}
         self.applied: dict[str, Callable[..., Any]] = {}
         self.once: frozenset[str] = frozenset()
-        self._known: Known = home.known
+        self._known: RowCache = home.known
         self._tx: SQLiteTx = SQLiteTx(home, conn)
         self._flushes = flushes
         self._flush = 0.0  # seconds, the moving average: a slow disk shows itself at the first
 
-    def add(self, concern: Concern) -> None:
-        self.ops.update(concern.ops)
-        self.applied.update(concern.applied)
-        self.once |= concern.once
+    def add(self, concern: OperationSet) -> None:
+        self.ops.update(concern.operations)
+        self.applied.update(concern.replays)
+        self.once |= concern.not_repeatable
 
     def _begin(self, tx: SQLiteTx) -> bool:
         """Begin a transaction; False where a program outside this library is in one."""
@@ -62,14 +62,14 @@ class Groups:
                 raise StorageBusy(f"{self.path} is locked by a program outside this library")
             time.sleep(_RETRY)
 
-    def _transact(self, tx: SQLiteTx, batch: list[Request], once: bool) -> None:
+    def _transact(self, tx: SQLiteTx, batch: list[CommitRequest], once: bool) -> None:
         """Commit a group; as if each request were alone, should one of them fail half-way."""
         try:
             self._known.check(self.conn)
             if once or not self._apply_all(tx, batch):
                 self._apply_each(tx, batch)
             self._commit(tx)
-        except (*DRIVER_ERRORS, Undone) as error:
+        except (*DRIVER_ERRORS, GroupRolledBack) as error:
             # The transaction as a whole failed: nothing of it landed.
             self._roll_back()
             if len(batch) == 1:
@@ -84,7 +84,7 @@ class Groups:
                 self._wait_to_begin(tx)
                 self._transact(tx, [request], once)
 
-    def _has_once(self, batch: list[Request]) -> bool:
+    def _has_once(self, batch: list[CommitRequest]) -> bool:
         """Whether somebody's function is run by any of these, which is not run again without need."""
         once = self.once
         if once:
@@ -102,7 +102,7 @@ class Groups:
         tx.execute("COMMIT")
         self._flush += (time.perf_counter() - since - self._flush) * _WEIGHT
 
-    def _apply_all(self, tx: SQLiteTx, batch: list[Request]) -> bool:
+    def _apply_all(self, tx: SQLiteTx, batch: list[CommitRequest]) -> bool:
         """Apply all requests without a savepoint each; False, with nothing applied, if one fails in its operations."""
         for request in batch:
             if not self.apply(tx, request):
@@ -114,17 +114,17 @@ class Groups:
                 return False
         return True
 
-    def _apply_each(self, tx: SQLiteTx, batch: list[Request]) -> None:
+    def _apply_each(self, tx: SQLiteTx, batch: list[CommitRequest]) -> None:
         for request in batch:
             tx.execute("SAVEPOINT arc_one")
             if not self.apply(tx, request):
                 if not self.conn.in_transaction:
-                    raise Undone
+                    raise GroupRolledBack
                 tx.execute("ROLLBACK TO arc_one")
                 self._known.forget()
             tx.execute("RELEASE arc_one")
 
-    def _failed(self, batch: list[Request], error: BaseException) -> None:
+    def _failed(self, batch: list[CommitRequest], error: BaseException) -> None:
         self._roll_back()
         if isinstance(error, DRIVER_ERRORS):
             error = translate(error, self.path)
@@ -140,7 +140,7 @@ class Groups:
             with contextlib.suppress(sqlite3.Error):
                 self.conn.execute("ROLLBACK")
 
-    def apply(self, tx: SQLiteTx, request: Request) -> bool:
+    def apply(self, tx: SQLiteTx, request: CommitRequest) -> bool:
         """Apply one request; False if it failed where it may have written."""
         guard = request.guard
         try:

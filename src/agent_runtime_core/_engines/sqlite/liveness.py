@@ -48,11 +48,11 @@ class CommitLock:
                 os.lseek(self._fd, 0, os.SEEK_SET)
                 os.ftruncate(self._fd, os.write(self._fd, name))
 
-    def take_now(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take it unless another process has it."""
         return fcntl is None or _locked(self._fd)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if fcntl is not None:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
@@ -61,10 +61,10 @@ class CommitLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def __exit__(self, *_: object) -> None:
-        self.let_go()
+        self.release()
 
     @contextlib.contextmanager
-    def beside(self, seconds: float) -> Iterator[bool]:
+    def exclude_others(self, seconds: float) -> Iterator[bool]:
         """Keep all commits out, those of this process too; False where whoever has it does not let go in that time, as
         one that was stopped in a commit."""
         if fcntl is None:  # pragma: no cover - Windows
@@ -102,14 +102,14 @@ def _locked(fd: int) -> bool:
     return True
 
 
-class Presence:
+class ProcessLiveness:
     """This process on one database file; `alone` in a directory that was made just now."""
 
     def __init__(self, directory: Path, holder: str, clock: Clock, *, alone: bool = False) -> None:
         self.directory = directory
         self._clock = clock
         self.holder = holder if fcntl is not None else ""
-        self.bell: int | None = None
+        self.fifo: int | None = None
         self._warned = False
         self._peers: dict[str, int] = {}
         self._listed = clock.boot() if alone else -1.0
@@ -162,45 +162,45 @@ class Presence:
 
     # -- the doorbell
 
-    def hang_bell(self) -> bool:
+    def open_fifo(self) -> bool:
         """Make this process's bell; False where it cannot be made now, so that listeners must poll."""
-        if self.bell is None and self.holder and hasattr(os, "mkfifo"):
+        if self.fifo is None and self.holder and hasattr(os, "mkfifo"):
             path = self.directory / f"{self.holder}.bell"
             try:
-                self.bell = make_fifo(path)
+                self.fifo = make_fifo(path)
             except (OSError, StorageError) as error:
                 if not self._warned:
                     self._warned = True
                     log.warning("no FIFO at %s (%s): commits of other processes are found by polling", path, error)
-        return self.bell is not None
+        return self.fifo is not None
 
     def wait(self, seconds: float) -> str:
         """Topic letters rung since the last call, after at most `seconds`."""
-        assert self.bell is not None
+        assert self.fifo is not None
         # Not select(): it takes no descriptor above 1023, and dies of one.
         bell = select.poll()
-        bell.register(self.bell, select.POLLIN)
+        bell.register(self.fifo, select.POLLIN)
         if not bell.poll(seconds * 1000):
             return ""
         try:
-            return os.read(self.bell, 4096).decode("ascii", "replace")
+            return os.read(self.fifo, 4096).decode("ascii", "replace")
         except OSError:  # another thread's read, or a failure: the database is looked at now and then as well
             return ""
 
-    def ring(self, topics: Iterable[str]) -> None:
+    def notify(self, topics: Iterable[str]) -> None:
         """Ring all other bells; only whoever has the turn to write calls this."""
         known = tuple(self._peers)
         if known:
-            self._ring(known, topics)
+            self._notify(known, topics)
         now = self._clock.boot()
         if not 0 <= now - self._listed < RESCAN:
             self._listed = now
             with contextlib.suppress(OSError):  # what is missed now is found by a later look, or by polling
                 self._rescan()
             if new := [name for name in self._peers if name not in known]:
-                self._ring(new, topics)
+                self._notify(new, topics)
 
-    def _ring(self, names: Iterable[str], topics: Iterable[str]) -> None:
+    def _notify(self, names: Iterable[str], topics: Iterable[str]) -> None:
         letters = "".join(sorted({topic[0] for topic in topics})).encode("ascii")
         for name in names:
             try:
@@ -210,10 +210,10 @@ class Presence:
             except OSError:
                 os.close(self._peers.pop(name))
 
-    def ring_self(self) -> None:
-        if self.bell is not None:
+    def notify_self(self) -> None:
+        if self.fifo is not None:
             with contextlib.suppress(OSError):
-                os.write(self.bell, b"!")
+                os.write(self.fifo, b"!")
 
     def _rescan(self) -> None:
         found = list_holders(self.directory, ".bell") - {self.holder}
@@ -230,8 +230,8 @@ class Presence:
 
     def close(self, *, forked: bool = False) -> None:
         """Let go; a forked child closes its copies and leaves the parent's files alone."""
-        peers, bell, lock = self._peers, self.bell, self._lock_fd
-        self._peers, self.bell, self._lock_fd = {}, None, -1
+        peers, bell, lock = self._peers, self.fifo, self._lock_fd
+        self._peers, self.fifo, self._lock_fd = {}, None, -1
         for fd in [*peers.values(), *([bell] if bell is not None else [])]:
             os.close(fd)
         if lock >= 0:

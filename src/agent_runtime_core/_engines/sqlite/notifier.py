@@ -8,19 +8,19 @@ import threading
 from collections.abc import Callable
 
 from ..._core.clock import Clock
-from ..notifier import Bell
-from .liveness import RESCAN, Presence
+from ..notifier import Notifier
+from .liveness import RESCAN, ProcessLiveness
 
 _POLL = 0.5  # seconds between looks at data_version behind the bell
 _POLL_WITHOUT_BELL = 0.005
 _TRY_AGAIN = 5.0  # seconds between tries to make a bell that could not be made: descriptors or inodes were short
 
 
-class FileBell(Bell):
+class FifoNotifier(Notifier):
     """Rung by other processes; behind it, and where there are no FIFOs, its thread looks at the file."""
 
     def __init__(
-        self, presence: Presence, clock: Clock, connect: Callable[[], sqlite3.Connection],
+        self, presence: ProcessLiveness, clock: Clock, connect: Callable[[], sqlite3.Connection],
         disconnect: Callable[[sqlite3.Connection], None],
     ) -> None:  # fmt: skip
         super().__init__()
@@ -29,14 +29,14 @@ class FileBell(Bell):
         self._connect = connect
         self._disconnect = disconnect
 
-    def _hang(self) -> None:
-        self._presence.hang_bell()
+    def _setup(self) -> None:
+        self._presence.open_fifo()
 
-    def ring(self, topics: set[str]) -> None:
+    def notify(self, topics: set[str]) -> None:
         """Something was committed here."""
         if self._listeners:
             self.wake(topics)
-        self._presence.ring(topics)
+        self._presence.notify(topics)
 
     def _run(self) -> None:
         # Opened at the first look, which wakes all: many a process is gone by then.
@@ -49,11 +49,11 @@ class FileBell(Bell):
             if unheard and self._clock.boot() >= unheard:
                 unheard = 0.0
                 self.wake()
-            if self._presence.bell is None and self._clock.boot() >= again:
+            if self._presence.fifo is None and self._clock.boot() >= again:
                 again = self._clock.boot() + _TRY_AGAIN
-                if self._presence.hang_bell():
+                if self._presence.open_fifo():
                     unheard = self._clock.boot() + 2 * RESCAN
-            if self._presence.bell is not None:
+            if self._presence.fifo is not None:
                 letters = self._presence.wait(2 * RESCAN if unheard else _POLL)
             else:
                 threading.Event().wait(_POLL_WITHOUT_BELL)

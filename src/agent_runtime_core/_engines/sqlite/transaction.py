@@ -67,7 +67,7 @@ def _has_no_inode(path: str) -> bool:
     return there.f_files > 0 == there.f_ffree
 
 
-class Known:
+class RowCache:
     """What the writing connection remembers of the file, true until another connection commits to it.
 
     Measured: without it, a chain of 100 steps takes 1.1 to 1.3 times as long in NORMAL, and a drain with 16 slots 1.1
@@ -93,11 +93,11 @@ class Known:
         self.rows.clear()
 
 
-class Home(Protocol):
+class ConnectionOwner(Protocol):
     """What a transaction needs of its engine."""
 
     clock: Clock
-    known: Known
+    known: RowCache
     dead_looked_at: float
     fences: list[Callable[[Any, str], str | None]]
 
@@ -107,10 +107,10 @@ class Home(Protocol):
 class SQLiteTx:
     """An open transaction on the writing connection."""
 
-    __slots__ = ("_fences", "conn", "counters", "engine", "execute", "rings", "rows")
+    __slots__ = ("_fences", "conn", "counters", "engine", "execute", "notified", "rows")
 
-    def __init__(self, engine: Home, conn: sqlite3.Connection) -> None:
-        self.engine: Home = engine
+    def __init__(self, engine: ConnectionOwner, conn: sqlite3.Connection) -> None:
+        self.engine: ConnectionOwner = engine
         self.conn: sqlite3.Connection = conn
         self._fences = engine.known.fences
         #: Numbers a concern may keep here from one transaction to the next; forgotten when somebody else commits.
@@ -120,10 +120,10 @@ class SQLiteTx:
         # Not that of one cursor for all, which is faster: after an error, Python 3.11 has it keep its statement, and so
         # the transaction of a connection that was closed meanwhile.
         self.execute: Callable[..., sqlite3.Cursor] = conn.execute
-        self.rings: set[str] = set()
+        self.notified: set[str] = set()
 
-    def ring(self, topic: str) -> None:
-        self.rings.add(topic)
+    def notify(self, topic: str) -> None:
+        self.notified.add(topic)
 
     def fence(self, key: str, token: str | None) -> None:
         self._fences.pop(key, None)  # looked up anew: a concern's own row goes before what is stored here

@@ -16,7 +16,7 @@ _PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
 _RESTART = "PRAGMA wal_checkpoint(RESTART)"
 
 
-class Log:
+class WriteAheadLog:
     """The log as the writing connection sees to it, under the commit lock.
 
     A flush that has to extend the file costs twice one that does not, so the file is extended ahead of
@@ -61,7 +61,7 @@ class Log:
         self._before += self._groups
         self._groups, self._look_after = 0, max(1, int(frames / self._per_group * 0.8))
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         frames = _MOST_AHEAD // _FRAME
         try:
             size = os.stat(self._wal).st_size

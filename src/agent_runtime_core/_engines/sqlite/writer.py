@@ -21,13 +21,13 @@ from queue import SimpleQueue
 from ..._core.per_loop import PerLoop
 from ..._core.threads import started
 from ...errors import StorageClosed, StorageError
-from ..base import Concern, always
-from ..commit_request import LoopBatch, Request, deliver, settle
+from ..base import OperationSet, always
+from ..commit_request import CommitRequest, LoopBatch, resolve, resolve_all
 from .database import DatabaseFile
-from .group_commit import Groups
+from .group_commit import GroupCommitter
 from .liveness import CommitLock
-from .transaction import Home
-from .wal import Log
+from .transaction import ConnectionOwner
+from .wal import WriteAheadLog
 
 GROUP = 256  # commits in one transaction at most
 ON_LOOP = 4  # commits of one turn that its loop carries out itself, at most
@@ -36,20 +36,26 @@ SHORT_FLUSH = 0.001  # seconds a flush takes on average, at most, for a loop to 
 _Job = Callable[[], None]  # something that needs the connection, and is no commit
 
 
-class Writer(Groups):
+class Writer(GroupCommitter):
     """What writes to one file in this process, one group at a time."""
 
     def __init__(
-        self, home: Home, file: DatabaseFile, lock: CommitLock, log: Log, ring: Callable[[set[str]], None],
-        *, flushes: bool,
-    ) -> None:  # fmt: skip
+        self,
+        home: ConnectionOwner,
+        file: DatabaseFile,
+        lock: CommitLock,
+        log: WriteAheadLog,
+        ring: Callable[[set[str]], None],
+        *,
+        flushes: bool,
+    ) -> None:
         super().__init__(home, file.writing, path=file.path, flushes=flushes)
         self._file = file
         self.lengthy: dict[str, Callable[..., bool]] = {}
         self.outboxes: PerLoop[LoopBatch] = PerLoop(self._new_batch)
         #: What was handed over together is one entry, so that the thread never finds half of a turn's commits.
-        self.inbox: SimpleQueue[list[Request] | _Job | None] = SimpleQueue()
-        self._left: list[Request] = []  # by the thread, of an entry that was more than a group
+        self.inbox: SimpleQueue[list[CommitRequest] | _Job | None] = SimpleQueue()
+        self._left: list[CommitRequest] = []  # by the thread, of an entry that was more than a group
         self._commit_lock = lock
         self._log = log
         self._ring = ring
@@ -59,36 +65,36 @@ class Writer(Groups):
         self._count = threading.Lock()
         self._turn = threading.RLock()  # whose holder uses the connection; it knows whether that is this thread
 
-    def add(self, concern: Concern) -> None:
+    def add(self, concern: OperationSet) -> None:
         super().add(concern)
-        self.lengthy |= {**dict.fromkeys(concern.once, always), **concern.lengthy}
+        self.lengthy |= {**dict.fromkeys(concern.not_repeatable, always), **concern.slow}
 
     # -- the callers' side
 
     def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
         return LoopBatch(loop, self.path, lambda: self.patience, self._carry_out, lambda: self.outboxes.pop(loop, None))
 
-    def _carry_out(self, batch: list[Request]) -> None:
+    def _carry_out(self, batch: list[CommitRequest]) -> None:
         """Carry out the commits of one turn of the running loop."""
-        if self.now(batch):
-            settle(batch)
+        if self.commit_on_loop(batch):
+            resolve(batch)
             return
         try:
-            self.hand(batch)
+            self.enqueue(batch)
         except StorageError as error:  # closed by another thread in this turn, or without one to hand it to
             for request in batch:
                 request.error = error
-            settle(batch)
+            resolve(batch)
 
-    def hand(self, requests: list[Request]) -> None:
+    def enqueue(self, requests: list[CommitRequest]) -> None:
         """Have the thread carry out commits, behind all that it was handed before."""
         self._pass_on(requests, len(requests))
 
-    def do(self, job: _Job) -> None:
+    def run_job(self, job: _Job) -> None:
         """Have the thread do something that needs the connection."""
         self._pass_on(job, 1)
 
-    def _pass_on(self, entry: list[Request] | _Job, count: int) -> None:
+    def _pass_on(self, entry: list[CommitRequest] | _Job, count: int) -> None:
         with self._count:
             if self._closed:
                 raise StorageClosed(f"{self.path} was closed")
@@ -97,16 +103,16 @@ class Writer(Groups):
             self._handed += count
             self.inbox.put(entry)
 
-    def post(self, request: Request) -> None:
+    def post(self, request: CommitRequest) -> None:
         """A commit nobody waits for: behind those of this turn of the loop, if there are any."""
         with contextlib.suppress(RuntimeError):
             outbox = self.outboxes.get(asyncio.get_running_loop())
             if outbox is not None and outbox.turn:
                 outbox.turn.append(request)
                 return
-        self.hand([request])
+        self.enqueue([request])
 
-    def now(self, batch: list[Request]) -> bool:
+    def commit_on_loop(self, batch: list[CommitRequest]) -> bool:
         """Carry out the commits of one turn of the running loop; False, with nothing done, if the thread has to.
 
         It has to where it is busy itself, so that groups form; where another process or program is
@@ -126,17 +132,17 @@ class Writer(Groups):
             if not self._turn.acquire(blocking=False) or self._closed:
                 return False
             try:
-                if not self._commit_lock.take_now():
+                if not self._commit_lock.try_acquire():
                     return False
                 self._file.expect()
                 if not self._begin(self._tx):
                     return False
-                grown = self.group(batch)
+                grown = self.commit_group(batch)
             finally:
                 try:
-                    self._commit_lock.let_go()
+                    self._commit_lock.release()
                 except BaseException:  # a signal handler's, before it did anything
-                    self._commit_lock.let_go()
+                    self._commit_lock.release()
                     raise
             self._tell_others()
         except BaseException as error:
@@ -144,7 +150,7 @@ class Writer(Groups):
             self._failed(batch, error)
             grown = False
             if not isinstance(error, Exception):
-                settle(batch)
+                resolve(batch)
                 raise
         finally:
             try:  # noqa: SIM105 - suppress() may itself be interrupted
@@ -153,7 +159,7 @@ class Writer(Groups):
                 pass
         if grown:
             with contextlib.suppress(StorageError):
-                self.do(self._tend)
+                self.run_job(self._tend)
         return True
 
     # -- the thread
@@ -168,9 +174,9 @@ class Writer(Groups):
         self.write(batch, jobs)
         return over
 
-    def _together(self) -> tuple[list[Request], int, bool]:
+    def _together(self) -> tuple[list[CommitRequest], int, bool]:
         """The next group, what is left of the last one first; how many jobs were done; whether it is the end."""
-        batch: list[Request] = []
+        batch: list[CommitRequest] = []
         jobs = 0
         while (room := GROUP - len(batch)) > 0:
             if not self._left:
@@ -189,7 +195,7 @@ class Writer(Groups):
             self._left = self._left[room:]
         return batch, jobs, False
 
-    def write(self, batch: list[Request], jobs: int = 0) -> None:
+    def write(self, batch: list[CommitRequest], jobs: int = 0) -> None:
         """Commit a group, ring the bells, then tell the callers."""
         going = [r for r in batch if not r.withdrawn]
         if going:
@@ -198,15 +204,15 @@ class Writer(Groups):
                     with self._commit_lock:
                         self._file.expect()
                         self._wait_to_begin(self._tx)
-                        if self.group(going, once=self._has_once(going)):
-                            self._log.tend()
+                        if self.commit_group(going, once=self._has_once(going)):
+                            self._log.maintain()
                     self._tell_others()
                 except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on for the others
                     self._failed(going, error)
         # Free before they are told: their next commits may be made where they are.
         with self._count:
             self._handed -= len(batch) + jobs
-        deliver(going)
+        resolve_all(going)
 
     def close(self) -> bool:
         """Carry out what was handed over, end the thread, and keep the turn; False if somebody does not give it up."""
@@ -218,23 +224,23 @@ class Writer(Groups):
         return self._turn.acquire(timeout=self.patience)
 
     def _tend(self) -> None:
-        with self.alone():
-            self._log.tend()
+        with self.exclusive():
+            self._log.maintain()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """The turn to use the connection, for more than a group; no other process commits meanwhile."""
         with self._turn, self._commit_lock:
             yield
 
-    def group(self, batch: list[Request], *, once: bool = False) -> bool:
+    def commit_group(self, batch: list[CommitRequest], *, once: bool = False) -> bool:
         """Commit a group in the transaction that has begun; True where the log has to be tended."""
         self._transact(self._tx, batch, once)
         return self._log.grown()
 
     def _tell_others(self) -> None:
-        if self._tx.rings:
-            topics, self._tx.rings = self._tx.rings, set()
+        if self._tx.notified:
+            topics, self._tx.notified = self._tx.notified, set()
             try:
                 self._ring(topics)
             except OSError:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._core.clock import SYSTEM
-from ..._core.validation import meant
+from ..._core.validation import nearest_name
 from ...errors import InvalidArgument, NotSupported, brief
 from ..models import Scope, Task, TaskList, TaskState
 from ..task_order import ready_of
@@ -162,4 +162,4 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     """InvalidArgument: a task has no such field, or not one that can be changed."""
     for name in fields:
         if name not in _FIELDS:
-            raise InvalidArgument(f"a task has no field {brief(name)} to be changed; {meant(name, _FIELDS)}")
+            raise InvalidArgument(f"a task has no field {brief(name)} to be changed; {nearest_name(name, _FIELDS)}")

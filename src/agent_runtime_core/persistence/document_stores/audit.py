@@ -13,7 +13,7 @@ from ..._core.ids import HALF
 from ..._core.validation import is_number
 from ...errors import InvalidArgument, brief
 from ..base.audit import AuditStore
-from ..documents.base import PAGE, Document, Entry, Table
+from ..documents.base import PAGE, Collection, Document, Entry
 from ..jsonl import in_order_of_time, line
 from ..model_codec import model_of, text_of
 from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope, now
@@ -188,7 +188,7 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         _check_bounds(older_than, keep, "older_than", "keep")
         return sum([await self._prune(self.home.table(scope, kind), older_than, keep) for kind in KINDS])
 
-    async def _now_and_then(self, table: Table) -> None:
+    async def _now_and_then(self, table: Collection) -> None:
         if self.max_age is None and self.max_entries is None:
             return
         place = (table.space, table.kind)
@@ -196,7 +196,7 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         if written % PRUNE_EVERY == 1:
             await self._prune(table, self.max_age, self.max_entries)
 
-    async def _prune(self, table: Table, older_than: float | None, keep: int | None) -> int:
+    async def _prune(self, table: Collection, older_than: float | None, keep: int | None) -> int:
         gone = 0
         if older_than is not None:
             gone += await _delete(table, high=self.clock.wall() - older_than)
@@ -221,7 +221,7 @@ class StoredAudit(DocumentBackedStore, AuditStore):
             yield line(kind, model_of(KINDS[kind], document.text))
 
 
-async def _delete(table: Table, **which: Any) -> int:
+async def _delete(table: Collection, **which: Any) -> int:
     """Delete what is found so; what a damaged index lists and does not find is left."""
     gone, last = 0, None
     while (found := await table.find(**which, limit=PAGE)) and found != last:

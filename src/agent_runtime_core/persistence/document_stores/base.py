@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
 from ...errors import InvalidArgument, StorageError, brief
-from ..documents.base import DocumentStore, Table, storable
+from ..documents.base import Collection, DocumentStore, storable
 from ..models import Scope
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -73,10 +73,10 @@ class DocumentHome:
         """Return the seconds after its last write that a document is kept, or None for all time."""
         return self.session_ttl if self.sessions_expire and scope is Scope.SESSION else None
 
-    def table(self, scope: Scope | None, kind: str, default: Scope = Scope.PROJECT) -> Table:
+    def table(self, scope: Scope | None, kind: str, default: Scope = Scope.PROJECT) -> Collection:
         where = default if scope is None else _scope(scope)
         self._session_begun |= where is Scope.SESSION
-        return Table(self.documents(where), self.space(where), kind, self.expires(where))
+        return Collection(self.documents(where), self.space(where), kind, self.expires(where))
 
     def space(self, scope: Scope) -> str:
         match scope:

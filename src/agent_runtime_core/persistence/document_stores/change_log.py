@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 from ..._engines.base import Op
-from ..documents.base import Document, Entry, Table
+from ..documents.base import Collection, Document, Entry
 from ..models import new_id
 
 KEPT = 500  # entries that are kept: a reader that is further back reads everything again
@@ -28,7 +28,7 @@ class ChangeLog:
     They are documents of the kind `<kind>_change`. The store counts their ranks; old ones are deleted as new ones come.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Collection) -> None:
         self._entries = replace(table, kind=f"{table.kind}_change")
 
     def note(self, keys: Iterable[str]) -> list[Op]:
@@ -79,7 +79,7 @@ I = TypeVar("I", bound=DocumentIndex)  # noqa: E741 - an index
 class TrackedIndex(Generic[I]):
     """An index in memory of all documents of a table. It is loaded once, and then reads what the log says."""
 
-    def __init__(self, table: Table, log: ChangeLog, new: Callable[[], I]) -> None:
+    def __init__(self, table: Collection, log: ChangeLog, new: Callable[[], I]) -> None:
         self._table, self._log, self._new = table, log, new
         self.index: I | None = None
         self._cursor: LogCursor | None = None

@@ -12,7 +12,7 @@ from ..._core.clock import aware
 from ..._core.codec.json import MAX_BYTES, digest
 from ..._engines.base import Op
 from ...errors import InvalidArgument, brief
-from ..documents.base import Document, Entry, Table
+from ..documents.base import Collection, Document, Entry
 from ..documents.full_text import text_in
 from ..model_codec import model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
@@ -39,7 +39,7 @@ class Header(Conversation):
 # -- its documents
 
 
-def instant(table: Table) -> float:
+def instant(table: Collection) -> float:
     """Now, in whole microseconds, as datetimes count."""
     return moment(aware(table.documents.clock.wall()))
 
@@ -94,14 +94,14 @@ def _like(when: Any, seconds: float) -> _dt.datetime:
 # -- what an object held
 
 
-class Kept(NamedTuple):
+class StoredMessage(NamedTuple):
     """A message that is stored: the digest of its text, and where it stands."""
 
     digest: str
     rank: float
 
 
-class Held(NamedTuple):
+class LoadedState(NamedTuple):
     """What a conversation object held when it was read or saved.
 
     `header` is None where it was built by hand: then it decides every field, and deletes no message.
@@ -109,11 +109,11 @@ class Held(NamedTuple):
 
     born: str
     header: str | None
-    messages: dict[str, Kept]
+    messages: dict[str, StoredMessage]
 
     @classmethod
-    def of(cls, header: Document, messages: Sequence[Document], *, by_hand: bool = False) -> Held:
-        kept = {each.key: Kept(digest(each.text), each.rank) for each in messages}
+    def of(cls, header: Document, messages: Sequence[Document], *, by_hand: bool = False) -> LoadedState:
+        kept = {each.key: StoredMessage(digest(each.text), each.rank) for each in messages}
         return cls(model_of(Header, header.text).born, None if by_hand else header.text, kept)
 
     def is_of(self, header: Document) -> bool:
@@ -133,12 +133,12 @@ def entries_of(key: str, conversation: Conversation) -> dict[str, Entry]:
     return entries
 
 
-class Save:
+class ConversationSave:
     """One try of saving a conversation over what is stored."""
 
     def __init__(
         self, key: str, conversation: Conversation, entries: dict[str, Entry], there: Document | None,
-        held: Held | None, now: float, born: str,
+        held: LoadedState | None, now: float, born: str,
     ) -> None:  # fmt: skip
         self._key, self._there, self._entries = key, there, entries
         self._held = held if there is not None else None
@@ -157,7 +157,7 @@ class Save:
             key for key in known if key not in entries
         ]  # fmt: skip
 
-    def ops(self, headers: Table, messages: Table, moved: Sequence[Document]) -> list[Op]:
+    def ops(self, headers: Collection, messages: Collection, moved: Sequence[Document]) -> list[Op]:
         """The header first, then what is written in its order, then what is deleted.
 
         `moved` are those of `self.moved` that are there: they stay as others have changed or deleted them.
@@ -175,7 +175,7 @@ class Save:
             *(messages.delete(key) for key in self._gone),
         ]
 
-    def _put(self, messages: Table, key: str, moved: Document | None) -> Op:
+    def _put(self, messages: Collection, key: str, moved: Document | None) -> Op:
         entry = self._entries[key]._replace(rank=self._ranks[key])
         if moved is None:
             return messages.put(entry)
@@ -184,18 +184,18 @@ class Save:
             entry = entry._replace(text=moved.text, words=words)
         return messages.put(entry, moved.version)
 
-    def held(self, results: Sequence[Any]) -> Held:
+    def held(self, results: Sequence[Any]) -> LoadedState:
         """What the object holds once it is saved."""
         first = 2 if self._there is None else 1
         ranks = dict(self._ranks)
         for key, (_, rank) in zip(self._written, results[first:], strict=False):
             ranks[key] = rank
-        kept = {key: Kept(self._digests[key], ranks[key] or 0.0) for key in self._entries}
-        return Held(self.header.born, self._mine, kept)
+        kept = {key: StoredMessage(self._digests[key], ranks[key] or 0.0) for key in self._entries}
+        return LoadedState(self.header.born, self._mine, kept)
 
 
 def _merged(
-    conversation: Conversation, mine: str, there: Document | None, held: Held | None, born: str
+    conversation: Conversation, mine: str, there: Document | None, held: LoadedState | None, born: str
 ) -> Header:  # fmt: skip
     """The caller's fields; of those it left as it had read them, the stored ones."""
     fields = {name: getattr(conversation, name) for name in _FIELDS}

@@ -15,12 +15,22 @@ from ..._core.ids import new_ulid
 from ..._engines.base import Op
 from ...errors import InvalidArgument, brief
 from ..base.conversations import ConversationStore, no_conversation
-from ..documents.base import Absent, Document, Entry, Table, retry_conflicts
+from ..documents.base import Collection, Document, DocumentMissing, Entry, retry_conflicts
 from ..model_codec import model_of
 from ..models import Conversation, ConversationMessage, Scope, moment
 from .arguments import check_count, check_link, id_text
 from .base import CONVERSATION, MESSAGE, DocumentBackedStore
-from .conversation_save import Header, Held, Save, entries_of, group_of, header_entry, instant, message_entry, read_back
+from .conversation_save import (
+    ConversationSave,
+    Header,
+    LoadedState,
+    entries_of,
+    group_of,
+    header_entry,
+    instant,
+    message_entry,
+    read_back,
+)
 from .three_way_merge import IdentityMap
 
 _PAGE = 200
@@ -30,7 +40,7 @@ _AT_ONCE = 16  # conversations of a list whose messages are read side by side
 class StoredConversations(DocumentBackedStore, ConversationStore):
     def __init__(self, *place: Any, **options: Any) -> None:
         super().__init__(*place, **options)
-        self._held: IdentityMap[Held] = IdentityMap()
+        self._held: IdentityMap[LoadedState] = IdentityMap()
 
     # -- whole conversations
 
@@ -52,8 +62,10 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
             there = await headers.get(key)
             held = self._held.of(conversation)
             if there is not None and not (held and held.is_of(there)):
-                held = Held.of(there, await messages.find(key), by_hand=True)
-            save = Save(key, conversation, entries, there, held, instant(headers), new_ulid(headers.documents.clock))
+                held = LoadedState.of(there, await messages.find(key), by_hand=True)
+            save = ConversationSave(
+                key, conversation, entries, there, held, instant(headers), new_ulid(headers.documents.clock)
+            )
             moved = await messages.many(save.moved)
             results = await headers.write(*save.ops(headers, messages, moved))
             self._held.remember(conversation, save.held(results))
@@ -92,10 +104,10 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
 
         return list(await asyncio.gather(*(whole(header) for header in found)))
 
-    async def _whole(self, header: Document, messages: Table) -> Conversation:
+    async def _whole(self, header: Document, messages: Collection) -> Conversation:
         found = await messages.find(header.key)
         conversation = read_back(header, found)
-        self._held.remember(conversation, Held.of(header, found))
+        self._held.remember(conversation, LoadedState.of(header, found))
         return conversation
 
     # -- messages
@@ -166,7 +178,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     async def _activate(self, conversation: Conversation, branch_id: UUID | None, scope: Scope | None) -> None:
         await self._switch(self._tables(scope)[0], conversation.id, branch_id)
 
-    async def _switch(self, headers: Table, conversation_id: UUID, branch_id: UUID | None, *also: Op) -> None:
+    async def _switch(self, headers: Collection, conversation_id: UUID, branch_id: UUID | None, *also: Op) -> None:
         key, now = id_text(conversation_id, "conversation"), instant(headers)
 
         def switched(there: Document | None) -> Entry:
@@ -181,18 +193,18 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
 
     # -- what they share
 
-    async def _beside(self, headers: Table, conversation_id: UUID, ops: Sequence[Op]) -> list[Any]:
+    async def _beside(self, headers: Collection, conversation_id: UUID, ops: Sequence[Op]) -> list[Any]:
         """Commit `ops` with the time of the change, which needs the conversation to be there."""
         key = id_text(conversation_id, "conversation")
         touch = headers.touch(key, instant(headers))
         try:
             results = (await headers.write(*ops, touch))[:-1]
-        except Absent:
+        except DocumentMissing:
             raise no_conversation(conversation_id) from None
         await self._renew(headers, replace(headers, kind=MESSAGE), key)
         return results
 
-    async def _renew(self, headers: Table, messages: Table, key: str) -> None:
+    async def _renew(self, headers: Collection, messages: Collection, key: str) -> None:
         """Have the messages of a session last as long as their conversation, though none is written again.
 
         They are looked through once in half of the time that a session is kept.
@@ -203,11 +215,11 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         first = await messages.find(key, limit=1)
         if all(each.expires is None or each.expires > due for each in first):
             return
-        with contextlib.suppress(Absent):  # one was deleted meanwhile: the next write looks again
+        with contextlib.suppress(DocumentMissing):  # one was deleted meanwhile: the next write looks again
             async for page in messages.pages(key):
                 await messages.write(*(messages.touch(each.key, each.rank) for each in page))
 
-    def _tables(self, scope: Scope | None) -> tuple[Table, Table]:
+    def _tables(self, scope: Scope | None) -> tuple[Collection, Collection]:
         return self.home.table(scope, CONVERSATION), self.home.table(scope, MESSAGE)
 
 

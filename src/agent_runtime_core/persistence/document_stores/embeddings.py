@@ -11,10 +11,10 @@ from functools import partial
 
 from ..._core.threads import in_thread
 from ...errors import InvalidArgument, TooManyVectors, brief
-from ..documents.base import Document, Entry, Table
+from ..documents.base import Collection, Document, Entry
 from ..model_codec import model_of, text_of
 from ..models import Embedding
-from ..vector_index import Index
+from ..vector_index import VectorIndex
 from ..vectors import dot, floats, unit
 from .arguments import check_model, escaped, id_text, seconds_of, stored_key
 from .change_log import ChangeLog, TrackedIndex
@@ -29,7 +29,7 @@ _CUT = ',"vector":"'
 class Vectors:
     """The embeddings of one table."""
 
-    def __init__(self, table: Table, most: int) -> None:
+    def __init__(self, table: Collection, most: int) -> None:
         self._table = table
         self._log = ChangeLog(table)
         self._most = most
@@ -94,7 +94,7 @@ class Vectors:
         return []
 
 
-class _EmbeddingIndex(Index):
+class _EmbeddingIndex(VectorIndex):
     """The vectors of the table. `refuse_more` is called with their number."""
 
     def __init__(self, refuse_more: Callable[[int], None]) -> None:

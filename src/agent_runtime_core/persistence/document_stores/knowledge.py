@@ -9,7 +9,7 @@ from uuid import UUID
 from ..._engines.base import Op
 from ...errors import InvalidArgument, brief
 from ..base.knowledge import KnowledgeStore
-from ..documents.base import PAGE, Document, Entry, Table, retry_conflicts
+from ..documents.base import PAGE, Collection, Document, Entry, retry_conflicts
 from ..documents.full_text import text_in
 from ..model_codec import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
@@ -155,7 +155,7 @@ def _conversations(summary: Summary) -> list[str]:
     return list(dict.fromkeys(str(each) for each in ids if each is not None))
 
 
-def _unlink(links: Table, there: Document | None) -> list[Op]:
+def _unlink(links: Collection, there: Document | None) -> list[Op]:
     if there is None:
         return []
     return [links.delete(f"{each}/{there.key}") for each in _conversations(model_of(Summary, there.text))]

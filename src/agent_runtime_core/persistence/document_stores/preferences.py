@@ -6,7 +6,7 @@ from typing import Any
 
 from ..._core.codec.json import decode, encode
 from ..base.preferences import PreferencesStore
-from ..documents.base import Entry, Table
+from ..documents.base import Collection, Entry
 from ..models import Scope
 from .arguments import original, stored_key
 from .base import PREFERENCE, DocumentBackedStore
@@ -30,5 +30,5 @@ class StoredPreferences(DocumentBackedStore, PreferencesStore):
         found = await self._table(scope).find()
         return {key: decode(text) for key, text in sorted((original(each.key), each.text) for each in found)}
 
-    def _table(self, scope: Scope | None) -> Table:
+    def _table(self, scope: Scope | None) -> Collection:
         return self.home.table(scope, PREFERENCE, Scope.GLOBAL)

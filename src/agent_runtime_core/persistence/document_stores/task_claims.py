@@ -10,7 +10,7 @@ from uuid import UUID
 from ..._core.clock import TOO_LATE, Clock, aware
 from ..._core.validation import is_number
 from ...errors import InvalidArgument, TaskNotHeld, brief
-from ..documents.base import Changed, Document, Entry
+from ..documents.base import Document, Entry, VersionConflict
 from ..model_codec import model_of, text_of
 from ..models import Task, TaskState, moment
 from .arguments import id_text
@@ -50,7 +50,7 @@ class TaskClaims:
             self._claiming.add(there.key)
             try:
                 return await self._claim(there, worker, lease_seconds)
-            except Changed:
+            except VersionConflict:
                 lost = there  # to another process, whose change is in the log
             finally:
                 self._claiming.discard(there.key)

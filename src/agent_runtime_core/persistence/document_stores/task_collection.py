@@ -9,7 +9,7 @@ from uuid import UUID
 
 from ..._engines.base import Op
 from ...errors import InvalidArgument
-from ..documents.base import Document, Entry, Table, retry_conflicts
+from ..documents.base import Collection, Document, Entry, retry_conflicts
 from ..model_codec import model_of, text_of
 from ..models import Task, new_id
 from ..task_order import circle
@@ -29,9 +29,9 @@ class Change:
 class TaskCollection:
     """Reads and writes the task lists of one scope, and keeps their dependencies free of circles."""
 
-    def __init__(self, lists: Table, tasks: Table) -> None:
-        self.lists: Table = lists
-        self.tasks: Table = tasks
+    def __init__(self, lists: Collection, tasks: Collection) -> None:
+        self.lists: Collection = lists
+        self.tasks: Collection = tasks
         #: The text of each task object as it was read or saved last; of each list also the keys of its tasks.
         self.read_tasks: IdentityMap[str] = IdentityMap()
         self.read_lists: IdentityMap[tuple[str, frozenset[str]]] = IdentityMap()

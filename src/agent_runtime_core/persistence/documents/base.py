@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..._core.clock import SYSTEM, Clock
-from ..._engines.base import Commits, Guard, Op
+from ..._engines.base import Committer, Guard, Op
 from ...errors import InvalidArgument, StorageBusy, brief
-from ..fencing import CLAIM
+from ..fencing import CURRENT_CLAIM
 from .full_text import best, folded, words_of
 
 T = TypeVar("T")
@@ -71,11 +71,11 @@ class Query(NamedTuple):
     limit: int | None = None
 
 
-class Changed(Exception):
+class VersionConflict(Exception):
     """The document is not of the version that the writer has seen: it looks again."""
 
 
-class Absent(Exception):
+class DocumentMissing(Exception):
     """There is no such document to be touched."""
 
 
@@ -87,7 +87,7 @@ def touched(document: Document, rank: float, expires: float | None) -> Document:
     return document._replace(rank=max(document.rank, float(rank)), expires=end)
 
 
-def behind(last: float) -> float:
+def next_rank(last: float) -> float:
     """The rank behind that one."""
     return last + 1.0 if last + 1.0 > last else last * (1 + 2**-52)
 
@@ -134,16 +134,16 @@ class DocumentStore(ABC):
     async def read(self, what: str, *args: Any) -> Any: ...
 
     @property
-    def commits(self) -> Commits:
+    def commits(self) -> Committer:
         """What writes for this store: the engine it shares with others, or itself."""
-        return cast(Commits, getattr(self, "engine", self))
+        return cast(Committer, getattr(self, "engine", self))
 
     async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
         """Let go of what this store holds."""
 
     async def write(self, *ops: Op) -> list[Any]:
         """Commit `ops` for the run whose code this is called from, or for nobody in particular."""
-        claim = CLAIM.get()
+        claim = CURRENT_CLAIM.get()
         return await (self.commits.commit(None, ops) if claim is None else claim.commit(self.commits, ops))
 
     async def drop(self, space: str) -> None:
@@ -163,7 +163,7 @@ class DocumentStore(ABC):
 
 
 @dataclass(frozen=True)
-class Table:
+class Collection:
     """One kind of documents in one space. `ttl`: seconds after its last write that a document is kept."""
 
     documents: DocumentStore
@@ -287,7 +287,7 @@ class Table:
 async def retry_conflicts(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """Repeat `attempt` while another writer is faster. StorageBusy: it was each time."""
     for _ in range(CHANGE_TRIES):
-        with contextlib.suppress(Changed, Absent):
+        with contextlib.suppress(VersionConflict, DocumentMissing):
             return await attempt()
     raise StorageBusy(f"{what} was changed by others {CHANGE_TRIES} times in a row; try again")
 

@@ -28,11 +28,11 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from ..._core.clock import Clock
-from ..._engines.base import FENCE_APPLIED, FENCE_OPS, NotApplied
-from ..._engines.commit_request import Request
+from ..._engines.base import FENCE_OPS, FENCE_REPLAYS, NotApplied
+from ..._engines.commit_request import CommitRequest
 from ...errors import LeaseLost, StorageBusy, StorageCorrupt, StorageError
 from .base import Document, Query
-from .file_directory import DRAFTS, Disk, told
+from .file_directory import DRAFTS, DurableDirectory, told
 from .file_format import VERSION, sealed, unsealed
 from .file_index import DOCUMENTS, NameIndex, directory_of
 from .file_lock import LOCK, locked
@@ -42,7 +42,7 @@ from .operations import APPLIED, OPS
 INTENT: Final = "intent"
 CHANGE_TOKEN: Final = "~stamp"  # in the directory of a kind, written by version 0.6.0
 _OPS: Final = {**FENCE_OPS, **OPS}
-_APPLIED: Final = {**FENCE_APPLIED, **APPLIED}
+_APPLIED: Final = {**FENCE_REPLAYS, **APPLIED}
 
 
 class ReadRequest(NamedTuple):
@@ -56,7 +56,7 @@ class FileDatabase:
     """What is below `root`. `ready()` is called before the first use, until it raises nothing."""
 
     def __init__(self, root: str, clock: Clock, ready: Callable[[], None]) -> None:
-        self.disk: Disk = Disk(root)
+        self.disk: DurableDirectory = DurableDirectory(root)
         self.clock: Clock = clock
         self._ready: Callable[[], None] | None = ready
         self._indexes: dict[str, NameIndex] = {}
@@ -96,7 +96,7 @@ class FileDatabase:
 
     # -- committing
 
-    def commit(self, batch: Sequence[Request]) -> None:
+    def commit(self, batch: Sequence[CommitRequest]) -> None:
         """Apply commits one after the other, and set the result or error of each."""
         try:
             self._check()
@@ -110,7 +110,7 @@ class FileDatabase:
         except Exception as error:  # noqa: BLE001 - raised to the callers; the thread serves others
             _fail(batch, error)
 
-    def _commit(self, batch: Sequence[Request]) -> None:
+    def _commit(self, batch: Sequence[CommitRequest]) -> None:
         """Apply all commits with the same flushes of the disk; each alone if they cannot be written together."""
         drafts = list[str]()
         try:
@@ -131,7 +131,7 @@ class FileDatabase:
             return
         self._apply(changes, renames)
 
-    def _carry_out(self, batch: Sequence[Request]) -> Changes:
+    def _carry_out(self, batch: Sequence[CommitRequest]) -> Changes:
         self._recheck()
         transaction = FileTransaction(self.disk, self.index)
         for request in batch:
@@ -267,13 +267,13 @@ class FileDatabase:
         return [(page.key, file.rank, page.words) for file, page in index.live(index.files(None), now) if page.words]
 
 
-def _fail(batch: Sequence[Request], error: Exception) -> None:
+def _fail(batch: Sequence[CommitRequest], error: Exception) -> None:
     for request in batch:
         if request.error is None:
             request.result, request.error = None, error
 
 
-def _results(transaction: FileTransaction, request: Request) -> list[Any]:
+def _results(transaction: FileTransaction, request: CommitRequest) -> list[Any]:
     guard = request.guard
     if guard is None or transaction.fenced(guard.key) == guard.token:
         return [_OPS[name](transaction, *args) for name, args in request.ops]

@@ -34,7 +34,7 @@ def told(path: str) -> Iterator[None]:
         raise storage_error(error, path) from error
 
 
-class Disk:
+class DurableDirectory:
     """`root` and what is below it."""
 
     def __init__(self, root: str) -> None:

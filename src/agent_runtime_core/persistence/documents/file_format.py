@@ -15,7 +15,7 @@ import re
 import zlib
 from typing import Any, Final, NamedTuple
 
-from ..._core.codec.json import strictly
+from ..._core.codec.json import loads_strict
 from ...errors import StorageCorrupt, StorageTooNew
 from .base import Document
 
@@ -26,7 +26,7 @@ _TEXT: Final = b'"text": '
 _NEWER: Final = re.compile(rb'\s*\{\s*"v"\s*:\s*([0-9]{1,9})\b')
 
 
-class Page(NamedTuple):
+class FileRecord(NamedTuple):
     """What a file says; its rank stands in its name."""
 
     key: str
@@ -41,7 +41,7 @@ class Page(NamedTuple):
         return Document(self.key, self.text, self.version, rank, self.group, self.expires)
 
 
-def written(page: Page) -> bytes:
+def written(page: FileRecord) -> bytes:
     head: dict[str, Any] = {
         "v": VERSION, "key": page.key, "group": page.group, "version": page.version, "expires": page.expires,
         "mark": page.mark,
@@ -55,21 +55,21 @@ def _value(text: str) -> bytes:
     try:
         data = text.encode()
         if b"\n" not in data:
-            strictly(text)
+            loads_strict(text)
             return _VALUE + data
     except (ValueError, RecursionError):
         pass
     return _TEXT + json.dumps(text).encode()
 
 
-def read_page(data: bytes, path: str) -> Page:
+def read_page(data: bytes, path: str) -> FileRecord:
     """StorageTooNew: a later version of this library wrote it; StorageCorrupt: nobody did, or not like this."""
     signed = unsealed(data, path)
     head, _, value = signed.partition(b"\n")
     try:
         told = json.loads(head.rstrip(b",") + b"}")
         text = value.removeprefix(_VALUE).decode() if value.startswith(_VALUE) else json.loads(value[len(_TEXT) :])
-        return Page(
+        return FileRecord(
             told["key"], told["group"], told["version"], told["expires"], text, told.get("words", ""), told["mark"]
         )
     except (ValueError, KeyError, TypeError) as error:

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple, Never
 from ..._core.clock import SYSTEM
 from ...errors import StorageCorrupt, StorageError
 from .base import Query
-from .file_directory import Disk
-from .file_format import VERSION, Page, read_page, sealed, unsealed
+from .file_directory import DurableDirectory
+from .file_format import VERSION, FileRecord, read_page, sealed, unsealed
 from .file_names import ident, key_of, parsed, part, text_of
 
 DOCUMENTS: Final = "documents"
@@ -55,7 +55,7 @@ class Listing(NamedTuple):
 class NameIndex:
     """One kind of documents in one space. Only the thread of its store uses it, while it holds the lock."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: DurableDirectory, directory: str) -> None:
         self.disk = disk
         self.directory: str = directory
         self._listings: dict[str, Listing] = {}
@@ -192,7 +192,7 @@ class NameIndex:
         key = key_of(file.ident, text_of(file.group))
         return self.page(file).key if key is None else key
 
-    def page(self, file: DocumentFile) -> Page:
+    def page(self, file: DocumentFile) -> FileRecord:
         """Read a document's file.
 
         Raises:
@@ -212,7 +212,7 @@ class NameIndex:
             )
         return page
 
-    def live(self, files: Iterable[DocumentFile | None], now: float) -> Iterator[tuple[DocumentFile, Page]]:
+    def live(self, files: Iterable[DocumentFile | None], now: float) -> Iterator[tuple[DocumentFile, FileRecord]]:
         """Read those files that exist and have not expired."""
         for file in files:
             if file is not None:

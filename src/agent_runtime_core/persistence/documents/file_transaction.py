@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ...errors import StorageCorrupt, StorageError
-from .base import Document, Entry, behind
-from .file_directory import Disk
-from .file_format import VERSION, Page, sealed, unsealed, written
+from .base import Document, Entry, next_rank
+from .file_directory import DurableDirectory
+from .file_format import VERSION, FileRecord, sealed, unsealed, written
 from .file_index import DOCUMENTS, DocumentFile, NameIndex, directory_of, group_part, last_file, last_page
 from .file_names import ident, name_of, part
 from .operations import DocumentTransaction
@@ -22,7 +22,7 @@ SWEPT: Final = 4  # expired documents of a kind that a commit removes, at most
 class StoredDocument(NamedTuple):
     """A document: the content of its file, and the name."""
 
-    page: Page
+    page: FileRecord
     file: DocumentFile
 
     @property
@@ -49,7 +49,7 @@ class FileTransaction(DocumentTransaction):
     `at` is the directory of a kind.
     """
 
-    def __init__(self, disk: Disk, index: Callable[[str], NameIndex]) -> None:
+    def __init__(self, disk: DurableDirectory, index: Callable[[str], NameIndex]) -> None:
         self.disk = disk
         self._index = index
         self._stored: dict[tuple[str, str], StoredDocument | None] = {}
@@ -116,7 +116,7 @@ class FileTransaction(DocumentTransaction):
 
     def next_rank(self, space: str, kind: str, group: str) -> float:
         at, group = directory_of(space, kind), group_part(group)
-        return behind(max(self._last(at, group), self._ranks.get((at, group), 0.0)))
+        return next_rank(max(self._last(at, group), self._ranks.get((at, group), 0.0)))
 
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
         key, text, version, rank, group, expires = document
@@ -124,7 +124,7 @@ class FileTransaction(DocumentTransaction):
         stored = self._now(at, key)
         searched = entry or (stored and stored.page)
         words, mark = (searched.words, searched.mark) if searched else ("", 0)
-        page = Page(key, group, version, expires, text, words, mark)
+        page = FileRecord(key, group, version, expires, text, words, mark)
         self._change(at, key, StoredDocument(page, DocumentFile(group_part(group), rank, name, name_of(rank, name))))
 
     def remove(self, space: str, kind: str, key: str) -> None:

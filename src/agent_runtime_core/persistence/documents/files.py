@@ -16,7 +16,7 @@ from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import path_text
 from ..._core.per_loop import PerLoop
 from ..._engines.base import Guard, Op
-from ..._engines.commit_request import Request, Waiting, deliver
+from ..._engines.commit_request import CommitRequest, PendingCommits, resolve_all
 from ...errors import InvalidArgument, StorageBusy, StorageClosed, brief
 from .base import DocumentStore
 from .file_database import FileDatabase, ReadRequest
@@ -24,7 +24,7 @@ from .file_database import FileDatabase, ReadRequest
 PATIENCE: Final = 6.0  # seconds a caller waits for others who read or write there
 _GROUP: Final = 64  # reads and commits that the thread of a store takes at once, at most
 
-Inbox = SimpleQueue[Request | ReadRequest | None]
+Inbox = SimpleQueue[CommitRequest | ReadRequest | None]
 
 
 def _nothing() -> None:
@@ -57,8 +57,8 @@ class FileDocuments(DocumentStore):
         self._inbox: Inbox = SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._waiting: PerLoop[Waiting] = PerLoop(
-            lambda loop: Waiting(loop, self.root, lambda: self.patience, lambda: self._waiting.pop(loop, None))
+        self._waiting: PerLoop[PendingCommits] = PerLoop(
+            lambda loop: PendingCommits(loop, self.root, lambda: self.patience, lambda: self._waiting.pop(loop, None))
         )
 
     def _open(self) -> FileDatabase:
@@ -69,13 +69,13 @@ class FileDocuments(DocumentStore):
         return self._database
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        return await Request(guard, ops, self)
+        return await CommitRequest(guard, ops, self)
 
-    def callers(self, loop: asyncio.AbstractEventLoop) -> Waiting:
+    def callers(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
         self._open()
         return self._waiting[loop]
 
-    def submit(self, request: Request | ReadRequest) -> None:
+    def submit(self, request: CommitRequest | ReadRequest) -> None:
         with self._starting:  # two threads must not use the index of a kind at once
             if self._thread is None:
                 arguments = (self._database, self._inbox)
@@ -120,8 +120,8 @@ def _serve(database: FileDatabase, inbox: Inbox) -> None:
             batch.append(more)
         if reads := [each for each in batch if isinstance(each, ReadRequest)]:
             database.read(reads)
-        if commits := [each for each in batch if isinstance(each, Request) and not each.withdrawn]:
+        if commits := [each for each in batch if isinstance(each, CommitRequest) and not each.withdrawn]:
             database.commit(commits)
-            deliver(commits)
+            resolve_all(commits)
         if ended:
             return

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..._engines.backend import OnMemory
-from ..._engines.base import Concern
+from ..._engines.base import OperationSet
 from ..._engines.memory import MemoryTx
-from .base import Document, DocumentStore, Entry, Query, behind
+from .base import Document, DocumentStore, Entry, Query, next_rank
 from .operations import APPLIED, OPS, DocumentTransaction, on
 
 Kind = tuple[str, str]
@@ -53,7 +53,7 @@ class MemoryTransaction(DocumentTransaction):
         return (there.text, mark) == (entry.text, entry.mark)
 
     def next_rank(self, space: str, kind: str, group: str) -> float:
-        return behind(self._tx.tables["document_ranks"].get((space, kind, group), 0.0))
+        return next_rank(self._tx.tables["document_ranks"].get((space, kind, group), 0.0))
 
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
         tx, at, ranks = self._tx, (space, kind), self._tx.tables["document_ranks"]
@@ -114,7 +114,7 @@ def _words(tx: MemoryTx, space: str, kind: str, now: float) -> list[tuple[str, f
     return [(key, each.rank, notes[key][0]) for key, each in there.items() if notes[key][0]]
 
 
-CONCERN = Concern(
+CONCERN = OperationSet(
     "documents",
     on(MemoryTransaction, OPS),
     on(MemoryTransaction, APPLIED),
@@ -125,7 +125,7 @@ CONCERN = Concern(
 class MemoryDocuments(OnMemory, DocumentStore):
     """Documents in this process, gone when it ends."""
 
-    concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "get": _get,
         "find": _find,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ..._engines.base import NotApplied
-from .base import Absent, Changed, Document, Entry, touched
+from .base import Document, DocumentMissing, Entry, VersionConflict, touched
 
 
 class DocumentWrites(ABC):
@@ -57,7 +57,7 @@ def put(
     if expect is not None and expect != version:
         if there is not None and version == expect + 1 and tx.is_applied(space, kind, entry):
             return version, there.rank
-        raise Changed
+        raise VersionConflict
     rank = entry.rank
     if rank is None:
         same_group = there is not None and there.group == entry.group
@@ -78,7 +78,7 @@ def touch(
 ) -> None:  # fmt: skip
     there = tx.get(space, kind, key, now)
     if there is None:
-        raise Absent
+        raise DocumentMissing
     moved = touched(there, rank, expires)
     if moved != there:
         tx.store(space, kind, moved)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..._engines.base import Concern
+from ..._engines.base import OperationSet
 from ..._engines.redis.engine import OnRedis
-from ..._engines.redis.script import Codec, RedisConcern, as_list, part
+from ..._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from ...errors import StorageCorrupt, brief
-from .base import Absent, Changed, Document, DocumentStore, Entry, Query
+from .base import Document, DocumentMissing, DocumentStore, Entry, Query, VersionConflict
 
 if TYPE_CHECKING:
     from ..._engines.redis.engine import RedisEngine
@@ -87,12 +87,12 @@ def _corrupt() -> StorageCorrupt:
     return StorageCorrupt("a document that was to be changed cannot be read; it is left as it is")
 
 
-CONCERN = RedisConcern(
+CONCERN = RedisOperationSet(
     "documents",
     {},
-    script="\n".join(part(__file__, name) for name in ("redis_docs", "redis")),
+    script="\n".join(lua_source(__file__, name) for name in ("redis_docs", "redis")),
     codecs={"documents.put": Codec(_put, _placed), "documents.add": Codec(_add, _added)},
-    refusals={"CHANGED": Changed, "ABSENT": Absent, "CORRUPT": _corrupt},
+    refusals={"CHANGED": VersionConflict, "ABSENT": DocumentMissing, "CORRUPT": _corrupt},
 )
 
 
@@ -103,5 +103,5 @@ class RedisDocuments(OnRedis, DocumentStore):
     is found once, and may be missed only if its rank was changed meanwhile.
     """
 
-    concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {"get": _get, "find": _find, "words": _words}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..._engines.backend import OnSQLite
-from ..._engines.base import Concern, Op, always
+from ..._engines.base import Op, OperationSet, always
 from ..._engines.sqlite.transaction import SQLiteTx
 from . import sqlite_fts, sqlite_queries
-from .base import Document, DocumentStore, Entry, behind
+from .base import Document, DocumentStore, Entry, next_rank
 from .full_text import words_of
 from .operations import APPLIED, OPS, DocumentWrites, on
 from .sqlite_tables import (
@@ -56,7 +56,7 @@ class SQLiteWrites(DocumentWrites):
 
     def next_rank(self, space: str, kind: str, group: str) -> float:
         place = known_place(self._tx, space, kind)
-        return behind(0.0 if place is None else max(last_rank(self._tx, place, group) or 0.0, 0.0))
+        return next_rank(0.0 if place is None else max(last_rank(self._tx, place, group) or 0.0, 0.0))
 
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
         tx, row = self._tx, self._row
@@ -108,7 +108,7 @@ def _is_long(space: str, kind: str, entry: Entry, *_: Any) -> bool:
     return len(entry.text) > LONG or len(entry.words) > LONG // 10
 
 
-CONCERN = Concern(
+CONCERN = OperationSet(
     "documents",
     {
         **on(SQLiteWrites, OPS),
@@ -119,7 +119,7 @@ CONCERN = Concern(
     },
     on(SQLiteWrites, APPLIED),
     MIGRATIONS,
-    lengthy={
+    slow={
         "documents.put": _is_long,
         "documents.add": _is_long,
         "documents.clear": always,
@@ -132,7 +132,7 @@ CONCERN = Concern(
 class SQLiteDocuments(OnSQLite, DocumentStore):
     """Documents in one SQLite file, shared by all processes on this machine."""
 
-    concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
+    operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "get": sqlite_queries.get,
         "find": sqlite_queries.find,

@@ -86,9 +86,9 @@ async def a_claim_through_one_is_over_for_the_other(make: MakeQueue, again: Queu
                 await leave(queue, old, "succeeded")
             with refused(LeaseLost, f"a child of the old claim through the {name}"):
                 await queue.commits.commit(Guard(old.run_id, old.claim_id), [child])
-            same(await queue.must_get(old.run_id), new, f"its row through the {name}")
+            same(await queue.require(old.run_id), new, f"its row through the {name}")
         await leave(first, new, "succeeded")
-        same((await second.must_get(old.run_id)).status, "succeeded", "the end by the new claim through the first")
+        same((await second.require(old.run_id)).status, "succeeded", "the end by the new claim through the first")
 
 
 @QUEUE
@@ -132,7 +132,7 @@ async def a_queue_is_all_there_when_it_is_opened_again(make: MakeQueue, again: Q
         same(str(twice.run_id), row.run_id, "the run of its key then")
         same((await leave(third, row, "succeeded")).status, "succeeded", "the claim, which still holds")
         [more] = await add(third, "more")
-        same((await third.must_get(more)).n > rows[-1].n, True, "that numbers go on growing")
+        same((await third.require(more)).n > rows[-1].n, True, "that numbers go on growing")
 
 
 # -- event buses

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from uuid import UUID
 
-from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
+from ..._engines.base import FORGET, INSTALL, Guard, Op, end_fence
 from ...errors import LeaseLost
 from ...events.base import DELETE, TRIM
 from .checks import Cases, cancelled_while_it_writes, refused, same, turns
@@ -148,7 +148,7 @@ async def a_writer_that_is_cancelled_does_not_go_on(make: Make) -> None:
 async def an_end_that_puts_a_fence_behind_itself_may_be_repeated(make: Make) -> None:
     async with opened(make) as bus:
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
-        ops = [bus.publishing(RUN, [("end", "run.succeeded", {})]), behind(str(RUN), "01A")]
+        ops = [bus.publishing(RUN, [("end", "run.succeeded", {})]), end_fence(str(RUN), "01A")]
         guard = Guard(str(RUN), "01A")
         same(await bus.commit(guard, ops), [[0], True], "the answer")
         same(await bus.commit(guard, ops), [[0], True], "the answer to the repeat")

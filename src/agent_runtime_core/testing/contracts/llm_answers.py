@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import AgentRuntimeError, InvalidArgument, ProviderError
 from ...interfaces import LLMResponse
 from .checks import Cases, refused, same
-from .llm_fixtures import ASK, MODEL, WEATHER, Case, Echoes, Make, Says, Stalls, Usage, opened, received
+from .llm_fixtures import ASK, MODEL, WEATHER, Case, Echo, Hang, Make, TextReply, Usage, opened, received
 
 CASES: Cases[Case] = Cases()
 
@@ -23,7 +23,7 @@ NO_MESSAGES: tuple[Any, ...] = ([], "Hello!", {"role": "user", "content": "Hello
 
 @CASES
 async def a_text_is_an_answer(make: Make) -> None:
-    async with opened(make, Says("It is 4 °C.")) as client:
+    async with opened(make, TextReply("It is 4 °C.")) as client:
         response = await client.generate(ASK)
         same(isinstance(response, LLMResponse), True, "whether generate() gives an LLMResponse")
         same(response.message.get("role"), "assistant", "the role of the message")
@@ -35,7 +35,7 @@ async def a_text_is_an_answer(make: Make) -> None:
 
 @CASES
 async def an_answer_may_be_empty(make: Make) -> None:
-    async with opened(make, Says("")) as client:
+    async with opened(make, TextReply("")) as client:
         response = await client.generate(ASK)
         same(response.message.get("content") or "", "", "the content of an answer that says nothing")
         same((response.tool_calls, response.finish_reason), ([], "stop"), "tool calls and finish reason")
@@ -43,7 +43,7 @@ async def an_answer_may_be_empty(make: Make) -> None:
 
 @CASES
 async def a_message_goes_back_as_it_is(make: Make) -> None:
-    async with opened(make, Says("It is 4 °C."), Echoes()) as client:
+    async with opened(make, TextReply("It is 4 °C."), Echo()) as client:
         message = (await client.generate(ASK)).message
         same(json.loads(json.dumps(message)), message, "the message after it was stored as JSON")
         before = copy.deepcopy(message)
@@ -57,7 +57,7 @@ async def a_message_goes_back_as_it_is(make: Make) -> None:
 @CASES
 async def what_is_asked_is_sent(make: Make) -> None:
     messages = [{"role": "system", "content": "Be brief."}, *ASK]
-    async with opened(make, Echoes()) as client:
+    async with opened(make, Echo()) as client:
         response = await client.generate(messages, tools=[WEATHER], temperature=0.5, max_tokens=321)
         sent = received(response.message["content"])
         for value in ("Be brief.", ASK[0]["content"], "weather", "The weather of a city.", "city", 321):
@@ -69,7 +69,7 @@ async def what_is_given_is_left_alone(make: Make) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {**ASK[0], "metadata": {"mine": [1]}}]
     tools = [copy.deepcopy(WEATHER)]
     before = copy.deepcopy((messages, tools))
-    async with opened(make, Says("It is 4 °C.")) as client:
+    async with opened(make, TextReply("It is 4 °C.")) as client:
         first = await client.generate(messages, tools=tools)
         same((messages, tools), before, "messages and tools after they were sent")
         first.message["content"] = "changed"
@@ -79,7 +79,9 @@ async def what_is_given_is_left_alone(make: Make) -> None:
 
 @CASES
 async def usage_is_counted_in_one_way(make: Make) -> None:
-    async with opened(make, Says("Hi", usage=Usage(30, 12)), Says("Hi", usage=Usage(30, 12, 20, 8))) as client:
+    async with opened(
+        make, TextReply("Hi", usage=Usage(30, 12)), TextReply("Hi", usage=Usage(30, 12, 20, 8))
+    ) as client:
         plain = (await client.generate(ASK)).usage
         detailed = (await client.generate(ASK)).usage
     expected = {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}
@@ -93,14 +95,14 @@ async def usage_is_counted_in_one_way(make: Make) -> None:
 
 @CASES
 async def an_answer_that_was_cut_short_says_so(make: Make) -> None:
-    async with opened(make, Says("It is", finish_reason="length")) as client:
+    async with opened(make, TextReply("It is", finish_reason="length")) as client:
         response = await client.generate(ASK, max_tokens=2)
         same((response.message.get("content"), response.finish_reason), ("It is", "length"), "text and finish reason")
 
 
 @CASES
 async def text_in_any_script_goes_there_and_back(make: Make) -> None:
-    async with opened(make, Says(ANY_SCRIPT), Echoes()) as client:
+    async with opened(make, TextReply(ANY_SCRIPT), Echo()) as client:
         same((await client.generate(ASK)).message.get("content"), ANY_SCRIPT, "a text of the model")
         sent = received((await client.generate([{"role": "user", "content": ANY_SCRIPT}])).message["content"])
         same(ANY_SCRIPT in sent, True, f"whether {ANY_SCRIPT!r} is in the request, which has {sent!r:.300}")
@@ -109,7 +111,7 @@ async def text_in_any_script_goes_there_and_back(make: Make) -> None:
 @CASES
 async def a_lone_surrogate_is_sent_or_refused(make: Make) -> None:
     messages = [{"role": "user", "content": "half an emoji: \ud83d"}]
-    async with opened(make, Says("Hello")) as client:
+    async with opened(make, TextReply("Hello")) as client:
         try:
             await client.generate(messages)
         except (InvalidArgument, ProviderError) as error:
@@ -121,7 +123,7 @@ async def a_lone_surrogate_is_sent_or_refused(make: Make) -> None:
 
 @CASES
 async def what_are_no_messages_is_refused(make: Make) -> None:
-    async with opened(make, Says("Hello")) as client:
+    async with opened(make, TextReply("Hello")) as client:
         for messages in NO_MESSAGES:
             with refused(InvalidArgument, f"messages={messages!r}"):
                 await client.generate(messages)
@@ -130,14 +132,14 @@ async def what_are_no_messages_is_refused(make: Make) -> None:
 
 @CASES
 async def several_may_ask_at_once(make: Make) -> None:
-    async with opened(make, Says("Hello")) as client:
+    async with opened(make, TextReply("Hello")) as client:
         answers = await asyncio.gather(*(client.generate(ASK) for _ in range(5)))
         same([each.message.get("content") for each in answers], ["Hello"] * 5, "the answers to five at once")
 
 
 @CASES
 async def a_cancelled_call_leaves_the_client_usable(make: Make) -> None:
-    async with opened(make, Stalls(), Says("Hello")) as client:
+    async with opened(make, Hang(), TextReply("Hello")) as client:
         call = asyncio.create_task(client.generate(ASK))
         done, _ = await asyncio.wait([call], timeout=BRIEFLY)
         same(len(done), 0, "calls that ended although their provider is silent")
@@ -149,7 +151,7 @@ async def a_cancelled_call_leaves_the_client_usable(make: Make) -> None:
 
 @CASES
 async def a_call_that_runs_out_of_time_is_let_go(make: Make) -> None:
-    async with opened(make, Stalls(), Says("Hello")) as client:
+    async with opened(make, Hang(), TextReply("Hello")) as client:
         with refused(TimeoutError, "a call in a block that ended"):
             async with asyncio.timeout(BRIEFLY):
                 await client.generate(ASK)
@@ -158,7 +160,7 @@ async def a_call_that_runs_out_of_time_is_let_go(make: Make) -> None:
 
 @CASES
 async def event_loops_take_turns(make: Make) -> None:
-    async with opened(make, Says("Hello")) as client:
+    async with opened(make, TextReply("Hello")) as client:
 
         async def ask_twice() -> list[Any]:
             return [(await client.generate(ASK)).message.get("content") for _ in range(2)]
@@ -170,7 +172,7 @@ async def event_loops_take_turns(make: Make) -> None:
 
 @CASES
 async def an_option_of_none_is_no_option(make: Make) -> None:
-    async with opened(make, Says("Hello")) as client:
+    async with opened(make, TextReply("Hello")) as client:
         response = await client.generate(messages=ASK, model=None, stream=False, tools=None, temperature=None)
         same(response.message.get("content"), "Hello", "the answer where every option is None")
         cost = response.cost_usd

@@ -15,7 +15,7 @@ from ...errors import (
 )
 from ...interfaces import LLMClient
 from .checks import Cases, same
-from .llm_fixtures import ASK, KEY, Breaks, Case, Make, Refuses, Says, failed, opened, optional, poured
+from .llm_fixtures import ASK, KEY, Case, Disconnect, HttpError, Make, TextReply, failed, opened, optional, poured
 
 CASES: Cases[Case] = Cases()
 
@@ -34,7 +34,7 @@ REFUSALS: tuple[tuple[int, type[ProviderError], bool], ...] = (
 @CASES
 async def a_refusal_has_its_type(make: Make) -> None:
     for status, kind, retriable in REFUSALS:
-        async with opened(make, Refuses(status)) as client:
+        async with opened(make, HttpError(status)) as client:
             error = await failed(client.generate(ASK), f"status {status}")
             if not isinstance(error, kind):
                 same(type(error).__name__, kind.__name__, f"the type of the error for status {status}")
@@ -45,17 +45,21 @@ async def a_refusal_has_its_type(make: Make) -> None:
 @CASES
 async def the_wait_a_provider_asks_for_is_told(make: Make) -> None:
     for status in (429, 503):
-        async with opened(make, Refuses(status, retry_after=1800.0)) as client:
+        async with opened(make, HttpError(status, retry_after=1800.0)) as client:
             error = await failed(client.generate(ASK), f"status {status}")
             same(error.retry_after, 1800.0, f"retry_after of status {status}")
-        async with opened(make, Refuses(status)) as client:
+        async with opened(make, HttpError(status)) as client:
             error = await failed(client.generate(ASK), f"status {status}")
             same(error.retry_after, None, f"retry_after of status {status} where nobody said")
 
 
 @CASES
 async def a_broken_connection_is_an_error(make: Make) -> None:
-    for broken in (Breaks(), Breaks(Says("It is 4 °C.")), Breaks(Says("It is 4 °C."), clean=True)):
+    for broken in (
+        Disconnect(),
+        Disconnect(TextReply("It is 4 °C.")),
+        Disconnect(TextReply("It is 4 °C."), clean=True),
+    ):
         async with opened(make, broken) as client:
             error = await failed(client.generate(ASK), "a connection that broke")
             same(error.retriable, True, "whether asking again may help")
@@ -63,8 +67,8 @@ async def a_broken_connection_is_an_error(make: Make) -> None:
 
 @CASES
 async def a_failure_is_over_with_the_next_answer(make: Make) -> None:
-    for failure in (Refuses(500), Refuses(400), Breaks()):
-        async with opened(make, failure, Says("Hello")) as client:
+    for failure in (HttpError(500), HttpError(400), Disconnect()):
+        async with opened(make, failure, TextReply("Hello")) as client:
             with contextlib.suppress(ProviderError):
                 await client.generate(ASK)
             same((await client.generate(ASK)).message.get("content"), "Hello", f"the answer after {failure}")
@@ -73,7 +77,7 @@ async def a_failure_is_over_with_the_next_answer(make: Make) -> None:
 @CASES
 async def the_key_is_in_no_error(make: Make) -> None:
     for status in (400, 401, 403, 404, 429, 500):
-        async with opened(make, Refuses(status, f"Incorrect API key provided: {KEY}.")) as client:
+        async with opened(make, HttpError(status, f"Incorrect API key provided: {KEY}.")) as client:
             _tells_no_key(await failed(client.generate(ASK), f"status {status}"))
             same(KEY in repr(client), False, "whether the key is in the repr of the client")
 
@@ -82,7 +86,7 @@ async def the_key_is_in_no_error(make: Make) -> None:
 @optional
 async def the_key_is_in_no_error_of_a_stream(make: Make) -> None:
     for status in (401, 500):
-        async with opened(make, Refuses(status, f"Incorrect API key provided: {KEY}.")) as client:
+        async with opened(make, HttpError(status, f"Incorrect API key provided: {KEY}.")) as client:
             _tells_no_key(await failed(_read(client), f"a stream with status {status}"))
 
 

@@ -47,7 +47,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Says:
+class TextReply:
     """The model answers: its text, streamed in `pieces` if there are any, then its tool calls.
 
     `finish_reason` is in OpenAI's words: stop, length, tool_calls.
@@ -67,30 +67,30 @@ class Says:
 
 
 @dataclass(frozen=True)
-class Echoes:
+class Echo:
     """The model's text is the request as the provider received it: a text of JSON, in whatever form it came."""
 
 
 @dataclass(frozen=True)
-class Breaks:
+class Disconnect:
     """The connection ends when all of `says` is sent but not that it ended: no finish reason, usage or end mark.
 
     What is not streamed is sent by half. `clean`: it looks like the regular end of the response, else like a fault.
     """
 
-    says: Says = Says()
+    says: TextReply = TextReply()
     clean: bool = False
 
 
 @dataclass(frozen=True)
-class Stalls:
+class Hang:
     """As Breaks, but the connection stays open, and nothing more comes. What is not streamed does not even begin."""
 
-    says: Says = Says()
+    says: TextReply = TextReply()
 
 
 @dataclass(frozen=True)
-class Refuses:
+class HttpError:
     """An HTTP error; `retry_after` are the seconds in its Retry-After header."""
 
     status: int
@@ -99,27 +99,27 @@ class Refuses:
 
 
 @dataclass(frozen=True)
-class Embeds:
+class Embedding:
     """The answer to a request for embeddings."""
 
     vectors: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
-class Judges:
+class Verdict:
     """The answer to a request for a verdict on a text."""
 
     flagged: bool
 
 
 @dataclass(frozen=True)
-class Counts:
+class TokenUsage:
     """The answer to a request to count tokens."""
 
     tokens: int
 
 
-Reply = Says | Echoes | Breaks | Stalls | Refuses | Embeds | Judges | Counts
+Reply = TextReply | Echo | Disconnect | Hang | HttpError | Embedding | Verdict | TokenUsage
 Make = Callable[[Sequence[Reply]], AbstractAsyncContextManager[LLMClient]]
 Case = Callable[[Make], Awaitable[None]]
 
@@ -136,11 +136,11 @@ OSLO = Call("call_a", "weather", {"city": "Oslo"})
 ROME = Call("call_b", "weather", {"city": "Rome"})
 
 
-def asks_for(*calls: Call, text: str = "", **more: Any) -> Says:
-    return Says(text, tool_calls=calls, finish_reason="tool_calls", **more)
+def asks_for(*calls: Call, text: str = "", **more: Any) -> TextReply:
+    return TextReply(text, tool_calls=calls, finish_reason="tool_calls", **more)
 
 
-class Lacking(BaseException):
+class MissingSDK(BaseException):
     """The client does not have what a case is about, and need not: no error of the client's, which cases look at."""
 
 
@@ -149,7 +149,7 @@ def optional(case: Case) -> Case:
 
     @functools.wraps(case)
     async def run(make: Make) -> None:
-        with contextlib.suppress(Lacking):
+        with contextlib.suppress(MissingSDK):
             await case(functools.partial(_offered, make))
 
     return run
@@ -161,7 +161,7 @@ async def _offered(make: Make, script: Sequence[Reply]) -> AsyncIterator[LLMClie
         try:
             client = await stack.enter_async_context(make(script))
         except NotSupported:
-            raise Lacking from None
+            raise MissingSDK from None
         yield client
 
 
@@ -179,7 +179,7 @@ async def there(answer: Awaitable[T]) -> T:
     except NotSupported as error:
         if not str(error):
             raise AssertionError("NotSupported says nothing: name the operation") from error
-        raise Lacking from None
+        raise MissingSDK from None
 
 
 async def failed(answer: Awaitable[object], what: str) -> ProviderError:
@@ -207,7 +207,7 @@ async def poured(
     except (NotSupported, NotImplementedError):
         if began:
             raise
-        raise Lacking from None
+        raise MissingSDK from None
     finally:
         if close := getattr(stream, "aclose", None):
             await close()

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import InvalidArgument, RateLimited
 from .checks import Cases, refused, same
-from .llm_fixtures import ASK, WEATHER, Case, Counts, Embeds, Judges, Make, Refuses, opened, optional, there
+from .llm_fixtures import ASK, WEATHER, Case, Embedding, HttpError, Make, TokenUsage, Verdict, opened, optional, there
 
 CASES: Cases[Case] = Cases()
 
@@ -14,7 +14,7 @@ CASES: Cases[Case] = Cases()
 @CASES
 @optional
 async def each_text_has_a_vector(make: Make) -> None:
-    async with opened(make, Embeds(((0.5, -1.0, 2.0), (0.25, 0.0, -0.125)))) as client:
+    async with opened(make, Embedding(((0.5, -1.0, 2.0), (0.25, 0.0, -0.125)))) as client:
         vectors = await there(client.embed(["first", "second"]))
         same(vectors, [[0.5, -1.0, 2.0], [0.25, 0.0, -0.125]], "the vectors of two texts")
         same({type(number) for vector in vectors for number in vector}, {float}, "the types of numbers in them")
@@ -23,7 +23,7 @@ async def each_text_has_a_vector(make: Make) -> None:
 @CASES
 @optional
 async def what_are_no_texts_is_refused(make: Make) -> None:
-    async with opened(make, Embeds(((0.5,),))) as client:
+    async with opened(make, Embedding(((0.5,),))) as client:
         await there(client.embed(["a text"]))
         wrong: tuple[Any, ...] = ("a text", [b"bytes"], [None], None)
         for texts in wrong:
@@ -34,7 +34,7 @@ async def what_are_no_texts_is_refused(make: Make) -> None:
 @CASES
 @optional
 async def vectors_that_are_refused_say_why(make: Make) -> None:
-    async with opened(make, Refuses(429, retry_after=7.0)) as client:
+    async with opened(make, HttpError(429, retry_after=7.0)) as client:
         with refused(RateLimited, "embed() that is refused"):
             await there(client.embed(["a text"]))
 
@@ -43,7 +43,7 @@ async def vectors_that_are_refused_say_why(make: Make) -> None:
 @optional
 async def a_verdict_is_a_dict(make: Make) -> None:
     for flagged in (True, False):
-        async with opened(make, Judges(flagged)) as client:
+        async with opened(make, Verdict(flagged)) as client:
             verdict = await there(client.moderate("a text"))
             same(isinstance(verdict, dict) and verdict.get("flagged"), flagged, f"flagged in the verdict {verdict!r}")
 
@@ -51,7 +51,7 @@ async def a_verdict_is_a_dict(make: Make) -> None:
 @CASES
 @optional
 async def tokens_are_counted(make: Make) -> None:
-    async with opened(make, Counts(11)) as client:
+    async with opened(make, TokenUsage(11)) as client:
         count = await there(client.count_tokens(ASK))
         same(type(count) is int and count > 0, True, f"whether {count!r} is a number of tokens")
         count = await there(client.count_tokens(ASK, [WEATHER]))
@@ -61,7 +61,7 @@ async def tokens_are_counted(make: Make) -> None:
 @CASES
 @optional
 async def tokens_of_no_messages_are_not_counted(make: Make) -> None:
-    async with opened(make, Counts(11)) as client:
+    async with opened(make, TokenUsage(11)) as client:
         await there(client.count_tokens(ASK))
         wrong: tuple[Any, ...] = ("Hello!", ["Hello!"], None)
         for messages in wrong:

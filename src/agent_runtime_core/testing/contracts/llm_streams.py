@@ -15,13 +15,13 @@ from .llm_fixtures import (
     OSLO,
     ROME,
     WEATHER,
-    Breaks,
     Case,
-    Echoes,
+    Disconnect,
+    Echo,
+    Hang,
+    HttpError,
     Make,
-    Refuses,
-    Says,
-    Stalls,
+    TextReply,
     Usage,
     asks_for,
     failed,
@@ -34,7 +34,7 @@ from .llm_fixtures import (
 
 CASES: Cases[Case] = Cases()
 
-TEXT = Says("It is 4 °C.", ("It", " is", " 4 °C", "."), usage=Usage(30, 12, 20, 8))
+TEXT = TextReply("It is 4 °C.", ("It", " is", " 4 °C", "."), usage=Usage(30, 12, 20, 8))
 CALLS = asks_for(OSLO, ROME, text="Let me look.", pieces=("Let me", " look."))
 #: Seconds between two looks at what is left.
 _LOOK = 0.01
@@ -43,9 +43,9 @@ _LOOK = 0.01
 @CASES
 @optional
 async def pieces_joined_are_the_answer(make: Make) -> None:
-    spelt = Says(ANY_SCRIPT, tuple(ANY_SCRIPT))
-    async with opened(make, TEXT, spelt, Says("")) as client:
-        for says in (TEXT, spelt, Says("")):
+    spelt = TextReply(ANY_SCRIPT, tuple(ANY_SCRIPT))
+    async with opened(make, TEXT, spelt, TextReply("")) as client:
+        for says in (TEXT, spelt, TextReply("")):
             chunks = await whole(client)
             same("".join(chunk.delta for chunk in chunks), says.text, "the pieces joined")
             if chunks[-1].response is not None:
@@ -105,7 +105,7 @@ async def an_answer_is_the_same_however_it_came(make: Make) -> None:
 @CASES
 @optional
 async def a_stream_sends_what_it_is_given(make: Make) -> None:
-    async with opened(make, Echoes()) as client:
+    async with opened(make, Echo()) as client:
         messages = [{"role": "system", "content": "Be brief."}, *ASK]
         chunks = await whole(client, messages, tools=[WEATHER])
         sent = received("".join(chunk.delta for chunk in chunks))
@@ -125,7 +125,7 @@ async def a_stream_of_no_messages_is_refused(make: Make) -> None:
 @CASES
 @optional
 async def a_stream_left_early_leaves_nothing(make: Make) -> None:
-    async with opened(make, TEXT, Stalls(TEXT), TEXT) as client:
+    async with opened(make, TEXT, Hang(TEXT), TEXT) as client:
         await whole(client)
         before = asyncio.all_tasks()
         async with contextlib.aclosing(poured(client)) as pieces:
@@ -137,7 +137,7 @@ async def a_stream_left_early_leaves_nothing(make: Make) -> None:
 @CASES
 @optional
 async def a_cancelled_stream_leaves_the_client_usable(make: Make) -> None:
-    async with opened(make, TEXT, Stalls(TEXT), TEXT) as client:
+    async with opened(make, TEXT, Hang(TEXT), TEXT) as client:
         await whole(client)
         before = asyncio.all_tasks()
         reading = asyncio.create_task(whole(client))
@@ -154,14 +154,14 @@ async def a_cancelled_stream_leaves_the_client_usable(make: Make) -> None:
 async def a_stream_that_is_cut_is_an_error(make: Make) -> None:
     for clean in (True, False):
         for says in (TEXT, CALLS):
-            async with opened(make, Breaks(says, clean=clean)) as client:
+            async with opened(make, Disconnect(says, clean=clean)) as client:
                 await _fails(client, says, "is cut")
 
 
 @CASES
 async def a_cut_stream_asked_for_whole_is_an_error(make: Make) -> None:
     for clean in (True, False):
-        async with opened(make, Breaks(CALLS, clean=clean)) as client:
+        async with opened(make, Disconnect(CALLS, clean=clean)) as client:
             with refused(ProviderError, "an answer whose stream is cut"):
                 await client.generate(ASK, tools=[WEATHER], stream=True)
 
@@ -169,14 +169,14 @@ async def a_cut_stream_asked_for_whole_is_an_error(make: Make) -> None:
 @CASES
 @optional
 async def a_stream_that_stalls_is_an_error(make: Make) -> None:
-    async with opened(make, Stalls(CALLS)) as client:
+    async with opened(make, Hang(CALLS)) as client:
         await _fails(client, CALLS, "stalls")
 
 
 @CASES
 @optional
 async def a_stream_that_is_refused_says_why(make: Make) -> None:
-    async with opened(make, Refuses(429, retry_after=7.0)) as client:
+    async with opened(make, HttpError(429, retry_after=7.0)) as client:
         error = await failed(whole(client), "a stream that is refused")
         same((type(error).__name__, error.retry_after), ("RateLimited", 7.0), "the error of a stream that is refused")
 
@@ -189,7 +189,7 @@ async def whole(client: LLMClient, messages: list[Any] | None = None, **options:
     return chunks
 
 
-async def _fails(client: LLMClient, says: Says, what: str) -> None:
+async def _fails(client: LLMClient, says: TextReply, what: str) -> None:
     """Reading ends with an error that may pass, and nothing but text was given until then."""
     text = ""
     try:

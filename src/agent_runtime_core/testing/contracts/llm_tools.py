@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from .checks import Cases, same
-from .llm_fixtures import ASK, OSLO, ROME, WEATHER, Call, Case, Echoes, Make, asks_for, opened, received, told
+from .llm_fixtures import ASK, OSLO, ROME, WEATHER, Call, Case, Echo, Make, asks_for, opened, received, told
 
 CASES: Cases[Case] = Cases()
 
@@ -53,7 +53,7 @@ async def arguments_are_as_given(make: Make) -> None:
 
 @CASES
 async def results_of_tools_are_sent_back(make: Make) -> None:
-    async with opened(make, asks_for(OSLO, ROME, text="Let me look."), Echoes()) as client:
+    async with opened(make, asks_for(OSLO, ROME, text="Let me look."), Echo()) as client:
         message = (await client.generate(ASK, tools=[WEATHER])).message
         stored = json.loads(json.dumps(message))
         same(stored, message, "a message with calls after it was stored as JSON")

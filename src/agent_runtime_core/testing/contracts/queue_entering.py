@@ -12,7 +12,7 @@ from ..._core.codec.json import encode
 from ..._core.ids import new_ulid
 from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
 from ...queue.queued_run import QueuedRun
-from ...queue.records import Moved, RunFilter
+from ...queue.records import RowChanged, RunFilter
 from .checks import Cases, accepted, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, drain, leave, names, opened
 
@@ -45,7 +45,7 @@ async def a_claim_hands_over_what_was_enqueued(make: Make) -> None:
         same(run.scheduled_at, None, "when it is scheduled")
         same(bool(run.claim_id), True, "that there is a claim id")
         run.input["messages"].append("mine")
-        stored = await queue.must_get(run_id)
+        stored = await queue.require(run_id)
         same(QueuedRun.of(stored).input, expected, "the stored input after the caller changed its copy")
 
 
@@ -54,13 +54,13 @@ async def a_run_is_known_by_the_callers_own_id(make: Make) -> None:
     async with opened(make) as (queue, _):
         for each in ("run-1", "run-2", "run-3"):
             await queue.enqueue(each, "agent", {})
-        same((await queue.must_get("run-1")).run_key, "run-1", "the row of the caller's own id")
+        same((await queue.require("run-1")).run_key, "run-1", "the row of the caller's own id")
         await queue.claim("w")
         same(await queue.extend_lease("run-1", "w", LEASE), True, "the lease of the caller's own id")
         same(await queue.requeue_for_retry("run-1", "w", "again"), True, "that it is given back")
         await queue.claim("w")
         await queue.release("run-1", "w", True)
-        same((await queue.must_get("run-1")).status, "succeeded", "the status after its release")
+        same((await queue.require("run-1")).status, "succeeded", "the status after its release")
         same(await queue.cancel("run-2"), True, "that it is cancelled")
         same((await queue.is_cancelled("run-2"), await queue.is_cancelled("run-3")), (True, False), "who is cancelled")
         same(await queue.post("run-3", "signal", "go", "null"), ("pending", 1), "a message to the caller's own id")
@@ -74,7 +74,7 @@ async def an_empty_queue_gives_none(make: Make) -> None:
         same(await queue.next_due(), None, "when the next run is due")
         same(await queue.row(UUID(int=9)), None, "the row of an unknown run")
         with refused(UnknownRun, "must_get of an unknown run"):
-            await queue.must_get(UUID(int=9))
+            await queue.require(UUID(int=9))
 
 
 @CASES
@@ -99,7 +99,7 @@ async def claims_come_by_priority_then_in_order_of_arrival(make: Make) -> None:
         most = 2**31 - 1
         wide = [-most, 40_000, -200, most - 1, 300, -40_000, most, -most + 1, 200, -300]
         ids = [(await add(queue, "agent", priority=priority))[0] for priority in wide]
-        same([(await queue.must_get(each)).priority for each in ids], wide, "priorities of up to 32 bits")
+        same([(await queue.require(each)).priority for each in ids], wide, "priorities of up to 32 bits")
         order = sorted(wide, reverse=True)
         same([run.priority for run in await drain(queue)], order, "the order of claims by such priorities")
         for priority in wide:
@@ -155,16 +155,16 @@ async def a_claim_that_goes_on_under_a_new_id_is_refused_under_the_old_one(make:
     async with opened(make) as (queue, clock):
         await add(queue, "a")
         [row] = await queue.claim_rows("w", LEASE)
-        how = queue.keep(row, row.claim_id)._replace(status="running", failures=1, renew=new_ulid(clock))
+        how = queue.unchanged_update(row, row.claim_id)._replace(status="running", failures=1, renew=new_ulid(clock))
         renewed = await queue.settle(row.run_id, how)
         same((renewed.status, renewed.failures, renewed.worker), ("running", 1, "w"), "the row it goes on with")
         same(renewed.claim_id > row.claim_id, True, "that the new claim id is above the old one")
         try:
             again = await queue.settle(row.run_id, how)
-        except Moved:
+        except RowChanged:
             raise AssertionError("a renewal whose answer was lost is refused when it is repeated") from None
         same(again.claim_id, renewed.claim_id, "the claim id of the same once more, its answer was lost")
-        late = queue.keep(row, row.claim_id)._replace(status="failed")
+        late = queue.unchanged_update(row, row.claim_id)._replace(status="failed")
         with refused(LeaseLost, "an end by the old claim id"):
             await queue.settle(row.run_id, late)
         same((await queue.settle(row.run_id, late._replace(claim_id=renewed.claim_id))).status, "failed", "its own end")
@@ -259,7 +259,7 @@ async def racing_enqueuers_of_one_key_make_one_run(make: Make) -> None:
         ids = await asyncio.gather(*map(enqueue, range(32)))
         same(len(set(ids)), 1, "how many runs 32 enqueuers of one key made")
         same([run.run_id for run in await drain(queue)], [ids[0]], "what is there to claim")
-        same((await queue.must_get(ids[0])).idem_key, "order-17", "the key of that run")
+        same((await queue.require(ids[0])).idem_key, "order-17", "the key of that run")
 
 
 @CASES
@@ -286,7 +286,7 @@ async def names_are_told_apart(make: Make) -> None:
             same(names(await queue.find(RunFilter(("pending",), each))), [each], f"what find has of {each!r:.40}")
             claimed = await queue.claim_rows(each, agent_keys=[each], limit=9)
             same(names(claimed), [each], f"a claim for the agent {each!r:.40}")
-            same((await queue.must_get(claimed[0].run_id)).worker, each, "the worker who holds it")
+            same((await queue.require(claimed[0].run_id)).worker, each, "the worker who holds it")
         [run_id] = await add(queue, "agent")
         several = [*NAMES, *BROKEN]
         answers = [await queue.post(run_id, "signal", each, "1", each) for each in several]
@@ -315,7 +315,7 @@ async def a_run_key_is_kept_as_it_is(make: Make) -> None:
             with accepted(f"a run whose run and idempotency key are {each!r:.40}"):
                 await queue.enqueue(each, f"agent{n}", {}, idempotency_key=each)
         for n, each in enumerate(NAMES):
-            row = await queue.must_get(each)
+            row = await queue.require(each)
             same((row.agent, row.run_key), (f"agent{n}", each), f"the agent and run key of {each!r:.40}")
             again = await queue.enqueue(None, f"agent{n}", {}, idempotency_key=each)
             same(str(again.run_id), row.run_id, f"the run of the idempotency key {each!r:.40}")
@@ -331,7 +331,7 @@ async def what_is_long_is_kept_whole(make: Make) -> None:
         await queue.post(run.run_id, "signal", "go", f'"{text}"')
         same((await queue.mail(str(run.run_id)))[0].payload == f'"{text}"', True, "that a message is whole")
         await queue.release(run.run_id, "w", False, {"text": text}, text)
-        row = await queue.must_get(run.run_id)
+        row = await queue.require(run.run_id)
         same(row.output == encode({"text": text}), True, "that its output is whole")
         same(len(row.error or "") > len(text), True, "that its error is whole")
 
@@ -344,7 +344,7 @@ async def the_same_run_twice_is_the_first_one(make: Make) -> None:
         clock.advance(1)
         again = await queue.enqueue("nightly", "agent", {"n": 1}, {"from": 2})
         same((again.run_id, again.metadata, again.priority), (first.run_id, {"from": 1}, 5), "the run enqueued again")
-        same((await queue.must_get(run.run_id)).status, "running", "its status")
+        same((await queue.require(run.run_id)).status, "running", "its status")
         same(await queue.claim("w"), None, "what is there to claim")
 
 
@@ -360,7 +360,7 @@ async def a_run_is_known_by_the_string_it_was_enqueued_under(make: Make) -> None
             same(await queue.cancel(key), True, f"cancel of {key!r}")
             same(await queue.is_cancelled(key), True, f"is_cancelled of {key!r}")
             await queue.release(key, "w", True)
-            same((await queue.must_get(key)).run_id, str(run.run_id), f"the run of {key!r}")
+            same((await queue.require(key)).run_id, str(run.run_id), f"the run of {key!r}")
         with refused(InvalidArgument, "cancel of no run"):
             await queue.cancel(None)  # type: ignore[arg-type]
 

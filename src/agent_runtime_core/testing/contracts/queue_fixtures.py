@@ -70,4 +70,4 @@ def once(seen: set[str], run_id: str, agent: str) -> None:
 
 
 async def leave(queue: RunQueue, row: RunRow, status: str, **changes: Any) -> RunRow:
-    return await queue.settle(row.run_id, queue.keep(row, row.claim_id)._replace(status=status, **changes))
+    return await queue.settle(row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status=status, **changes))

@@ -8,7 +8,7 @@ from typing import Any
 from ..._engines.base import Guard, Op
 from ...errors import LeaseLost
 from ...queue.base import RunQueue
-from ...queue.records import Moved, RunFilter, RunRow
+from ...queue.records import RowChanged, RunFilter, RunRow
 from .checks import Cases, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, drain, hold, leave, names, once, one, opened
 
@@ -46,12 +46,12 @@ async def ask(queue: RunQueue, row: RunRow, *, wait: bool = True, reopen: bool =
 async def runs_of_one_key_go_one_at_a_time_in_order_of_arrival(make: Make) -> None:
     async with opened(make) as (queue, _):
         ids = await line(queue, "a", "b", "c")
-        same([(await queue.must_get(each)).lane for each in ids], ["lane"] * 3, "their key")
+        same([(await queue.require(each)).lane for each in ids], ["lane"] * 3, "their key")
         for n, (agent, worker) in enumerate((("a", "w1"), ("b", "w2"), ("c", "w1"))):
             rows = await queue.claim_rows(worker, LEASE, limit=3)
             same(names(rows), [agent], f"what {worker} gets")
             same(await queue.claim("w3"), None, f"what is there to claim beside {agent}")
-            same([(await queue.must_get(each)).held for each in ids[n:]], [0, 1, 1][: 3 - n], "who is held")
+            same([(await queue.require(each)).held for each in ids[n:]], [0, 1, 1][: 3 - n], "who is held")
             await leave(queue, rows[0], ("succeeded", "failed", "dead")[n])
         same(await queue.claim("w3"), None, "what is there to claim at last")
         await line(queue, "d")
@@ -142,10 +142,10 @@ async def the_end_of_a_run_lets_the_next_of_its_key_go_in_the_same_commit(make: 
     async with opened(make) as (queue, clock):
         row = await hold(queue, "first", concurrency_key="lane")
         await line(queue, "second", "third")
-        end = Op("queue.settle", (row.run_id, queue.keep(row, row.claim_id)._replace(status="succeeded")))
-        want = queue.want("w", LEASE, None, 2, light=True)
+        end = Op("queue.settle", (row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")))
+        want = queue.claim_request("w", LEASE, None, 2, light=True)
         ops, nobody = [end, Op("queue.claim", (want,))], Op("queue.end", ("nobody", ("pending",), "cancelled", 0.0, ""))
-        with refused(Moved, "a commit whose last operation is refused"):
+        with refused(RowChanged, "a commit whose last operation is refused"):
             await queue.commits.commit(Guard(row.run_id, row.claim_id), [*ops, nobody])
         same(await queue.claim("w2"), None, "what is there to claim after it")
         clock.advance(1)
@@ -161,13 +161,13 @@ async def cancelling_takes_a_run_out_of_its_lane(make: Make) -> None:
         head, held, late, last = [*await line(queue, "head", "held"), *await line(queue, "late", delay=9),
                                   *await line(queue, "last")]  # fmt: skip
         same([await queue.cancel(each) for each in (held, late)], [True, True], "cancel of what is held")
-        same((await queue.must_get(held)).status, "cancelled", "its status")
+        same((await queue.require(held)).status, "cancelled", "its status")
         same(names(await queue.claim("w", limit=9)), ["head"], "what is there to claim")
         same(await queue.cancel(last), True, "cancel of the last one")
         [more] = await line(queue, "more")
-        await leave(queue, await queue.must_get(head), "waiting", parked=1)
+        await leave(queue, await queue.require(head), "waiting", parked=1)
         same(await queue.cancel(head), True, "cancel of the one that waits")
-        same((await queue.must_get(more)).held, 0, "what holds the next one")
+        same((await queue.require(more)).held, 0, "what holds the next one")
         same(names(await drain(queue)), ["more"], "what is there to claim then")
         await line(queue, "next")
         await queue.cancel(more)
@@ -189,13 +189,13 @@ async def a_run_opened_again_goes_behind_the_one_that_has_its_lane(make: Make) -
         same(first.agent, "first", "who comes when the lane is free")
         again = queue.new_row(second.run_id, "second", {})
         same((await ask(queue, again, wait=False))[0], "behind", "a take of another ended one")
-        same((await queue.must_get(second.run_id)).status, "dead", "its status when nobody waits")
+        same((await queue.require(second.run_id)).status, "dead", "its status when nobody waits")
         outcome, front = await ask(queue, again)
         same((outcome, front.run_id), ("behind", row.run_id), "the same by somebody who waits")
-        second = await queue.must_get(second.run_id)
+        second = await queue.require(second.run_id)
         same((second.status, second.generation, second.held), ("pending", 2, 1), "its row then")
         await leave(queue, first, "succeeded")
-        ended = await queue.must_get(row.run_id)
+        ended = await queue.require(row.run_id)
         await queue.commits.commit(None, [Op("queue.delete", (ended.run_id, ended.generation, ended.n))])
         same((await ask(queue, again))[0], "claimed", "a take when the lane is free")
 
@@ -206,11 +206,11 @@ async def take_waits_for_its_turn(make: Make) -> None:
         first = await hold(queue, "first", concurrency_key="lane")
         mine = inline(queue, "mine")
         outcome, front = await ask(queue, mine, wait=False)
-        same((outcome, front), ("behind", await queue.must_get(first.run_id)), "a take by somebody who does not wait")
+        same((outcome, front), ("behind", await queue.require(first.run_id)), "a take by somebody who does not wait")
         same(await queue.row(mine.run_id), None, "the run it did not store")
         same((await ask(queue, mine))[0], "behind", "a take by somebody who waits")
         await line(queue, "later")
-        stored = await queue.must_get(mine.run_id)
+        stored = await queue.require(mine.run_id)
         same((stored.status, stored.held, stored.origin), ("pending", 1, "inline"), "the row it stored")
         await leave(queue, first, "succeeded")
         same(await queue.claim("w"), None, "what is there to claim while its turn has come")
@@ -219,7 +219,7 @@ async def take_waits_for_its_turn(make: Make) -> None:
         same((outcome, row.held, row.attempt), ("claimed", 0, 1), "the next take")
         await leave(queue, row, "succeeded")
         same(await finish(queue), ["later"], "who comes then")
-        with refused(Moved, "ending it once more"):
+        with refused(RowChanged, "ending it once more"):
             await queue.commits.commit(None, [Op("queue.end", (mine.run_id, ("pending",), "cancelled", 0.0, ""))])
 
 
@@ -251,7 +251,7 @@ async def an_inline_run_that_nobody_goes_on_with_stands_aside(make: Make) -> Non
         row = await one(queue, "w")
         same(row.agent, "c", "who comes when it was not asked for again")
         await leave(queue, row, "succeeded")
-        same(((await queue.must_get(mine.run_id)).status, await finish(queue)), ("pending", []), "what is left")
+        same(((await queue.require(mine.run_id)).status, await finish(queue)), ("pending", []), "what is left")
         same((await ask(queue, again, wait=False))[0], "claimed", "a take when the lane is free")
 
 
@@ -264,7 +264,7 @@ async def an_inline_run_that_waits_keeps_its_turn(make: Make) -> None:
         clock.advance(LEASE + 1)
         same(await queue.claim("w"), None, "what is there to claim while it waits")
         same((await ask(queue, inline(queue, "other"), wait=False))[0], "behind", "a take of another one")
-        row = await queue.must_get(mine.run_id)
+        row = await queue.require(mine.run_id)
         same((row.status, row.held), ("waiting", 0), "its row")
 
 
@@ -292,7 +292,7 @@ async def a_run_that_stands_aside_can_be_cancelled(make: Make) -> None:
             ids.append(mine.run_id)
         same(await finish(queue), [], "what is there to claim")
         same(await queue.cancel(ids[0]), True, "cancel")
-        same((await queue.must_get(ids[0])).status, "cancelled", "its status")
+        same((await queue.require(ids[0])).status, "cancelled", "its status")
         await queue.post(ids[1], "cancel", "", "null")
         same((await one(queue, "w")).run_id, ids[1], "which one is there for any worker to end")
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from ..._core.ids import new_ulid
 from ..._engines.base import Guard, Op
 from ...errors import LeaseLost
-from ...queue.records import ClaimRequest, Moved, RunFilter
+from ...queue.records import ClaimRequest, RowChanged, RunFilter
 from ...status import TERMINAL
 from .checks import Cases, accepted, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
@@ -28,12 +28,12 @@ async def a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash(make: Make)
         if second is None:
             raise AssertionError("a run whose lease ran out was not claimed anew")
         same((second.run_id, second.attempt), (first.run_id, 2), "the run claimed anew")
-        row = await queue.must_get(first.run_id)
+        row = await queue.require(first.run_id)
         same((row.crashes, row.stalls, row.failures, row.worker), (1, 1, 0, "w2"), "what its row counts")
         same(second.claim_id > first.claim_id, True, "that the new claim id is greater")
         clock.advance(LEASE + 1)
         third = await queue.claim("w3", LEASE)
-        row = await queue.must_get(first.run_id)
+        row = await queue.require(first.run_id)
         same((third.attempt, row.crashes, row.stalls), (3, 2, 2), "attempt and crashes after a second crash")
 
 
@@ -100,11 +100,11 @@ async def a_stale_claim_writes_nothing(make: Make) -> None:
         old = await queue.claim("w1", LEASE)
         clock.advance(LEASE + 1)
         new = await queue.claim("w2", LEASE)
-        key, before = str(old.run_id), await queue.must_get(old.run_id)
+        key, before = str(old.run_id), await queue.require(old.run_id)
         [other] = await add(queue, "other")
         for status in ("running", "pending", "waiting", *sorted(TERMINAL)):
             with refused(LeaseLost, f"leaving the run as {status} with a stale claim"):
-                await queue.settle(key, queue.keep(before, old.claim_id)._replace(status=status))
+                await queue.settle(key, queue.unchanged_update(before, old.claim_id)._replace(status=status))
         with refused(LeaseLost, "release by the one who lost the run"):
             await queue.release(old.run_id, "w1", True, {"x": 1})
         with refused(LeaseLost, "release with a stale claim id"):
@@ -122,11 +122,11 @@ async def a_stale_claim_writes_nothing(make: Make) -> None:
         ):
             with refused(LeaseLost, f"{op.name} under a stale claim"):
                 await queue.commits.commit(stale, [op])
-        same(await queue.must_get(key), before, "the row after all these")
+        same(await queue.require(key), before, "the row after all these")
         same((await queue.mail(key), await queue.mail(other)), ([], []), "the mailboxes")
         same(len(await queue.find(RunFilter())), 2, "the number of runs")
         await queue.release(new.run_id, "w2", True, {"x": 2})
-        same((await queue.must_get(key)).output, '{"x":2}', "what the holder left")
+        same((await queue.require(key)).output, '{"x":2}', "what the holder left")
 
 
 @CASES
@@ -139,7 +139,7 @@ async def a_run_is_released_once(make: Make) -> None:
         clock.advance(1)
         await queue.release(UUID(good), "w", True, {"answer": 42})
         await queue.release(bad, "w", False, error={"type": "Boom"})
-        done, failed = await queue.must_get(good), await queue.must_get(bad)
+        done, failed = await queue.require(good), await queue.require(bad)
         same((done.status, done.output, done.ended_at), ("succeeded", '{"answer":42}', clock.wall()), "a success")
         same((failed.status, failed.error), ("failed", '{"type":"Boom"}'), "a failure")
         clock.advance(1)
@@ -157,7 +157,7 @@ async def a_failed_attempt_is_given_back_until_the_last(make: Make) -> None:
         run = await queue.claim("w")
         same(await queue.requeue_for_retry(run_id, "stranger", "boom"), False, "giving back another worker's run")
         same(await queue.requeue_for_retry(run.run_id, "w", "boom", delay_seconds=5), True, "the first retry")
-        same((await queue.must_get(run_id)).status, "pending", "its status")
+        same((await queue.require(run_id)).status, "pending", "its status")
         same(await queue.claim("w"), None, "a claim before the delay is over")
         clock.advance(5)
         run = await queue.claim("w")
@@ -166,9 +166,9 @@ async def a_failed_attempt_is_given_back_until_the_last(make: Make) -> None:
         run = await queue.claim("w")
         same(run.attempt, 3, "the attempt after two failures")
         same(await queue.requeue_for_retry(run_id, "w", "boom"), False, "a retry after the last attempt")
-        same((await queue.must_get(run_id)).status, "running", "its status then")
+        same((await queue.require(run_id)).status, "running", "its status then")
         await queue.release(run_id, "w", False, error="boom")
-        row = await queue.must_get(run_id)
+        row = await queue.require(run_id)
         same((row.failures, row.crashes), (2, 0), "what its row counts")
 
 
@@ -195,12 +195,12 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
     async with opened(make) as (queue, clock):
         [parent] = await add(queue, "parent")
         row = await hold(queue, "child")
-        how = queue.keep(row, row.claim_id)._replace(status="succeeded", output="1")
+        how = queue.unchanged_update(row, row.claim_id)._replace(status="succeeded", output="1")
         ops = [queue.post_op(parent, "child", row.run_id, "{}"), Op("queue.insert", (queue.new_row(None, "next", {}),))]
         ended = await queue.settle(row.run_id, how, ops)
         clock.advance(1)
         same(await queue.settle(row.run_id, how, ops), ended, "the answer to the same end once more")
-        same(await queue.must_get(row.run_id), ended, "the row")
+        same(await queue.require(row.run_id), ended, "the row")
         same(len(await queue.mail(parent)), 1, "messages in the parent's mailbox")
         same(names(await queue.find(RunFilter())), ["parent", "child", "next"], "the runs there are")
         with refused(LeaseLost, "an end as something else"):
@@ -208,7 +208,7 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
         with refused(LeaseLost, "the same end with one more message"):
             await queue.settle(row.run_id, how, [queue.post_op(parent, "signal", "new", "1")])
         parked = await hold(queue, "other")
-        how = queue.keep(parked, parked.claim_id)._replace(status="waiting", parked=1, reason="signal go")
+        how = queue.unchanged_update(parked, parked.claim_id)._replace(status="waiting", parked=1, reason="signal go")
         same(await queue.settle(parked.run_id, how), await queue.settle(parked.run_id, how), "parking twice")
 
 
@@ -217,14 +217,14 @@ async def an_end_and_the_next_claim_are_one_commit(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue, "first")
         [second] = await add(queue, "second")
-        end = Op("queue.settle", (row.run_id, queue.keep(row, row.claim_id)._replace(status="succeeded")))
+        end = Op("queue.settle", (row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")))
         want = ClaimRequest(
             (new_ulid(clock),), "w", "", queue.lease_now() + LEASE, queue.lease_now(), clock.wall(), None
         )
         guard, ops = Guard(row.run_id, row.claim_id), [end, Op("queue.claim", (want,))]
         ended, claimed = await queue.commits.commit(guard, ops)
         same((ended.status, names(claimed)), ("succeeded", ["second"]), "the end and the claim")
-        same((await queue.must_get(second)).claim_id, claimed[0].claim_id, "who holds the next run")
+        same((await queue.require(second)).claim_id, claimed[0].claim_id, "who holds the next run")
         # What the lost reply had claimed is for its caller to look for: nothing more is claimed.
         await add(queue, "third")
         same(await queue.commits.commit(guard, ops), [ended, []], "the answer to the same commit once more")
@@ -236,13 +236,13 @@ async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
     async with opened(make) as (queue, _):
         for patience in range(8):
             row = await hold(queue, f"agent{patience}")
-            how = queue.keep(row, row.claim_id)._replace(status="succeeded")
+            how = queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")
             child = queue.new_row(None, "child", {})
             writing = asyncio.ensure_future(queue.settle(row.run_id, how, [Op("queue.insert", (child,))]))
             await turns(patience)
             writing.cancel()
             await asyncio.wait({writing})
-            found = ((await queue.must_get(row.run_id)).status, await queue.row(child.run_id) is not None)
+            found = ((await queue.require(row.run_id)).status, await queue.row(child.run_id) is not None)
             same(found in (("running", False), ("succeeded", True)), True, f"that all was written or none: {found}")
 
 
@@ -299,11 +299,11 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
         row = await hold(queue)
         fresh = queue.new_row(None, "fresh", {})
         ends_nobody = Op("queue.end", (fresh.run_id, ("waiting",), "cancelled", 0.0, ""))
-        with refused(Moved, "a commit whose last operation is refused"):
-            how = queue.keep(row, row.claim_id)._replace(status="succeeded")
+        with refused(RowChanged, "a commit whose last operation is refused"):
+            how = queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")
             mail = queue.post_op(row.run_id, "signal", "go", "1")
             await queue.settle(row.run_id, how, [mail, Op("queue.insert", (fresh,)), ends_nobody])
-        same(await queue.must_get(row.run_id), row._replace(parked=0), "the row it would have ended")
+        same(await queue.require(row.run_id), row._replace(parked=0), "the row it would have ended")
         same(await queue.row(fresh.run_id), None, "the run it would have stored")
         same(await queue.mail(row.run_id), [], "the mailbox")
         same((await leave(queue, row, "succeeded")).status, "succeeded", "the claim, which still holds")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from uuid import UUID
 
-from ...queue.records import Mail, Moved, News, RunRow
+from ...queue.records import MailboxMessage, RowChanged, RunRow, RunSnapshot
 from .checks import Cases, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
@@ -25,7 +25,7 @@ async def a_run_cancelled_before_its_claim_is_skipped(make: Make) -> None:
         same((await queue.is_cancelled(gone), await queue.is_cancelled(UUID(late))), (True, True), "is_cancelled after")
         clock.advance(10)
         same(names(await drain(queue)), ["stays"], "what is there to claim")
-        row = await queue.must_get(gone)
+        row = await queue.require(gone)
         same((row.status, row.ended_at is not None), ("cancelled", True), "the row of the cancelled one")
         same(await queue.cancel(gone), False, "cancel of a run that is over")
         same((await queue.cancel(UUID(int=5)), await queue.is_cancelled(UUID(int=5))), (False, False), "an unknown run")
@@ -37,13 +37,13 @@ async def a_running_run_is_asked_to_stop(make: Make) -> None:
         row = await hold(queue)
         clock.advance(2)
         same((await queue.cancel(row.run_id), await queue.cancel(row.run_id)), (True, True), "cancel of a running run")
-        now = await queue.must_get(row.run_id)
+        now = await queue.require(row.run_id)
         same((now.status, now.cancel_at), ("running", clock.wall()), "its row")
         same(await queue.is_cancelled(row.run_id), True, "is_cancelled")
         kinds = {mail.kind for mail in await queue.mail(row.run_id)}
         same(kinds, {"cancel"}, "what its mailbox holds")
-        news = await queue.news([row.run_id, str(UUID(int=3))])
-        same(news, {row.run_id: News("running", row.claim_id, now.mail_seq, True)}, "the news of it")
+        news = await queue.snapshots([row.run_id, str(UUID(int=3))])
+        same(news, {row.run_id: RunSnapshot("running", row.claim_id, now.mail_seq, True)}, "the news of it")
         # A terminal commit that arrives first wins.
         same((await leave(queue, row, "succeeded")).status, "succeeded", "an end in spite of the request")
         same(await queue.cancel(row.run_id), False, "cancel after the end")
@@ -54,7 +54,7 @@ async def a_run_asked_to_stop_is_not_put_off(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
         await queue.cancel(row.run_id)
-        with refused(Moved, "parking a run that was asked to stop"):
+        with refused(RowChanged, "parking a run that was asked to stop"):
             await leave(queue, row, "waiting", parked=1, reason="sleep")
         later = await leave(queue, row, "pending", due_at=clock.wall() + 3600)
         same((later.status, later.due_at), ("pending", 0.0), "the row, given back for an hour later")
@@ -98,7 +98,7 @@ async def a_message_wakes_a_waiting_run(make: Make) -> None:
         await leave(queue, row, "waiting", due_at=clock.wall() + 60, parked=1, cursor=0)
         same(await queue.claim("w"), None, "a claim while it waits")
         same(await queue.post(row.run_id, "signal", "go", '{"n":1}', "m1"), ("waiting", 1), "the answer to a message")
-        same((await queue.must_get(row.run_id)).status, "pending", "its status then")
+        same((await queue.require(row.run_id)).status, "pending", "its status then")
         again = await one(queue, "w", 600)
         same((again.parked, again.attempt, again.mail_seq), (1, 1, 1), "what the next claim is told")
         clock.advance(61)
@@ -120,9 +120,9 @@ async def a_message_is_kept_once(make: Make) -> None:
         box = await queue.mail(run_id)
         same([(m.seq, m.kind, m.name, m.payload) for m in box],
              [(1, "signal", "go", "1"), (2, "signal", "go", "2"), (3, "child", "x", "5")], "the mailbox")  # fmt: skip
-        same(box[0], Mail("signal", "go", "1", "m1", clock.wall(), 1), "its first message")
+        same(box[0], MailboxMessage("signal", "go", "1", "m1", clock.wall(), 1), "its first message")
         same([m.seq for m in await queue.mail(run_id, 2)], [3], "the mailbox after message 2")
-        same((await queue.must_get(run_id)).mail_seq, 3, "the number of the last message, in the row")
+        same((await queue.require(run_id)).mail_seq, 3, "the number of the last message, in the row")
 
 
 @CASES
@@ -141,7 +141,7 @@ async def news_is_told_of_every_run_that_is_asked_about(make: Make) -> None:
     async with opened(make) as (queue, _):
         rows = [await hold(queue, f"agent{n}") for n in range(3)]
         await queue.cancel(rows[2].run_id)
-        news = await queue.news([row.run_id for row in rows])
+        news = await queue.snapshots([row.run_id for row in rows])
         same([news[row.run_id].cancelled for row in rows], [False, False, True], "who was asked to stop")
         same([news[row.run_id].claim_id for row in rows], [row.claim_id for row in rows], "who holds them")
 
@@ -151,9 +151,9 @@ async def a_run_does_not_park_past_a_message(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue)
         await queue.post(row.run_id, "signal", "go", "1")
-        with refused(Moved, "parking with a cursor before the last message"):
+        with refused(RowChanged, "parking with a cursor before the last message"):
             await leave(queue, row, "waiting", parked=1, cursor=0)
-        now = await queue.must_get(row.run_id)
+        now = await queue.require(row.run_id)
         same((now.status, now.claim_id), ("running", row.claim_id), "the row then")
         same((await leave(queue, row, "waiting", parked=1, cursor=1)).status, "waiting", "parking once it was read")
 
@@ -166,7 +166,7 @@ async def messages_racing_a_park_are_never_lost(make: Make) -> None:
 
             async def park(row: RunRow = row, n: int = n) -> None:
                 await turns(n % 4)
-                with contextlib.suppress(Moved):
+                with contextlib.suppress(RowChanged):
                     await leave(queue, row, "waiting", parked=1, cursor=0)
 
             async def post(row: RunRow = row, n: int = n) -> None:
@@ -174,7 +174,7 @@ async def messages_racing_a_park_are_never_lost(make: Make) -> None:
                 await queue.post(row.run_id, "signal", "go", str(n))
 
             await asyncio.gather(park(), post())
-            now = await queue.must_get(row.run_id)
+            now = await queue.require(row.run_id)
             same(now.status in ("pending", "running"), True, f"that it does not sleep over its message ({now.status})")
             same([m.payload for m in await queue.mail(row.run_id)], [str(n)], "the mailbox")
 

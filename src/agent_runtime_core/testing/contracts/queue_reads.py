@@ -10,7 +10,7 @@ from uuid import UUID
 
 from ..._engines.base import Op
 from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
-from ...queue.records import Moved, RunFilter, RunRow
+from ...queue.records import RowChanged, RunFilter, RunRow
 from ..clock import VirtualClock
 from .checks import TRIES, Cases, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, hold, leave, names, one, opened
@@ -83,7 +83,7 @@ async def a_deleted_child_is_its_parents_only_if_it_is_again(make: Make) -> None
 
         async def forget(run_id: str) -> None:
             await queue.cancel(run_id)
-            row = await queue.must_get(run_id)
+            row = await queue.require(run_id)
             await queue.commits.commit(None, [Op("queue.delete", (run_id, row.generation, row.n))])
 
         await forget(first)
@@ -103,7 +103,7 @@ async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
         row = await hold(queue, idempotency_key="key-1")
         await queue.post(row.run_id, "signal", "go", "1", "m1")
         delete = Op("queue.delete", (row.run_id, row.generation, row.n))
-        with refused(Moved, "deleting a live run"):
+        with refused(RowChanged, "deleting a live run"):
             await queue.commits.commit(None, [delete])
         await leave(queue, row, "succeeded")
         await queue.commits.commit(None, [delete])
@@ -114,7 +114,7 @@ async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
         with refused(LeaseLost, "a write by its last claim"):
             await leave(queue, row, "running")
         run = await queue.enqueue(row.run_id, "other", {"n": 2}, idempotency_key="key-1")
-        same((await queue.must_get(run.run_id)).n > row.n, True, "that its successor's number is greater")
+        same((await queue.require(run.run_id)).n > row.n, True, "that its successor's number is greater")
         same(await queue.post(run.run_id, "signal", "go", "2", "m1"), ("pending", 1), "a message to its successor")
 
 
@@ -127,15 +127,15 @@ async def a_run_is_deleted_as_it_was_seen(make: Make) -> None:
         await queue.commits.commit(None, [Op("queue.reopen", (seen.run_id, ("failed",), clock.wall()))])
         again = await one(queue, "w")
         await leave(queue, again, "succeeded")
-        with refused(Moved, "deleting a run that has ended anew"):
+        with refused(RowChanged, "deleting a run that has ended anew"):
             await queue.commits.commit(None, [delete])
-        same((await queue.must_get(seen.run_id)).status, "succeeded", "its status then")
+        same((await queue.require(seen.run_id)).status, "succeeded", "its status then")
         await queue.commits.commit(None, [Op("queue.delete", (again.run_id, again.generation, again.n))])
         await queue.enqueue(seen.run_id, "agent", {})
         await leave(queue, await one(queue, "w"), "succeeded")
-        with refused(Moved, "deleting its successor in its place"):
+        with refused(RowChanged, "deleting its successor in its place"):
             await queue.commits.commit(None, [delete])
-        same((await queue.must_get(seen.run_id)).status, "succeeded", "the successor's status")
+        same((await queue.require(seen.run_id)).status, "succeeded", "the successor's status")
 
 
 def _brought(row: RunRow) -> RunRow:
@@ -156,14 +156,14 @@ async def what_a_run_came_with_it_keeps(make: Make) -> None:
             "job", "agent", {"n": 1}, {"tenant": 5}, 7, idempotency_key="key-1", parent_run_id=parent,
             concurrency_key="lane", expires_in=86400.25, deadline=clock.wall() + 86400.75,
         )  # fmt: skip
-        came, key = await queue.must_get(run.run_id), str(run.run_id)
+        came, key = await queue.require(run.run_id), str(run.run_id)
         brought = (came.priority, came.run_key, came.idem_key, came.parent_id, came.lane, came.created_at)
         same(brought, (7, "job", "key-1", parent, "lane", clock.wall()), "what its row has of what it came with")
         same(came.digest, queue.new_row(None, "agent", {"n": 1}).digest, "its digest")
         same((came.expires_at, came.deadline), (clock.wall() + 86400.25, clock.wall() + 86400.75), "its limits")
 
         async def kept(answered: RunRow | None, after: str) -> RunRow:
-            row = await queue.must_get(key)
+            row = await queue.require(key)
             same(_brought(row), _brought(came), f"what it came with, after {after}")
             if answered is not None:
                 same(answered, row, f"the answer to {after}, and its row")
@@ -208,7 +208,7 @@ async def times_and_limits_are_kept(make: Make) -> None:
     async with opened(make) as (queue, clock):
         until = dt.datetime.fromtimestamp(clock.wall() + 90, dt.UTC)
         run = await queue.enqueue("job", "agent", {}, expires_in=30, deadline=until)
-        row = await queue.must_get(run.run_id)
+        row = await queue.require(run.run_id)
         same((row.expires_at, row.deadline, row.run_key), (clock.wall() + 30, until.timestamp(), "job"), "its limits")
         clock.advance(5)
         row = await one(queue, "w", 40)
@@ -299,7 +299,7 @@ async def what_makes_no_sense_is_refused_and_nothing_written(make: Make) -> None
             await queue.requeue_for_retry(run_id, "w", "boom", delay_seconds=-1)
         with refused(InvalidArgument, "an output that is no dict"):
             await queue.release(run_id, "w", True, "done")  # type: ignore[arg-type]
-        same((await queue.must_get(run_id)).status, "running", "the status after all that")
+        same((await queue.require(run_id)).status, "running", "the status after all that")
         unknown = await queue.requeue_for_retry(UUID(int=5), "w", "boom", claim_id="0" * 26)
         same(unknown, False, "requeue_for_retry of an unknown run")
         for tries in (0, "3", 1.5, None):

@@ -8,7 +8,7 @@ import contextlib
 from ..._engines.base import Op
 from ...errors import LeaseLost
 from ...queue.base import RunQueue
-from ...queue.records import Moved, RunRow
+from ...queue.records import RowChanged, RunRow
 from ...status import TERMINAL, TRANSITIONS, RunStatus
 from .checks import Cases, refused, same
 from .queue_fixtures import LEASE, Case, Make, add, hold, leave, one, opened
@@ -30,7 +30,7 @@ async def take_claims_that_one_run(make: Make) -> None:
         clock.advance(1)
         outcome, there = await queue.take(row, "w2", LEASE, **way)
         same((outcome, there and there.worker), ("held", "w"), "a run that is held")
-        same(there, await queue.must_get(mine.run_id), "its row, stored claimed")
+        same(there, await queue.require(mine.run_id), "its row, stored claimed")
         same(there, mine, "its row, as it was answered")
         clock.advance(LEASE + 1)
         same(await queue.claim("w2"), None, "a worker's claim on a run that its own process recovers")
@@ -71,12 +71,12 @@ async def an_ended_run_is_reopened_as_a_new_generation(make: Make) -> None:
         clock.advance(1)
         op = Op("queue.reopen", (row.run_id, ("dead", "failed"), clock.wall()))
         reopened: RunRow = (await queue.commits.commit(None, [op]))[0]
-        same(reopened, await queue.must_get(row.run_id), "the answer and the row")
+        same(reopened, await queue.require(row.run_id), "the answer and the row")
         same((reopened.status, reopened.generation, reopened.attempt, reopened.stalls, reopened.mark),
              ("pending", 2, 1, 0, -1), "its status, generation and counters")  # fmt: skip
         left = (reopened.reason, reopened.error, reopened.ended_at, reopened.cancel_at)
         same(left, ("", None, None, None), "what is left of its end")
-        with refused(Moved, "reopening a run that is pending"):
+        with refused(RowChanged, "reopening a run that is pending"):
             await queue.commits.commit(None, [op])
         again = await one(queue, "w")
         same(again.claim_id > row.claim_id, True, "that its claim ids go on growing")
@@ -89,7 +89,7 @@ async def _stand(queue: RunQueue, status: RunStatus, agent: str) -> RunRow:
         row = await one(queue, "w", LEASE, agent_keys=[agent])
         if status is not RunStatus.RUNNING:
             await leave(queue, row, status.value)
-    return await queue.must_get(run_id)
+    return await queue.require(run_id)
 
 
 async def _without_a_door(queue: RunQueue, row: RunRow, way: str) -> None:
@@ -112,7 +112,7 @@ async def _through_a_door(queue: RunQueue, row: RunRow, way: str) -> None:
         await queue.take(row, "w2", LEASE, insert=False, reopen=True)
         return
     ended = tuple(status for status in TERMINAL if status != "succeeded")
-    with contextlib.suppress(Moved):
+    with contextlib.suppress(RowChanged):
         await queue.commits.commit(None, [Op("queue.reopen", (row.run_id, ended, queue.clock.wall()))])
 
 
@@ -128,7 +128,7 @@ async def a_run_moves_only_along_the_table_of_transitions(make: Make) -> None:
                 clock.advance(1)  # the same end at the same instant would be the repeat of a lost reply
                 door = way in ("take", "reopen")
                 await (_through_a_door if door else _without_a_door)(queue, row, way)
-                reached[door].add((await queue.must_get(row.run_id)).status)
+                reached[door].add((await queue.require(row.run_id)).status)
             for door, what in ((False, "by itself"), (True, "through an explicit door")):
                 expected = {new.value for new, explicit in TRANSITIONS[old].items() if explicit is door}
                 found = reached[door] - {old.value} - (reached[False] if door else set())
@@ -140,10 +140,10 @@ async def an_end_is_written_only_from_what_was_seen(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
         for expected in (("pending", "waiting"), ()):
-            with refused(Moved, "ending a run that is not as expected"):
+            with refused(RowChanged, "ending a run that is not as expected"):
                 await queue.commits.commit(
                     None, [Op("queue.end", (row.run_id, expected, "cancelled", clock.wall(), "cancel"))]
                 )
-        with refused(Moved, "ending an unknown run"):
+        with refused(RowChanged, "ending an unknown run"):
             await queue.commits.commit(None, [Op("queue.end", ("nobody", ("pending",), "cancelled", 0.0, ""))])
-        same(await queue.must_get(row.run_id), row, "the row")
+        same(await queue.require(row.run_id), row, "the row")

@@ -79,7 +79,7 @@ class Bench:
 
     async def ended(self, run_id: Any, status: str, answer: Any = None) -> None:
         """The queue, the journal, the state and the result agree on how a run ended."""
-        row = await self.queue.must_get(run_id)
+        row = await self.queue.require(run_id)
         record = await self.state.ending(str(run_id))
         same((row.status, record and record.name), (status, status), "the end in the queue and in the journal")
         same(await self.state.get_run_status(run_id), status, "the status in the state store")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from uuid import UUID
 
-from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
+from ..._engines.base import FORGET, INSTALL, Guard, Op, end_fence
 from ..._journal.record import ENDED, Record
 from ...errors import LeaseLost
 from ...state.base import StateRow, StateStore
@@ -115,7 +115,7 @@ async def an_end_that_puts_a_fence_behind_itself_may_be_repeated(make: Make) -> 
     async with opened(make) as store:
         await install(store, OLD)
         ops = [Op("journal.append", (str(RUN), record(0, "succeeded", kind=ENDED)))]
-        ops += [Op("state.status", (str(RUN), "succeeded", 9.0)), behind(str(RUN), OLD)]
+        ops += [Op("state.status", (str(RUN), "succeeded", 9.0)), end_fence(str(RUN), OLD)]
         guard = Guard(str(RUN), OLD)
         same(await store.commits.commit(guard, ops), [0, None, True], "the answer")
         same(await store.commits.commit(guard, ops), [0, None, True], "the answer to the repeat")
