@@ -28,6 +28,7 @@ __all__ = [
     "FileMemoryStore",
     "FilePreferencesStore",
     "FileTaskStore",
+    "Happened",
     "IdempotencyConflict",
     "IllegalTransition",
     "InvalidArgument",
@@ -236,7 +237,7 @@ if TYPE_CHECKING:
     from .registry import clear_registry, get_runtime, list_runtimes, register_runtime, unregister_runtime
     from .runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
     from .status import RunStatus, StepStatus
-    from .steps import AlreadyDone, Backoff, ExecutionState, Step, StepExecutor, StepResult, register_type
+    from .steps import AlreadyDone, Backoff, ExecutionState, Happened, Step, StepExecutor, StepResult, register_type
     from .testing import (
         LLMEvaluator,
         MockLLMClient,
@@ -270,7 +271,7 @@ else:
         "registry": "clear_registry get_runtime list_runtimes register_runtime unregister_runtime",
         "runner": "AgentRunner RunInfo RunnerConfig open_run open_run_sync",
         "status": "RunStatus StepStatus",
-        "steps": "Backoff ExecutionState Happened Step StepExecutor StepResult register_type",
+        "steps": "AlreadyDone Backoff ExecutionState Happened Step StepExecutor StepResult register_type",
         "testing": "LLMEvaluator MockLLMClient MockLLMResponse MockRunContext MockTool create_test_context "
         "run_agent_test",
         "tools": "tool",

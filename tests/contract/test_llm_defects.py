@@ -27,7 +27,7 @@ from agent_runtime_core.testing.contracts import (
     llm_streams,
     llm_tools,
 )
-from agent_runtime_core.testing.contracts.llm import Case, HttpError, Make
+from agent_runtime_core.testing.contracts.llm import Case, HttpError, Make, Reply
 from tests.contract.third_party.their_client import Part, Provider, TheirClient, make, scripted
 
 PARTS = (llm_answers, llm_tools, llm_streams, llm_failures, llm_others)

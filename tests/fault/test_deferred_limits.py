@@ -176,7 +176,7 @@ async def test_an_attempt_that_records_a_step_has_its_whole_time(kind: str, tmp_
 
     async def work(ctx: Any) -> None:
         clock.advance(40)
-        ctx.place.wake()  # as the alarm does on a clock that moves by itself
+        ctx.control.notify()  # as the alarm does on a clock that moves by itself
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -305,7 +305,7 @@ async def test_an_attempt_that_takes_what_deferrals_left_names_them(tmp_path: Pa
     async def code(ctx: Any) -> None:
         if clock.boot() > 0:
             clock.advance(30)
-            ctx.place.wake()  # as the alarm does on a clock that moves by itself
+            ctx.control.notify()  # as the alarm does on a clock that moves by itself
             await asyncio.get_running_loop().create_future()
         raise CircuitOpen("down", after=40.0)
 
@@ -369,7 +369,7 @@ async def test_work_is_stopped_at_the_deadline(kind: str, tmp_path: Path) -> Non
 
     async def code(ctx: Any) -> None:
         clock.advance(31)
-        ctx.place.wake()  # as the alarm does on a clock that moves by itself
+        ctx.control.notify()  # as the alarm does on a clock that moves by itself
         try:
             await asyncio.get_running_loop().create_future()
         finally:

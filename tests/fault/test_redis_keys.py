@@ -150,7 +150,9 @@ class Scene:
 
     def standing(self) -> Op:
         """A claim that stands."""
-        return Op("queue.claim", (self.runner.queue.claim_request("w", 60, ["none"], standing="s", stands_for=3600),))
+        return Op(
+            "queue.claim", (self.runner.queue.claim_request("w", 60, ["none"], wait_name="s", wait_seconds=3600),)
+        )
 
     @staticmethod
     def message() -> ConversationMessage:

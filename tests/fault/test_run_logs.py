@@ -149,7 +149,7 @@ async def test_runs_that_end_for_want_of_time_are_one_warning_each(
         if "down" in ctx.input:
             raise CircuitOpen(SECRET, after=1000.0)
         clock.advance(301)
-        ctx.place.wake()
+        ctx.control.notify()
         await asyncio.get_running_loop().create_future()
 
     async with store(kind, tmp_path, clock) as here:

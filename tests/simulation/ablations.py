@@ -71,7 +71,7 @@ def _count() -> list[Patch]:
     def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         return counted(row, ticket, want)._replace(crashes=row.crashes, stalls=row.stalls)
 
-    return [(rows, "claimed", claimed)]
+    return [(rows, "as_claimed", claimed)]
 
 
 def _cursor() -> list[Patch]:
@@ -168,7 +168,7 @@ def _cancel() -> list[Patch]:
     def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         return counted(row, ticket, want)._replace(cancel_at=None)
 
-    return [(rows, "claimed", claimed)]
+    return [(rows, "as_claimed", claimed)]
 
 
 def _durable() -> list[Patch]:
@@ -184,7 +184,7 @@ def _durable() -> list[Patch]:
 
 def _alone() -> list[Patch]:
     """A run whose next crash is its last is executed beside others."""
-    return [(Worker, "_admits", lambda self, row: True), (Worker, "_is_careful", lambda self: False)]
+    return [(Worker, "may_start", lambda self, row: True), (Worker, "_is_careful", lambda self: False)]
 
 
 def _inside() -> list[Patch]:

@@ -103,7 +103,7 @@ class Host:
         for place, engine in self.engines.items():
             if isinstance(engine, SimSQLiteEngine) and not self.world.migrated(place):
                 for backend in ON_SQLITE:
-                    for concern in backend.concerns:
+                    for concern in backend.operation_sets:
                         engine.add(concern)
                 self.world.keep_template(engine)
         return Backends(*made)

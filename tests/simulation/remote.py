@@ -357,7 +357,7 @@ class SimRemoteEngine(Bells, Engine):
             die()
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        self._usable()
+        self._ensure_open()
         return await outcome(CommitRequest(guard, ops), self._submit)
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
@@ -372,13 +372,13 @@ class SimRemoteEngine(Bells, Engine):
         return answer_of(request)
 
     def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        self._usable()
+        self._ensure_open()
         self._submit(CommitRequest(guard, ops))
 
     # -- the rest
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
-        self._usable()
+        self._ensure_open()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         seen: list[Any] = []
         self._send(
@@ -396,7 +396,7 @@ class SimRemoteEngine(Bells, Engine):
     def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
         return self.start_beat(fn, interval)
 
-    def _usable(self) -> None:
+    def _ensure_open(self) -> None:
         if self._closed:
             raise StorageClosed(f"the way to {self.place} was closed")
 

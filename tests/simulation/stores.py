@@ -51,7 +51,7 @@ class Tables(MemoryEngine):
         self.add(CRASHES)
         # Others listen, whoever does here.
         self._listeners = {topic: [nobody] for topic in TOPICS}
-        self._rung: set[str] = set()
+        self._notified: set[str] = set()
         self._replayed = False
         self._dead = False
 
@@ -84,7 +84,7 @@ class Tables(MemoryEngine):
                 self.world.trace("refused", request.ops)
             else:
                 self.world.watch.landed(request, self._replayed, self.place)
-        rung, self._rung = self._rung, set()
+        rung, self._notified = self._notified, set()
         self.world.ring(self, self.handed_over(batch, rung))
 
     def handed_over(self, batch: list[CommitRequest], rung: set[str]) -> set[str]:
@@ -96,7 +96,7 @@ class Tables(MemoryEngine):
         return super()._replay(tx, guard, ops)
 
     def notify(self, topic: str) -> None:
-        self._rung.add(topic)
+        self._notified.add(topic)
 
 
 class SimMemoryEngine(Bells, Tables):
@@ -169,7 +169,7 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         self._reader: sqlite3.Connection | None = None
         super().__init__(str(world.file(place)), "normal", clock)
         if not world.liveness:
-            self.holder = ""
+            self.process_id = ""
         self.add(CRASHES)
 
     def add(self, concern: OperationSet) -> None:

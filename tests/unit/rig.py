@@ -160,7 +160,7 @@ def no_thread(name: str = "") -> Iterator[None]:
         start(thread)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start_claimed", refused)
+        patch.setattr(threading.Thread, "start", refused)
         yield
 
 

@@ -78,7 +78,7 @@ def past(rig: Rig, seconds: float) -> Hook:
     async def hook(ctx: Any, *_: Any) -> None:
         assert isinstance(rig.clock, VirtualClock)
         rig.clock.advance(seconds)
-        ctx.place.wake()
+        ctx.control.notify()
         await asyncio.Event().wait()
 
     return hook
@@ -198,12 +198,12 @@ async def test_a_run_that_is_cancelled_while_on_error_hangs_ends_as_cancelled(pl
         task = asyncio.ensure_future(rig.runner.execute(Hooked(breaks, on_error=hangs), "r"))
         await soon(lambda: bool(contexts))
         assert await rig.runner.cancel("r")
-        await soon(lambda: contexts[0].place.stopped)
+        await soon(lambda: contexts[0].control.cancel_requested)
         for _ in range(3):  # until the grace has begun
             await asyncio.sleep(0)
         assert not task.done()
         rig.clock.advance(26)  # type: ignore[attr-defined]
-        contexts[0].place.wake()
+        contexts[0].control.notify()
         assert (await task).status is RunStatus.CANCELLED
         assert await rig.told("run.") == [("run.started", {"agent_key": "script", "attempt": 1}), ("run.cancelled", {})]
 
@@ -237,7 +237,7 @@ async def test_a_hook_that_listens_to_nothing_is_left_to_itself(
 
         async def deaf(ctx: Any, error: BaseException) -> None:
             rig.clock.advance(301)  # type: ignore[attr-defined]
-            ctx.place.wake()
+            ctx.control.notify()
             while not leave.is_set():
                 try:
                     await leave.wait()

@@ -508,7 +508,7 @@ async def test_a_timeout_says_which_one_it_was(turn: Turn, timeouts: Timeouts, h
 
 async def test_the_time_for_a_first_byte_is_no_limit_for_an_answer_in_one_piece() -> None:
     class Slow(ScriptedWire):
-        async def ask(self, request: Request) -> Completion:
+        async def request(self, request: Request) -> Completion:
             await asyncio.sleep(0.05)
             return ANSWER
 
@@ -524,7 +524,7 @@ async def test_signs_of_life_without_text_keep_a_stream_alive_and_allow_a_retry(
     monkeypatch.setattr(loop, "time", lambda: now[0])
 
     class Dripping(ScriptedWire):
-        async def pour(self, request: Request) -> AsyncIterator[Chunk]:
+        async def stream(self, request: Request) -> AsyncIterator[Chunk]:
             self.asked.append(request)
             for _ in range(8):
                 now[0] += 0.06
@@ -544,7 +544,7 @@ async def test_signs_of_life_without_text_keep_a_stream_alive_and_allow_a_retry(
 
 async def test_an_sdk_that_turns_a_cancellation_into_its_own_error_is_a_timeout_all_the_same() -> None:
     class Stubborn(ScriptedWire):
-        async def ask(self, request: Request) -> Completion:
+        async def request(self, request: Request) -> Completion:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -593,7 +593,7 @@ async def test_a_cancelled_call_lets_go_and_is_cancelled(how: str) -> None:
 
 async def test_a_connection_that_does_not_close_well_spoils_no_answer() -> None:
     class Sticky(ScriptedWire):
-        async def pour(self, request: Request) -> AsyncIterator[Chunk]:
+        async def stream(self, request: Request) -> AsyncIterator[Chunk]:
             try:
                 yield Chunk(answer=ANSWER)
             finally:

@@ -874,7 +874,7 @@ def test_an_unexpected_error_shows_no_secret(run: Run, url: str, monkeypatch: py
     def broken(*_: Any) -> None:
         raise LookupError(f"redis://u:{SECRET}@h \x9b")
 
-    monkeypatch.setattr("agent_runtime_core.cli.runs.about", broken)
+    monkeypatch.setattr("agent_runtime_core.cli.runs.summary", broken)
     code, out, err = run("runs", "--url", url)
     assert (code, out) == (1, "")
     assert "LookupError: redis://***@h ?\n" in err

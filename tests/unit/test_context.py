@@ -225,7 +225,7 @@ async def test_a_step_of_a_cancelled_run_does_not_begin() -> None:
 
         async def body(ctx: Any) -> None:
             assert not ctx.is_cancelled()
-            ctx.place.cancelled = True
+            ctx.control.cancelled = True
             assert (ctx.cancelled(), ctx.is_cancelled()) == (True, True)
             with pytest.raises(StepCancelledError):
                 await ctx.step("a", lambda: 1)

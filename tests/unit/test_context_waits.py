@@ -136,7 +136,7 @@ async def test_a_wait_is_over_though_the_clock_moved_while_it_began(monkeypatch:
 
         clock.wall = wall  # type: ignore[method-assign]
 
-    monkeypatch.setattr(Waits, "_look", looked)
+    monkeypatch.setattr(Waits, "_read_new", looked)
 
     async def body(ctx: Any) -> float:
         began = clock.boot()

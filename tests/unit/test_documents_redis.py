@@ -108,7 +108,7 @@ async def test_others_may_write_between_two_answers_of_one_find(
             )  # fmt: skip
             return answer
 
-        monkeypatch.setattr(engine, "request", meanwhile)
+        monkeypatch.setattr(engine, "ask", meanwhile)
         found = [each.key for each in await table.find(descending=descending)]
         monkeypatch.undo()
         assert next(asked) > 4

@@ -299,12 +299,12 @@ async def test_keys_with_a_nul_are_told_apart(path: Path) -> None:
 
 _CHANGES = """
 import asyncio, sys
-from agent_runtime_core.persistence.documents.base import Entry, Table
+from agent_runtime_core.persistence.documents.base import Collection, Entry
 from agent_runtime_core.persistence.documents.sqlite import SQLiteDocuments
 
 async def main(path, name):
     documents = SQLiteDocuments(path, durability="normal")
-    table = Table(documents, "project", "thing")
+    table = Collection(documents, "project", "thing")
     for n in range(40):
         await table.change("n", lambda there: Entry("n", str(int(there.text if there else 0) + 1)))
         await table.write(table.add(Entry(f"{name}-{n}", "", "g")))

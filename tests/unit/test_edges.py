@@ -120,7 +120,7 @@ async def test_no_transaction_begins_in_a_run_that_was_cancelled(tmp_path: Path)
     ran: list[int] = []
 
     async def body(ctx: Any) -> None:
-        ctx.place.cancelled = True
+        ctx.control.cancelled = True
         with pytest.raises(StepCancelledError):
             await ctx.transaction("book", lambda conn: ran.append(1))
 

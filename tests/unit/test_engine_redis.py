@@ -981,8 +981,8 @@ async def test_why_a_bell_is_not_heard_is_said_once_for_each_kind_of_error(
             raise errors.pop(0)
         hear(self, conn)
 
-    monkeypatch.setattr(notifier.PubSubNotifier, "_delivered", hearing)
-    monkeypatch.setattr(notifier, "pause", lambda seconds: None)
+    monkeypatch.setattr(notifier.PubSubNotifier, "_hear", hearing)
+    monkeypatch.setattr(notifier, "reconnect_delay", lambda seconds: None)
     with one(f"{redis_server.url}?prefix=said") as engine:
         woken: list[int] = []
         engine.listen("things", lambda: woken.append(1))

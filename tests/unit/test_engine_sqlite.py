@@ -518,7 +518,7 @@ def test_what_cannot_be_kept_leaves_nothing_open(path: Path, monkeypatch: pytest
         return locks[-1]
 
     locks: list[CommitLock] = []
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.Presence", refuse)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.ProcessLiveness", refuse)
     monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.CommitLock", made)
     with pytest.raises(StorageError, match=r"a\.db may not be written or read \(no\): grant it"):
         opened(path)

@@ -152,7 +152,7 @@ async def test_a_run_ends_as_with_the_error_alone(make: Callable[[], Exception],
     alone, grouped = await _outcome(make(), _raise), await _outcome(make(), wrap)
     if alone[3]:  # deferred: by up to a fifth more than asked for
         assert grouped[:5] == alone[:5]
-        assert 0 <= grouped[5] - round(getattr(make(), "next_after", getattr(make(), "retry_after", 0))) <= 2
+        assert 0 <= grouped[5] - round(getattr(make(), "after", getattr(make(), "retry_after", 0))) <= 2
     else:
         assert grouped == alone
 

@@ -418,7 +418,7 @@ async def test_a_model_is_asked_once_and_counted_also_by_a_resumed_run() -> None
 
     async def body(ctx: Any) -> Any:
         done = await execute_plan(ctx, plan, tools(Tool.from_function(wait)), client=client)
-        return [done.steps[1]["result"], done.steps[1]["tool_name"], done.usage, ctx.used]
+        return [done.steps[1]["result"], done.steps[1]["tool_name"], done.usage, ctx.usage]
 
     async with Rig() as rig:
         await rig.cut(body, inside)

@@ -449,7 +449,7 @@ async def test_a_cancelled_run_begins_no_other_item(place: Path | None) -> None:
         async def body(ctx: Any) -> None:
             async def item(n: int) -> None:
                 begun.append(n)
-                ctx.place.cancelled = True
+                ctx.control.cancelled = True
 
             with pytest.raises(StepCancelledError):
                 await StepExecutor(ctx, max_concurrency=1).map("m", item, range(3))
@@ -486,16 +486,16 @@ async def test_what_landed_while_its_caller_gave_up_is_not_run_again(place: Path
     async with Rig(place) as rig:
 
         async def body(ctx: Any) -> Any:
-            commit = ctx.book.ledger.record
+            commit = ctx.journal.ledger.record
 
             async def cut(records: Any) -> Any:
                 done = await commit(records)
                 if any(record.kind == "done" and record.key == "m:2" for record in records):
-                    ctx.book.ledger.record = commit
+                    ctx.journal.ledger.record = commit
                     raise asyncio.CancelledError
                 return done
 
-            ctx.book.ledger.record = cut
+            ctx.journal.ledger.record = cut
             with pytest.raises(asyncio.CancelledError):
                 await StepExecutor(ctx).map("m", item, range(4))
             return await StepExecutor(ctx).map("m", item, range(4))

@@ -39,7 +39,7 @@ class Watched:
     def watcher(self, engine: Any, name: str) -> None:
         if "commit" in vars(engine):
             return
-        commit, post = engine.commit, engine.post
+        commit, post = engine.commit, engine.commit_nowait
 
         async def watched(guard: Guard | None, ops: Sequence[Op]) -> Any:
             self.seen.append((name, [op.name for op in ops]))
@@ -53,7 +53,7 @@ class Watched:
             self.seen.append((f"{name}!", [op.name for op in ops]))
             post(guard, ops)
 
-        engine.commit, engine.post = watched, posted
+        engine.commit, engine.commit_nowait = watched, posted
 
     async def claimed(self, run_id: str = "r") -> ClaimWriter:
         await self.queue.enqueue(run_id, "agent", {})

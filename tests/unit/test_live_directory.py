@@ -337,7 +337,7 @@ if user:  # only now: the modules may be out of its reach
     os.setuid(user)
 engine = SQLiteEngine.open(path)
 engine.listen("things", print)
-print(engine._presence.bell is not None, flush=True)
+print(engine._presence.fifo is not None, flush=True)
 if stays:
     sys.stdin.read()
 engine.close_now()

@@ -350,7 +350,7 @@ async def test_hearing_of_its_own_end_does_not_cancel_the_block(
         return answers
 
     monkeypatch.setattr(Heartbeat, "hold", noted)
-    monkeypatch.setattr(ClaimWriter, "settle", looked_at)
+    monkeypatch.setattr(ClaimWriter, "update_run", looked_at)
     async with open_run(tmp_path / "a.db", "r") as ctx:
         assert await ctx.step("a", lambda: 1) == 1
         await asyncio.sleep(0)

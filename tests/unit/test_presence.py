@@ -75,9 +75,9 @@ def test_one_that_let_go_is_dead_and_leaves_no_files(one: ProcessLiveness, two: 
 
 def test_a_killed_process_is_dead_at_once_and_is_cleared_away(one: ProcessLiveness) -> None:
     code = (
-        "import os, sys, pathlib; from agent_runtime_core._engines.sqlite.liveness import Presence;"
+        "import os, sys, pathlib; from agent_runtime_core._engines.sqlite.liveness import ProcessLiveness;"
         "from agent_runtime_core._core.clock import SYSTEM;"
-        "p = Presence(pathlib.Path(sys.argv[1]), sys.argv[2], SYSTEM); p.hang_bell(); print('up', flush=True);"
+        "p = ProcessLiveness(pathlib.Path(sys.argv[1]), sys.argv[2], SYSTEM); p.open_fifo(); print('up', flush=True);"
         "sys.stdin.read()"
     )
     child = subprocess.Popen(
@@ -209,11 +209,11 @@ def test_who_listed_the_bells_before_this_one_hung_is_heard_although_others_ring
     class Ringing:
         """A bell that is rung for another topic all the time, and so never leaves a moment to look at the file."""
 
-        bell = 1
+        fifo = 1
         now = 0.0
         waits: ClassVar[list[float]] = []
 
-        def hang_bell(self) -> bool:
+        def open_fifo(self) -> bool:
             return True
 
         def boot(self) -> float:

@@ -15,19 +15,19 @@ Run = Callable[..., pytest.RunResult]
 FAR = """
     import pytest
     from agent_runtime_core.llm import ChatClient, use_llm_client
-    from agent_runtime_core.llm._provider import Answer, Wire
+    from agent_runtime_core.llm._provider import Completion, ProviderAdapter
     from agent_runtime_core.testing import MockLLMClient
 
-    class Far(Wire):
+    class Far(ProviderAdapter):
         provider = "far"
 
         def __init__(self, remote=True):
             self.remote = remote
 
-        async def ask(self, request):
-            return Answer({"role": "assistant", "content": "asked"}, {}, request.model, "stop")
+        async def request(self, request):
+            return Completion({"role": "assistant", "content": "asked"}, {}, request.model, "stop")
 
-        def pour(self, request): ...
+        def stream(self, request): ...
 
         def translate(self, error, model): ...
 

@@ -41,7 +41,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
         lengths.append(len(answer))
         tell(self, call, answer)
 
-    monkeypatch.setattr(RedisEngine, "_resolve", telling)
+    monkeypatch.setattr(RedisEngine, "_tell", telling)
     return lengths
 
 

@@ -396,7 +396,7 @@ async def test_the_agents_hooks_are_asked(place: Path | None, caplog: pytest.Log
         assert "on_error() of agent 'script' failed" in caplog.text
 
         async def cancelled(ctx: Any) -> None:
-            ctx.place.cancelled = True
+            ctx.control.cancelled = True
             ctx.place.task.cancel()
             await asyncio.sleep(0)
 
@@ -1348,7 +1348,7 @@ async def test_no_heartbeat_comes_after_the_end() -> None:
     drives: list[RunExecution] = []
 
     class Watched(AgentRunner):
-        def _drive(self, *args: Any, **options: Any) -> RunExecution:
+        def new_execution(self, *args: Any, **options: Any) -> RunExecution:
             drives.append(super().new_execution(*args, **options))
             return drives[0]
 
@@ -1388,7 +1388,7 @@ async def test_each_attempt_of_execute_has_a_claim_of_its_own(tmp_path: Path) ->
     ledgers: list[ClaimWriter] = []
 
     async def body(ctx: Any) -> int:
-        ledgers.append(ctx.book.ledger)
+        ledgers.append(ctx.journal.ledger)
         await ctx.step("one", lambda: 1)
         if len(ledgers) < 3:
             raise OSError("not yet")

@@ -49,7 +49,7 @@ class Stand:
 
     async def claim(self, limit: int = 1, stands_for: float = LONG) -> list[RunRow]:
         return await self.queue.claim_rows(
-            "w", agent_keys=self.agents, limit=limit, standing=self.standing, stands_for=stands_for
+            "w", agent_keys=self.agents, limit=limit, blocking=self.standing, wait_seconds=stands_for
         )
 
     @property
@@ -382,7 +382,7 @@ async def test_an_idle_worker_is_given_its_runs(
         given.append(len(rows))
         _given(self, rows)
 
-    monkeypatch.setattr(Worker, "_given", counted)
+    monkeypatch.setattr(Worker, "start_delivered", counted)
 
     async def code(ctx: Any) -> str:
         return "done"
@@ -424,7 +424,7 @@ async def test_what_is_given_to_a_worker_that_is_told_to_stop_goes_back(
         given.extend(rows)
         _given(self, rows)
 
-    monkeypatch.setattr(Worker, "_given", told)
+    monkeypatch.setattr(Worker, "start_delivered", told)
 
     async def code(ctx: Any) -> None:
         ran.append(str(ctx.run_id))

@@ -780,7 +780,7 @@ async def test_what_a_list_looks_at_does_not_grow_with_the_lists_before_it(graph
 
     async def body(ctx: Any) -> None:
         calls, lists = Calls(), ctx.input["lists"]
-        ctx.book.done = Looked(ctx.book.done)
+        ctx.journal.completed = Looked(ctx.journal.completed)
         made = [
             StepExecutor(ctx, checkpoint_key=f"key {n if apart else 0}").run(
                 [calls.step(f"{n}-a"), calls.step(f"{n}-b", depends_on=[f"{n}-a"] if graph else ())]
@@ -792,7 +792,7 @@ async def test_what_a_list_looks_at_does_not_grow_with_the_lists_before_it(graph
         else:
             for each in made:
                 await each
-        looked.append(ctx.book.done.entries)
+        looked.append(ctx.journal.completed.entries)
         if len(looked) % 2:
             raise ConnectionError("cut")
 
@@ -916,7 +916,7 @@ async def test_a_cancelled_run_stops_before_its_next_step(place: Path | None) ->
 
         async def body(ctx: Any) -> Any:
             async def cancels(ctx: Any, state: Any) -> None:
-                ctx.place.cancelled = True
+                ctx.control.cancelled = True
 
             with pytest.raises(StepCancelledError) as caught:
                 await StepExecutor(ctx).run([Step("a", cancels), calls.step("b")])
@@ -1057,7 +1057,7 @@ async def test_a_step_that_was_never_begun_is_not_in_doubt(place: Path | None) -
         def body(cancel: bool) -> Any:
             async def run(ctx: Any) -> Any:
                 async def first(ctx: Any, state: Any) -> None:
-                    ctx.place.cancelled = cancel
+                    ctx.control.cancelled = cancel
 
                 return await StepExecutor(ctx).run([Step("a", first), calls.step("pay", on_in_doubt="fail")])
 

@@ -607,7 +607,7 @@ async def test_a_cancelled_run_begins_nothing_more_and_records_what_runs(place: 
         async def body(ctx: Any) -> None:
             async def stop(ctx: Any, state: Any) -> None:
                 await asyncio.sleep(0)
-                ctx.place.cancelled = True
+                ctx.control.cancelled = True
 
             steps = [Step("a", stop), work.step("b", turns=20), work.step("c", ["a"]), work.step("d", ["b"])]
             with pytest.raises(StepCancelledError):

@@ -28,7 +28,7 @@ class _Rings:
     def listen(self, topic: str, wake: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, wake)
 
-    async def must_get(self, run_id: str) -> RunRow:
+    async def require(self, run_id: str) -> RunRow:
         self.left -= 1
         return RunRow(run_id, "a", status="running" if self.left else "succeeded")
 
@@ -77,11 +77,11 @@ async def test_a_stream_of_a_run_that_has_ended_waits_for_its_last_event() -> No
 class _Busy(_Rings):
     """One that does not answer at first."""
 
-    async def must_get(self, run_id: str) -> RunRow:
+    async def require(self, run_id: str) -> RunRow:
         if self.left > 1:
             self.left -= 1
             raise StorageBusy("no answer")
-        return await super().must_get(run_id)
+        return await super().require(run_id)
 
 
 async def test_a_queue_that_is_busy_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ class _Runs:
         for wake in tuple(self.listeners):
             wake()
 
-    async def news(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
+    async def snapshots(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
         self.under_way += 1
         assert self.under_way == 1
         self.reads.append(len(run_ids))
@@ -123,7 +123,7 @@ class _Runs:
         self.under_way -= 1
         return {run_id: RunSnapshot(status[run_id], "", 0, False) for run_id in run_ids if run_id in status}
 
-    async def must_get(self, run_id: str) -> RunRow:
+    async def require(self, run_id: str) -> RunRow:
         self.rows += 1
         if run_id not in self.status:
             raise UnknownRun(run_id)

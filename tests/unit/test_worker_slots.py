@@ -228,7 +228,7 @@ async def test_a_run_that_waited_long_for_a_slot_goes_to_a_worker_that_has_one(p
 async def test_the_time_for_which_a_run_waits_for_a_slot_is_not_its_own(
     place: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.runner.concurrency.PATIENCE", 1e6)
+    monkeypatch.setattr("agent_runtime_core.runner.concurrency.REGAIN_TIMEOUT", 1e6)
     async with worker(place, run_timeout_seconds=50) as here:
         crew = here.crew
         await here.waiting("a")
@@ -311,7 +311,7 @@ class Hasty:
             async with asyncio.timeout(None) as outer, asyncio.timeout(None) as inner:
                 self.limits = [inner, outer]
                 await ctx.wait_for_signal("go")
-        assert ctx.place.waiting_since is None, "from now on its time is its own"
+        assert ctx.control.paused_at is None, "from now on its time is its own"
         self.crew.inside.append("without")
         await self.crew.leave.setdefault("without", asyncio.Event()).wait()  # plain work, which is no step
         self.crew.inside.remove("without")
@@ -417,12 +417,12 @@ async def test_a_claim_does_not_stand_while_a_run_may_come_back_to_the_slot(monk
         async def close(self) -> None: ...
 
     async def claimed(
-        queue: InMemoryQueue, *args: Any, standing: Any = None, stands_for: float = 0, **options: Any
+        queue: InMemoryQueue, *args: Any, blocking: Any = None, wait_seconds: float = 0, **options: Any
     ) -> Any:
-        stands.append(standing is not None)
+        stands.append(blocking is not None)
         return await claim_rows(queue, *args, **options)
 
-    monkeypatch.setattr(InMemoryQueue, "standing", lambda queue, given: Standing())
+    monkeypatch.setattr(InMemoryQueue, "blocking_claims", lambda queue, given: Standing())
     monkeypatch.setattr(InMemoryQueue, "claim_rows", claimed)
     async with worker(None) as here:
         await soon(lambda: stands == [True])

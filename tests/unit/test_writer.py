@@ -276,11 +276,11 @@ def test_an_interrupt_as_soon_as_a_lock_is_taken_or_let_go_keeps_none(engine: SQ
 
     with pytest.MonkeyPatch.context() as patch:
         if what == "the turn":
-            patch.setattr(writer, "_wait_for_slot", Interrupted(writer._turn))
+            patch.setattr(writer, "_turn", Interrupted(writer._turn))
         elif what == "the commit lock":
             patch.setattr(writer._commit_lock, "try_acquire", taken)
         else:
-            patch.setattr(writer._commit_lock, "let_go", left)
+            patch.setattr(writer._commit_lock, "release", left)
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(where(engine))
     free: list[bool] = []

@@ -45,14 +45,14 @@ class CheckpointWriter:
     has_journal: bool = False
     run_id: str = ""
     claim_id: str = ""
-    linger: float = -1.0  # below 0, so that the start of a step is never merged into its end
-    refusal: None = None
+    max_delay: float = -1.0  # below 0, so that the start of a step is never merged into its end
+    closed_error: None = None
 
     def __init__(
         self, ctx: Any, key: str = "", poll_interval: float = 0.5, labels: Mapping[Identity, str] | None = None
     ) -> None:
         self.clock: Clock = _PollingClock(self)
-        self.questions: list[UnconfirmedWrite] = []
+        self.unconfirmed: list[UnconfirmedWrite] = []
         self.next_seq = count().__next__
         self.state: SavedState | None = None
         self.results: dict[str, str] = {}  # JSON texts by label
@@ -95,7 +95,7 @@ class CheckpointWriter:
     async def append(self, *records: Record, queue: object = ()) -> None:
         await self.record(records)
 
-    note = append
+    buffer = append
 
     def is_newest(self, records: object) -> bool:
         """Return True: a write that failed is not repeated, since the context may have emitted its events."""

@@ -99,7 +99,7 @@ class ClaimWriter(WriteBuffer):
         self._bus, self._queue = bus.commits, queue.commits
         self._events_derived = bus.derives and self._bus is state.commits
         self._single_engine = self._events_derived and state.commits is self._queue
-        linger = getattr(state.commits, "linger", 0.0) if self._single_engine else 0.0
+        linger = getattr(state.commits, "buffer_delay", 0.0) if self._single_engine else 0.0
         super().__init__(row.run_id, row.claim_id, state.commits, clock, linger)
         #: Hears of every event that this claim has written: its kind and its payload.
         self.on_event: Callable[[str, dict[str, Any]], None] | None = None
@@ -297,7 +297,7 @@ class ClaimWriter(WriteBuffer):
         if self.max_delay:
             self._schedule_flush(ops)
             return
-        post = getattr(target, "post", None)
+        post = getattr(target, "commit_nowait", None)
         if post is not None:
             post(self.guard, ops)
         else:
@@ -305,7 +305,7 @@ class ClaimWriter(WriteBuffer):
 
     def publish_heartbeat(self, now: float, payload: str) -> None:
         """Queue a heartbeat event, where events can be queued; nobody waits for one."""
-        post = getattr(self._bus, "post", None)
+        post = getattr(self._bus, "commit_nowait", None)
         if post is not None:
             post(self.guard, [self._publish([(f"beat:{self.claim_id}:{now}", "run.heartbeat", payload, now)])])
 

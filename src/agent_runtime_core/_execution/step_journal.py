@@ -57,7 +57,7 @@ class StepJournal(JournalView):
     async def regain_slot(self) -> None:
         """Have a slot again for what the run goes on with."""
         if self.slot_released and (owner := self.owner()) is not None:
-            await owner.waits.come_back()
+            await owner.waits.regain_slot()
 
     def step_finished(self) -> None:
         """A step is no longer in flight."""
@@ -80,7 +80,7 @@ class StepJournal(JournalView):
         """Whether the code that asks runs in a task of its own: what it records does not show that the code of the run
         went on."""
         owner = self.owner()
-        return owner is not None and not owner.place.is_here
+        return owner is not None and not owner.control.in_main_task
 
     def key_for(self, space: str, name: str, key: str | None, mark: str | None = None) -> str:
         """The key of a use of `name`: its caller's own, or by its turn."""

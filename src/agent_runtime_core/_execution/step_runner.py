@@ -306,5 +306,6 @@ async def _apply_in_doubt_policy(
     if answer is None or isinstance(answer, AlreadyDone):
         return answer
     raise InvalidArgument(
-        f"the check function of step {work.name!r} answers None (run it again) or Happened(result), not {brief(answer)}"
+        f"the check function of step {work.name!r} must return None (run it again) or AlreadyDone(result), "
+        f"got {brief(answer)}"
     )

@@ -178,7 +178,7 @@ class ModelCalls:
         """What of the request does not follow from the records before it, so that it can be told from the journal."""
         talk = self.talk
         if talk.new_messages is talk.messages:
-            given = getattr(talk.ctx, "given", None) or []
+            given = getattr(talk.ctx, "initial_messages", None) or []
             own = len(talk.messages) - len(given)
             asked: dict[str, Any] = (
                 {"said": talk.messages[:own], "input": len(given)}

@@ -135,7 +135,7 @@ class _Execution:
         self.client = client
         self.budget = budget
         self.tries = tries
-        book = getattr(ctx, "book", None)
+        book = getattr(ctx, "journal", None)
         self.book: StepJournal | None = book if isinstance(book, StepJournal) else None
         if self.book is not None:
             number = self.book.next_key("p", SCOPE)

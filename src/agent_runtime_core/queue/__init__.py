@@ -45,10 +45,22 @@ BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue", 
 _LAZY = (
     {name: f".._engines.base:{name}" for name in ("Guard", "NotApplied", "Op")}
     | {"QueuedRun": ".queued_run:QueuedRun", "RunQueue": ".base:RunQueue"}
-    | {name: f".records:{name}" for name in ("ClaimRequest", "Mail", "Moved", "News", "RunFilter", "RunRow", "Settle")}
-    | {name: f".transitions:{name}" for name in ("Rows", "operations", "replays")}
+    | {
+        name: f".records:{name}"
+        for name in ("ClaimRequest", "MailboxMessage", "RowChanged", "RunFilter", "RunRow", "RunSnapshot", "RunUpdate")
+    }
+    | {name: f".transitions:{name}" for name in ("RunTransitions", "operations", "replays")}
     | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
 )
+
+#: Names of 0.6.0.
+_RENAMED = {
+    "Mail": "MailboxMessage",
+    "Moved": "RowChanged",
+    "News": "RunSnapshot",
+    "Rows": "RunTransitions",
+    "Settle": "RunUpdate",
+}
 
 
 def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
@@ -65,7 +77,7 @@ def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
 
 
 def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name)
+    return lazily(__name__, _LAZY, name, _RENAMED)
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from uuid import UUID
 from .._core.arguments import checked_agent_keys, checked_int, checked_name, checked_seconds, deadline_at, mapping
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import digest, encode
+from .._core.former_names import keep_former_names
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
 from .._engines.base import Backend, Guard, Op
 from ..errors import AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
@@ -87,7 +88,7 @@ class RunQueue(Backend):
     @property
     def holder(self) -> str:
         """Names this process to others on the same store; "" where nobody can tell a dead one."""
-        return str(getattr(getattr(self, "engine", None), "holder", ""))
+        return str(getattr(getattr(self, "engine", None), "process_id", ""))
 
     def lease_now(self) -> float:
         return self.clock.boot()
@@ -177,38 +178,48 @@ class RunQueue(Backend):
         return None
 
     def claim_request(
-        self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int = 1, *, light: bool = False,
-        standing: str | None = None, stands_for: float = 0.0,
+        self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int = 1, *,
+        ready_only: bool = False, wait_name: str | None = None, wait_seconds: float = 0.0,
     ) -> ClaimRequest:  # fmt: skip
-        """A claim, as a value; a `light` one takes ready runs only and leaves expired leases and timers to others. One
-        that finds nothing stands, with a name for that, for so many seconds."""
+        """A request for up to `count` runs.
+
+        With `ready_only` it ignores expired leases and timers. With `wait_name`, a request that finds no run waits in
+        the store under this name for `wait_seconds`.
+        """
         lease = checked_seconds("lease_seconds", lease_seconds, least=0.001)
         clock, now = self.clock, self.lease_now()
         wall = clock.wall()
         tickets = tuple([next_id(clock, wall) for _ in range(count)])
         wanted = None if agents is None else tuple(agents)
-        return ClaimRequest(tickets, worker, self.holder, now + lease, now, wall, wanted, light, standing, stands_for)
+        return ClaimRequest(
+            tickets, worker, self.holder, now + lease, now, wall, wanted, ready_only, wait_name, wait_seconds
+        )
 
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1,
-        standing: BlockingClaims | None = None, stands_for: float = 0.0,
+        blocking: BlockingClaims | None = None, wait_seconds: float = 0.0,
     ) -> list[RunRow]:  # fmt: skip
         """The next runs for this worker; where there is none, the claim may stand for so many seconds."""
         agents = checked_agent_keys(agent_keys)
         count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)
-        name = None if standing is None else standing.ready()
+        name = None if blocking is None else blocking.ready()
         want = self.claim_request(
-            checked_name("a worker id", worker_id), lease_seconds, agents, count, standing=name, stands_for=stands_for
+            checked_name("a worker id", worker_id),
+            lease_seconds,
+            agents,
+            count,
+            wait_name=name,
+            wait_seconds=wait_seconds,
         )
         if agents == ():
             return []
         claim = Op("queue.claim", (want,))
-        if standing is None or name is None:
+        if blocking is None or name is None:
             rows: list[RunRow] = (await self._commit_claim(want, claim))[0]
             return rows
-        standing.sent(want.tickets)
+        blocking.sent(want.tickets)
         stood, rows = await self._commit_claim(want, Op("queue.sit", (name,)), claim)
-        standing.answered(want.tickets, stood=stood, got=bool(rows))
+        blocking.answered(want.tickets, stood=stood, got=bool(rows))
         return rows
 
     async def _commit_claim(self, want: ClaimRequest, *ops: Op) -> list[Any]:
@@ -458,3 +469,6 @@ class RunQueue(Backend):
         """The wall time at which the next delayed or waiting run becomes ready."""
         due: float | None = await self.read("next_due")
         return due
+
+
+keep_former_names(RunQueue, must_get="require", keep="unchanged_update")

@@ -51,6 +51,6 @@ class QueuedRun:
             row = self.__dict__.get("row")
             if row is None or name not in ("input", "metadata"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            value = row.told(name, decode_dict)
+            value = row.decoded(name, decode_dict)
             setattr(self, name, value)
             return value

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from .._core.codec.json import same_tree
+from .._core.former_names import keep_former_names
 from ..errors import IdempotencyConflict, StorageCorrupt, UnserialisableResult, brief
 
 LIVE = ("pending", "running", "waiting")
@@ -173,6 +174,10 @@ class MailboxMessage(NamedTuple):
     msg_id: str
     t: float
     seq: int = 0  # 1, 2, … per run, set by the store
+
+
+keep_former_names(RunRow, changed="with_values", told="decoded")
+keep_former_names(ClaimRequest, light="ready_only", seconds="wait_seconds", standing="wait_name")
 
 
 def as_claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .._core.former_names import warn_former
 from .._core.ids import above
 from .._engines.base import NotApplied, OperationSet, always
 from .records import (
@@ -26,6 +27,21 @@ from .records import (
 INLINE_RESERVATION = 5.0  # seconds that an inline run keeps its place in its lane after it was last asked for
 
 
+#: Methods of `RunTransitions` in 0.6.0, and what they are called now.
+_FORMER = {
+    "promote": "make_due_ready",
+    "expired": "expired_leases",
+    "ready": "claimable",
+    "head": "active_in_group",
+    "behind": "next_in_group",
+    "lapsed": "abandoned_inline",
+    "mailed": "message_number",
+    "add_mail": "add_message",
+    "dead": "is_dead",
+    "ring": "notify",
+}
+
+
 class RunTransitions(ABC):
     """Rows and mailboxes inside one open transaction.
 
@@ -39,6 +55,19 @@ class RunTransitions(ABC):
 
     def __init__(self, tx: Any) -> None:
         self.tx = tx
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old, new in _FORMER.items():
+            if old in cls.__dict__ and new not in cls.__dict__:
+                warn_former(cls.__name__, old, new)
+                setattr(cls, new, cls.__dict__[old])
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FORMER:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        warn_former(type(self).__name__, name, _FORMER[name])
+        return getattr(self, _FORMER[name])
 
     # -- what a backend brings
 

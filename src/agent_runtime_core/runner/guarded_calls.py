@@ -36,7 +36,7 @@ class TimeLimitReached(Exception):
 class GuardedCalls(HeldClaim):
     """A claim, and what is waited for under it for no longer than its run may take."""
 
-    ends_at: float = float("inf")  # when the attempt's time is up by the boot clock, if it does not wait in place
+    time_limit_at: float = float("inf")  # when the attempt's time is up by the boot clock, if it does not wait in place
 
     @property
     def _label(self) -> str:
@@ -46,9 +46,9 @@ class GuardedCalls(HeldClaim):
         """Seconds until the attempt's time is up, in which waiting in place does not count, or the run's deadline."""
         place, clock, deadline = self.control, self.clock, self.row.deadline
         if place.paused_at is None:
-            left = self.ends_at + place.paused_seconds - clock.boot()
+            left = self.time_limit_at + place.paused_seconds - clock.boot()
         else:
-            left = max(self.ends_at + place.paused_seconds - place.paused_at, MIN_CHECK_SECONDS)
+            left = max(self.time_limit_at + place.paused_seconds - place.paused_at, MIN_CHECK_SECONDS)
         return left if deadline is None else min(left, deadline - clock.wall())
 
     @property

@@ -71,16 +71,16 @@ Outcome = RunResult | RetryHere | None
 class Ends(GuardedCalls):
     """What an attempt came to, told to the store."""
 
-    deferred: float = 0.0  # seconds of the attempt's time that earlier deferrals have used
-    done: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
-    recorded: int = 0  # how many they were when the attempt began
+    deferred_seconds: float = 0.0  # seconds of the attempt's time that earlier deferrals have used
+    completed_steps: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
+    completed_at_start: int = 0  # how many they were when the attempt began
 
     def _restart_timer(self) -> bool:
         """Give the attempt the time that deferrals have used, if the run has recorded a step since; False if not."""
-        if not self.deferred or len(self.done) <= self.recorded:
+        if not self.deferred_seconds or len(self.completed_steps) <= self.completed_at_start:
             return False
-        self.ends_at: float = self.ends_at + self.deferred
-        self.deferred = 0.0
+        self.time_limit_at: float = self.time_limit_at + self.deferred_seconds
+        self.deferred_seconds = 0.0
         return True
 
     async def _returned(self, ctx: Context, result: Any) -> Outcome:
@@ -143,9 +143,11 @@ class Ends(GuardedCalls):
             return await self._past_deadline(self.row.deadline, ctx)
         limit = self.config.run_timeout_seconds
         message = f"the attempt took more than {limit:g} s"
-        if self.deferred:
+        if self.deferred_seconds:
             cause = deferral(self.row)
-            message += f", {self.deferred:.3g} s of which it was deferred by {cause['type']}: {cause['message']}"
+            message += (
+                f", {self.deferred_seconds:.3g} s of which it was deferred by {cause['type']}: {cause['message']}"
+            )
         return await self._late("TimedOut", message, {"timeout_seconds": limit}, ctx)
 
     async def _late(
@@ -193,7 +195,9 @@ class Ends(GuardedCalls):
         """
         limit, cause, kind = self.config.run_timeout_seconds, text_of(error), type(error).__name__
         left = (
-            limit if len(self.done) > self.recorded else self.ends_at + self.control.paused_seconds - self.clock.boot()
+            limit
+            if len(self.completed_steps) > self.completed_at_start
+            else self.time_limit_at + self.control.paused_seconds - self.clock.boot()
         )
         deadline = self.row.deadline
         at_most = left if deadline is None else min(left, deadline - self.clock.wall())

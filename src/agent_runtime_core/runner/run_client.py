@@ -95,7 +95,7 @@ class RunClient:
         return [] if self._stores is None else [each.commits for each in self._stores.homes()]
 
     def _recorder(self, row: RunRow, *, audited: bool = True) -> RunRecorder:
-        make = cast("Any", load(".run_recorder:Chronicle", package=__package__))
+        make = cast("Any", load(".run_recorder:StoredRunRecorder", package=__package__))
         return cast(RunRecorder, make(self.persistence, self.backends, row, audited=audited))
 
     def _conversation_services(

@@ -143,6 +143,8 @@ class AgentRunner(RunClient):
         other._prepare()
         return other
 
+    beside = worker_for  # its name in 0.6.0
+
     def _prepare(self) -> None:
         super()._prepare()
         self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config)

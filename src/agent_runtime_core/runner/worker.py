@@ -88,7 +88,7 @@ class Worker:
     async def _claim(self, count: int) -> list[RunRow]:
         stands: dict[str, Any] = {}
         if self._blocking_claims is not None and not self._executions and not self._stopping:
-            stands = {"standing": self._blocking_claims, "stands_for": self._poll + EXTRA_WAIT}
+            stands = {"blocking": self._blocking_claims, "wait_seconds": self._poll + EXTRA_WAIT}
         rows: list[RunRow] = await self.queue.claim_rows(
             self.config.worker_id, self.config.lease_ttl_seconds, agent_keys=self._registry().keys(), limit=count,
             **stands,
@@ -197,7 +197,7 @@ class Worker:
         if slots.waiting or self._is_careful():  # its own slot is not free yet
             return None
         return self.queue.claim_request(
-            self.config.worker_id, self.config.lease_ttl_seconds, self._registry().keys(), light=True
+            self.config.worker_id, self.config.lease_ttl_seconds, self._registry().keys(), ready_only=True
         )
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

@@ -14,6 +14,7 @@ __all__ = [
     "AlreadyDone",
     "Backoff",
     "ExecutionState",
+    "Happened",
     "State",
     "Step",
     "StepCancelledError",
@@ -24,3 +25,5 @@ __all__ = [
     "StepStatus",
     "register_type",
 ]
+
+Happened = AlreadyDone  # its name in 0.6.0

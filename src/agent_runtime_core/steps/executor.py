@@ -82,9 +82,9 @@ class StepExecutor:
 
         Where the context has no journal, its checkpoint has the results under these labels.
         """
-        book = getattr(self.ctx, "book", None)
+        book = getattr(self.ctx, "journal", None)
         if isinstance(book, StepJournal):
-            await self.ctx.place.unsealed()
+            await self.ctx.control.ensure_open()
             return book, "" if self.checkpoint_key == DEFAULT_KEY else self.checkpoint_key
         book, self.options.state = await open_checkpoint(
             self.ctx, self.checkpoint_key, self.cancel_check_interval, labels(), self.options.state, resume

@@ -106,9 +106,9 @@ class GraphRun(StepListRun):
             start_recorded=begun,
             start_info=self.progress,
         )
-        if self.untold:
+        if self.unreported:
             work.state = self.state_text
-            self.untold: bool = False
+            self.unreported: bool = False
         self.results[step.name] = await run_step(book, work, seal)
         book.advance()
         self._completed(step)

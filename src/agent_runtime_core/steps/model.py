@@ -32,7 +32,7 @@ class Step:
     `1 + retries` times, `retry_delay` seconds (or `backoff`) apart, each at most `timeout` seconds.
     With `checkpoint=False` its record commits with the next checkpointed step; until then it runs
     again on resume. `on_in_doubt` is asked when an earlier process began the step and never recorded
-    its end: "retry", "fail", "review", or a function that answers None or Happened(result).
+    its end: "retry", "fail", "review", or a function that answers None or AlreadyDone(result).
     `returns` names the type to rebuild, where the annotation of `fn` does not. A result has at most
     `max_result_bytes` as JSON (1 MiB; 16 MiB are the most).
     `depends_on` names the steps of the same list whose results it needs: a list in which any step has

@@ -171,7 +171,7 @@ class StepSequence(StepListRun):
         """The next step's start, for this step's record to carry."""
         book = self.book
         self.carried = None
-        if index >= self.total or not self.carries or self.ctx.place.cancelled:
+        if index >= self.total or not self.carries or self.ctx.control.cancelled:
             return None
         step = self.steps[index]
         name = book.journal_name(step.name, self.key) if book.former_names_by_name else step.name

@@ -112,7 +112,7 @@ class SQLiteEngine(SharedEngine):
             undo.callback(self._commit_lock.close)
             self._presence = ProcessLiveness(live, new_ulid(clock), clock, alone=alone)
             undo.callback(self._presence.close)
-            self.holder: str = self._presence.holder
+            self.process_id: str = self._presence.holder
             self._connected.add(self)
             undo.callback(self._connected.discard, self)
             self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, patience=PATIENCE)

@@ -143,7 +143,7 @@ async def the_end_of_a_run_lets_the_next_of_its_key_go_in_the_same_commit(make: 
         row = await hold(queue, "first", concurrency_key="lane")
         await line(queue, "second", "third")
         end = Op("queue.settle", (row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")))
-        want = queue.claim_request("w", LEASE, None, 2, light=True)
+        want = queue.claim_request("w", LEASE, None, 2, ready_only=True)
         ops, nobody = [end, Op("queue.claim", (want,))], Op("queue.end", ("nobody", ("pending",), "cancelled", 0.0, ""))
         with refused(RowChanged, "a commit whose last operation is refused"):
             await queue.commits.commit(Guard(row.run_id, row.claim_id), [*ops, nobody])

@@ -1,0 +1,28 @@
+"""Old names of methods and fields that adapters of other packages use, with a DeprecationWarning."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+
+def warn_former(owner: str, old: str, new: str, stacklevel: int = 3) -> None:
+    """Warn the caller's caller that `owner.old` is now `owner.new`."""
+    warnings.warn(f"{owner}.{old} is now called {new}: use that name", DeprecationWarning, stacklevel=stacklevel)
+
+
+def keep_former_names(cls: type, **new_names: str) -> None:
+    """Add a property for each old name of a method or field of `cls`.
+
+    Args:
+        cls: The class.
+        new_names: The name now, by the name in 0.6.0.
+    """
+    for old, new in new_names.items():
+        setattr(cls, old, property(partial(_read, old, new)))
+
+
+def _read(old: str, new: str, owner: Any) -> Any:
+    warn_former(type(owner).__name__, old, new)
+    return getattr(owner, new)
