@@ -22,7 +22,10 @@ def _helper(self: Any, what: str) -> str:
 
 @pytest.mark.parametrize(
     ("kit", "theirs", "name", "base"),
-    [(queue, TheirQueue, name, "RunQueue") for name in ("row", "find", "mail", "news", "take", "want", "holder")]
+    [
+        (queue, TheirQueue, name, "RunQueue")
+        for name in ("row", "find", "mail", "snapshots", "take", "claim_request", "holder")
+    ]
     + [(events, TheirBus, name, "EventBus") for name in ("head", "published", "_page")]
     + [(state, TheirStore, name, "StateStore") for name in ("ending", "state", "records", "transacts")],
 )

@@ -32,7 +32,7 @@ def broken(
     concern = dataclasses.replace(
         CONCERN, operations={**CONCERN.operations, **(ops or {})}, replays={**CONCERN.replays, **(applied or {})}
     )
-    members = {"concerns": (concern,), "reads": {**MemoryDocuments.reads, **(reads or {})}, **methods}
+    members = {"operation_sets": (concern,), "reads": {**MemoryDocuments.reads, **(reads or {})}, **methods}
     return type("Broken", (MemoryDocuments,), members)
 
 

@@ -29,8 +29,8 @@ class Faults:
         self.at, self.burst, self.calls = 0, 0, 0
         self.after = False
         self.error: type[StorageError] = StorageBusy
-        self._commit, self._read, self._post = engine.commit, engine.read, engine.post
-        engine.commit, engine.read, engine.post = self.commit, self.read, self.post
+        self._commit, self._read, self._post = engine.commit, engine.read, engine.commit_nowait
+        engine.commit, engine.read, engine.commit_nowait = self.commit, self.read, self.post
 
     def arm(self, at: int, burst: int, error: type[StorageError], *, after: bool) -> None:
         self.at, self.burst, self.error, self.after, self.calls = at, burst, error, after, 0

@@ -61,12 +61,12 @@ def _match() -> list[Patch]:
     def match(self: StepJournal, name: str, record: Record | None) -> None:
         self._next += 1
 
-    return [(JournalView, "recorded", recorded), (StepJournal, "match", match)]
+    return [(JournalView, "lookup", recorded), (StepJournal, "check_order", match)]
 
 
 def _count() -> list[Patch]:
     """Taking a run from a dead worker does not count as a crash."""
-    counted: Callable[..., RunRow] = vars(rows)["claimed"]
+    counted: Callable[..., RunRow] = vars(rows)["as_claimed"]
 
     def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         return counted(row, ticket, want)._replace(crashes=row.crashes, stalls=row.stalls)
@@ -92,25 +92,25 @@ def _rollback() -> list[Patch]:
 def _resume() -> list[Patch]:
     """Records are written and never looked up."""
     return [
-        (JournalView, "recorded", lambda self, name, key: None),
-        (StepJournal, "match", lambda self, name, record: None),
+        (JournalView, "lookup", lambda self, name, key: None),
+        (StepJournal, "check_order", lambda self, name, record: None),
     ]
 
 
 def _once() -> list[Patch]:
     """A message that comes twice is two messages."""
-    return [(MemoryTransitions, "mailed", lambda self, run_id, msg_id: None)]
+    return [(MemoryTransitions, "message_number", lambda self, run_id, msg_id: None)]
 
 
 def _liveness() -> list[Patch]:
     """Nobody looks whether the process that holds a run still lives; its lease has to run out."""
-    return [(SQLiteTransitions, "_free_the_dead", lambda self, now: None)]
+    return [(SQLiteTransitions, "_expire_dead_processes", lambda self, now: None)]
 
 
 def _expire() -> list[Patch]:
     """A claim takes a run off the queue for good: what is claimed counts as done."""
     none: Callable[..., list[RunRow]] = lambda self, want, limit: []  # noqa: E731
-    return [(MemoryTransitions, "expired", none), (SQLiteTransitions, "expired", none)]
+    return [(MemoryTransitions, "expired_leases", none), (SQLiteTransitions, "expired_leases", none)]
 
 
 def _terminal() -> list[Patch]:
@@ -163,7 +163,7 @@ def _boot() -> list[Patch]:
 
 def _cancel() -> list[Patch]:
     """A request to cancel is told to the holder of the run, and not kept for the next one."""
-    counted: Callable[..., RunRow] = vars(rows)["claimed"]
+    counted: Callable[..., RunRow] = vars(rows)["as_claimed"]
 
     def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         return counted(row, ticket, want)._replace(cancel_at=None)
@@ -179,7 +179,7 @@ def _durable() -> list[Patch]:
         return self.take()
 
     finished: Callable[[Graph, int], None] = Graph.finished
-    return [(Graph, "take_after", take_after), (Graph, "finished", lambda self, place: None)]
+    return [(Graph, "next_after", take_after), (Graph, "finished", lambda self, place: None)]
 
 
 def _alone() -> list[Patch]:
@@ -195,7 +195,7 @@ def _inside() -> list[Patch]:
         self._counts[space, name] = count + 1
         return f"{space}:{count}"
 
-    return [(StepKeys, "occurrence", occurrence)]
+    return [(StepKeys, "next_key", occurrence)]
 
 
 def _in_the_double() -> list[Patch]:

@@ -397,7 +397,7 @@ async def test_the_agents_hooks_are_asked(place: Path | None, caplog: pytest.Log
 
         async def cancelled(ctx: Any) -> None:
             ctx.control.cancelled = True
-            ctx.place.task.cancel()
+            ctx.control.task.cancel()
             await asyncio.sleep(0)
 
         assert (await rig.runner.execute(Hooked(cancelled), "r")).status == RunStatus.CANCELLED

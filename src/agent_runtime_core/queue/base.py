@@ -13,7 +13,6 @@ from uuid import UUID
 from .._core.arguments import checked_agent_keys, checked_int, checked_name, checked_seconds, deadline_at, mapping
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import digest, encode
-from .._core.former_names import keep_former_names
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
 from .._engines.base import Backend, Guard, Op
 from ..errors import AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
@@ -469,6 +468,3 @@ class RunQueue(Backend):
         """The wall time at which the next delayed or waiting run becomes ready."""
         due: float | None = await self.read("next_due")
         return due
-
-
-keep_former_names(RunQueue, must_get="require", keep="unchanged_update")

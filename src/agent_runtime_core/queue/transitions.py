@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._core.former_names import warn_former
 from .._core.ids import above
@@ -63,11 +63,13 @@ class RunTransitions(ABC):
                 warn_former(cls.__name__, old, new)
                 setattr(cls, new, cls.__dict__[old])
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _FORMER:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warn_former(type(self).__name__, name, _FORMER[name])
-        return getattr(self, _FORMER[name])
+    if not TYPE_CHECKING:  # a type checker would accept any name
+
+        def __getattr__(self, name):
+            if name not in _FORMER:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            warn_former(type(self).__name__, name, _FORMER[name])
+            return getattr(self, _FORMER[name])
 
     # -- what a backend brings
 

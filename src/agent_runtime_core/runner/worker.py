@@ -104,7 +104,7 @@ class Worker:
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
         drive = self._execution_of(row)
         if drive.agent is None:  # it was taken out of the registry while the claim was under way
-            return self._follow(start_helper(drive.put_back()), drive)
+            return self._follow(start_helper(drive.release_unstarted()), drive)
         if self._wake_event is not None:
             drive.next_claim, drive.start_claimed = partial(self._next_after, drive.control), self._start_all
         if is_crash_suspect(row):
