@@ -221,13 +221,13 @@ OPENS: dict[str, dict[str, int]] = {
     # Files of its own in the directory `.live`.
     "_engines/sqlite/live_directory.py": {"_open": 1},
     "_engines/sqlite/one_name.py": {"_is_mounted": 1},  # the table of mounts
-    "_engines/redis/script.py": {"joined": 1, "part": 1},  # scripts of ours
+    "_engines/redis/script.py": {"joined": 1, "lua_source": 1},  # scripts of ours
     "_engines/sqlite/database.py": {"DatabaseFile._create": 1},  # exclusively: one that is there is not opened
-    "_engines/sqlite/wal.py": {"Log._extend": 1},  # the log
+    "_engines/sqlite/wal.py": {"WriteAheadLog._extend": 1},  # the log
     "cli/main.py": {"main": 2},  # the null device
     "persistence/documents/file_directory.py": {
-        "Disk.draft": 2,
-        "Disk.read": 2,
+        "DurableDirectory.draft": 2,
+        "DurableDirectory.read": 2,
         "_flush": 1,
     },  # JSON files, by their names
     "persistence/documents/file_lock.py": {"_made": 2, "_taken": 1},  # a lock file

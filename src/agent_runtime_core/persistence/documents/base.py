@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..._core.clock import SYSTEM, Clock
+from ..._core.lazy_import import lazily
 from ..._engines.base import Committer, Guard, Op
 from ...errors import InvalidArgument, StorageBusy, brief
 from ..fencing import CURRENT_CLAIM
@@ -306,3 +307,11 @@ def storable(text: Any, what: str, kind: str) -> None:
 def _number(value: Any, what: str, key: str) -> None:
     if value is not None and not (isinstance(value, int | float) and -MOST_RANK <= value <= MOST_RANK):
         raise InvalidArgument(f"the {what} of {brief(key)} is a number within {MOST_RANK:g}, not {brief(value)}")
+
+
+#: Names of 0.6.0.
+_RENAMED = {"Absent": "DocumentMissing", "Changed": "VersionConflict", "Table": "Collection"}
+
+
+def __getattr__(name: str) -> object:
+    return lazily(__name__, {}, name, _RENAMED)
