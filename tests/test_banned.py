@@ -244,7 +244,7 @@ OPENING = {
     "io": {"open", "open_code", "FileIO"},
 }
 #: Whose `open` is one of ours: classes, and objects of them.
-OURS = re.compile(r"(^|\.)([A-Z]\w*|cls|self|ledger|manager)$")
+OURS = re.compile(r"(^|\.)([A-Z]\w*|cls|self|ledger|writer|manager)$")
 PATHS = {"read_bytes", "read_text", "write_bytes", "write_text"}
 
 
@@ -316,7 +316,7 @@ def test_what_opens_a_file_is_found(text: str) -> None:
     [
         "SQLiteEngine.open(db)",
         "cls.open(db)",
-        "self.ledger.open()",
+        "self.writer.open()",
         "sqlite3.connect(db)",
         "os.stat(db)",
         "os.close(fd)",
