@@ -149,17 +149,17 @@ class Script(AgentRuntime):
 
     async def link(self, ctx: Any, state: Any) -> str:
         """A step of a chain: its result tells how many links there were before it."""
-        frame = ctx._frame
+        frame = ctx._scope
         state["links"] = state.get("links", 0) + 1
         links = state["links"]
         return f"{await self._happen(frame.name)} {links}"
 
     async def node(self, ctx: Any, state: Any) -> str:
         """A step of a graph: its result tells what it read, and what it had recorded while others ran."""
-        mine = ctx._frame.name
+        mine = ctx._scope.name
         name, _, place = mine.rpartition(".")
         needs = [f"{name}.{i}" for i in needs_of(int(place))]
-        durable = [(each, ctx._frame.key) for each in needs if each[-2:] != ".1"]  # which has no checkpoint
+        durable = [(each, ctx._scope.key) for each in needs if each[-2:] != ".1"]  # which has no checkpoint
         self.world.watch.depends(ctx._row, mine, durable)
         # A wait in place does not hear that a clock is set right, which here may be an hour behind.
         if int(place) % 3 == 0 and not self.scenario.world["hours"]:

@@ -857,7 +857,7 @@ async def test_closing_a_runner_that_works_gives_its_runs_back(place: Path | Non
         assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
 
 
-@pytest.mark.parametrize("which", ["listen", "standing"])
+@pytest.mark.parametrize("which", ["listen", "blocking_claims"])
 async def test_a_loop_that_could_not_begin_leaves_the_runner_to_the_next_one(
     monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:

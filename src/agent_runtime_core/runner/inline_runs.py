@@ -12,7 +12,7 @@ from .._core.clock import Clock
 from .._core.per_loop import call_in_loop
 from .execution import RunExecution
 from .guarded_calls import ENCLOSING_RUNS
-from .settings import SHUTDOWN
+from .settings import SHUTDOWN_SECONDS
 
 
 class _InlineRun:
@@ -59,7 +59,7 @@ class InlineRuns:
                 if held.drive.control.paused_at is not None:
                     held.hand_back()
             await _one_over(others, min(0.1, self._grace))
-        until = boot() + SHUTDOWN + self._grace / 5
+        until = boot() + SHUTDOWN_SECONDS + self._grace / 5
         while others := self._others(mine):
             for held in _outermost(others):
                 held.hand_back()

@@ -19,7 +19,7 @@ from ..limits import RunLimits
 from ..queue.records import RunRow
 from ..status import TERMINAL, RunStatus
 
-SHUTDOWN = 2.0  # seconds that cancelled work has to stop after the grace
+SHUTDOWN_SECONDS = 2.0  # seconds that cancelled work has to stop after the grace
 
 
 @with_known_names

@@ -18,7 +18,7 @@ from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.records import ClaimRequest, RunRow
 from .concurrency import ConcurrencySlots
 from .execution import is_crash_suspect
-from .settings import SHUTDOWN
+from .settings import SHUTDOWN_SECONDS
 from .signals import SHARED
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ class Worker:
         if not going or over is None or loop is None or loop.is_closed():
             await self.drain()
             return
-        patience = SHUTDOWN + RELEASE_SECONDS + 0.5
+        patience = SHUTDOWN_SECONDS + RELEASE_SECONDS + 0.5
         if loop is asyncio.get_running_loop():
             await self.drain()
         else:
@@ -363,7 +363,7 @@ class Worker:
         until = clock.boot() + grace
         while self._executions and not self._hurry and clock.boot() < until:
             await asyncio.wait(self._executions, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
-        until = clock.boot() + SHUTDOWN
+        until = clock.boot() + SHUTDOWN_SECONDS
         while self._executions:
             # Each time anew: a run that ends may have claimed the next one before it could hear of the end.
             for drive in self._executions.values():
