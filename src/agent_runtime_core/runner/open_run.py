@@ -47,7 +47,7 @@ class ReadOnlyWriter(ClaimWriter):
     """The ledger of a run that has succeeded: what is recorded answers, nothing is added."""
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
-        self.closed_error = self._already_finished
+        self.closed_error: Callable[[str], Exception] | None = self._already_finished
         return await self.state.records(self.run_id)
 
     def _already_finished(self, name: str) -> IllegalTransition:
@@ -85,9 +85,9 @@ class OpenRunSession(RunExecution):
             self._register()
             self._trace_start()
         else:
-            self.writer = ReadOnlyWriter(self.row, *self.backends, self.clock)
+            self.writer: ClaimWriter = ReadOnlyWriter(self.row, *self.backends, self.clock)
         book = StepJournal(self.writer, await self.writer.open())
-        self.finished = ended
+        self.finished: bool = ended
         if not ended:
             early = await self.end_without_running(book)
             if early is not None:
