@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from agent_runtime_core import AgentRunner, AlreadyDone, Happened
-from agent_runtime_core.queue import ClaimRequest, RunRow
+from agent_runtime_core import AgentRunner, AgentRuntime, AlreadyDone, Happened, RunContext, RunResult
+from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core.events import InMemoryEventBus
+from agent_runtime_core.queue import ClaimRequest, Guard, InMemoryQueue, Op, RunRow
 from agent_runtime_core.queue.memory import MemoryTransitions
+from agent_runtime_core.state import InMemoryStateStore
 from tests.contract.third_party.their_queue import TheirQueue
 
 RENAMED = {
@@ -39,13 +43,52 @@ def test_promised_names_do_not_warn() -> None:
 
 
 def test_row_stores_with_old_method_names_work() -> None:
-    with pytest.warns(DeprecationWarning, match="Old.ready is now called claimable"):
+    with pytest.warns(DeprecationWarning, match="Old.ready is now called claimable") as warned:
 
         class Old(MemoryTransitions):
             def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
                 return super().claimable(want, limit)[:0]
 
     assert vars(Old)["claimable"] is vars(Old)["ready"]
+    assert [each.filename for each in warned] == [__file__]
+
+
+class OldEngine(MemoryEngine):
+    """An engine that queues writes and names its process as one of 0.6.0 did."""
+
+    commit_nowait: Any = None
+    process_id: Any = None
+    holder = "a-process"
+    posted = 0
+
+    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        self.posted += 1
+        MemoryEngine.commit_nowait(self, guard, ops)
+
+
+class Steps(AgentRuntime):
+    key = "steps"
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        await ctx.step("one", lambda: 1)
+        return RunResult({})
+
+
+def test_an_engine_names_its_process_as_before() -> None:
+    queue = InMemoryQueue(engine=OldEngine())
+    with pytest.warns(DeprecationWarning, match="OldEngine.holder is now called process_id"):
+        assert queue.holder == "a-process"
+
+
+@pytest.mark.filterwarnings("ignore:OldEngine.holder")
+async def test_an_engine_queues_writes_as_before() -> None:
+    engine = OldEngine()
+    # With a second engine, events are queued and not part of the commit.
+    runner = AgentRunner(InMemoryQueue(engine=engine), InMemoryEventBus(engine=engine), InMemoryStateStore())
+    with pytest.warns(DeprecationWarning, match="OldEngine.post is now called commit_nowait"):
+        await runner.execute(Steps(), "a-run")
+    assert engine.posted > 0
+    await runner.close()
 
 
 def test_old_methods_can_be_called() -> None:

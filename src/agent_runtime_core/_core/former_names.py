@@ -8,7 +8,14 @@ from typing import Any
 
 
 def warn_former(owner: str, old: str, new: str, stacklevel: int = 3) -> None:
-    """Warn the caller's caller that `owner.old` is now `owner.new`."""
+    """Warn that `owner.old` is now `owner.new`.
+
+    Args:
+        owner: The name of the class or module.
+        old: The name in 0.6.0.
+        new: The name now.
+        stacklevel: The frame that the warning names; by default the caller's caller.
+    """
     warnings.warn(f"{owner}.{old} is now called {new}: use that name", DeprecationWarning, stacklevel=stacklevel)
 
 
@@ -26,3 +33,11 @@ def keep_former_names(cls: type, **new_names: str) -> None:
 def _read(old: str, new: str, owner: Any) -> Any:
     warn_former(type(owner).__name__, old, new)
     return getattr(owner, new)
+
+
+def renamed_attribute(owner: Any, new: str, old: str) -> Any:
+    """Return an optional attribute of an adapter, also under its old name; None if it has neither."""
+    found = getattr(owner, new, None)
+    if found is None and (found := getattr(owner, old, None)) is not None:
+        warn_former(type(owner).__name__, old, new)
+    return found

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from .._core.clock import Clock
 from .._core.codec.json import decode, encode
+from .._core.former_names import renamed_attribute
 from .._engines.base import INSTALL, Committer, Guard, Op, end_fence
 from .._journal.record import (
     DONE,
@@ -297,7 +298,7 @@ class ClaimWriter(WriteBuffer):
         if self.max_delay:
             self._schedule_flush(ops)
             return
-        post = getattr(target, "commit_nowait", None)
+        post = renamed_attribute(target, "commit_nowait", "post")
         if post is not None:
             post(self.guard, ops)
         else:
@@ -305,7 +306,7 @@ class ClaimWriter(WriteBuffer):
 
     def publish_heartbeat(self, now: float, payload: str) -> None:
         """Queue a heartbeat event, where events can be queued; nobody waits for one."""
-        post = getattr(self._bus, "commit_nowait", None)
+        post = renamed_attribute(self._bus, "commit_nowait", "post")
         if post is not None:
             post(self.guard, [self._publish([(f"beat:{self.claim_id}:{now}", "run.heartbeat", payload, now)])])
 

@@ -13,6 +13,7 @@ from uuid import UUID
 from .._core.arguments import checked_agent_keys, checked_int, checked_name, checked_seconds, deadline_at, mapping
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import digest, encode
+from .._core.former_names import renamed_attribute
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
 from .._engines.base import Backend, Guard, Op
 from ..errors import AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
@@ -87,7 +88,7 @@ class RunQueue(Backend):
     @property
     def holder(self) -> str:
         """Names this process to others on the same store; "" where nobody can tell a dead one."""
-        return str(getattr(getattr(self, "engine", None), "process_id", ""))
+        return str(renamed_attribute(getattr(self, "engine", None), "process_id", "holder") or "")
 
     def lease_now(self) -> float:
         return self.clock.boot()

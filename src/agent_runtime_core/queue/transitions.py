@@ -60,7 +60,7 @@ class RunTransitions(ABC):
         super().__init_subclass__(**options)
         for old, new in _FORMER.items():
             if old in cls.__dict__ and new not in cls.__dict__:
-                warn_former(cls.__name__, old, new)
+                warn_former(cls.__name__, old, new, stacklevel=4)  # past ABCMeta: the line of the class statement
                 setattr(cls, new, cls.__dict__[old])
 
     if not TYPE_CHECKING:  # a type checker would accept any name
