@@ -36,7 +36,7 @@ class SavedState(Protocol):
 
 
 class CheckpointWriter:
-    """Writes for a list, a map or an agent loop what a `Ledger` writes for a run.
+    """Writes for a list, a map or an agent loop what a `ClaimWriter` writes for a run.
 
     No start is stored: an interrupted step runs again, whatever its `on_in_doubt` says. Only the results in `labels`
     are stored, each under its label.

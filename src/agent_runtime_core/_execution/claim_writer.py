@@ -242,7 +242,7 @@ class ClaimWriter(WriteBuffer):
 
     def record(self, records: Sequence[Record]) -> Awaitable[Any]:
         """Make ends of steps durable: what to await, which each step does. Where it is one commit and no more, it is
-        tried once; `Book.not_written` says what is to be done after that."""
+        tried once; `StepJournal.write_failed` says what is to be done after that."""
         if self._single_engine and not self._buffered and self.on_event is None:
             return self._state.commit(self.guard, self._appends(records))
         return self.append(*records)
@@ -365,8 +365,8 @@ class ClaimWriter(WriteBuffer):
     ) -> list[Any]:
         """Leave the run as `how` says, with the records and queue operations that belong to it; its row, their results.
 
-        `events` are operations of the bus that go in behind the events of the records. Moved refuses it all where one
-        engine holds it all; elsewhere what went before is repeated or put right. Of the claim whose end it is,
+        `events` are operations of the bus that follow the events of the records. On one engine, RowChanged refuses
+        all of it; elsewhere what went before is repeated or put right. Of the claim whose end it is,
         nothing comes behind it, on any engine.
         """
         if self._partially_written and not self._events_derived:  # after an end, no claim comes to put it right

@@ -306,7 +306,7 @@ class RunQueue(Backend):
         return key, token
 
     async def settle(self, run_id: str, how: RunUpdate, ops: Sequence[Op] = ()) -> RunRow:
-        """Leave a claimed run as `how` says; Moved if its mailbox moved past `how.cursor`."""
+        """Leave a claimed run as `how` says; RowChanged if its mailbox moved past `how.cursor`."""
         op = Op("queue.settle", (run_id, how))
         row: RunRow = (await self.commits.commit(Guard(run_id, how.claim_id), [op, *ops]))[0]
         return row
@@ -346,7 +346,7 @@ class RunQueue(Backend):
             del self._claim_ids[key, worker_id]
 
     def unchanged_update(self, row: RunRow, claim_id: str) -> RunUpdate:
-        """A Settle that changes nothing yet: counters as they are."""
+        """A RunUpdate that changes nothing yet: counters as they are."""
         return RunUpdate(
             claim_id, row.status, self.clock.wall(), failures=row.failures, crashes=row.crashes, stalls=row.stalls,
             mark=row.mark,

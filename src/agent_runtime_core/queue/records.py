@@ -143,9 +143,9 @@ class ClaimRequest(NamedTuple):
 
 
 class RunUpdate(NamedTuple):
-    """How a claim leaves its run. `cursor` >= 0: refuse (Moved) if the mailbox has moved past it.
+    """How a claim leaves its run. `cursor` >= 0: refuse (RowChanged) if the mailbox has moved past it.
 
-    A run that was asked to cancel does not become waiting (Moved), and is pending without delay. With `renew`,
+    A run that was asked to cancel does not become waiting (RowChanged), and is pending without delay. With `renew`,
     a ticket, one that stays running goes on under a new claim id, and all that the old one asked for is refused.
     """
 

@@ -345,7 +345,7 @@ class RunTransitions(ABC):
         return self._save(self._enter_group(as_reopened(self._expect(run_id, expect), now).with_values(origin="")))
 
     def delete(self, run_id: str, generation: int, n: int) -> None:
-        """Forget the run that has ended in this generation; Moved if it lives or is another by now."""
+        """Forget the run that has ended in this generation; RowChanged if it lives or is another by now."""
         row = self.get(run_id)
         if row is None:
             return

@@ -32,7 +32,7 @@ class End(NamedTuple):
 
 
 async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bool:
-    """Cancel a run and what it called; False if it ended meanwhile, Moved if it is elsewhere by now."""
+    """Cancel a run and what it called; False if it ended meanwhile, RowChanged if its row has changed."""
     queue = backends.queue
     tree, earlier, known = [row], list[RunRow](), {row.run_id}
     for each in tree:

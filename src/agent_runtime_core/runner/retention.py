@@ -36,7 +36,7 @@ async def vacuum(
 
 
 async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] = ()) -> None:
-    """Delete an ended run with all that was kept of it; Moved if it lives, or has been begun anew since it was seen.
+    """Delete an ended run and everything stored of it; RowChanged if it is not ended, or was reopened since `seen`.
 
     `stores` forget its last claim.
     """

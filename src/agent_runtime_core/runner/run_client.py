@@ -101,7 +101,7 @@ class RunClient:
     def _conversation_services(
         self,
     ) -> tuple[Callable[[RunRow], RunRecorder | None] | None, Callable[[RunRow], None] | None]:
-        """`Services.chronicle` and `Services.not_kept` of this runner."""
+        """`Services.recorder` and `Services.not_kept` of this runner."""
         if self._stores is not None:
             return self._recorder, None
         if not self._keeps_conversations:

@@ -127,7 +127,7 @@ class _LoopWatcher:
             self._loop.call_later(CHECK_INTERVAL, self._wake)
 
     async def _follow(self) -> None:
-        """Read new runs at once, and all runs after one has ended, or after `LOOK_EVERY`, until no run is awaited."""
+        """Read new runs at once, and all runs after an end or every `CHECK_INTERVAL` seconds, until none is awaited."""
         time = self._loop.time
         earliest, latest = 0.0, time() + CHECK_INTERVAL  # of the next read of all of them
         while self._waiting:

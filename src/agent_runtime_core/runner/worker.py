@@ -155,7 +155,7 @@ class Worker:
     def may_start(self, row: RunRow) -> bool:
         """Whether this run may begin here: a suspect when there is nothing beside it, and nothing beside a suspect.
 
-        What does not end, or waits for another, keeps none from beginning for longer than `APART`; but two
+        What does not end, or waits for another, keeps none from beginning for longer than `ISOLATION_TIMEOUT`; but two
         suspects are never beside each other, unless they are parent and child.
         """
         if not is_crash_suspect(row):

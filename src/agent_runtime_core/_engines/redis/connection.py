@@ -101,7 +101,7 @@ class Connection:
     # -- the script
 
     def evaluate(self, last: bytes) -> list[bytes]:
-        """Run the script with that as its last argument; Unsent where it was not, Unanswered where nobody knows."""
+        """Run the script with that as its last argument; NotSent where it was not, NoReply where nobody knows."""
         for _ in range(3):
             if not self.fresh():
                 self.drop()
@@ -116,7 +116,7 @@ class Connection:
         raise NotSent(f"{self.place} sends us elsewhere again and again, or forgets the script")
 
     def call(self, last: bytes) -> list[bytes]:
-        """The same once, over the connection there is; NotCarriedOut where the server says what is missing."""
+        """The same once, over the connection there is; ServerRefused where the server says what is missing."""
         try:
             # In one piece: redis-py would make it of its words each time, and send the large ones one by one.
             self._conn.send_packed_command([self._script().call + bulk(last)])

@@ -123,7 +123,7 @@ class CommitPipeline:
                 return
 
     def _evaluated(self, batch: Sequence[ScriptCall]) -> list[bytes]:
-        """Return the answers of the script. Unsent: the server could not be reached in time."""
+        """Return the answers of the script. NotSent: the server could not be reached in time."""
         until = min(map(self._until, batch))
         while True:
             try:

@@ -4,7 +4,7 @@ Commits go in groups, each one transaction. A writer thread carries them out. To
 to hear of the outcome wakes a sleeping thread twice, though, which takes longer than the commit itself
 where nothing has to be flushed, or where the disk flushes fast. The few commits of one turn of an event
 loop are therefore carried out on the loop, at the end of that turn, as long as no other thread or process
-is writing and the last flushes were short: see `Writer.now`.
+is writing and the last flushes were short: see `Writer.commit_on_loop`.
 
 Measured: if the thread carries out all commits, a chain of 100 steps takes 2.8 times as long in NORMAL and 1.5
 times in FULL.
