@@ -210,6 +210,34 @@ async def test_several_processes_open_a_copied_file_at_the_same_time(a: Path, b:
             each.communicate("")
 
 
+CHECKS = """
+import sys
+from agent_runtime_core._engines.sqlite.database import check_unused
+print("ready", flush=True)
+sys.stdin.readline()
+check_unused(sys.argv[1], sys.argv[1] + ".live")
+print("unused", flush=True)
+"""
+
+
+async def test_processes_that_check_a_file_at_the_same_time_do_not_block_each_other(a: Path, b: Path) -> None:
+    """Each had a read lock and waited for the others to release theirs, so that all of them failed."""
+    await write(a, "x")
+    shutil.copy(a, b)
+    command = [sys.executable, "-c", CHECKS, str(b)]
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(6)
+        ]
+        assert [each.stdout.readline() for each in processes if each.stdout] == ["ready\n"] * 6
+        for each in processes:
+            assert each.stdin is not None
+            each.stdin.write("\n")
+            each.stdin.flush()
+        assert [each.communicate()[0] for each in processes] == ["unused\n"] * 6
+
+
 # -- mounts
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..._core.clock import SYSTEM
 from ..._core.ids import path_text
 from ...errors import InvalidArgument, StorageBusy, StorageCorrupt, StorageError, StorageTooNew, brief
 from ..base import OperationSet
@@ -19,7 +20,7 @@ from .transaction import DRIVER_ERRORS, translate
 
 _VERSIONS = "CREATE TABLE IF NOT EXISTS arc_schema (concern TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
 
-_MOVED = 0.5  # seconds that a lock may be held by a process that opens the file at the same time
+_MOVED = 0.5  # seconds that processes which open the file at the same time may hold a lock on it
 _LOOK = 0.1  # seconds between looks whether the file is still there
 
 
@@ -55,18 +56,27 @@ def check_unused(path: str, live: str | os.PathLike[str]) -> None:
     SQLite's own locks are on the file, whatever its name is. A program that has it open under this name has made a
     `-shm`, and another process of ours the live directory.
     """
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=_MOVED)) as conn:
+    until = time.monotonic() + _MOVED
+    while (busy := _lock_error(path)) is not None and not os.path.exists(f"{path}-shm") and not os.path.exists(live):
+        if time.monotonic() > until:
+            raise StorageBusy(
+                f"{path} is in use, but not under this name: another process opened it before it was moved here. "
+                "End that process first, and move its -wal too"
+            ) from busy
+        # Processes that check at the same time must not wait for each other's read locks: none would get further.
+        time.sleep(SYSTEM.random.uniform(0.001, 0.02))
+
+
+def _lock_error(path: str) -> sqlite3.OperationalError | None:
+    """Return SQLite's error if another connection has a lock on the file; release all locks taken here."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as conn:
         try:
             conn.execute("PRAGMA locking_mode=EXCLUSIVE")
             conn.execute("BEGIN IMMEDIATE")
             conn.execute("ROLLBACK")
         except sqlite3.OperationalError as error:
-            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            if is_busy and not os.path.exists(f"{path}-shm") and not os.path.exists(live):
-                raise StorageBusy(
-                    f"{path} is in use, but not under this name: another process opened it before it was moved here. "
-                    "End that process first, and move its -wal too"
-                ) from error
+            return error if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY else None
+    return None
 
 
 FileId = tuple[int, int]
