@@ -74,7 +74,6 @@ ROWS: dict[str, list[str]] = {
         "event",
         "subscriptions",
         "base",
-        "backed",
         "memory redis sqlite",
     ],
     "state": [

@@ -15,7 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self, cast
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 from .._core.clock import Clock
 from .._core.threads import started
@@ -75,28 +75,6 @@ class Committer(Protocol):
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]: ...
 
 
-class Backend(ABC):
-    """What a queue, an event bus and a state store have in common, ours and a third party's."""
-
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        if lacks := ", ".join(sorted(cls.__abstractmethods__)):
-            kind = next(each for each in cls.__mro__ if Backend in each.__bases__)
-            raise InvalidArgument(
-                f"{cls.__name__} lacks {lacks}: since 0.6.0 {type_name(kind)} brings these and inherits the rest; "
-                "docs/how-to/write-a-backend.md says what they do"
-            )
-        return super().__new__(cls)
-
-    @abstractmethod
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Apply all of `ops` or none while `guard` holds; their results in order, once they are durable."""
-
-    @property
-    def commits(self) -> Committer:
-        """What writes for this backend: the engine it shares with others, or itself."""
-        return cast(Committer, getattr(self, "engine", self))
-
-
 INSTALL = "fence.install"
 FORGET = "fence.forget"
 LOWEST_TOKEN = "0" * 26  # a token below that of every claim
@@ -154,6 +132,88 @@ class Engine(ABC):
     def lease_now(self) -> float:
         """The clock that leases are written in, common to all processes on this store."""
         return self.clock.boot()
+
+
+EngineT = TypeVar("EngineT", bound=Engine)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class EngineStore(Generic[EngineT]):
+    """What a built-in backend holds: its engine, which others may share, and its reads by name.
+
+    `close` closes the engine once for this backend; the engine counts its users.
+    """
+
+    __slots__ = ("closed", "engine", "reads")
+
+    def __init__(
+        self, engine: EngineT, operation_sets: Sequence[OperationSet], reads: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        for operation_set in operation_sets:
+            engine.add(operation_set)
+        self.engine: EngineT = engine
+        self.reads: Mapping[str, Callable[..., Any]] = reads
+        self.closed: bool = False
+
+    def read(self, what: str, *args: Any) -> Awaitable[Any]:
+        return self.engine.read(self.reads[what], *args)
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return self.engine.listen(topic, wake)
+
+    async def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            await self.engine.close()
+
+
+def needs_engine(method: _Method) -> _Method:
+    """Mark a method that every backend without an engine store must override."""
+    cast(Any, method).needs_engine = True
+    return method
+
+
+class Backend(ABC):  # noqa: B024 - the bases for third parties have abstract methods
+    """What queues, event buses, state stores and document stores share.
+
+    A built-in backend names its `operation_sets` and holds an `EngineStore`. A third party's backend overrides the
+    methods that need one.
+    """
+
+    _engine_store: EngineStore[Any] | None = None
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        lacks = set(cls.__abstractmethods__)
+        if not hasattr(cls, "operation_sets"):
+            inherited = ((name, getattr(cls, name, None)) for name in ("commit", "read"))
+            lacks.update(name for name, method in inherited if getattr(method, "needs_engine", False))
+        if lacks:
+            kind = next(each for each in cls.__mro__ if Backend in each.__bases__)
+            raise InvalidArgument(
+                f"{cls.__name__} lacks {', '.join(sorted(lacks))}: since 0.6.0 {type_name(kind)} brings these and "
+                "inherits the rest; docs/how-to/write-a-backend.md says what they do"
+            )
+        return super().__new__(cls)
+
+    @needs_engine
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Apply all of `ops` or none while `guard` holds; return their results in order, once they are durable."""
+        return cast("list[Any]", await self._held_store().engine.commit(guard, ops))
+
+    @property
+    def commits(self) -> Committer:
+        """What writes for this backend: the engine it shares with others, or itself."""
+        return cast(Committer, getattr(self, "engine", self))
+
+    async def close(self) -> None:
+        """Close the engine store, if this backend holds one. A second call does nothing."""
+        if self._engine_store is not None:
+            await self._engine_store.close()
+
+    def _held_store(self) -> EngineStore[Any]:
+        if self._engine_store is None:
+            raise NotImplementedError(f"{type(self).__name__} must override this method, because it holds no engine")
+        return self._engine_store
 
 
 def every(fn: Callable[[], None], interval: float) -> Callable[[], None]:

@@ -86,6 +86,8 @@ class EventBus(Backend):
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake()`, from any thread, after commits that added events; returns the way to stop."""
+        if self._engine_store is not None:
+            return self._engine_store.listen(topic, wake)
 
         async def poll() -> None:
             while True:
@@ -182,10 +184,11 @@ class EventBus(Backend):
         return self._follow(_known(run_id)[1], since)
 
     async def close(self) -> None:
-        """Let go of the store; who still follows gets StorageClosed."""
+        """Close this bus, and its engine if no other backend uses it; subscribers get StorageClosed."""
         self._closed = True
         for hub in tuple(self._hubs.values()):
             hub.close()
+        await super().close()
 
     # -- below
 

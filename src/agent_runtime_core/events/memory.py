@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
-from .._engines.backend import OnMemory
+from .._core.clock import SYSTEM, Clock
+from .._engines.backend import known_options, memory_store
 from .._engines.base import NotApplied, Op, OperationSet
-from .._engines.memory import MemoryTx
+from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
 from .._journal.record import Record
-from .backed import BackedBus
-from .base import DELETE, PUBLISH, TRIM
+from .base import DELETE, PUBLISH, TRIM, EventBus
 from .event import StoredEvent, merged
 
 _CLEAR = "events.clear"
@@ -93,10 +93,17 @@ CONCERN = OperationSet(
 )
 
 
-class InMemoryEventBus(OnMemory, BackedBus):
+class InMemoryEventBus(EventBus):
     """In this process, gone when it ends."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
+    derives = True
+
+    def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = memory_store(self.operation_sets, {}, engine=engine, clock=clock)
+        self.engine: MemoryEngine = self._engine_store.engine
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import compact
+from .._engines.backend import known_options
 from .._engines.base import OperationSet
-from .._engines.redis.engine import OnRedis
+from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
 from .._journal.record import Record
-from .backed import BackedBus
-from .base import PUBLISH
+from .base import PUBLISH, EventBus
 from .event import StoredEvent, merged
 
 Row = tuple[str, str, str, float]
@@ -33,10 +34,20 @@ CONCERN = RedisOperationSet(
 )
 
 
-class RedisEventBus(OnRedis, BackedBus):
+class RedisEventBus(EventBus):
     """On one Redis or Valkey server, shared by all processes that reach it."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
+    derives = True
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = redis_store(self.operation_sets, {}, url, redis_url=redis_url, engine=engine, clock=clock)
+        self.engine: RedisEngine = self._engine_store.engine
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: list[StoredEvent | Record] = []

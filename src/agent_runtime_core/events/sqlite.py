@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .._engines.backend import OnSQLite
+from .._core.clock import SYSTEM, Clock
+from .._engines.backend import known_options, sqlite_store
 from .._engines.base import NotApplied, OperationSet, always
+from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
 from .._journal.record import Record
 from ..errors import StorageCorrupt, brief
-from .backed import BackedBus
-from .base import DELETE, PUBLISH, TRIM
+from .base import DELETE, PUBLISH, TRIM, EventBus
 from .event import StoredEvent, merged
 
 _INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
@@ -88,10 +90,22 @@ CONCERN = OperationSet(
 )
 
 
-class SQLiteEventBus(OnSQLite, BackedBus):
+class SQLiteEventBus(EventBus):
     """In one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
+    derives = True
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = sqlite_store(
+            self.operation_sets, {}, path, db_path=db_path, durability=durability, engine=engine, clock=clock
+        )
+        self.engine: SQLiteEngine = self._engine_store.engine
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as _dt
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -15,7 +14,7 @@ from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import digest, encode
 from .._core.former_names import renamed_attribute
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
-from .._engines.base import Backend, Guard, Op
+from .._engines.base import Backend, Guard, Op, needs_engine
 from ..errors import AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
 from .queued_run import QueuedRun
 from .records import (
@@ -82,8 +81,10 @@ class RunQueue(Backend):
         #: Tickets of claims that got no answer, and may hold something.
         self.unconfirmed_tickets: set[str] = set()
 
-    @abstractmethod
-    async def read(self, what: str, *args: Any) -> Any: ...
+    @needs_engine
+    async def read(self, what: str, *args: Any) -> Any:
+        """Return what is stored, as the class describes it for each `what`."""
+        return await self._held_store().read(what, *args)
 
     @property
     def holder(self) -> str:
@@ -99,7 +100,8 @@ class RunQueue(Backend):
         return engine.listen(topic, wake) if engine is not None else None
 
     async def close(self) -> None:
-        """Let go of what this backend holds."""
+        """Close what this queue holds: its engine, if no other backend uses it. A second call does nothing."""
+        await super().close()
 
     # -- entering
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, ClassVar
 
-from .._engines.backend import OnMemory
+from .._core.clock import SYSTEM, Clock
+from .._engines.backend import known_options, memory_store
 from .._engines.base import OperationSet
-from .._engines.memory import MemoryTx
+from .._engines.memory import MemoryEngine, MemoryTx
 from .base import MAX_RETRIES, RunQueue
 from .records import LIVE, QUEUED_BEHIND, ClaimRequest, MailboxMessage, RunFilter, RunRow, RunSnapshot
 from .transitions import RunTransitions, operation_set
@@ -197,7 +198,7 @@ def _next_due(tx: MemoryTx) -> float | None:
     return None
 
 
-class InMemoryQueue(OnMemory, RunQueue):
+class InMemoryQueue(RunQueue):
     """A queue in this process, gone when it ends."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (operation_set(MemoryTransitions, tables=TABLES),)
@@ -211,8 +212,14 @@ class InMemoryQueue(OnMemory, RunQueue):
         "next_due": _next_due,
     }
 
-    def __init__(self, max_retries: int = MAX_RETRIES, **options: Any) -> None:
-        super().__init__(max_retries=max_retries, **options)
+    def __init__(
+        self, max_retries: int = MAX_RETRIES, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            super().__init__(max_retries=max_retries, clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = memory_store(self.operation_sets, self.reads, engine=engine, clock=clock)
+        self.engine: MemoryEngine = self._engine_store.engine
 
     def clear(self) -> None:
         """Forget every run."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from .._core.clock import SYSTEM, Clock
+from .._engines.backend import known_options
 from .._engines.base import OperationSet
-from .._engines.redis.engine import OnRedis
+from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .base import RunQueue
 from .blocking_claims import Addressed, BlockingClaims
 from .records import QUEUED_BEHIND, SET_ASIDE, MailboxMessage, RowChanged, RunFilter, RunRow, RunSnapshot, RunUpdate
 from .transitions import INLINE_RESERVATION
-
-if TYPE_CHECKING:
-    from .._engines.redis.engine import RedisEngine
 
 PAGE = 500  # rows or messages in one answer, at most
 
@@ -171,7 +170,7 @@ CONCERN = RedisOperationSet(
 )
 
 
-class RedisQueue(OnRedis, RunQueue):
+class RedisQueue(RunQueue):
     """A queue on one Redis or Valkey server, shared by all processes that reach it."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
@@ -183,6 +182,17 @@ class RedisQueue(OnRedis, RunQueue):
         "mail": _mail,
         "row": _asking("queue.row"),
     }
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = redis_store(
+            self.operation_sets, self.reads, url, redis_url=redis_url, engine=engine, clock=clock
+        )
+        self.engine: RedisEngine = self._engine_store.engine
 
     def lease_now(self) -> float:
         return self.engine.lease_now()

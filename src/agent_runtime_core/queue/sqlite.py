@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -9,9 +10,11 @@ from itertools import compress
 from operator import itemgetter, ne
 from typing import Any, ClassVar, get_args, get_type_hints
 
+from .._core.clock import SYSTEM, Clock
 from .._core.ids import known_uuid
-from .._engines.backend import OnSQLite
+from .._engines.backend import known_options, sqlite_store
 from .._engines.base import OperationSet
+from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from ..errors import StorageCorrupt, brief
 from ..status import RunStatus
@@ -321,7 +324,7 @@ def _next_due(view: sqlite3.Connection) -> float | None:
     return due
 
 
-class SQLiteQueue(OnSQLite, RunQueue):
+class SQLiteQueue(RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (operation_set(SQLiteTransitions, MIGRATIONS, fence=_claim_of),)
@@ -334,3 +337,14 @@ class SQLiteQueue(OnSQLite, RunQueue):
         "news": _news,
         "next_due": _next_due,
     }
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = sqlite_store(
+            self.operation_sets, self.reads, path, db_path=db_path, durability=durability, engine=engine, clock=clock
+        )
+        self.engine: SQLiteEngine = self._engine_store.engine

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from .._engines.backend import OnMemory
+from .._core.clock import SYSTEM, Clock
+from .._engines.backend import known_options, memory_store
 from .._engines.base import NotApplied, Op, OperationSet
-from .._engines.memory import MemoryTx
+from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore
 
@@ -121,7 +122,7 @@ CONCERN = OperationSet(
 )  # fmt: skip
 
 
-class InMemoryStateStore(OnMemory, StateStore):
+class InMemoryStateStore(StateStore):
     """A state store in this process, gone when it ends."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
@@ -131,6 +132,12 @@ class InMemoryStateStore(OnMemory, StateStore):
         "ending": journal.ending,
         "effects": effects,
     }
+
+    def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = memory_store(self.operation_sets, self.reads, engine=engine, clock=clock)
+        self.engine: MemoryEngine = self._engine_store.engine
 
     def clear(self) -> None:
         """Forget every run."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import compact
+from .._engines.backend import known_options
 from .._engines.base import OperationSet
-from .._engines.redis.engine import OnRedis
+from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore
-
-if TYPE_CHECKING:
-    from .._engines.redis.engine import RedisEngine
 
 
 def _checkpoint(run_id: str, text: str, mark: str | None, now: float) -> tuple[Any, ...]:
@@ -60,7 +59,7 @@ CONCERN = RedisOperationSet(
 )
 
 
-class RedisStateStore(OnRedis, StateStore):
+class RedisStateStore(StateStore):
     """A state store on one Redis or Valkey server, shared by all processes that reach it."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
@@ -70,3 +69,14 @@ class RedisStateStore(OnRedis, StateStore):
         "ending": journal.ending,
         "effects": _effects,
     }
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = redis_store(
+            self.operation_sets, self.reads, url, redis_url=redis_url, engine=engine, clock=clock
+        )
+        self.engine: RedisEngine = self._engine_store.engine

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from .._engines.backend import OnSQLite
+from .._core.clock import SYSTEM, Clock
+from .._engines.backend import known_options, sqlite_store
 from .._engines.base import NotApplied, OperationSet, always
+from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore, damaged
@@ -123,7 +126,7 @@ CONCERN = OperationSet(
 )  # fmt: skip
 
 
-class SQLiteStateStore(OnSQLite, StateStore):
+class SQLiteStateStore(StateStore):
     """A state store in one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
@@ -134,3 +137,14 @@ class SQLiteStateStore(OnSQLite, StateStore):
         "effects": effects,
     }
     transacts = True
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = sqlite_store(
+            self.operation_sets, self.reads, path, db_path=db_path, durability=durability, engine=engine, clock=clock
+        )
+        self.engine: SQLiteEngine = self._engine_store.engine

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 from ..._core.clock import SYSTEM, Clock
 from ..._core.per_loop import PerLoop
 from ...errors import InvalidArgument, LeaseLost, StorageBusy, StorageError
-from ..backend import OnShared
-from ..base import Guard, Op, OperationSet
+from ..backend import Reads, shared_store
+from ..base import EngineStore, Guard, Op, OperationSet
 from ..commit_request import CommitRequest, LoopBatch, wait_in_thread
 from ..shared_engine import Process, SharedEngine
 from .connection import Connection, NotSent, ServerRefused, driver, refused
@@ -244,23 +244,14 @@ class RedisEngine(SharedEngine):
         self._pipe.close()
 
 
-class OnRedis(OnShared):
-    """On one Redis or Valkey server, shared by all processes that reach it."""
-
-    engine: RedisEngine
-
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        redis_url: str | None = None,
-        engine: RedisEngine | None = None,
-        clock: Clock = SYSTEM,
-        **options: Any,
-    ) -> None:
-        if url is not None and redis_url is not None and url != redis_url:
-            raise InvalidArgument("url= and redis_url= name the same thing; give one")
-        where = url or redis_url
-        if engine is None and where is None:
-            raise InvalidArgument("a Redis backend needs url='redis://host:6379/0', or configure(redis_url=...)")
-        super().__init__(engine, lambda: RedisEngine.open(where or "", clock=clock), clock, options)
+def redis_store(
+    operation_sets: Sequence[OperationSet], reads: Reads, url: str | None = None, *, redis_url: str | None = None,
+    engine: RedisEngine | None = None, clock: Clock = SYSTEM,
+) -> EngineStore[RedisEngine]:  # fmt: skip
+    """Open a store on one Redis or Valkey server, which all processes that reach it share."""
+    if url is not None and redis_url is not None and url != redis_url:
+        raise InvalidArgument("url= and redis_url= name the same thing; give one")
+    where = url or redis_url
+    if engine is None and where is None:
+        raise InvalidArgument("a Redis backend needs url='redis://host:6379/0', or configure(redis_url=...)")
+    return shared_store(operation_sets, reads, engine, lambda: RedisEngine.open(where or "", clock=clock))

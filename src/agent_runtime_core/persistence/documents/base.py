@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.lazy_import import lazily
-from ..._engines.base import Committer, Guard, Op
+from ..._engines.base import Backend, Op, needs_engine
 from ...errors import InvalidArgument, StorageBusy, brief
 from ..fencing import CURRENT_CLAIM
 from .full_text import best, folded, words_of
@@ -93,7 +92,7 @@ def next_rank(last: float) -> float:
     return last + 1.0 if last + 1.0 > last else last * (1 + 2**-52)
 
 
-class DocumentStore(ABC):
+class DocumentStore(Backend):
     """Where documents are kept.
 
     What it guarantees, on every backend:
@@ -128,19 +127,10 @@ class DocumentStore(ABC):
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
         self.clock = clock
 
-    @abstractmethod
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
-
-    @abstractmethod
-    async def read(self, what: str, *args: Any) -> Any: ...
-
-    @property
-    def commits(self) -> Committer:
-        """What writes for this store: the engine it shares with others, or itself."""
-        return cast(Committer, getattr(self, "engine", self))
-
-    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
-        """Let go of what this store holds."""
+    @needs_engine
+    async def read(self, what: str, *args: Any) -> Any:
+        """Return what is stored, as the class describes it for each `what`."""
+        return await self._held_store().read(what, *args)
 
     async def write(self, *ops: Op) -> list[Any]:
         """Commit `ops` for the run whose code this is called from, or for nobody in particular."""

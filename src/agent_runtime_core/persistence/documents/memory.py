@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..._engines.backend import OnMemory
+from ..._core.clock import SYSTEM, Clock
+from ..._engines.backend import known_options, memory_store
 from ..._engines.base import OperationSet
-from ..._engines.memory import MemoryTx
+from ..._engines.memory import MemoryEngine, MemoryTx
 from .base import Document, DocumentStore, Entry, Query, next_rank
 from .operations import APPLIED, OPS, DocumentTransaction, on
 
@@ -122,7 +123,7 @@ CONCERN = OperationSet(
 )
 
 
-class MemoryDocuments(OnMemory, DocumentStore):
+class MemoryDocuments(DocumentStore):
     """Documents in this process, gone when it ends."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
@@ -131,3 +132,9 @@ class MemoryDocuments(OnMemory, DocumentStore):
         "find": _find,
         "words": _words,
     }
+
+    def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = memory_store(self.operation_sets, self.reads, engine=engine, clock=clock)
+        self.engine: MemoryEngine = self._engine_store.engine

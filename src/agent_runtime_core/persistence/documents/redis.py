@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from ..._core.clock import SYSTEM, Clock
+from ..._engines.backend import known_options
 from ..._engines.base import OperationSet
-from ..._engines.redis.engine import OnRedis
+from ..._engines.redis.engine import RedisEngine, redis_store
 from ..._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from ...errors import StorageCorrupt, brief
 from .base import Document, DocumentMissing, DocumentStore, Entry, Query, VersionConflict
-
-if TYPE_CHECKING:
-    from ..._engines.redis.engine import RedisEngine
 
 PAGE = 500  # documents in one answer, at most
 
@@ -96,7 +95,7 @@ CONCERN = RedisOperationSet(
 )
 
 
-class RedisDocuments(OnRedis, DocumentStore):
+class RedisDocuments(DocumentStore):
     """Documents on one Redis or Valkey server, shared by all processes that reach it.
 
     What is found may take several answers, of 500 documents or 200 KB each, and each is of its own moment: a document
@@ -105,3 +104,14 @@ class RedisDocuments(OnRedis, DocumentStore):
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {"get": _get, "find": _find, "words": _words}
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = redis_store(
+            self.operation_sets, self.reads, url, redis_url=redis_url, engine=engine, clock=clock
+        )
+        self.engine: RedisEngine = self._engine_store.engine

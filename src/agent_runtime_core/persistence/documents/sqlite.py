@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..._engines.backend import OnSQLite
+from ..._core.clock import SYSTEM, Clock
+from ..._engines.backend import known_options, sqlite_store
 from ..._engines.base import Op, OperationSet, always
+from ..._engines.sqlite.engine import SQLiteEngine
 from ..._engines.sqlite.transaction import SQLiteTx
 from . import sqlite_fts, sqlite_queries
 from .base import Document, DocumentStore, Entry, next_rank
@@ -129,7 +132,7 @@ CONCERN = OperationSet(
 )
 
 
-class SQLiteDocuments(OnSQLite, DocumentStore):
+class SQLiteDocuments(DocumentStore):
     """Documents in one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
@@ -139,6 +142,17 @@ class SQLiteDocuments(OnSQLite, DocumentStore):
         "words": sqlite_queries.words_of_kind,
         "search": sqlite_queries.search,
     }
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            super().__init__(clock=getattr(engine, "clock", clock), **options)
+        self._engine_store = sqlite_store(
+            self.operation_sets, self.reads, path, db_path=db_path, durability=durability, engine=engine, clock=clock
+        )
+        self.engine: SQLiteEngine = self._engine_store.engine
 
     async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:
         wanted = words_of(words)
