@@ -181,7 +181,7 @@ async def no_transaction_left(runner: AgentRunner) -> None:
     engine: Any = runner.queue.commits
     if isinstance(engine, SQLiteEngine):
         await engine.commit(None, [])
-        await until(lambda: not engine.writer.conn.in_transaction)
+        await until(lambda: not engine.writer.committer.conn.in_transaction)
 
 
 async def terminal_events(runner: AgentRunner, run_id: UUID | str) -> list[str]:

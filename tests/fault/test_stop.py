@@ -226,7 +226,7 @@ async def test_a_process_that_stands_still_in_a_commit_makes_others_busy_until_i
     with Child("standing", db) as child:
         assert child.line() == "inside"
         engine: Any = here.queue.commits
-        engine.writer.patience = 0.5
+        engine.writer.committer.patience = 0.5
         async with asyncio.timeout(20):
             with pytest.raises(StorageBusy):
                 await here.submit("noop", {})

@@ -14,6 +14,7 @@ from agent_runtime_core._engines.base import Guard, Op, OperationSet
 from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine, _answer
+from agent_runtime_core._engines.sqlite.group_commit import GroupCommitter
 from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
 from agent_runtime_core._engines.sqlite.writer import Writer
 from agent_runtime_core.errors import StorageClosed
@@ -127,8 +128,8 @@ def _nothing(concern: OperationSet) -> None:
     """The file has its tables."""
 
 
-class SimWriter(Writer):
-    """Carries out what the wire brings, and notes what became of it."""
+class SimCommitter(GroupCommitter):
+    """Applies what the wire brings, and notes what became of it."""
 
     world: World
     place: str
@@ -152,12 +153,13 @@ class SimWriter(Writer):
         self._replayed = True
         return super().replay(tx, guard, ops)
 
+
+class SimWriter(Writer):
+    """Commits what the wire brings."""
+
     def commit_on_loop(self, batch: list[CommitRequest]) -> bool:
         """Never: all goes over the wire."""
         return False
-
-    def deliver(self, batch: list[CommitRequest]) -> None:
-        """The wire brings the answers."""
 
 
 class SimSQLiteEngine(Bells, SQLiteEngine):
@@ -176,9 +178,9 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         super().add(weakened(concern, self.world.ablated))
 
     def _make_writer(self, flushes: bool) -> Writer:
-        writer = SimWriter(self, self.file, self._commit_lock, self.log, self._ring, flushes=flushes)
-        writer.world, writer.place = self.world, self.place
-        self.writer: SimWriter = writer
+        self.committer: SimCommitter = SimCommitter(self, self.file.writing, path=self.path, flushes=flushes)
+        self.committer.world, self.committer.place = self.world, self.place
+        writer = SimWriter(self.committer, self.file, self._commit_lock, self.log, self._ring)
         if self.world.migrated(self.place):
             self.file.migrate = _nothing  # type: ignore[method-assign]
         return writer
@@ -191,9 +193,9 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         return self.wire.at_once(CommitRequest(guard, ops))
 
     def land(self, batch: list[CommitRequest]) -> None:
-        self.writer.landed.clear()
+        self.committer.landed.clear()
         self.writer.write(batch)
-        for request, replayed in self.writer.landed.items():
+        for request, replayed in self.committer.landed.items():
             if request.error is None:
                 self.world.watch.landed(request, replayed, self.place)
             else:
@@ -238,9 +240,9 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         if self._closed:
             return
         self._closed = True
-        if "rollback" in self.world.ablated and self.writer.conn.in_transaction:
-            self.writer.conn.execute("COMMIT")
-        for conn in (self.writer.conn, self._reader):
+        if "rollback" in self.world.ablated and self.committer.conn.in_transaction:
+            self.committer.conn.execute("COMMIT")
+        for conn in (self.committer.conn, self._reader):
             if conn is not None:
                 conn.close()
         os.close(self._presence._lock_fd)

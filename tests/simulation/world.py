@@ -117,7 +117,7 @@ class World:
         return place in self._migrated
 
     def keep_template(self, engine: SimSQLiteEngine) -> None:
-        self._templates["sqlite"] = engine.writer.conn.serialize()
+        self._templates["sqlite"] = engine.writer.committer.conn.serialize()
         self._migrated.add(engine.place)
 
     def machine_clock(self, name: str) -> SimClock:

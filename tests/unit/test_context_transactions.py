@@ -382,7 +382,7 @@ async def test_a_broken_foreign_key_is_the_error_of_its_step_alone(tmp_path: Pat
 
             with held(engine):  # what is sent meanwhile is one group
                 tasks = [asyncio.ensure_future(each) for each in (step(5), one(1), one(99), step(6))]
-                await soon(lambda: engine.writer._handed > 3)
+                await soon(lambda: engine.writer._queued > 3)
             return await asyncio.gather(*tasks)
 
         broken = ["IntegrityError", "FOREIGN KEY constraint failed"]

@@ -374,12 +374,12 @@ async def test_a_message_of_the_driver_that_is_no_text_is_told_as_damage(
 ) -> None:
     store = SQLiteStateStore(path)
     with monkeypatch.context() as patched:
-        patched.setitem(store.engine.writer.ops, "state.status", undecodable)
+        patched.setitem(store.engine.writer.committer.operations, "state.status", undecodable)
         others = [store.save_checkpoint(f"other{n}", {}) for n in range(beside)]
         told = await asyncio.gather(store.update_run_status(RUN, "x"), *others, return_exceptions=True)
     assert isinstance(told[0], StorageCorrupt)
     assert told[1:] == [None] * beside
-    assert store.engine.writer.conn.in_transaction is False
+    assert store.engine.writer.committer.conn.in_transaction is False
     await store.close()
 
 

@@ -310,7 +310,7 @@ async def test_a_cancelled_caller_knows_the_outcome_before_it_goes() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await get(engine, "a") == ["1"]
-        assert not any(desk.waiting for desk in engine._desks.values())
+        assert not any(desk.pending.waiting for desk in engine._desks.values())
 
 
 # -- a server that is away

@@ -132,7 +132,7 @@ async def test_one_that_fails_in_a_group_leaves_the_others_alone(engine: SQLiteE
         ]
         posted = [Op("put", ("p", 3))]
         engine.commit_nowait(None, posted)
-        await soon(lambda: engine.writer._handed > 4)
+        await soon(lambda: engine.writer._queued > 4)
     done = await asyncio.gather(*commits, return_exceptions=True)
     assert (done[0], done[2]) == ([1], [2])
     assert isinstance(done[1], (ValueError, StorageError, KeyError))
@@ -157,7 +157,7 @@ async def test_a_superseded_one_in_a_group_leaves_the_others_alone(engine: SQLit
                 (Guard("run", OLD), [Op("fail", ("c",))]),
             )
         ]
-        await soon(lambda: engine.writer._handed > 4)
+        await soon(lambda: engine.writer._queued > 4)
     done = await asyncio.gather(*commits, return_exceptions=True)
     assert (done[0], done[2]) == ([1], [1])
     assert isinstance(done[1], LeaseLost)
@@ -174,10 +174,10 @@ async def test_a_fence_only_grows(engine: SQLiteEngine) -> None:
 
 async def test_a_group_is_one_transaction(engine: SQLiteEngine) -> None:
     made: list[str] = []
-    engine.writer.conn.set_trace_callback(lambda sql: made.append(sql) if sql.startswith("COMMIT") else None)
+    engine.writer.committer.conn.set_trace_callback(lambda sql: made.append(sql) if sql.startswith("COMMIT") else None)
     with held(engine):
         commits = [asyncio.ensure_future(engine.commit(None, [Op("put", (str(n), n))])) for n in range(50)]
-        await soon(lambda: engine.writer._handed > 50)
+        await soon(lambda: engine.writer._queued > 50)
     await asyncio.gather(*commits)
     assert len(made) == 1
 
@@ -185,7 +185,7 @@ async def test_a_group_is_one_transaction(engine: SQLiteEngine) -> None:
 async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLiteEngine) -> None:
     with held(engine):
         task = asyncio.ensure_future(engine.commit(None, [Op("put", ("a", 1))]))
-        await soon(lambda: engine.writer._handed > 1)
+        await soon(lambda: engine.writer._queued > 1)
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0)
@@ -193,27 +193,27 @@ async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLit
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await engine.read(get, "a") == 1
-    assert not any(outbox.waiting for outbox in engine.writer.outboxes.values())
+    assert not any(batch.pending.waiting for batch in engine.writer.batches.values())
 
 
 async def test_no_answer_in_time_is_busy_and_is_not_written_late(
     engine: SQLiteEngine,
 ) -> None:
-    engine.writer.patience = 0.04
+    engine.writer.committer.patience = 0.04
     with held(engine):
         with pytest.raises(StorageBusy, match=r"did not answer within 0\.04 s; whether the write landed is unknown"):
             await engine.commit(None, [Op("put", ("a", 1))])
         with pytest.raises(StorageBusy, match=r"did not answer within 0\.04 s"):
             await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", 1))])
-    engine.writer.patience = 6.0
+    engine.writer.committer.patience = 6.0
     await engine.commit(None, [Op("put", ("c", 1))])
     assert [await engine.read(get, key) for key in "abc"] == [None, None, 1]
-    await soon(lambda: not any(outbox.waiting for outbox in engine.writer.outboxes.values()))
+    await soon(lambda: not any(batch.pending.waiting for batch in engine.writer.batches.values()))
 
 
 async def test_another_program_that_locks_the_file_makes_it_busy(path: Path) -> None:
     engine = opened(path)
-    engine.writer.patience = 0.2
+    engine.writer.committer.patience = 0.2
     other = sqlite3.connect(path, isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")
@@ -301,7 +301,7 @@ async def test_only_the_owner_may_read_the_files(engine: SQLiteEngine, path: Pat
 
 async def test_a_file_is_kept_in_wal_with_full_synchronous(engine: SQLiteEngine) -> None:
     def pragma(name: str) -> Any:
-        return engine.writer.conn.execute(f"PRAGMA {name}").fetchone()[0]
+        return engine.writer.committer.conn.execute(f"PRAGMA {name}").fetchone()[0]
 
     assert pragma("journal_mode") == "wal"
     assert pragma("synchronous") == 2
@@ -310,7 +310,7 @@ async def test_a_file_is_kept_in_wal_with_full_synchronous(engine: SQLiteEngine)
 
 async def test_durability_is_one_for_a_file(path: Path) -> None:
     engine = opened(path, durability="normal")
-    assert engine.writer.conn.execute("PRAGMA synchronous").fetchone()[0] == 1
+    assert engine.writer.committer.conn.execute("PRAGMA synchronous").fetchone()[0] == 1
     with pytest.raises(InvalidArgument, match="open here with durability='normal', not 'full'"):
         SQLiteEngine.open(path)
     with pytest.raises(InvalidArgument, match="not 'most'"):
@@ -390,9 +390,9 @@ async def test_what_another_loop_was_asked_for_when_it_was_closed_is_refused_at_
     engine = opened(path)
     await asyncio.gather(*(engine.commit(None, [Op("put", ("a", n))]) for n in range(2)))
     commits = [asyncio.ensure_future(engine.commit(None, [Op("put", ("b", n))])) for n in range(2)]
-    if not engine.writer.outboxes.here().turn:  # eager tasks have asked already
+    if not engine.writer.batches.here().requests:  # eager tasks have asked already
         await asyncio.sleep(0)
-    assert len(engine.writer.outboxes.here().turn) == 2  # they are together, and not sent yet
+    assert len(engine.writer.batches.here().requests) == 2  # they are together, and not sent yet
     closing = threading.Thread(target=engine.close_now)
     closing.start()
     closing.join()
@@ -648,11 +648,11 @@ async def test_compacting_waits_no_longer_than_others_do(
     """A process that was stopped in a commit does not let go; one that could not begin in time never does."""
     compacted: list[str] = []
     monkeypatch.setattr(engine.log, "compact", lambda: compacted.append("again"))
-    engine.writer.patience = 0.2
+    engine.writer.committer.patience = 0.2
     lock = CommitLock(Path(f"{path}.live"))
     with contextlib.closing(lock), lock, pytest.raises(StorageBusy, match="was not compacted"):
         await engine.compact()
-    engine.writer.patience = 6.0
+    engine.writer.committer.patience = 6.0
     await engine.commit(None, [Op("put", ("a", 1))])
     assert compacted == []
     await engine.compact()

@@ -77,13 +77,13 @@ async def test_what_takes_long_to_compress_is_the_threads_to_do(tmp_path: Path) 
     # Without flushes, which would be the thread's too on a slow disk.
     store = SQLiteStateStore(tmp_path / "normal.db", durability="normal")
     where: list[str] = []
-    apply = store.engine.writer.apply
+    apply = store.engine.writer.committer.apply
 
     def watched(tx: SQLiteTx, request: CommitRequest) -> bool:
         where.append(threading.current_thread().name)
         return apply(tx, request)
 
-    store.engine.writer.apply = watched  # type: ignore[method-assign]
+    store.engine.writer.committer.apply = watched  # type: ignore[method-assign]
     for seq, (kind, size) in enumerate([(ENDED, 1), (ENDED, LONGEST_PACKED + 1), (DONE, 1)]):
         record = Record(seq, kind, "s", result="x" * size)
         await store.commits.commit(None, [Op("journal.append", (RUN, record))])

@@ -88,7 +88,7 @@ async def test_a_statement_that_is_refused_is_its_callers_error(engine: SQLiteEn
     await where(engine, value="kept")
     with pytest.raises(StorageError, match=error):
         await engine.commit(None, [Op("refused", (sql,))])
-    assert not engine.writer._known.counters, "what was noted down for a write that failed is forgotten"
+    assert not engine.writer.committer._cache.counters, "what was noted down for a write that failed is forgotten"
     assert await where(engine, value="too") == "loop"
     assert stored(engine) == ["kept", "too"]
 
@@ -102,7 +102,7 @@ async def test_what_may_take_long_goes_to_the_thread_and_the_next_comes_back(eng
 
 async def test_many_callers_of_one_turn_are_one_group_of_the_thread(engine: SQLiteEngine) -> None:
     begun: list[str] = []
-    engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    engine.writer.committer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
     await where(engine)
     assert await asyncio.gather(*(where(engine, value=n) for n in range(50))) == ["thread"] * 50
     assert len(begun) == 2
@@ -121,22 +121,22 @@ class Hasty(SimpleQueue[Any]):
 async def test_what_is_handed_over_together_is_one_group_however_soon_the_thread_looks(engine: SQLiteEngine) -> None:
     engine.writer.inbox = Hasty()
     begun: list[str] = []
-    engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    engine.writer.committer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
     engine.writer.enqueue([CommitRequest(None, [Op("put", (n,))]) for n in range(20)])
-    await soon(lambda: not engine.writer._handed)
+    await soon(lambda: not engine.writer._queued)
     assert len(begun) == 1
     assert stored(engine) == list(range(20))
 
 
 async def test_a_few_callers_are_one_group_on_the_loop(engine: SQLiteEngine) -> None:
     begun: list[str] = []
-    engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    engine.writer.committer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
     assert await asyncio.gather(*(where(engine) for _ in range(3))) == ["loop"] * 3
     assert len(begun) == 1
 
 
 async def test_the_loops_of_other_threads_end_while_a_new_one_is_met(engine: SQLiteEngine) -> None:
-    table: dict[Any, Any] = engine.writer.outboxes
+    table: dict[Any, Any] = engine.writer.batches
 
     class Ended:
         """A loop that is met by another thread, too, while this one looks whether it is closed."""
@@ -148,7 +148,7 @@ async def test_the_loops_of_other_threads_end_while_a_new_one_is_met(engine: SQL
 
     table |= {Ended(): None, Ended(): None}
     assert await where(engine) == "loop"
-    engine.writer.outboxes.clear()
+    engine.writer.batches.clear()
 
 
 @pytest.mark.parametrize("durability", ["full", "normal"])
@@ -242,7 +242,7 @@ def test_an_interrupt_on_the_loop_leaves_nothing_and_holds_nothing(engine: SQLit
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(work())
-    assert not engine.writer.conn.in_transaction
+    assert not engine.writer.committer.conn.in_transaction
     assert asyncio.run(where(engine, value="kept")) == "loop"
     assert stored(engine) == ["kept"]
 
@@ -276,7 +276,7 @@ def test_an_interrupt_as_soon_as_a_lock_is_taken_or_let_go_keeps_none(engine: SQ
 
     with pytest.MonkeyPatch.context() as patch:
         if what == "the turn":
-            patch.setattr(writer, "_turn", Interrupted(writer._turn))
+            patch.setattr(writer, "_connection_lock", Interrupted(writer._connection_lock))
         elif what == "the commit lock":
             patch.setattr(writer._commit_lock, "try_acquire", taken)
         else:
@@ -288,8 +288,8 @@ def test_an_interrupt_as_soon_as_a_lock_is_taken_or_let_go_keeps_none(engine: SQ
     def take() -> None:
         with contextlib.closing(CommitLock(Path(writer._commit_lock.path).parent)) as another:
             free.append(another.try_acquire())
-        free.append(writer._turn.acquire(blocking=False))
-        writer._turn.release()
+        free.append(writer._connection_lock.acquire(blocking=False))
+        writer._connection_lock.release()
 
     thread = threading.Thread(target=take)
     thread.start()

@@ -1,4 +1,4 @@
-"""Commits on their way to the thread that carries them out, and their callers, who do not wait for ever."""
+"""A commit between its caller and the thread that applies it, and the limit on how long a caller waits."""
 
 from __future__ import annotations
 
@@ -13,47 +13,43 @@ from .._core.per_loop import call_in_loop
 from ..errors import StorageBusy
 from .base import Guard, Op
 
-FIRST_RESOLVED, MAX_RESOLVED = (
-    8,
-    64,
-)  # callers told in one turn of their loop: at first, and where they do not take long
-TURN_SECONDS = 0.001  # seconds that they may take together
-LOST = 0.01  # seconds after which a loop is asked to flush once more: Ctrl-C may have come just before it did
+FIRST_RESOLVED = 8  # callers resolved in one loop iteration, at first
+MAX_RESOLVED = 64  # the same once they turned out to be quick
+RESOLVE_SECONDS = 0.001  # seconds that they may take together
+FLUSH_RETRY = 0.01  # seconds after which a loop is asked to flush once more: Ctrl-C may have come just before it did
 
 
 class CommitExecutor(Protocol):
-    """What carries commits out: an engine, or a store that is its own."""
+    """What applies commits: an engine, or a store that is its own engine."""
 
-    def callers(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
-        """Those of that loop; StorageClosed where nothing is carried out any more."""
+    def pending(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
+        """Return the pending commits of that loop, or raise StorageClosed."""
 
     def submit(self, request: CommitRequest) -> None:
-        """Pass a commit on to be carried out, behind all that its callers passed on before."""
+        """Pass on a commit, to be applied after every earlier one of the same caller."""
 
 
 class CommitRequest:
-    """One commit on its way to be carried out and back. To await it is to have it carried out, and gives its results.
+    """A commit to be applied. Awaiting it submits it and returns its results.
 
-    A coroutine around a future around this would be two more objects for each commit that is under way, and two more
-    frames to go through when it is told.
+    It is its own awaitable: a coroutine and a future around it would cost each commit two objects and two frames.
     """
 
     __slots__ = (
-        "callers", "carrier", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn",
+        "done", "error", "executor", "future", "guard", "loop", "ops", "resolved", "result", "timed_out",
     )  # fmt: skip
 
-    def __init__(self, guard: Guard | None, ops: Sequence[Op], carrier: CommitExecutor | None = None) -> None:
+    def __init__(self, guard: Guard | None, ops: Sequence[Op], executor: CommitExecutor | None = None) -> None:
         self.guard: Guard | None = guard
         self.ops: Sequence[Op] = ops
-        self.carrier: CommitExecutor | None = carrier
+        self.executor: CommitExecutor | None = executor
         self.result: list[Any] | None = None
         self.error: BaseException | None = None
-        self.callers: PendingCommits | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.future: asyncio.Future[None] | None = None
         self.done: threading.Event | None = None
-        self.withdrawn: bool = False
-        self.told: bool = False  # on its loop: the outcome is known, not only computed
+        self.timed_out: bool = False
+        self.resolved: bool = False  # set on the loop, after `result` or `error`
 
     def outcome(self) -> list[Any]:
         if self.error is not None:
@@ -62,49 +58,52 @@ class CommitRequest:
         return self.result
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
-        """A cancellation is raised when the outcome is known."""
-        assert self.carrier is not None
+        """Wait for the outcome. A cancellation is raised once the outcome is known."""
+        assert self.executor is not None
         self.loop = loop = asyncio.get_running_loop()
-        self.callers = callers = self.carrier.callers(loop)
-        self.future = asyncio.Future(loop=loop)  # what loop.create_future() makes, which each step would call
+        pending = self.executor.pending(loop)
+        self.future = asyncio.Future(loop=loop)  # as loop.create_future(), without the call in each step
         try:
-            callers.add(self)
-            self.carrier.submit(self)
+            pending.add(self)
+            self.executor.submit(self)
             yield from self.future
         except asyncio.CancelledError:
-            while not self.told:  # through more cancellations
+            while not self.resolved:  # further cancellations must not end the wait either
                 self.future = loop.create_future()
                 with contextlib.suppress(asyncio.CancelledError):
                     yield from self.future
             raise
         finally:
-            callers.waiting.pop(self, None)
+            pending.waiting.pop(self, None)
         return self.outcome()
 
 
-def resolve(requests: list[CommitRequest], at_once: int = FIRST_RESOLVED, since: float = 0.0) -> None:
-    """Tell callers of one loop, on that loop; so many were told at `since`, and had their turn meanwhile."""
-    # Each wakes a task: all at once they would hold the loop for as long as all of them take.
+def resolve(requests: list[CommitRequest], count: int = FIRST_RESOLVED, since: float = 0.0) -> None:
+    """Wake the callers of one loop, on that loop, at most `count` of them in this iteration.
+
+    Each wakes a task, and all at once would block the loop for as long as all tasks take. `count` grows while the
+    tasks woken at `since` were quick.
+    """
     later: Callable[[], object] | None = None
     if len(requests) > FIRST_RESOLVED and (loop := requests[0].loop) is not None:
         now = loop.time()
         if since:
-            at_once = max(
-                FIRST_RESOLVED, min(2 * at_once, MAX_RESOLVED, int(at_once * TURN_SECONDS / (now - since + 1e-9)))
+            count = max(
+                FIRST_RESOLVED, min(2 * count, MAX_RESOLVED, int(count * RESOLVE_SECONDS / (now - since + 1e-9)))
             )
-        if len(requests) > at_once:
-            later = partial(loop.call_soon, resolve, requests[at_once:], at_once, now)
-            requests = requests[:at_once]
+        if len(requests) > count:
+            later = partial(loop.call_soon, resolve, requests[count:], count, now)
+            requests = requests[:count]
     for request in requests:
-        request.told = True
+        request.resolved = True
         if request.future is not None and not request.future.done():
             request.future.set_result(None)
     if later is not None:
-        later()  # behind the tasks that were woken
+        later()  # scheduled after the tasks that were woken
 
 
 def resolve_all(batch: Sequence[CommitRequest], here: asyncio.AbstractEventLoop | None = None) -> None:
-    """Tell all callers: those of the loop that runs here, if one does, at once; one wake-up for each other loop."""
+    """Wake all callers: those of the running loop `here` at once, those of each other loop by one call."""
     loops: dict[asyncio.AbstractEventLoop, list[CommitRequest]] = {}
     for request in batch:
         if request.loop is not None:
@@ -119,34 +118,41 @@ def resolve_all(batch: Sequence[CommitRequest], here: asyncio.AbstractEventLoop 
 
 
 def wait_in_thread(
-    request: CommitRequest, send: Callable[[CommitRequest], None], what: str, patience: float
+    request: CommitRequest, send: Callable[[CommitRequest], None], store: str, patience: float
 ) -> list[Any]:
-    """Have a commit carried out for a thread that has no loop."""
+    """Send a commit from a thread without an event loop and wait at most `patience` seconds for its results."""
     request.done = threading.Event()
     send(request)
     if not request.done.wait(patience):
-        request.withdrawn = True
-        raise StorageBusy(f"{what} did not answer within {patience:g} s")
+        request.timed_out = True
+        raise StorageBusy(f"{store} did not answer within {patience:g} s")
     return request.outcome()
 
 
 class PendingCommits:
-    """The callers of one event loop who wait for an outcome; `all_told` is called when there are none left."""
+    """The commits of one event loop whose callers wait, with one timer for all of them.
 
-    __slots__ = ("_all_told", "_patience", "_what", "loop", "waiting", "watched")
+    Args:
+        loop: The event loop of the callers.
+        store: Names the store in errors.
+        patience: Returns the seconds that a caller waits.
+        on_idle: Called when the timer finds no pending commit.
+    """
+
+    __slots__ = ("_on_idle", "_patience", "_store", "loop", "waiting", "watched")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, what: str, patience: Callable[[], float], all_told: Callable[[], object]
+        self, loop: asyncio.AbstractEventLoop, store: str, patience: Callable[[], float], on_idle: Callable[[], object]
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
-        self.waiting: dict[CommitRequest, float] = {}  # since when, by the time of the loop
+        self.waiting: dict[CommitRequest, float] = {}  # with the loop time at which each was added
         self.watched: bool = False
-        self._what = what
+        self._store = store
         self._patience = patience
-        self._all_told = all_told
+        self._on_idle = on_idle
 
     def add(self, request: CommitRequest) -> None:
-        """Have its caller told in time, whether it is answered or not: one timer for all of the loop."""
+        """Make sure that the caller gets an outcome in time, even if the store does not answer."""
         self.waiting[request] = self.loop.time()
         if not self.watched:
             self.watched = True
@@ -156,9 +162,9 @@ class PendingCommits:
         now, patience = self.loop.time(), self._patience()
         for request, since in tuple(self.waiting.items()):
             if since + patience < now and request.error is None and request.result is None:
-                request.withdrawn = True
+                request.timed_out = True
                 request.error = StorageBusy(
-                    f"{self._what} did not answer within {patience:g} s; "
+                    f"{self._store} did not answer within {patience:g} s; "
                     "whether the write landed is unknown, repeating it is safe"
                 )
                 resolve([request])
@@ -166,33 +172,34 @@ class PendingCommits:
         if self.watched:
             self.loop.call_later(patience / 4, self._watch)
         else:
-            self._all_told()
+            self._on_idle()
 
 
-class LoopBatch(PendingCommits):
-    """The commits that one event loop asks for in one iteration: `carry_out` gets them together, at its end."""
+class LoopBatch:
+    """Collects the commits of one iteration of an event loop; `commit_batch` gets them together, at its end."""
 
-    __slots__ = ("_asked", "_carry_out", "turn")
+    __slots__ = ("_commit_batch", "_flush_requested_at", "_loop", "pending", "requests")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, what: str, patience: Callable[[], float],
-        carry_out: Callable[[list[Any]], None], all_told: Callable[[], object] = lambda: None,
+        self, loop: asyncio.AbstractEventLoop, store: str, patience: Callable[[], float],
+        commit_batch: Callable[[list[Any]], None], on_idle: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
-        super().__init__(loop, what, patience, all_told)
-        self.turn: list[CommitRequest] = []
-        self._carry_out = carry_out
-        self._asked: float = 0.0  # when the loop was asked to flush
+        self.pending: PendingCommits = PendingCommits(loop, store, patience, on_idle)
+        self.requests: list[CommitRequest] = []
+        self._loop = loop
+        self._commit_batch = commit_batch
+        self._flush_requested_at: float = 0.0
 
     def send(self, request: CommitRequest) -> None:
-        """Carry out the commit together with the others of this iteration."""
-        now = self.loop.time()
-        if not self.turn or now - self._asked > LOST:
-            self._asked = now
-            self.loop.call_soon(self.flush)
-        self.turn.append(request)
+        """Commit the request together with the others of this iteration."""
+        now = self._loop.time()
+        if not self.requests or now - self._flush_requested_at > FLUSH_RETRY:
+            self._flush_requested_at = now
+            self._loop.call_soon(self.flush)
+        self.requests.append(request)
 
     def flush(self) -> None:
-        """Carry out what this iteration asked for so far."""
-        batch, self.turn = self.turn, []
+        """Commit what this iteration requested so far."""
+        batch, self.requests = self.requests, []
         if batch:
-            self._carry_out(batch)
+            self._commit_batch(batch)

@@ -20,7 +20,7 @@ from ..._core.per_loop import PerLoop
 from ...errors import InvalidArgument, LeaseLost, StorageBusy, StorageError
 from ..backend import Reads, shared_store
 from ..base import EngineStore, Guard, Op, OperationSet
-from ..commit_request import CommitRequest, LoopBatch, wait_in_thread
+from ..commit_request import CommitRequest, LoopBatch, PendingCommits, wait_in_thread
 from ..shared_engine import Process, SharedEngine
 from .connection import Connection, NotSent, ServerRefused, driver, refused
 from .notifier import PubSubNotifier
@@ -98,9 +98,9 @@ class RedisEngine(SharedEngine):
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> CommitRequest:
         return self._call(guard, ops)
 
-    def callers(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
+    def pending(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
         self._ensure_open()
-        return self._desks[loop]
+        return self._desks[loop].pending
 
     def _desk(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
         return LoopBatch(loop, str(self.place), self._in_all, self._pipe.put)
@@ -122,8 +122,8 @@ class RedisEngine(SharedEngine):
     def submit(self, request: CommitRequest) -> None:
         """Pass a commit on to be carried out, after all that this caller passed on before."""
         assert isinstance(request, ScriptCall)
-        if isinstance(request.callers, LoopBatch):
-            request.callers.send(request)
+        if request.loop is not None:
+            self._desks[request.loop].send(request)
         else:
             self._pipe.put([request])
 

@@ -28,9 +28,9 @@ class ScriptCall(CommitRequest):
     __slots__ = ("born", "text")
 
     def __init__(
-        self, guard: Guard | None, ops: Sequence[Op], text: str, carrier: CommitExecutor | None = None
+        self, guard: Guard | None, ops: Sequence[Op], text: str, executor: CommitExecutor | None = None
     ) -> None:
-        super().__init__(guard, ops, carrier)
+        super().__init__(guard, ops, executor)
         self.text: str = text
         self.born: float = time.monotonic()
 
@@ -109,7 +109,7 @@ class CommitPipeline:
 
     def _apply(self, batch: list[ScriptCall]) -> None:
         """Apply a batch and wake the callers. Blocks until then, or until patience is lost."""
-        while batch := [call for call in batch if not call.withdrawn]:
+        while batch := [call for call in batch if not call.timed_out]:
             try:
                 answers = self._evaluated(batch)
             except (NotSent, NoReply) as error:

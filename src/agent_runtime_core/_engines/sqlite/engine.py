@@ -26,11 +26,11 @@ from ..._core.per_loop import call_in_loop
 from ..._core.threads import started
 from ...errors import InvalidArgument, StorageBusy, StorageClosed, StorageError, brief
 from ..base import FENCE_OPS, FENCE_REPLAYS, Guard, Op, OperationSet
-from ..commit_request import CommitRequest, LoopBatch, wait_in_thread
+from ..commit_request import CommitRequest, PendingCommits, wait_in_thread
 from ..os_errors import storage_error, storage_errors
 from ..shared_engine import SharedEngine
 from .database import DatabaseFile, FileId, check_unused, checked, file_id, look
-from .group_commit import PATIENCE
+from .group_commit import PATIENCE, GroupCommitter
 from .live_directory import make_directory
 from .liveness import CommitLock, ProcessLiveness
 from .notifier import FifoNotifier
@@ -124,7 +124,8 @@ class SQLiteEngine(SharedEngine):
             undo.pop_all()
 
     def _make_writer(self, flushes: bool) -> Writer:
-        return Writer(self, self.file, self._commit_lock, self.log, self._bell.notify, flushes=flushes)
+        committer = GroupCommitter(self, self.file.writing, path=self.path, flushes=flushes)
+        return Writer(committer, self.file, self._commit_lock, self.log, self._bell.notify)
 
     def add(self, concern: OperationSet) -> None:
         if concern.name in self._concerns:
@@ -140,13 +141,13 @@ class SQLiteEngine(SharedEngine):
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> CommitRequest:
         return CommitRequest(guard, ops, self)
 
-    def callers(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
+    def pending(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
         self._ensure_open()
-        return self.writer.outboxes[loop]
+        return self.writer.batches[loop].pending
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         self._ensure_open()
-        return wait_in_thread(CommitRequest(guard, ops), self.submit, self.path, self.writer.patience)
+        return wait_in_thread(CommitRequest(guard, ops), self.submit, self.path, self.writer.committer.patience)
 
     def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         self._ensure_open()
@@ -154,8 +155,8 @@ class SQLiteEngine(SharedEngine):
 
     def submit(self, request: CommitRequest) -> None:
         """Pass a commit on to be carried out; the simulator schedules it instead."""
-        if isinstance(request.callers, LoopBatch):
-            request.callers.send(request)
+        if request.loop is not None:
+            self.writer.batches[request.loop].send(request)
         elif request.done is not None:
             self.writer.enqueue([request])
         else:
@@ -243,7 +244,7 @@ class SQLiteEngine(SharedEngine):
         self._ensure_open()
         if not always and self._is_large():
             return
-        loop, patience = asyncio.get_running_loop(), self.writer.patience
+        loop, patience = asyncio.get_running_loop(), self.writer.committer.patience
         begun, done = asyncio.Event(), loop.create_future()
         given_up = False
 
@@ -294,7 +295,7 @@ class SQLiteEngine(SharedEngine):
     # -- the end
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.writer.outboxes[loop].flush()
+        self.writer.batches[loop].flush()
 
     def _close_now(self) -> None:
         with self._reading:

@@ -104,7 +104,7 @@ class FileDatabase:
             with self._lock():
                 self._recover()
                 # A caller that waited too long for the lock was told that its write may be repeated.
-                self._commit([each for each in batch if not each.withdrawn])
+                self._commit([each for each in batch if not each.timed_out])
         except FileNotFoundError:
             _fail(batch, self._removed())
         except Exception as error:  # noqa: BLE001 - raised to the callers; the thread serves others

@@ -71,7 +71,7 @@ class FileDocuments(DocumentStore):
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         return await CommitRequest(guard, ops, self)
 
-    def callers(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
+    def pending(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
         self._open()
         return self._waiting[loop]
 
@@ -120,7 +120,7 @@ def _serve(database: FileDatabase, inbox: Inbox) -> None:
             batch.append(more)
         if reads := [each for each in batch if isinstance(each, ReadRequest)]:
             database.read(reads)
-        if commits := [each for each in batch if isinstance(each, CommitRequest) and not each.withdrawn]:
+        if commits := [each for each in batch if isinstance(each, CommitRequest) and not each.timed_out]:
             database.commit(commits)
             resolve_all(commits)
         if ended:
