@@ -129,7 +129,9 @@ def redis_url(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str
         monkeypatch.setattr(
             importlib.import_module("agent_runtime_core._engines.redis.connection"), "ANSWER", STANDSTILL
         )
-        monkeypatch.setattr(importlib.import_module("agent_runtime_core._engines.redis.engine"), "PATIENCE", STANDSTILL)
+        monkeypatch.setattr(
+            importlib.import_module("agent_runtime_core._engines.redis.engine"), "COMMIT_TIMEOUT", STANDSTILL
+        )
     return f"{redis_server.url}?prefix=t{next(_PREFIXES)}"
 
 

@@ -220,13 +220,13 @@ async def test_a_process_that_stands_still_in_a_commit_makes_others_busy_until_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db = tmp_path / "all.db"
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.PATIENCE", 0.5)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.COMMIT_TIMEOUT", 0.5)
     here = open_runner([str(db)] * 3)
     run_id = await here.submit("noop", {})
     with Child("standing", db) as child:
         assert child.line() == "inside"
         engine: Any = here.queue.commits
-        engine.writer.committer.patience = 0.5
+        engine.writer.committer.timeout = 0.5
         async with asyncio.timeout(20):
             with pytest.raises(StorageBusy):
                 await here.submit("noop", {})

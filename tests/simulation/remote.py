@@ -51,14 +51,15 @@ class Server(Tables):
         self.letters: dict[str, SimLetters] = {}  # those that are followed, as far as is known here
         super().__init__(*args)
 
-    def add(self, concern: OperationSet) -> None:
-        if concern is JOURNAL:
-            concern = replace(concern, operations={**concern.operations, "journal.append": _in_order})
-        if concern is QUEUE:
-            concern = replace(
-                concern, operations={**concern.operations, "queue.claim": self._claim, "queue.sit": self._sit}
+    def add(self, operation_set: OperationSet) -> None:
+        if operation_set is JOURNAL:
+            operation_set = replace(operation_set, operations={**operation_set.operations, "journal.append": _in_order})
+        if operation_set is QUEUE:
+            operation_set = replace(
+                operation_set,
+                operations={**operation_set.operations, "queue.claim": self._claim, "queue.sit": self._sit},
             )
-        super().add(concern)
+        super().add(operation_set)
 
     def _sit(self, tx: MemoryTx, name: str) -> bool:
         return self.standing.pop(name, None) is not None
@@ -262,8 +263,8 @@ class SimRemoteEngine(Bells, Engine):
         self._connection: Connection | None = None
         self.letters: list[SimLetters] = []
 
-    def add(self, concern: OperationSet) -> None:
-        self.server.add(concern)
+    def add(self, operation_set: OperationSet) -> None:
+        self.server.add(operation_set)
 
     # -- the connection
 

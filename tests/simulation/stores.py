@@ -71,8 +71,8 @@ class Tables(MemoryEngine):
         if self._dead:
             raise StorageClosed(f"the host of {self.name} is dead")
 
-    def add(self, concern: OperationSet) -> None:
-        super().add(weakened(concern, self.world.ablated))
+    def add(self, operation_set: OperationSet) -> None:
+        super().add(weakened(operation_set, self.world.ablated))
 
     def land(self, batch: list[CommitRequest]) -> None:
         for request in batch:
@@ -124,7 +124,7 @@ class SimMemoryEngine(Bells, Tables):
         return self.start_beat(fn, interval)
 
 
-def _nothing(concern: OperationSet) -> None:
+def _nothing(operation_set: OperationSet) -> None:
     """The file has its tables."""
 
 
@@ -174,8 +174,8 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
             self.process_id = ""
         self.add(CRASHES)
 
-    def add(self, concern: OperationSet) -> None:
-        super().add(weakened(concern, self.world.ablated))
+    def add(self, operation_set: OperationSet) -> None:
+        super().add(weakened(operation_set, self.world.ablated))
 
     def _make_writer(self, flushes: bool) -> Writer:
         self.committer: SimCommitter = SimCommitter(self, self.file.writing, path=self.path, flushes=flushes)
@@ -245,6 +245,6 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         for conn in (self.committer.conn, self._reader):
             if conn is not None:
                 conn.close()
-        os.close(self._presence._lock_fd)
-        self._presence._lock_fd = -1
+        os.close(self._liveness._lock_fd)
+        self._liveness._lock_fd = -1
         self._commit_lock.close()

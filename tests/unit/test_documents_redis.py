@@ -66,14 +66,14 @@ async def test_an_append_costs_the_same_at_any_length(redis_server: RedisServer,
 async def test_no_answer_is_large_but_for_one_document(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(redis_url) as table:
         largest = 0
-        tell = table.documents.commits._pipe._read_answer  # type: ignore[attr-defined]
+        tell = table.documents.commits._pipeline._read_answer  # type: ignore[attr-defined]
 
         def measured(call: Any, answer: bytes) -> None:
             nonlocal largest
             largest = max(largest, len(answer))
             tell(call, answer)
 
-        monkeypatch.setattr(table.documents.commits._pipe, "_read_answer", measured)  # type: ignore[attr-defined]
+        monkeypatch.setattr(table.documents.commits._pipeline, "_read_answer", measured)  # type: ignore[attr-defined]
         keys = [f"{n:06}" for n in range(10_000)]
         for start in range(0, 10_000, 500):
             entries = (Entry(key, "t" * 900, "g", words=f"all {key}") for key in keys[start : start + 500])

@@ -107,7 +107,7 @@ def _a_server_may_stand_still_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> N
 def opened(url: str, patience: float = PATIENT) -> RedisEngine:
     engine = RedisEngine.open(url)
     engine.add(THINGS)
-    engine.patience = patience
+    engine.timeout = patience
     return engine
 
 
@@ -269,12 +269,12 @@ def test_loops_and_threads_use_one_engine_at_once(engine: RedisEngine) -> None:
         each.join()
     assert wrong == []
     assert engine.commit_from_thread(None, [Op("get", ("t1.99",))]) == ["99"]
-    assert len(engine._desks) <= 3
+    assert len(engine._batches) <= 3
 
 
 async def test_the_loops_of_other_threads_end_while_a_new_one_is_met() -> None:
     with RedisServer() as server, one(server.url) as engine:
-        table: dict[Any, Any] = engine._desks
+        table: dict[Any, Any] = engine._batches
 
         class Ended:
             """A loop that is met by another thread, too, while this one looks whether it is closed."""
@@ -310,7 +310,7 @@ async def test_a_cancelled_caller_knows_the_outcome_before_it_goes() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await get(engine, "a") == ["1"]
-        assert not any(desk.pending.waiting for desk in engine._desks.values())
+        assert not any(batch.pending.waiting for batch in engine._batches.values())
 
 
 # -- a server that is away
@@ -332,14 +332,14 @@ async def test_one_that_stays_away_is_busy_in_time() -> None:
         server.kill()
         done = await asyncio.gather(*(put(engine, str(n), "1") for n in range(BATCH + 9)), return_exceptions=True)
         assert {type(each) for each in done} == {StorageBusy}
-        engine.patience = PATIENT
+        engine.timeout = PATIENT
         await asyncio.to_thread(server.restart)
         assert await put(engine, "a", "1") == "1"
 
 
 async def test_of_one_that_stayed_away_it_is_told_that_nothing_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine the caller would go before the thread can tell it that.
-    monkeypatch.setattr(RedisEngine, "_in_all", lambda engine: PATIENT)
+    monkeypatch.setattr(RedisEngine, "_caller_timeout", lambda engine: PATIENT)
     with RedisServer(appendonly="yes") as server, one(server.url, 0.3) as engine:
         server.kill()
         done = await asyncio.gather(*(put(engine, str(n), "1") for n in range(BATCH + 9)), return_exceptions=True)
@@ -347,7 +347,7 @@ async def test_of_one_that_stayed_away_it_is_told_that_nothing_was_written(monke
         assert all("nothing was written, try again" in str(each) for each in done)
         with pytest.raises(StorageBusy, match="nothing was written, try again"):
             await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", "1"))])
-        engine.patience = PATIENT
+        engine.timeout = PATIENT
         await asyncio.to_thread(server.restart)
         assert await put(engine, "c", "1") == "1"
         assert await get(engine, "0", "b", "c") == [None, None, "1"]
@@ -384,7 +384,7 @@ async def test_what_a_connection_that_was_given_up_brings_late_is_not_carried_ou
     await put(engine, "a", "1")
     call = joined([engine._call(None, [Op("put", ("a", "1"))])])
     # As where the network holds back what was sent over it, until after it was repeated and more was written.
-    late, engine._line._conn = engine._line._conn, None
+    late, engine._connection._conn = engine._connection._conn, None
     assert await put(engine, "a", "1") == "1"
     assert await put(engine, "a", "2") == "2"
     late._sock.settimeout(PATIENT)
@@ -414,7 +414,7 @@ async def test_a_user_who_may_end_no_connection_is_served() -> None:
         server.ask("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-client|kill")
         with one(f"redis://app:pw@127.0.0.1:{server.port}/0") as engine:
             await put(engine, "a", "1")
-            engine._line.drop()
+            engine._connection.drop()
             assert await put(engine, "a", "2") == "2"
 
 
@@ -429,7 +429,7 @@ async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(
             done = await asyncio.gather(*(put(engine, "a", "1") for _ in range(200)), return_exceptions=True)
             assert {type(each) for each in done} == {StorageBusy}
         server.cont()
-        engine.patience = PATIENT
+        engine.timeout = PATIENT
         assert await put(engine, "a", "2") == "2"
         assert await get(engine, "a") == ["2"], "nothing of before came after it"
 
@@ -544,8 +544,8 @@ async def test_a_connection_cut_while_a_script_is_loaded_again_harms_nobody(redi
             proxy.cut(when, 2)  # type: ignore[arg-type]
             assert await put(engine, "a", str(n)) == str(n)
             assert proxy.cuts == n + 1
-        assert engine._pipe._thread is not None
-        assert engine._pipe._thread.is_alive()
+        assert engine._pipeline._thread is not None
+        assert engine._pipeline._thread.is_alive()
 
 
 @pytest.mark.parametrize("how", ["replica", "too few replicas"])
@@ -566,10 +566,10 @@ async def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(how: str)
                 server.ask("CONFIG", "SET", "min-replicas-to-write", "0")
 
         close()
-        engine.patience = 0.3  # of the thread, which says what was; the loop's own watch has begun with more
+        engine.timeout = 0.3  # of the thread, which says what was; the loop's own watch has begun with more
         with pytest.raises(StorageBusy, match="nothing was written"):
             await put(engine, "a", "1")
-        engine.patience = PATIENT
+        engine.timeout = PATIENT
         writing = asyncio.gather(*(put(engine, "a", "2") for _ in range(5)))
         await asyncio.sleep(0.1)
         assert not writing.done()
@@ -775,7 +775,7 @@ async def test_a_user_without_channels_is_told_before_anything_is_written() -> N
         server.ask("ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all")
         url = f"redis://app:pw@127.0.0.1:{server.port}/0"
         with one(url) as engine:
-            with pytest.raises(StorageError, match=r"does not let our user ring: .* ACL SETUSER … &{arc}:bell"):
+            with pytest.raises(StorageError, match=r"does not let our user publish: .* ACL SETUSER … &{arc}:bell"):
                 await put(engine, "a", "1")
             assert server.ask("DBSIZE") == 0
             server.ask("ACL", "SETUSER", "app", "&{arc}:bell", "&{arc}:bell:*")
@@ -837,13 +837,13 @@ async def test_a_server_that_was_replaced_is_told_and_all_listeners_are_woken(
     with RedisServer() as server, one(server.url) as engine:
         woken = threading.Event()
         engine.listen("mail", woken.set)
-        await until(lambda: woken.is_set() and engine._bell._thread is not None)
+        await until(lambda: woken.is_set() and engine._notifier._thread is not None)
         await put(engine, "a", "1")
         assert "another server" not in caplog.text
         server.restart()
         woken.clear()
         assert await get(engine, "a") == [None], "it kept nothing"
-        assert "all claims held here are looked at" in caplog.text
+        assert "all claims held here are checked" in caplog.text
         assert woken.wait(PATIENT)
 
 
@@ -856,8 +856,8 @@ async def test_a_cluster_is_followed_to_the_node_and_taken_for_no_other_server(
             for node in cluster.nodes:
                 with one(f"{node.url}?prefix={tag}") as engine:
                     assert await put(engine, node.url, "1") == "1"
-                    assert engine._line.place.port == home.port
-                    engine._line.drop()
+                    assert engine._connection.place.port == home.port
+                    engine._connection.drop()
                     assert await get(engine, node.url) == ["1"]
             assert home.ask("HLEN", f"{{{tag}}}:things") == 3
     assert "another server" not in caplog.text
@@ -905,10 +905,10 @@ async def test_only_topics_that_somebody_listens_to_wake_a_process(redis_server:
 
 async def test_a_topic_that_nobody_listens_to_any_more_is_left(redis_server: RedisServer) -> None:
     with one(f"{redis_server.url}?prefix=left") as engine:
-        client = engine._bell
+        client = engine._notifier
 
         def listeners() -> int:
-            _, count = redis_server.ask("PUBSUB", "NUMSUB", client._of("things"))
+            _, count = redis_server.ask("PUBSUB", "NUMSUB", client._channel_of("things"))
             return int(count)
 
         stops = [engine.listen("things", lambda: None) for _ in range(2)]
@@ -925,7 +925,7 @@ async def test_a_bell_that_hears_nothing_asks_and_then_connects_anew(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "QUIET", 0.05)
-    monkeypatch.setattr(notifier, "_TURN", 0.02)
+    monkeypatch.setattr(notifier, "_POLL", 0.02)
     with Cut(redis_server.port) as proxy, one(f"{proxy.url}?prefix=quiet") as engine:
         heard: list[int] = []
         engine.listen("things", lambda: heard.append(1))
@@ -964,8 +964,8 @@ async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection
     engine.listen("things", woken.set)
     assert await asyncio.to_thread(woken.wait, PATIENT)
     assert dropped.is_set()
-    assert engine._bell._thread is not None
-    assert engine._bell._thread.is_alive()
+    assert engine._notifier._thread is not None
+    assert engine._notifier._thread.is_alive()
     woken.clear()
     await put(engine, "a", "1")
     assert await asyncio.to_thread(woken.wait, PATIENT)
@@ -974,14 +974,14 @@ async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection
 async def test_why_a_bell_is_not_heard_is_said_once_for_each_kind_of_error(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear, errors = notifier.PubSubNotifier._hear, [ValueError("one"), ValueError("two"), TypeError("three")]
+    hear, errors = notifier.PubSubNotifier._receive, [ValueError("one"), ValueError("two"), TypeError("three")]
 
     def hearing(self: notifier.PubSubNotifier, conn: Any) -> None:
         if errors:
             raise errors.pop(0)
         hear(self, conn)
 
-    monkeypatch.setattr(notifier.PubSubNotifier, "_hear", hearing)
+    monkeypatch.setattr(notifier.PubSubNotifier, "_receive", hearing)
     monkeypatch.setattr(notifier, "reconnect_delay", lambda seconds: None)
     with one(f"{redis_server.url}?prefix=said") as engine:
         woken: list[int] = []
@@ -989,7 +989,7 @@ async def test_why_a_bell_is_not_heard_is_said_once_for_each_kind_of_error(
         await until(lambda: len(woken) == 4)  # once for each connection
         await put(engine, "a", "1")
         await until(lambda: len(woken) == 5)
-    said = [message for message in caplog.messages if f"{redis_server.url} is not heard" in message]
+    said = [message for message in caplog.messages if f"{redis_server.url} sends no notifications" in message]
     assert len(said) == 2
     assert "(ValueError: one)" in said[0]
     assert "(TypeError: three)" in said[1]
@@ -1005,7 +1005,7 @@ async def test_a_listener_hears_nothing_of_a_connection_that_is_dropped_while_it
     def closed(*words: Any) -> None:
         raise ValueError("I/O operation on closed file.")
 
-    monkeypatch.setattr(engine._bell._conn, "send_command", closed)
+    monkeypatch.setattr(engine._notifier._conn, "send_command", closed)
     engine.listen("things", woken.set)()
 
 
@@ -1048,9 +1048,9 @@ async def test_after_close_nothing_is_taken(redis_url: str) -> None:
             use()
     with pytest.raises(StorageClosed, match="was closed"):
         await put(engine, "a", "1")
-    engine._pipe.put([late := ScriptCall(None, [], "[]")])
+    engine._pipeline.put([late := ScriptCall(None, [], "[]")])
     assert late.error is None
-    thread = engine._pipe._thread
+    thread = engine._pipeline._thread
     assert thread is not None
     assert not thread.is_alive()
 
@@ -1096,11 +1096,11 @@ async def test_a_connection_that_speaks_unasked_is_not_used_again(
 ) -> None:
     monkeypatch.setattr(connection, "IDLE", 0.0)
     await put(engine, "a", "1")
-    conn = engine._line._conn
+    conn = engine._connection._conn
     conn.send_command("PING")
     await until(lambda: conn.can_read(0))
     assert await get(engine, "a") == ["1"]
-    assert engine._line._conn is not conn
+    assert engine._connection._conn is not conn
 
 
 # -- the pipeline and the connection, where a server cannot be made to do it

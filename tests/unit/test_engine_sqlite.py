@@ -199,13 +199,13 @@ async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLit
 async def test_no_answer_in_time_is_busy_and_is_not_written_late(
     engine: SQLiteEngine,
 ) -> None:
-    engine.writer.committer.patience = 0.04
+    engine.writer.committer.timeout = 0.04
     with held(engine):
         with pytest.raises(StorageBusy, match=r"did not answer within 0\.04 s; whether the write landed is unknown"):
             await engine.commit(None, [Op("put", ("a", 1))])
         with pytest.raises(StorageBusy, match=r"did not answer within 0\.04 s"):
             await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", 1))])
-    engine.writer.committer.patience = 6.0
+    engine.writer.committer.timeout = 6.0
     await engine.commit(None, [Op("put", ("c", 1))])
     assert [await engine.read(get, key) for key in "abc"] == [None, None, 1]
     await soon(lambda: not any(batch.pending.waiting for batch in engine.writer.batches.values()))
@@ -213,7 +213,7 @@ async def test_no_answer_in_time_is_busy_and_is_not_written_late(
 
 async def test_another_program_that_locks_the_file_makes_it_busy(path: Path) -> None:
     engine = opened(path)
-    engine.writer.committer.patience = 0.2
+    engine.writer.committer.timeout = 0.2
     other = sqlite3.connect(path, isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")
@@ -288,7 +288,7 @@ async def test_a_read_that_failed_half_way_keeps_no_later_one_in_the_past(engine
 async def test_only_the_owner_may_read_the_files(engine: SQLiteEngine, path: Path) -> None:
     await engine.commit(None, [Op("put", ("a", 1))])
     engine.listen("things", lambda: None)
-    await soon(lambda: engine._presence.fifo is not None)
+    await soon(lambda: engine._liveness.fifo is not None)
 
     def mode(where: Path) -> int:
         return stat.S_IMODE(where.stat().st_mode)
@@ -637,7 +637,7 @@ async def test_a_large_file_is_compacted_only_where_that_is_asked_for(
     await engine.compact()
     assert path.stat().st_size > 2_000_000
     [said] = caplog.messages
-    assert said.endswith("to give the space back, stop the workers, then call runner.vacuum(compact=True)")
+    assert said.endswith("To return it to the file system, stop the workers, then call runner.vacuum(compact=True)")
     await engine.compact(always=True)
     assert path.stat().st_size < 500_000
 
@@ -648,11 +648,11 @@ async def test_compacting_waits_no_longer_than_others_do(
     """A process that was stopped in a commit does not let go; one that could not begin in time never does."""
     compacted: list[str] = []
     monkeypatch.setattr(engine.log, "compact", lambda: compacted.append("again"))
-    engine.writer.committer.patience = 0.2
+    engine.writer.committer.timeout = 0.2
     lock = CommitLock(Path(f"{path}.live"))
     with contextlib.closing(lock), lock, pytest.raises(StorageBusy, match="was not compacted"):
         await engine.compact()
-    engine.writer.committer.patience = 6.0
+    engine.writer.committer.timeout = 6.0
     await engine.commit(None, [Op("put", ("a", 1))])
     assert compacted == []
     await engine.compact()
@@ -750,7 +750,7 @@ async def test_listeners_hear_commits_of_this_process(engine: SQLiteEngine) -> N
     await soon(lambda: "things" in heard)
     stop()
     stop()
-    assert set(engine._bell._listeners) == {"others"}
+    assert set(engine._notifier._listeners) == {"others"}
 
 
 WRITER = """
@@ -783,7 +783,7 @@ async def test_listeners_hear_commits_of_another_process(
         loop.call_soon_threadsafe(heard.set)
 
     queue.listen("work", wake)
-    assert (queue.engine._presence.fifo is not None) is bell
+    assert (queue.engine._liveness.fifo is not None) is bell
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -74,7 +74,7 @@ async def used(path: Path) -> None:
 
         stop = engine.listen("things", wake)
         await engine.commit(None, [Op("put", ("a", 1))])
-        engine._presence._listed = -1.0  # list the bells again
+        engine._liveness._scanned_at = -1.0  # list the bells again
         await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", 2))])
         assert await engine.read(get, "b") == 2
         async with asyncio.timeout(10):
@@ -166,7 +166,7 @@ async def test_without_fifos_everything_works_and_one_line_says_so(
 
     real = getattr(os, call)
     monkeypatch.setattr(os, call, refused)
-    monkeypatch.setattr(notifier, "_TRY_AGAIN", 0.0)
+    monkeypatch.setattr(notifier, "_RETRY", 0.0)
     script = Script(lambda ctx: ctx.step("s", lambda: 1))
     with caplog.at_level(logging.INFO, "agent_runtime_core"):
         async with AgentRunner.open(tmp_path / "a.db") as runner:
@@ -185,12 +185,12 @@ async def test_without_fifos_everything_works_and_one_line_says_so(
 
 
 async def test_a_fifo_that_could_not_be_made_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "_TRY_AGAIN", 0.0)
+    monkeypatch.setattr(notifier, "_RETRY", 0.0)
     engine = opened(tmp_path / "a.db")
     with pytest.MonkeyPatch.context() as patch:
         Failing(patch, os, "mkfifo", errno.ENOSPC, 1)
         engine.listen("things", lambda: None)
-        await soon(lambda: engine._presence.fifo is not None)
+        await soon(lambda: engine._liveness.fifo is not None)
     await engine.close()
 
 
@@ -204,14 +204,14 @@ async def test_all_is_well_once_descriptors_are_free_again(tmp_path: Path) -> No
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
         stop = engine.listen("things", lambda: None)
-        assert not engine._presence.fifo
+        assert not engine._liveness.fifo
         with pytest.raises(StorageError):
             opened(tmp_path / "b.db")
     finally:
         for fd in taken:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert engine._presence.open_fifo()
+    assert engine._liveness.open_fifo()
     stop()
     await engine.commit(None, [Op("put", ("a", 1))])
     await engine.close()
@@ -337,7 +337,7 @@ if user:  # only now: the modules may be out of its reach
     os.setuid(user)
 engine = SQLiteEngine.open(path)
 engine.listen("things", print)
-print(engine._presence.fifo is not None, flush=True)
+print(engine._liveness.fifo is not None, flush=True)
 if stays:
     sys.stdin.read()
 engine.close_now()

@@ -123,7 +123,7 @@ def test_a_bell_hung_later_is_found_after_a_while(
 def test_whoever_made_the_directory_looks_for_others_after_a_while(
     tmp_path: Path, clock: VirtualClock, two: ProcessLiveness
 ) -> None:
-    first = ProcessLiveness(tmp_path, FIRST, clock, alone=True)
+    first = ProcessLiveness(tmp_path, FIRST, clock, is_new=True)
     two.open_fifo()  # it looks by itself for so long
     first.notify("a")
     assert two.wait(0) == ""
@@ -264,7 +264,7 @@ def test_what_is_done_beside_commits_keeps_those_of_this_process_out_too(tmp_pat
             assert had
             assert not lock.try_acquire()
         timer.join()
-    assert lock._beside == set()
+    assert lock._exclusive_fds == set()
     lock.close()
 
 

@@ -35,13 +35,13 @@ class Answers(list[int]):
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    lengths, tell = Answers(), RedisEngine._tell
+    lengths, tell = Answers(), RedisEngine._set_outcome
 
     def telling(self: RedisEngine, call: Any, answer: bytes) -> None:
         lengths.append(len(answer))
         tell(self, call, answer)
 
-    monkeypatch.setattr(RedisEngine, "_tell", telling)
+    monkeypatch.setattr(RedisEngine, "_set_outcome", telling)
     return lengths
 
 

@@ -200,11 +200,11 @@ async def test_what_comes_while_the_next_claim_is_under_way_is_not_lost(
 def _not_read(stand: Stand) -> Any:
     """What the server says meanwhile is read afterwards."""
     letters, held = stand.letters, list[bytes]()
-    letters._heard = held.append  # type: ignore[method-assign, assignment]
+    letters._deliver = held.append  # type: ignore[method-assign, assignment]
     yield
-    del letters._heard
+    del letters._deliver
     for message in held:
-        letters._heard(message)
+        letters._deliver(message)
 
 
 async def test_what_was_given_and_not_read_goes_back_when_it_is_closed(redis_url: str, queue: RedisQueue) -> None:

@@ -1,4 +1,4 @@
-"""What a queue is given, checked: each refusal names the value and the way out."""
+"""Checks of arguments. Each raises InvalidArgument, which names the argument and its value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _YEAR_10000: Final = 253_402_300_800.0
 
 
 def checked_seconds(name: str, value: float, *, least: float = 0.0) -> float:
-    """A number of seconds of at least `least`, and that no calendar is too short for, or InvalidArgument naming it."""
+    """Return a number of seconds from `least` to below `TOO_LATE` as a float, or raise InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < TOO_LATE:
         raise InvalidArgument(
             f"{name} is a number of seconds of at least {least:g} and below {TOO_LATE:g}, not {brief(value)}"
@@ -24,21 +24,21 @@ def checked_seconds(name: str, value: float, *, least: float = 0.0) -> float:
 
 
 def checked_int(name: str, value: object, *, least: int = 1) -> int:
-    """A whole number of at least `least`, or InvalidArgument naming it."""
+    """Return an int of at least `least`, or raise InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"{name} is a whole number of at least {least}, not {brief(value)}")
     return value
 
 
 def mapping(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of a mapping, empty for None, or InvalidArgument, which says that of `what`."""
+    """Return a copy of a mapping, empty for None, or raise InvalidArgument, which names it as `what`."""
     if value is not None and not isinstance(value, Mapping):
         raise InvalidArgument(f"{what} is a dict, not {type(value).__name__}: {brief(value)}")
     return {**(value or {})}
 
 
 def checked_agent_keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The agents that a claim is for; a text alone would be read as its characters."""
+    """Return the agent keys of a claim, each once; None means all agents. A single string is rejected."""
     if agent_keys is None:
         return None
     if isinstance(agent_keys, str) or not isinstance(agent_keys, Iterable):
@@ -46,26 +46,26 @@ def checked_agent_keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | No
     keys = list(agent_keys)
     if not all(isinstance(each, str) for each in keys):
         raise InvalidArgument(f"agent_keys is a list of agent keys, which are texts, not {brief(keys)}")
-    # No store keeps half a character, nor can be asked for it.
+    # No store accepts a lone surrogate, so no run has such an agent key.
     return tuple(dict.fromkeys([each for each in keys if each.isascii() or HALF.search(each) is None]))
 
 
 def checked_name(what: str, value: object) -> str:
-    """A text that every store keeps and finds again, or InvalidArgument, which says that of `what`."""
+    """Return a string of 1 to 512 characters that every store can keep, or raise InvalidArgument about `what`."""
     if not isinstance(value, str) or not value:
         raise InvalidArgument(f"{what} is a text of 1 to 512 characters, not {brief(value)}")
     return storable(what.partition(" ")[2], value)
 
 
 def checked_time(name: str, value: _dt.datetime | float | None) -> float | None:
-    """A point in time as wall seconds, or InvalidArgument naming it."""
+    """Return a point in time as wall seconds; None for None. Raise InvalidArgument for anything else."""
     if value is None:
         return None
     if isinstance(value, _dt.datetime):
         if value.tzinfo is None:
             raise InvalidArgument(f"{name} {brief(value)} names no time zone: give an aware datetime")
         found = value.timestamp()
-        if found >= _YEAR_10000:  # by UTC, or rounded up to it as that of datetime.max is
+        if found >= _YEAR_10000:  # in UTC, or rounded up to it, as datetime.max is
             raise InvalidArgument(f"{name} {brief(value)} is later than any date of UTC: give an earlier one, or None")
         return found
     return checked_seconds(name, value)

@@ -1,4 +1,4 @@
-"""The only place that asks the machine what time it is, or for chance."""
+"""Clocks and randomness. No other module reads the time of the machine or draws random values."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from collections.abc import Callable, Iterator
 from contextvars import Context
 from functools import partial
 
-# Counts through suspend where there is such a clock, so that a lease is lost when a laptop sleeps.
+# This clock counts while the machine is suspended, so that leases expire when a laptop sleeps.
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock:
-    """Wall time for people, boot time for leases, a sleep, and chance; a test passes another one."""
+    """Wall time for people, boot time for leases, sleep, and random values. Tests pass another clock."""
 
-    #: The last id made in order of time, so that the next one can be above it.
+    #: The last UUIDv7, without its fixed bits, so that the next one can be greater.
     last_id: int = 0
-    #: Ids that may be made yet of the same chance, in that millisecond of wall time.
+    #: The next ids that share their random bits, for the millisecond `ids_ms` of wall time.
     ids: Iterator[str] = iter(())
     ids_ms: int = -1
 
     def __init__(self, seed: int | None = None) -> None:
-        # Seeded by the system where no seed is given: its own generator is a system call each time.
+        # A generator in this process, because that of the system would cost a system call each time.
         self.random: random.Random = random.Random(seed)
 
     #: Seconds since the epoch; may jump.
     wall: Callable[[], float] = staticmethod(time.time)
 
-    #: Seconds since this machine started, the same in every process on it; never goes back. Each step asks twice.
+    #: Seconds since this machine started, the same in every process on it; never goes back. Each step reads it twice.
     boot: Callable[[], float] = staticmethod(
         partial(time.clock_gettime, _BOOT) if _BOOT is not None else time.monotonic
     )
 
     def forked(self) -> None:
-        """Two processes must not draw the same ids."""
+        """Reseed in a forked child, which would draw the same ids as its parent otherwise."""
         self.random.seed()
         self.ids = iter(())
 
@@ -54,15 +54,19 @@ class Clock:
 
 
 SYSTEM = Clock()
-TOO_LATE = 1e11  # seconds: what falls due after the year 9999 has no date, and whoever lists it fails
+TOO_LATE = 1e11  # seconds: a time after the year 9999 is no datetime, and to list such a run would fail
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=SYSTEM.forked)
 
 
 def aware(seconds: float) -> _dt.datetime:
-    """An aware UTC datetime of that many seconds since the epoch; ValueError or OverflowError where there is none."""
+    """Return the aware UTC datetime of that many seconds since the epoch.
+
+    Raises:
+        ValueError, OverflowError: There is no such datetime.
+    """
     try:
         return _dt.datetime.fromtimestamp(seconds, _dt.UTC)
-    except OSError as error:  # as the system's own calendar says it
+    except OSError as error:  # raised by the system's own calendar
         raise OverflowError(f"{seconds!r} is no time that a calendar has") from error

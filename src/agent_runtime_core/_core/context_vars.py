@@ -64,8 +64,7 @@ def start_helper(work: Coroutine[Any, Any, T], name: str | None = None) -> async
 def restore(variable: ContextVar[Any], token: Token[Any]) -> None:
     """Give a variable the value it had.
 
-    A task that waits for ever, as those that outlive their run do, is collected some day in whoever's context that is:
-    nothing is restored there.
+    A task that never finishes is garbage-collected in the context of another task: nothing is restored there.
     """
     try:  # noqa: SIM105 - each step does this, and suppress() takes as long as the reset
         variable.reset(token)

@@ -1,4 +1,4 @@
-"""The names of the events that a run tells about itself."""
+"""The types of the events of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["EventType"]
 
 
 class EventType(str, Enum):  # noqa: UP042 (str() of a member is part of the public face)
-    """What happened; the value is the text that is stored and sent."""
+    """Type of an event; the value is the string that is stored and sent."""
 
     RUN_STARTED = "run.started"
     RUN_RESUMED = "run.resumed"

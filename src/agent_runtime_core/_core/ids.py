@@ -1,4 +1,4 @@
-"""The ids of runs, steps and claims: ULID text, and UUIDs that a caller's own string always maps to."""
+"""The ids of runs, steps and claims: ULIDs as strings, and UUIDs, to which a caller's own strings are mapped."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _ULID: Final = re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
 _CANONICAL: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 # Control characters and lone surrogates: stores cut text at a NUL, and cannot encode the surrogates.
 _UNSTORABLE: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
-HALF: Final = re.compile("[\ud800-\udfff]")  # of a character, which no store and no server takes
+HALF: Final = re.compile("[\ud800-\udfff]")  # a lone surrogate, which no store and no server accepts
 ULID_RANDOM_LENGTH: Final = 16  # characters of a ULID after its time
 _MAX_KEY: Final = 512
 _MAX_NAME: Final = 255  # characters of a file's name: 255 bytes, or of Windows 255 units of 16 bits
 _MAX_MS: Final = 2**48 - 1
 
-# Part of every store ever written: another value would lose its runs.
+# Every stored run depends on these: with other values it would not be found.
 _RUN_KEYS: Final = UUID("5f0a3c1e-7d44-5b7e-9a53-2c1f0b6e8d91")
 _CHILDREN: Final = UUID("c8b1d6f2-03e9-5a4c-8f27-6d5e91a0b374")
 
 
 def ulid_text(bits: int) -> str:
-    """26 characters of Crockford's base 32 for a number below 2**128; they sort as the numbers do."""
+    """Return a number below 2**128 as 26 characters of Crockford's base 32, which sort as the numbers do."""
     if not 0 <= bits < 1 << 128:
         raise InvalidArgument(f"a ULID holds 128 bits, this number has {bits.bit_length()} or is negative")
     high, low, pairs = bits >> 60, bits & 0xFFFFFFFFFFFFFFF, _PAIRS
@@ -53,20 +53,20 @@ def ulid_text(bits: int) -> str:
 
 
 def parse_ulid(text: str) -> int:
-    """The number that ulid_text() wrote, in either case; InvalidArgument for any other text."""
+    """Return the number of a ULID in upper or lower case, or raise InvalidArgument."""
     if _ULID.fullmatch(text) is None:
         raise InvalidArgument(f"{_shown(text)} is no ULID: 26 characters of 0-9 and A-Z without I, L, O and U")
     return int(text.translate(_TO_DIGITS), 32)
 
 
 def new_ulid(clock: Clock, *, after: str | None = None) -> str:
-    """48 bits of milliseconds, then 80 of chance; above `after` even where the clock went back."""
+    """Return a ULID: 48 bits of milliseconds, then 80 random bits. It is above `after`, even if the clock went back."""
     ms = min(max(int(clock.wall() * 1000), 0), _MAX_MS)
     bits = ms << 80 | clock.random.getrandbits(80)
     if after is not None:
         last = parse_ulid(after)
         if bits <= last:
-            # The next millisecond, not the next number: a store rolled back must not hand out the same one again.
+            # The next millisecond, not the next number: after a rollback a store must not return the same ULID again.
             bits = (last >> 80) + 1 << 80 | bits & (1 << 80) - 1
             if bits >> 128:
                 raise InvalidArgument(f"there is no ULID above {after} to give: its time is the last one")
@@ -74,8 +74,10 @@ def new_ulid(clock: Clock, *, after: str | None = None) -> str:
 
 
 def next_id(clock: Clock, now: float) -> str:
-    """A new ULID at that wall time: those of one millisecond, up to 1,024 of them, share the greater part of their
-    chance, which takes longer to draw than all else here."""
+    """Return a new ULID for the wall time `now`.
+
+    Up to 1,024 ULIDs of one millisecond share most of their random bits, because drawing them is the slowest part.
+    """
     ms = int(now * 1000)
     found = next(clock.ids, None) if ms == clock.ids_ms else None
     if found is None:
@@ -87,16 +89,20 @@ def next_id(clock: Clock, now: float) -> str:
 
 
 def step_id(run_id: str, name: str, key: str) -> str:
-    """The same ULID for the same step of the same run, on every attempt and in every process."""
-    # The lengths keep ("a", "bc") and ("ab", "c") apart.
+    """Return the ULID of a step, the same on every attempt and in every process."""
+    # The lengths distinguish ("a", "bc") from ("ab", "c").
     text = f"{len(run_id)}:{len(name)}:{run_id}{name}{key}".encode("utf-8", "surrogatepass")
     return ulid_text(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()))
 
 
 def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
-    """(run id, run key): a UUID or its text as it is; another string as a UUIDv5 with it; None as a fresh UUIDv7.
+    """Return the run id and the run key of a caller's run id.
 
-    Raises InvalidArgument for an empty string, one over 512 characters, and control characters or lone surrogates.
+    A UUID or its string is the run id, without a run key. Another string is the run key, and the run id is a UUIDv5 of
+    it. None makes a new UUIDv7.
+
+    Raises:
+        InvalidArgument: The string is empty, or has more than 512 characters, control characters or lone surrogates.
     """
     if value is None:
         return _uuid7(clock), None
@@ -113,7 +119,7 @@ def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
 
 
 def stored_id(value: str | UUID) -> str:
-    """The text that a run is stored under: what `run_uuid` makes of a caller's id, None being no id here."""
+    """Return the stored form of a caller's run id; see `run_uuid`. None is rejected."""
     if isinstance(value, str) and _CANONICAL.fullmatch(value) is not None:
         return value.lower()
     if value is None:
@@ -123,13 +129,15 @@ def stored_id(value: str | UUID) -> str:
 
 @lru_cache(1024)
 def known_uuid(stored: str) -> UUID:
-    """The UUID of a stored run id: one run asks for it several times."""
+    """Return the UUID of a stored run id. Cached, because one run needs it several times."""
     return UUID(stored)
 
 
 def path_text(value: object) -> str | None:
-    """The text of a path that a file can have: without NUL, with halves of characters only where they stand for bytes,
-    and with no name that is longer than file systems take. None for what is none."""
+    """Return the string of a path that a file can have, or None.
+
+    It has no NUL, no name longer than file systems allow, and lone surrogates only if they encode bytes.
+    """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text or max(map(len, text.split(os.sep))) > _MAX_NAME:
         return None
@@ -140,7 +148,10 @@ def path_text(value: object) -> str | None:
 
 
 def unbroken(what: str, value: object) -> str:
-    """The plain text, of any length, if every store finds it again; else InvalidArgument, saying that of `what`."""
+    """Return a non-empty string of any length as a `str`, or raise InvalidArgument, which names it as `what`.
+
+    A lone surrogate is rejected, because stores cannot keep it.
+    """
     if isinstance(value, str) and value and (value.isascii() or HALF.search(value) is None):
         return value if type(value) is str else plain(value)
     if isinstance(value, str) and value:
@@ -151,12 +162,12 @@ def unbroken(what: str, value: object) -> str:
 
 
 def plain(value: str) -> str:
-    """The text of a member of an Enum that is a text, or of another kind of text: what a store makes of it."""
+    """Return the `str` of an instance of a subclass of `str`, such as a member of a string Enum."""
     return value if type(value) is str else str.__str__(value)
 
 
 def storable(what: str, value: str) -> str:
-    """The plain text, if every store can keep it; else InvalidArgument, which says that of `what`."""
+    """Return a string that every store can keep as a `str`, or raise InvalidArgument, which names it as `what`."""
     if len(value) > _MAX_KEY:
         raise InvalidArgument(
             f"the {what} {_shown(value)} has {len(value)} characters, at most {_MAX_KEY} are kept: pass a hash of it"
@@ -171,9 +182,9 @@ def storable(what: str, value: str) -> str:
 
 
 def _uuid7(clock: Clock) -> UUID:
-    """Ids made one after the other lie in that order, and so beside each other in a store (RFC 9562, version 7)."""
+    """Return a UUID of version 7 (RFC 9562): ids sort in the order in which they are made, also in a store."""
     ms = min(max(int(clock.wall() * 1000), 0), _MAX_MS)
-    # 48 bits of time and 74 of chance; within a millisecond a step upward by chance.
+    # 48 bits of time and 74 random bits; within a millisecond the last id plus a random number.
     bits = ms << 74 | clock.random.getrandbits(74)
     if bits >> 74 <= clock.last_id >> 74:
         bits = clock.last_id + 1 + clock.random.getrandbits(32)
@@ -182,12 +193,12 @@ def _uuid7(clock: Clock) -> UUID:
 
 
 def _laid_out(bits: int) -> int:
-    """48 bits of time, the version, 12 bits, the variant, 62 bits."""
+    """Insert version and variant: 48 bits of time, the version, 12 bits, the variant, 62 bits."""
     return bits >> 74 << 80 | 7 << 76 | (bits >> 62 & 0xFFF) << 64 | 0b10 << 62 | bits & (1 << 62) - 1
 
 
 def child_run_id(step_id_text: str) -> UUID:
-    """The run that this step calls, the same on every attempt."""
+    """Return the id of the child run that a step starts, the same on every attempt."""
     return uuid5(_CHILDREN, step_id_text)
 
 
@@ -200,7 +211,7 @@ def _shown(text: str) -> str:
 
 
 def above(ticket: str, last: str) -> str:
-    """`ticket`, or one with its chance bits and the millisecond after `last` where it is not greater."""
+    """Return `ticket` if it is greater than `last`, else its random bits in the millisecond after `last`."""
     if ticket > last:
         return ticket
     return ulid_text((parse_ulid(last) >> 80) + 1 << 80 | parse_ulid(ticket) & (1 << 80) - 1)

@@ -1,4 +1,4 @@
-"""Whether a value fits a JSON Schema: the part of the language that people write by hand."""
+"""Validate values against JSON Schema: the keywords that people write by hand."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _ABOUT_PLAIN: Final = frozenset({"type", "description", "title", "default"})
 _ABOUT_PLAIN_OBJECT: Final = frozenset(
     {"type", "description", "title", "properties", "required", "additionalProperties"}
 )
-#: Beyond this, the text of several integers becomes the same float: 9007199254740993.0 is read as …992.
+#: Above this, several integers are read as the same float: 9007199254740993.0 is read as …992.
 LARGEST_EXACT: Final = 2**53 - 1
-#: Schemas inside schemas, where one that refers to itself would have no end.
+#: Nested schemas. A schema that refers to itself would have no end.
 _DEEPEST: Final = 400
 _NEAREST: Final = 4
 
 
 def misfit(value: Any, schema: Mapping[str, Any], path: str = "$") -> str | None:
-    """Why `value` does not fit `schema`, or None if it does.
+    """Return why `value` does not match `schema`, or None if it does.
 
-    Knows type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems,
-    maxItems, minimum, maximum, exclusiveMinimum, exclusiveMaximum, minLength, maxLength, allOf, anyOf,
-    oneOf (as anyOf) and a $ref into the schema itself (JSON Schema 2020-12); other keywords are not looked at.
+    Checks type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems, maxItems,
+    minimum, maximum, exclusiveMinimum, exclusiveMaximum, minLength, maxLength, allOf, anyOf, oneOf (as anyOf) and a
+    $ref into the schema itself (JSON Schema 2020-12). Other keywords are ignored.
     """
     return next(misfits(value, schema, path), None)
 
 
 def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether an object fits a schema of nothing but plain properties; False says nothing of others.
+    """Whether an object matches a schema that has only plain properties; False means that `misfits` must decide.
 
-    Most arguments of tools are that, and `misfits` takes ten times as long for them.
+    The arguments of most tools have such a schema, and `misfits` takes ten times as long for them.
     """
     properties = schema.get("properties")
     if type(value) is not dict or schema.get("type") != "object" or not isinstance(properties, dict):
@@ -61,7 +61,7 @@ def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[str]:
-    """Everything for which `value` does not fit `schema`, each with its path; nothing if it does."""
+    """Yield each mismatch between `value` and `schema`, with its path."""
     try:
         yield from _Check(schema).of(value, schema, path, 0)
     except RecursionError:
@@ -69,7 +69,7 @@ def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[
 
 
 def choice(value: Any, choices: Sequence[Any]) -> int | None:
-    """The index of the choice that equals `value`, or None; True is not 1."""
+    """Return the index of the choice that equals `value`, or None. True does not equal 1."""
     for index, each in enumerate(choices):
         if each == value and isinstance(each, bool) is isinstance(value, bool):
             return index
@@ -77,11 +77,11 @@ def choice(value: Any, choices: Sequence[Any]) -> int | None:
 
 
 class _Check:
-    """One value against one schema; `root` is what a $ref is looked up in."""
+    """Checks one value against one schema; a $ref is resolved in `root`."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        # Without these, alternatives in a schema that refers to itself take time exponential in the depth.
+        # Without these, alternatives in a schema that refers to itself would take time exponential in the depth.
         self._known: dict[tuple[int, int], bool] = {}
         self._explaining = False
 
@@ -159,7 +159,7 @@ class _Check:
             yield f"{path} fits none of the schemas in {keyword}{self._explanation(value, meant, path, depth)}"
 
     def _explanation(self, value: Any, options: Sequence[Any], path: str, depth: int) -> str:
-        """What is wrong by the one of the options that comes nearest."""
+        """Return the mismatch with the most similar option."""
         if self._explaining or not options:
             return ""
         self._explaining = True
@@ -183,7 +183,7 @@ class _Check:
         return kinds is None or _is(value, kinds)
 
     def _referred(self, reference: Any) -> Any:
-        """The schema that a $ref names, True for one that is not in here."""
+        """Return the schema that a $ref names; True if it is not in the root schema."""
         place: Any = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
             return True
@@ -202,7 +202,7 @@ def _is(value: Any, kinds: Any) -> bool:
 
 
 def _kinds(schema: Any) -> str:
-    """What a schema wants, in a word or a few; empty where it does not say."""
+    """Return a short description of what a schema requires; empty if it requires nothing."""
     if not isinstance(schema, Mapping):
         return ""
     if "enum" in schema:
@@ -223,7 +223,7 @@ def _inside(path: str, name: Any) -> str:
 
 
 def _near(name: Any, known: Mapping[str, Any]) -> str:
-    # Cut off: what is compared takes time in the square of its length.
+    # Cut off, because comparing takes quadratic time.
     near = difflib.get_close_matches(str(name)[:60], known, n=1)
     if near:
         return f": did you mean {near[0]!r}?"

@@ -1,4 +1,4 @@
-"""The one place that imports at call time: optional packages, and backends named by a string."""
+"""Imports at call time: optional packages, and backends named by a string. No other module does that."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ EXTRAS = {
 
 
 def load(dotted: str, *, package: str | None = None, needed_by: str | None = None) -> object:
-    """What `dotted` names: an attribute (`"pkg.mod:Attr"`), or with no colon the module itself.
+    """Import an attribute (`"pkg.mod:Attr"`), or without a colon a module.
 
-    A leading dot is relative to `package`. `needed_by` is whom the errors speak of, by default what is loaded.
-    MissingDependency: a package is not installed. InvalidArgument: it is, and has no such module or name.
+    Args:
+        dotted: The name. A leading dot is relative to `package`.
+        package: The package of a relative name.
+        needed_by: Names the feature in errors; by default the loaded name.
+
+    Raises:
+        MissingDependency: The package is not installed.
+        InvalidArgument: The package is installed and has no such module or name.
     """
     name, colon, attribute = dotted.partition(":")
     if not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None):
@@ -98,7 +104,7 @@ def _module(name: str, package: str | None, needed_by: str) -> ModuleType:
 
 
 def _lacking(module: str) -> str:
-    """What is missing, and how to get it: the name of a module need not be that of what installs it."""
+    """Return what is missing and how to install it. A module and its distribution may have different names."""
     top = module.partition(".")[0]
     if top in EXTRAS:
         return f"the {top!r} package: pip install 'agent-runtime-core[{EXTRAS[top]}]'"
@@ -110,6 +116,6 @@ def _lacking(module: str) -> str:
 
 def _instead(name: object, known: Iterable[str]) -> str:
     names = sorted(known)
-    # Cut off: what is compared takes time in the square of its length.
+    # Cut off, because comparing takes quadratic time.
     near = difflib.get_close_matches(name[:100], names, n=1) if isinstance(name, str) else []
     return (f"; did you mean {near[0]!r}?" if near else ";") + f" there is {', '.join(names) or 'nothing'}"

@@ -103,7 +103,7 @@ TRUTH: Final = SettingType(
 COUNT: Final = number(whole=True)
 POSITIVE: Final = number(above=True, whole=True)
 SECONDS: Final = dataclasses.replace(number(), wanted="a number of seconds of 0 or more")
-#: math.inf means for ever.
+#: math.inf means forever.
 DURATION: Final = SettingType("a number of seconds of 0 or more", lambda value: is_number(value) and value >= 0)
 POSITIVE_SECONDS: Final = dataclasses.replace(number(above=True), wanted="a number of seconds above 0")
 # Hidden, because the value may be a key that was written one level too high.

@@ -72,7 +72,7 @@ _threads = _Threads()
 
 
 def _forked() -> None:
-    """Drop the threads of the parent process: none is in the child, and one may have held a lock for ever."""
+    """Drop the threads of the parent process. None exists in the child, and one may hold a lock forever."""
     global _threads
     _threads = _Threads()
 
@@ -105,20 +105,20 @@ def started(target: Callable[[], None], name: str) -> threading.Thread:
 async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio.Handle] | None = None) -> T:
     """Run a blocking function in a daemon thread, with this task's context variables.
 
-    Cancelling stops the waiting, not the thread: `left` is called then, and what it gives is cancelled when the
-    thread has ended.
+    A cancellation ends the wait, not the thread. Then `left` is called, and the handle that it returns is cancelled
+    when the thread has ended.
     """
     refuse_at_exit("in_thread", fn)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    behind: asyncio.Handle | None = None
+    abandoned: asyncio.Handle | None = None
     context = contextvars.copy_context()
     context.run(HOME_LOOP.set, loop)
 
     def settle(result: Any, error: BaseException | None) -> None:
         if future.done():
-            if behind is not None:
-                behind.cancel()
+            if abandoned is not None:
+                abandoned.cancel()
         elif error is not None:
             future.set_exception(error)
         else:
@@ -128,12 +128,12 @@ async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio
         result, error = None, None
         try:
             result = context.run(fn, *args)
-        except BaseException as failure:  # noqa: BLE001 - it belongs to whoever awaits
+        except BaseException as failure:  # noqa: BLE001 - raised to the awaiting task
             error = RuntimeError(f"StopIteration: {failure}") if isinstance(failure, StopIteration) else failure
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            return  # that loop is closed: nobody waits any more
+            return  # the loop is closed, so no task waits
 
     around = AROUND.get()
     _threads.run(job if around is None else around(job))
@@ -141,5 +141,5 @@ async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio
         return await future
     except asyncio.CancelledError:
         if left is not None and future.cancelled():
-            behind = left()
+            abandoned = left()
         raise

@@ -1,4 +1,4 @@
-"""Refusing a value: where in it, why, and what to do instead."""
+"""Parts of error messages about values: the path in a value, the nearest name, URLs without secrets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..errors import UnserialisableResult
 
 MAX_DEPTH: Final = 100
 
-# Each pattern scans a text once, whatever is in it: the texts come from command lines, models and servers.
+# Each pattern needs linear time, because the texts come from command lines, models and servers.
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
-# The lookahead leaves what is hidden already: hiding twice would take what follows it.
+# The lookahead skips a value that is hidden already: hiding it again would remove the text after it.
 _OPTION = re.compile(
     r"(?i:((?:password|passwd)=)(?!\*\*\*)[^&#]*|((?:pwd|secret|token|api_?key)=)(?!\*\*\*|\.\.\.)[^&#\s'\"]+)"
 )
 _WORD = re.compile(r"\S+")
-# The first character of the user name or the host. What is meant as a URL may begin with it.
+# The first character of the user name or the host. A URL without a scheme begins with it.
 _AUTHORITY = re.compile("(?<=://)[^/]")
 _AUTHORITY_OR_START = re.compile("(?<=://)[^/]|^(?![A-Za-z+]*://)[^/]")
 # An authority with a colon and no port after it: the host is missing or cut off, and this is the password.
@@ -32,7 +32,7 @@ _AFTER_SCHEME_OR_START = re.compile(f"(?<=://){_NO_PORT}|^(?![A-Za-z+]*://){_NO_
 
 
 class Path:
-    """One level of a walk: the container, the one above it, and the step being taken inside."""
+    """A level of a walk through a value: the container, its parent level, and the key or index of the current item."""
 
     __slots__ = ("depth", "held", "parent", "step")
 
@@ -68,7 +68,11 @@ def not_encodable(at: Path | None, reason: str) -> UnserialisableResult:
 
 
 def descend(at: Path | None, held: object) -> Path:
-    """One level deeper, into the container `held`; refused beyond MAX_DEPTH, which is where a cycle ends up."""
+    """Return the level of the container `held` below `at`.
+
+    Raises:
+        UnserialisableResult: The level is deeper than MAX_DEPTH, which a cycle always reaches.
+    """
     here = Path(at, held)
     if here.depth <= MAX_DEPTH:
         return here
@@ -84,7 +88,7 @@ def descend(at: Path | None, held: object) -> Path:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is an int or a float that clocks and loops can count with; an int may be larger than any float."""
+    """Whether it is a float, or an int that a float can hold. A bool is not a number."""
     return (
         isinstance(value, (int, float))
         and type(value) is not bool
@@ -97,7 +101,7 @@ def short(value: object) -> str:
         return "<int>"
     if type(value) is str:
         value = value[:61]
-    # Not every repr is short, or safe to call.
+    # The repr of other types may be long, or fail.
     safe = value is None or type(value) in (str, int, float, bool, UUID)
     text = ascii(value) if safe else f"<{type(value).__name__}>"
     return text if len(text) <= 60 else text[:57] + "..." + text[0]
@@ -108,9 +112,9 @@ def type_name(kind: type) -> str:
 
 
 def nearest_name(name: object, known: Iterable[str]) -> str:
-    """Of a name that is none of these: the one it is much like, or else which there are."""
+    """Return a hint for an unknown name: the most similar of the known names, or all of them."""
     names = sorted(known)
-    # Cut off: what is compared takes time in the square of its length.
+    # Cut off, because comparing takes quadratic time.
     near = difflib.get_close_matches(str(name)[:100], names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
 
@@ -151,7 +155,7 @@ def _without_options(text: str) -> str:
 
 
 def unsupported_type(value: object) -> str:
-    """Why this has no form here, and what to do about it."""
+    """Return why a value cannot be encoded, and how to fix it."""
     kind = type(value)
     name = kind.__name__
     if isinstance(value, type):

@@ -1,12 +1,11 @@
-"""What an engine is: the one place that writes, all or nothing, under a fence.
+"""The contract of a storage engine: commits of operations, all or nothing, under a fence.
 
-A *fence* is a row (key, token) of the engine itself, or what a concern's own row says of that key. A
-`Guard` names the token its writer believes in; a commit whose guard does not hold changes nothing and
-raises `LeaseLost`, unless every one of its operations finds that it has been applied before (a lost
-reply), which is success.
+A *fence* is the current token of a key. It is a row of the engine itself, or a column in a row of an operation set. A
+`Guard` names the token that its writer expects. A commit whose guard does not match changes nothing and raises
+`LeaseLost`. If each of its operations was applied before, because the reply of an earlier try was lost, it succeeds.
 
-Tokens are ULIDs, made to grow for each key. `INSTALL` accepts only a greater token: it carries a
-claim made on one engine to another one before the claim's first read or write there.
+Tokens are ULIDs and grow for each key. `INSTALL` accepts only a greater token. It copies a claim that was made on one
+engine to another engine, before the claim's first read or write there.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ..errors import InvalidArgument, LeaseLost
 
 
 class Op(NamedTuple):
-    """One write, as a value: the name of a registered operation and its plain arguments."""
+    """One write: the name of a registered operation and its plain arguments."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -38,99 +37,107 @@ class Guard(NamedTuple):
 
 
 class NotApplied(Exception):
-    """Raised by an operation's `applied` twin: this write has not happened yet."""
+    """Raised by a replay: this write was not applied before."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class OperationSet:
-    """What a concern brings to an engine.
+    """The operations of one component (queue, events, state, documents) for an engine.
 
-    `ops[name](tx, *args)` runs inside the transaction and must be idempotent by its own identity.
-    `applied[name](tx, *args)` answers for a write that already happened, or raises NotApplied.
-    `migrations[i]` lifts the concern's schema from version i to i + 1, statements parted by ";\\n".
+    `operations[name](tx, *args)` runs inside the transaction and must be idempotent by its own identity.
+    `replays[name](tx, *args)` returns the result of a write that was applied before, or raises NotApplied.
+    `migrations[i]` changes the schema from version i to i + 1; its statements are separated by ";\\n".
     """
 
     name: str
     operations: Mapping[str, Callable[..., Any]]
     replays: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     migrations: Sequence[str] = ()
-    #: Names of the dicts it needs on the memory engine.
+    #: Names of the dicts that the memory engine keeps for it.
     tables: Sequence[str] = ()
-    #: Operations that run somebody's function, so that a group that fails may not simply be tried again.
+    #: Operations that run a user's function. A group with one of them must not simply be repeated after a failure.
     not_repeatable: frozenset[str] = frozenset()
-    #: Operations that may take more than a moment, with these arguments, so that no event loop is to carry them out.
+    #: Whether an operation may be slow with these arguments. It would block the event loop, so a thread applies it.
     slow: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
-    #: On SQLite: the fence of a key by a row of its own, `fence(tx, key)`, whatever is stored beside it; or None.
+    #: On SQLite: `fence(tx, key)` returns the fence of a key from a row of this set, or None. It overrides
+    #: the engine's own fence.
     fence: Callable[[Any, str], str | None] | None = None
 
 
 def always(*args: Any) -> bool:
-    """Whatever the arguments are."""
+    """For `OperationSet.slow`: an operation that may be slow with any arguments."""
     return True
 
 
 class Committer(Protocol):
-    """Anything that takes writes: an engine, or a third party's backend that is its own engine."""
+    """What applies commits: an engine, or a third party's backend that is its own engine."""
 
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]: ...
 
 
 INSTALL = "fence.install"
 FORGET = "fence.forget"
-LOWEST_TOKEN = "0" * 26  # a token below that of every claim
+LOWEST_TOKEN = "0" * 26  # lower than the token of every claim
 
 
 class Engine(ABC):
-    """A durable (or not) home of several concerns, shared by all that name the same place."""
+    """A store of the operation sets of several backends, shared by all backends on the same location."""
 
     kind: str
     clock: Clock
-    #: Seconds that writes nobody waits for are worth holding back, to travel with the next one.
+    #: Seconds that a write without a waiting caller may be buffered, to be sent with the next commit.
     buffer_delay: float = 0.0
-    #: Names this process to others on the same store; "" where nobody can tell a dead one.
+    #: Names this process to others on the same store; "" if the store cannot detect that a process died.
     process_id: str = ""
 
     @abstractmethod
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]:
-        """Apply all of `ops` or none; what to await for their results in order, once they are durable.
+        """Apply all of `ops` or none; await the return value for their results in order, once they are durable.
 
-        Cancelling the caller never tears the transaction: the cancellation is raised after the
-        outcome is known.
+        A cancellation of the caller is raised after the outcome is known, so the transaction stays whole.
         """
 
     @abstractmethod
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """The same for a thread without an event loop."""
+        """Commit from a thread without an event loop, and return the results."""
 
     @abstractmethod
     def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        """Queue a commit ahead of every later one without waiting for it; a refusal is dropped.
+        """Queue a commit ahead of every later one without waiting for it. Its errors are dropped.
 
-        Only for writes whose loss a later commit would repeat or does not need, and that may be carried out twice.
+        Only for writes that may be applied twice, and that a later commit repeats or does not need.
         """
 
     @abstractmethod
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """`fn(view, *args)` on a consistent view of what has been committed."""
+        """Return `fn(view, *args)`, on a consistent view of the committed data."""
 
     @abstractmethod
-    def add(self, concern: OperationSet) -> None:
-        """Register a concern once; a newer stored schema is refused with StorageTooNew."""
+    def add(self, operation_set: OperationSet) -> None:
+        """Register an operation set; a second time does nothing.
+
+        Raises:
+            StorageTooNew: The stored schema is newer than the set's migrations.
+        """
 
     @abstractmethod
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake()`, from any thread, after commits that rang `topic`; returns the way to stop."""
+        """Call `wake()`, from any thread, after commits that notify `topic`; return a function that stops it."""
 
     def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
-        """Call `fn()` every `interval` seconds from a thread no event loop can starve; returns the way to stop."""
+        """Call `fn()` every `interval` seconds from a thread, which a busy event loop cannot delay.
+
+        Returns:
+            A function that stops the calls.
+        """
         return every(fn, interval)
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go; the last one to let go of a place closes it."""
+        """End the use of this engine; the last user closes it."""
 
     def lease_now(self) -> float:
-        """The clock that leases are written in, common to all processes on this store."""
+        """Return the time in which leases are stored, which is the same for all processes on this store."""
         return self.clock.boot()
 
 
@@ -217,7 +224,7 @@ class Backend(ABC):  # noqa: B024 - the bases for third parties have abstract me
 
 
 def every(fn: Callable[[], None], interval: float) -> Callable[[], None]:
-    """Call `fn()` each `interval` seconds from a daemon thread until the returned function is called."""
+    """Call `fn()` every `interval` seconds from a daemon thread until the returned function is called."""
     stopped = threading.Event()
 
     def loop() -> None:
@@ -229,11 +236,11 @@ def every(fn: Callable[[], None], interval: float) -> Callable[[], None]:
 
 
 def install(tx: Any, key: str, token: str) -> bool:
-    """Make `token` the fence of `key` if it is greater than the one there, or the same."""
-    held = tx.fenced(key)
-    if held is not None and held > token:
+    """Make `token` the fence of `key`, or raise LeaseLost if the present one is greater."""
+    present = tx.fenced(key)
+    if present is not None and present > token:
         raise LeaseLost(key, token)
-    if held != token:
+    if present != token:
         tx.fence(key, token)
     return True
 
@@ -243,9 +250,9 @@ def forget(tx: Any, key: str) -> None:
 
 
 def installed(tx: Any, key: str, token: str) -> bool:
-    """Whether that token, or a greater one, came to be the fence of `key`: its outcome."""
-    held = tx.fenced(key)
-    if held is None or held < token:
+    """The replay of `install`: the fence of `key` is that token, or a greater one."""
+    present = tx.fenced(key)
+    if present is None or present < token:
         raise NotApplied
     return True
 
@@ -255,6 +262,8 @@ FENCE_REPLAYS: Mapping[str, Callable[..., Any]] = {INSTALL: installed}
 
 
 def end_fence(key: str, token: str) -> Op:
-    """Have the claim `token` be over for `key`, and those before it: no write of theirs lands behind this one. Later
-    claims are greater."""
+    """Return the write that ends the claim `token` of `key`, and every earlier claim.
+
+    None of their writes is applied after this one. Later claims have greater tokens.
+    """
     return Op(INSTALL, (key, f"{token}!"))

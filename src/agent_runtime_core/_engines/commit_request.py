@@ -118,14 +118,14 @@ def resolve_all(batch: Sequence[CommitRequest], here: asyncio.AbstractEventLoop 
 
 
 def wait_in_thread(
-    request: CommitRequest, send: Callable[[CommitRequest], None], store: str, patience: float
+    request: CommitRequest, send: Callable[[CommitRequest], None], store: str, timeout: float
 ) -> list[Any]:
-    """Send a commit from a thread without an event loop and wait at most `patience` seconds for its results."""
+    """Send a commit from a thread without an event loop and wait at most `timeout` seconds for its results."""
     request.done = threading.Event()
     send(request)
-    if not request.done.wait(patience):
+    if not request.done.wait(timeout):
         request.timed_out = True
-        raise StorageBusy(f"{store} did not answer within {patience:g} s")
+        raise StorageBusy(f"{store} did not answer within {timeout:g} s")
     return request.outcome()
 
 
@@ -135,20 +135,20 @@ class PendingCommits:
     Args:
         loop: The event loop of the callers.
         store: Names the store in errors.
-        patience: Returns the seconds that a caller waits.
+        timeout: Returns the seconds that a caller waits.
         on_idle: Called when the timer finds no pending commit.
     """
 
-    __slots__ = ("_on_idle", "_patience", "_store", "loop", "waiting", "watched")
+    __slots__ = ("_on_idle", "_store", "_timeout", "loop", "waiting", "watched")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, store: str, patience: Callable[[], float], on_idle: Callable[[], object]
+        self, loop: asyncio.AbstractEventLoop, store: str, timeout: Callable[[], float], on_idle: Callable[[], object]
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
         self.waiting: dict[CommitRequest, float] = {}  # with the loop time at which each was added
         self.watched: bool = False
         self._store = store
-        self._patience = patience
+        self._timeout = timeout
         self._on_idle = on_idle
 
     def add(self, request: CommitRequest) -> None:
@@ -156,21 +156,21 @@ class PendingCommits:
         self.waiting[request] = self.loop.time()
         if not self.watched:
             self.watched = True
-            self.loop.call_later(self._patience() / 4, self._watch)
+            self.loop.call_later(self._timeout() / 4, self._watch)
 
     def _watch(self) -> None:
-        now, patience = self.loop.time(), self._patience()
+        now, timeout = self.loop.time(), self._timeout()
         for request, since in tuple(self.waiting.items()):
-            if since + patience < now and request.error is None and request.result is None:
+            if since + timeout < now and request.error is None and request.result is None:
                 request.timed_out = True
                 request.error = StorageBusy(
-                    f"{self._store} did not answer within {patience:g} s; "
+                    f"{self._store} did not answer within {timeout:g} s; "
                     "whether the write landed is unknown, repeating it is safe"
                 )
                 resolve([request])
         self.watched = bool(self.waiting)
         if self.watched:
-            self.loop.call_later(patience / 4, self._watch)
+            self.loop.call_later(timeout / 4, self._watch)
         else:
             self._on_idle()
 
@@ -181,10 +181,10 @@ class LoopBatch:
     __slots__ = ("_commit_batch", "_flush_requested_at", "_loop", "pending", "requests")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, store: str, patience: Callable[[], float],
+        self, loop: asyncio.AbstractEventLoop, store: str, timeout: Callable[[], float],
         commit_batch: Callable[[list[Any]], None], on_idle: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
-        self.pending: PendingCommits = PendingCommits(loop, store, patience, on_idle)
+        self.pending: PendingCommits = PendingCommits(loop, store, timeout, on_idle)
         self.requests: list[CommitRequest] = []
         self._loop = loop
         self._commit_batch = commit_batch

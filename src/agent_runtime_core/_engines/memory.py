@@ -1,4 +1,4 @@
-"""An engine in this process, gone when it ends: the same operations on plain dicts."""
+"""The engine that keeps its data in dicts of this process. The data is lost when the process ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _names = itertools.count()
 
 
 class MemoryTx:
-    """A transaction on dicts: every change remembers how to undo itself."""
+    """A transaction on dicts, with an undo log."""
 
     __slots__ = ("notified", "tables", "undo")
 
@@ -31,7 +31,7 @@ class MemoryTx:
         table[key] = value
 
     def add(self, table: dict[Any, Any], key: Any, value: Any) -> None:
-        """`put` of a key that is known not to be there."""
+        """Put a key that is known to be missing."""
         self.undo.append((table, key, _MISSING))
         table[key] = value
 
@@ -40,7 +40,7 @@ class MemoryTx:
             self.undo.append((table, key, table.pop(key)))
 
     def pop(self, heap: list[Any]) -> Any:
-        """The least entry of a heap, which comes back with a rollback."""
+        """Remove and return the smallest entry of a heap; a rollback restores it."""
         least = heapq.heappop(heap)
         self.undo.append((heap, None, least))
         return least
@@ -70,7 +70,7 @@ class MemoryTx:
 
 
 class MemoryEngine(Engine):
-    """Shared by the backends it is handed to; thread-safe by one lock; nothing outlives the process."""
+    """Shared by the backends that get it as `engine`. One lock makes it thread-safe."""
 
     kind = "memory"
 
@@ -78,20 +78,20 @@ class MemoryEngine(Engine):
         self.clock = clock
         self.name: str = f"memory-{next(_names)}"
         self.tables: dict[str, dict[Any, Any]] = {"fence": {}}
-        self._ops: dict[str, Callable[..., Any]] = {}
-        self._applied: dict[str, Callable[..., Any]] = {}
+        self._operations: dict[str, Callable[..., Any]] = {}
+        self._replays: dict[str, Callable[..., Any]] = {}
         self._lock = threading.RLock()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self.add(OperationSet("fence", FENCE_OPS, FENCE_REPLAYS))
 
-    def add(self, concern: OperationSet) -> None:
-        self._ops.update(concern.operations)
-        self._applied.update(concern.replays)
-        for table in concern.tables:
+    def add(self, operation_set: OperationSet) -> None:
+        self._operations.update(operation_set.operations)
+        self._replays.update(operation_set.replays)
+        for table in operation_set.tables:
             self.tables.setdefault(table, {})
 
     def apply(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Run a commit here and now; the simulator schedules calls of this."""
+        """Apply a commit at once. The simulator calls this when a commit arrives."""
         tx = MemoryTx(self.tables)
         with self._lock:
             if guard is not None and self.tables["fence"].get(guard.key) != guard.token:
@@ -99,7 +99,7 @@ class MemoryEngine(Engine):
             results = []
             try:
                 for name, args in ops:
-                    results.append(self._ops[name](tx, *args))
+                    results.append(self._operations[name](tx, *args))
             except BaseException:
                 tx.rollback()
                 raise
@@ -110,7 +110,7 @@ class MemoryEngine(Engine):
 
     def _replay(self, tx: MemoryTx, guard: Guard, ops: Sequence[Op]) -> list[Any]:
         try:
-            return [self._applied[name](tx, *args) for name, args in ops]
+            return [self._replays[name](tx, *args) for name, args in ops]
         except (KeyError, NotApplied):
             raise LeaseLost(guard.key, guard.token) from None
 
@@ -145,8 +145,8 @@ class MemoryEngine(Engine):
             for wake in tuple(listeners):
                 try:
                     wake()
-                except RuntimeError:  # the loop of that listener is closed
+                except RuntimeError:  # the event loop of that listener is closed
                     continue
 
     async def close(self) -> None:
-        """Nothing to let go: backends sharing this engine may still read it."""
+        """Do nothing: other backends on this engine may still read it."""

@@ -1,4 +1,4 @@
-"""Who in this process wants to hear of commits, and the thread that hears of those of other processes."""
+"""Listeners of this process by topic, and the thread that wakes them for commits of other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import StorageError
 
 
 class Notifier(ABC):
-    """Listeners by topic. Its thread starts with the first of them."""
+    """Wakes listeners after commits. Its thread starts with the first listener."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,28 +48,28 @@ class Notifier(ABC):
         return stop
 
     def wake(self, topics: Iterable[str] | None = None) -> None:
-        """Wake those who listen to these topics, or all."""
+        """Wake the listeners of these topics, or all listeners."""
         for topic in tuple(self._listeners) if topics is None else topics:
             for wake in tuple(self._listeners.get(topic, ())):
-                with contextlib.suppress(RuntimeError):  # its loop is closed
+                with contextlib.suppress(RuntimeError):  # the listener's event loop is closed
                     wake()
 
-    def close(self, ring: Callable[[], None], patience: float) -> None:
-        """Let the thread see that it is over, which `ring` wakes it for."""
+    def close(self, wake_thread: Callable[[], None], timeout: float) -> None:
+        """End the thread, which `wake_thread` wakes from its wait, and wait for it at most `timeout` seconds."""
         self._closed = True
         if self._thread is not None:
-            ring()
-            self._thread.join(patience)
+            wake_thread()
+            self._thread.join(timeout)
 
-    def _setup(self) -> None:  # noqa: B027 - most need nothing
-        """Make ready what the thread will listen at."""
+    def _setup(self) -> None:  # noqa: B027 - optional
+        """Prepare what the thread will wait on."""
 
-    def _topic_added(self, topic: str) -> None:  # noqa: B027 - most hear of all topics
-        """Somebody listens to a topic that nobody has listened to."""
+    def _topic_added(self, topic: str) -> None:  # noqa: B027 - optional: most get notifications of all topics
+        """Called when a topic has its first listener."""
 
     def _topic_removed(self, topic: str) -> None:  # noqa: B027
-        """Nobody listens to a topic any more."""
+        """Called when a topic has lost its last listener."""
 
     @abstractmethod
     def _run(self) -> None:
-        """Call `wake` for what others commit, until it is closed."""
+        """Call `wake` for commits of other processes until the notifier is closed."""

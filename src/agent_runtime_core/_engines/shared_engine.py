@@ -1,4 +1,4 @@
-"""An engine that all users of one place in this process have in common: the last of them to let go shuts it."""
+"""An engine that all backends of this process on one location share; the last user closes it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from .base import Engine
 
 
 class Process:
-    """This one, known without asking the system, which each commit would do."""
+    """This process, without a system call in each commit."""
 
-    forks: ClassVar[int] = 0  # that lie between the first process and this one
+    forks: ClassVar[int] = 0  # between the first process and this one
 
 
 class SharedEngine(Engine):
-    """Open ones stand in the table of their class, by `key`; `name` is the place as errors call it."""
+    """Open engines are in a table of their class.
+
+    Args:
+        key: Identifies the engine in that table.
+        name: The location in error messages.
+        clock: The clock of this engine and of the backends that get it as `engine`.
+    """
 
     _open: ClassVar[dict[Any, Any]]
     _open_lock: ClassVar[threading.Lock]
-    #: What a child can do that was forked while it was open.
+    #: What a child process can do that was forked while the engine was open.
     after_fork: ClassVar[str] = "open it again in this process"
 
     def __init__(self, key: Hashable, name: str, clock: Clock) -> None:
@@ -40,13 +46,13 @@ class SharedEngine(Engine):
         self._closed = False
 
     def share(self) -> Self:
-        """This engine, for one more user, who closes it too."""
+        """Count one more user, which must close the engine too, and return the engine."""
         self._users += 1
         return self
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether it was opened before this process was forked off."""
+        """Whether the parent process opened the engine, before the fork."""
         return self._forks != Process.forks
 
     def _ensure_open(self) -> None:
@@ -54,20 +60,20 @@ class SharedEngine(Engine):
             raise StorageClosed(f"{self._name} was closed")
         if self._forks != Process.forks:
             raise StorageClosed(f"{self._name} was opened before a fork: {self.after_fork}")
-        if sys.is_finalizing():  # the threads of the engine have stopped and would never answer
+        if sys.is_finalizing():  # the engine's threads have stopped and would never answer
             raise StorageClosed(f"{self._name} cannot be used while the interpreter shuts down. Close it before")
 
     async def close(self) -> None:
         if self._release():
-            await in_thread(self._close_now)  # not the loop's executor, which ends with the main thread
+            await in_thread(self._close_now)  # the loop's executor would end with the main thread
 
     def close_now(self) -> None:
-        """`close` for those who have no loop, or must not wait for one."""
+        """Close from code that has no event loop, or must not wait for one."""
         if self._release():
             self._close_now()
 
     def _release(self) -> bool:
-        """One user less; True for the last one, who has to shut."""
+        """Count one user less; True if it was the last one, which must close the engine."""
         with self._open_lock:
             self._users -= 1
             if self._users > 0 or self._closed:
@@ -83,15 +89,15 @@ class SharedEngine(Engine):
 
     @abstractmethod
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send off what callers on this loop asked for in its present turn."""
+        """Send the commits that callers on this loop requested in its present iteration."""
 
     @abstractmethod
     def _close_now(self) -> None:
-        """End the threads and close what is open; only ever called once."""
+        """End the threads and close the connections. Called once."""
 
 
 def _forked() -> None:
-    """Another thread may have been opening or closing something: it is not in this process, and never lets go."""
+    """Replace the locks: a thread of the parent may have held one, and does not exist here to release it."""
     Process.forks += 1
     for kind in SharedEngine.__subclasses__():
         kind._open_lock = threading.Lock()

@@ -1,5 +1,7 @@
-"""JSON text of values: what comes back equals what went in, or the writing is refused; in the result of a step also
-type for type."""
+"""Encode values as JSON text and decode them.
+
+A decoded value equals the encoded one, or encoding it is refused. In the result of a step the types are equal too.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from ...errors import UnserialisableResult
 from ..validation import MAX_DEPTH, unsupported_type
 from .tagged import HALVES, MAX_PARTS, PART, TAG, TagEncoder, oversize, size_budget, untag
 
-#: Of a value that is written: a message, an answer of a model, an event.
+#: Size limit of a value: a message, a model's response, an event.
 MAX_BYTES: Final = PART * MAX_PARTS
-#: Of a step's result, unless the step says more.
+#: Size limit of a step's result, unless the step sets a larger one.
 MAX_RESULT: Final = 1024 * 1024
-#: Of what has such values more than once in it, as the result of a run has an answer in its messages too.
+#: Size limit of a value that contains others repeatedly: the result of a run has its answer in its messages too.
 MAX_WHOLE: Final = 4 * MAX_BYTES
-#: Of a text that comes from outside and is parsed as JSON: a short one can take long.
+#: Size limit of a text from outside that is parsed as JSON, because even a short text can take long.
 MAX_PARSED: Final = 1024 * 1024
-# Arguments may be larger than a result: only their digest is kept.
+# Arguments may be larger than a result, because only their digest is stored.
 _DIGEST_BYTES: Final = 8 * MAX_BYTES
 
 _ALLOWANCES: Final = {most: size_budget(most) for most in (MAX_RESULT, MAX_BYTES, MAX_WHOLE, _DIGEST_BYTES)}
@@ -35,7 +37,7 @@ _quote: Final = json.encoder.encode_basestring_ascii
 
 
 def _no_foreign(value: object) -> object:
-    # Only a tree that another thread changes while it is written gets here.
+    # Only reached if another thread changes the tree while it is encoded.
     raise TypeError(unsupported_type(value))
 
 
@@ -46,7 +48,7 @@ def _writer(*, sort_keys: bool = False, ascii: bool = True) -> Callable[[object,
             allow_nan=False, ensure_ascii=ascii, separators=(",", ":"), sort_keys=sort_keys, default=_no_foreign
         )
         return lambda value, _: slow.iterencode(value)
-    # JSONEncoder.encode() builds one of these per call, which costs as much as a small result.
+    # JSONEncoder.encode() builds an encoder in each call, which costs as much as encoding a small result.
     write: Callable[[object, int], Iterable[str]]
     quote = _quote if ascii else json.encoder.encode_basestring
     write = make(None, _no_foreign, quote, None, ":", ",", sort_keys, False, False)
@@ -59,19 +61,30 @@ _write_utf8: Final = _writer(ascii=False)
 
 
 def compact(value: object) -> str:
-    """JSON text of lists, tuples, dicts and plain values of ours, not of ASCII alone: Lua takes texts as they are."""
+    """Return JSON text of lists, tuples, dicts and plain values of the library, with non-ASCII characters as they are.
+
+    The Lua scripts read such text without a conversion.
+    """
     return "".join(_write_utf8(value, 0))
 
 
 def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False, exact: bool = False) -> str:
-    """ASCII JSON text of a tree of None, bool, int, float, str, list and dict, and of UUID, datetime, date, time,
-    timedelta, Decimal, bytes, tuple, set, frozenset and registered types inside it.
+    """Return the ASCII JSON text of a value.
 
-    What is told and kept for others has the value of an Enum that is a text or a number, which it equals. `exact` is
-    for the result of a step, whose caller gets the type back: there ours have a tag and a user's own is refused.
+    The value is a tree of None, bool, int, float, str, list and dict, which may contain UUID, datetime, date, time,
+    timedelta, Decimal, bytes, tuple, set, frozenset and registered types.
 
-    Raises UnserialisableResult, with the path, for every value that would not come back as it is, for a text of more
-    than `max_bytes`, and for a value of so many parts that it would take long.
+    Args:
+        value: The value.
+        max_bytes: The size limit of the text.
+        sort_keys: Whether keys of dicts are sorted.
+        exact: For the result of a step, whose caller gets the same types back. Then an Enum of this library has a tag,
+            and a user's unregistered Enum is refused. Otherwise a string or number Enum is encoded as its value, which
+            it equals.
+
+    Raises:
+        UnserialisableResult: Some part, which is named by its path, would not be equal after decoding; the text has
+            more than `max_bytes`; or the value has so many parts that encoding would take long.
     """
     if type(value) is dict and not value:
         return "{}"  # as most metadata is
@@ -82,7 +95,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
         try:
             text = "".join(write(value, 0))
         except (TypeError, ValueError):
-            text = None  # NaN, an infinity, or a change by another thread; the pass below finds where
+            text = None  # NaN, an infinity, or a change by another thread: the tagging pass finds the path
     elif left != _LOOK:
         raise oversize(max_bytes)
     if text is None or (len(text) <= max_bytes and _paired(text, value)):
@@ -97,19 +110,19 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
 
 
 def _paired(text: str, tree: object) -> bool:
-    """Whether this text of the tree says a character where the tree has two halves of one."""
+    """Whether the text has a character where the tree has two separate surrogates."""
     return "\\ud" in text and HALVES.search("".join(_write_utf8(tree, 0))) is not None
 
 
 def plain_text(tree: object) -> str:
-    """JSON text of a tree that is in its form already; TypeError or ValueError where it is none."""
+    """Return JSON text of a tree that needs no tags; TypeError or ValueError if it needs some."""
     return "".join(_write(tree, 0))
 
 
 def _left(tree: Any, depth: int, budget: int) -> int:
-    """What a plain tree leaves of the budget at most; _LOOK for one that the tagging pass must look at.
+    """Return an upper bound of the budget that a plain tree leaves; _LOOK if the tagging pass must check the tree.
 
-    Characters count one, parts PART for each byte around them.
+    Each character costs one, and each byte around a part costs PART.
     """
     items: Iterable[Any]
     kind = type(tree)
@@ -161,29 +174,34 @@ def _finite(text: str) -> float:
 
 _START: Final = json.decoder.WHITESPACE.match  # type: ignore[attr-defined]
 _STRICT: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
-# Called directly: the method around it looks for space twice.
+# Called directly, because the method around it searches for whitespace twice.
 _SCAN: Final = _STRICT.scan_once  # type: ignore[attr-defined]
 
 
 def loads_strict(text: str) -> Any:
-    """The tree that a text of somebody else's says; ValueError for what is no JSON, NaN and numbers larger than any
-    float with it, RecursionError for what is nested too deeply."""
+    """Parse JSON text from outside.
+
+    Raises:
+        ValueError: It is no JSON, or has NaN or a number larger than any float.
+        RecursionError: It is nested too deeply.
+    """
     return _STRICT.decode(text)
 
 
 def decode(text: str) -> object:
-    """The value that encode() wrote.
+    """Return the value that `encode` wrote.
 
-    Raises UnserialisableResult for text that is no JSON, and for a type that this process has not registered.
+    Raises:
+        UnserialisableResult: The text is no JSON, or has a type that this process has not registered.
     """
     if text == "{}":
         return {}
     try:
-        # What was written here begins with no space: looking for it takes as long as a small value.
+        # `encode` writes no leading space, and searching for it takes as long as decoding a small value.
         value, end = _SCAN(text, 0 if text[:1] > " " else _START(text, 0).end())
         if end != len(text) and text[end:].strip():
             raise ValueError(f"there is more after character {end}")
-        # One character is found many times faster than three.
+        # Searching for one character is many times faster than for three.
         return untag(value, None) if "$" in text and '"$"' in text else value
     except RecursionError as error:
         raise UnserialisableResult("$", "nested too deeply to be read here") from error
@@ -194,17 +212,21 @@ def decode(text: str) -> object:
 
 
 def decode_checked(text: str, read: Callable[[str], object] = decode) -> object:
-    """decode(); ValueError for what is no JSON, UnserialisableResult for a type that is not registered."""
+    """As `decode`, but raise ValueError if the text is no JSON, and UnserialisableResult for an unregistered type."""
     try:
         return read(text)
     except UnserialisableResult:
-        loads_strict(text)  # which has nothing against such a type
+        loads_strict(text)  # raises ValueError; an unregistered type is valid JSON
         raise
 
 
 def decode_dict(text: str, *, known: bool = False) -> dict[str, Any]:
-    """decode() of a dict, or decode_known(); ValueError for what is none, UnserialisableResult for a type that is not
-    registered."""
+    """Decode a dict; with `known`, by `decode_known`.
+
+    Raises:
+        ValueError: It is no dict.
+        UnserialisableResult: It has a type that is not registered.
+    """
     found = decode_checked(text, decode_known if known else decode)
     if not isinstance(found, dict):
         raise ValueError("not a dict")
@@ -212,7 +234,7 @@ def decode_dict(text: str, *, known: bool = False) -> dict[str, Any]:
 
 
 def decode_known(text: str) -> object:
-    """decode(), or the tree as it is stored where it holds a type that this process has not registered: to look at."""
+    """As `decode`, but return the stored tree if it has an unregistered type. Only for showing it to people."""
     try:
         return decode(text)
     except UnserialisableResult:
@@ -222,9 +244,9 @@ def decode_known(text: str) -> object:
 
 
 def decode_all(texts: Sequence[str]) -> list[object]:
-    """What decode() gives of each of these texts that encode() wrote, in half the time where they are short."""
+    """Decode several texts that `encode` wrote. For short texts this takes half the time of single calls."""
     if len(texts) > 1 and sum(map(len, texts)) <= MAX_PARSED:
-        with contextlib.suppress(UnserialisableResult):  # told below, of the text that it is about
+        with contextlib.suppress(UnserialisableResult):  # raised below, for the text that has the error
             values = cast("list[object]", decode(f"[{','.join(texts)}]"))
             if len(values) == len(texts):
                 return values
@@ -232,7 +254,7 @@ def decode_all(texts: Sequence[str]) -> list[object]:
 
 
 def same_tree(text: str, other: str) -> bool:
-    """Whether two JSON texts differ in nothing but the order of keys."""
+    """Whether two JSON texts are equal up to the order of keys."""
     return text == other or _in_order(text) == _in_order(other)
 
 

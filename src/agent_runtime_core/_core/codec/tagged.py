@@ -1,4 +1,4 @@
-"""What JSON lacks, written into it as {"$": tag, "v": form}, and found again."""
+"""Types that JSON lacks, encoded as {"$": tag, "v": form}, and decoded."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..validation import Path, descend, not_encodable, short, type_name, unsuppo
 # The tag of a registered type is its `module.qualname`, which has a dot; the tags below have none. A dict of the
 # user's that holds "$" is itself written with a tag.
 TAG: Final = "$"
-#: Long texts take no time, many parts do: a byte around a part, or of a number, weighs as much as this many of text.
+#: Weight of a byte around a part or of a number; a byte of a string weighs 1. Many parts take long, a long string not.
 PART: Final = 16
 MAX_PARTS: Final = 1024 * 1024  # bytes around parts in a value of usual size
 MAX_DIGITS: Final = 4300
 
-#: Two halves of a character side by side, which JSON would read as the character.
+#: Two adjacent surrogates, which JSON would decode as one character.
 HALVES: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _BETWEEN: Final = re.compile("(?<=[\ud800-\udbff])(?=[\udc00-\udfff])")
 
@@ -35,17 +35,17 @@ _INT_END: Final = 10**MAX_DIGITS
 _ABSENT: Final = object()
 _C = TypeVar("_C", bound=type)
 
-#: Types that are plain dicts to whoever stores them, and come back as such.
+#: Types that are stored and decoded as plain dicts.
 DICTS: Final[set[type]] = {dict, MappingProxyType}
 
 
 def stored_as_dict(cls: _C) -> _C:
-    """Of a class of this library: a mapping with something added for those who hold it."""
+    """Class decorator for mappings of this library whose additions are not stored."""
     DICTS.add(cls)
     return cls
 
 
-# (value, where, back): the value with plain JSON in place of a type, or `back` from it.
+# (value, at, back): encode the type of a value as plain JSON, or with `back` decode it.
 Turn = Callable[[Any, Path | None, bool], Any]
 
 _ROOT: Final = __name__.partition(".")[0]
@@ -57,7 +57,7 @@ _MOVED: Final = {
     "planning.executing": "planning.executor",
     "tools.calls": "tools.invocation",
 }
-#: Where the models and Enums of this library are, by tag. They need no annotation and no register_type.
+#: Locations of the models and Enums of this library, by tag. They need no annotation and no register_type.
 OWN: Final = {
     f"{_ROOT}.{module}.{name}": f"{_ROOT}.{_MOVED.get(module, module)}:{name}"
     for module, names in {
@@ -82,13 +82,12 @@ OWN: Final = {
     for name in names.split()
 }
 _OWN_TAGS: Final = {place.replace(":", "."): tag for tag, place in OWN.items()}
-#: In the metadata of a field that holds what no store can: it comes back as its default.
+#: In the metadata of a field that cannot be stored: it is decoded as its default.
 NOT_STORED: Final = object()
 
 
 class _Registry:
-    """The types that register_type named, and those of OWN from when they are first met; the one of this process is
-    REGISTRY."""
+    """The types registered by register_type, and those of OWN once they are used. REGISTRY is the one instance."""
 
     def __init__(self) -> None:
         #: Weak, because a notebook cell that runs again defines its classes again and again.
@@ -121,13 +120,16 @@ REGISTRY: Final = _Registry()
 
 @functools.cache
 def _codecs() -> Callable[[type], Any]:
-    # The module of the codecs imports this one.
+    # Loaded late, because that module imports this one.
     return cast("Callable[[type], Any]", load(".typed:codec_of", package=__package__))
 
 
 def size_budget(max_bytes: int) -> int:
-    """What a value may weigh whose text may have so many bytes; no text that has no more is refused for its weight,
-    unless more than MAX_PARTS of them, and a PARTth of them all, are around parts."""
+    """Return the weight limit for a text of at most `max_bytes`.
+
+    A text within `max_bytes` is only refused for its weight if more than MAX_PARTS bytes, and more than a PARTth of
+    all bytes, are around parts.
+    """
     return max(max_bytes, PART * min(max_bytes, MAX_PARTS))
 
 
@@ -137,9 +139,9 @@ def oversize(max_bytes: int) -> UnserialisableResult:
 
 
 class TagEncoder:
-    """One pass over a value: a JSON tree in which all that JSON lacks is tagged, or the reason why there is none.
+    """Encodes a value as a JSON tree in which the types that JSON lacks have tags, or raises UnserialisableResult.
 
-    Unless `exact`, an Enum that is a text or a number is written as that where it is not registered or is ours.
+    Unless `exact`, a string or number Enum is encoded as its value if it is unregistered or belongs to this library.
     """
 
     def __init__(self, max_bytes: int, text: Callable[[object], str], exact: bool) -> None:
@@ -149,7 +151,7 @@ class TagEncoder:
         self.text = text
 
     def spend(self, size: int, weight: int = PART) -> None:
-        # A lower bound of the text, so that a bomb of shared parts ends early; encode() measures the text itself.
+        # A lower bound, so that a value with many shared parts is refused early. `encode` measures the text itself.
         self.left -= size * weight
         if self.left < 0:
             raise oversize(self.max_bytes)
@@ -231,7 +233,7 @@ class TagEncoder:
         return {TAG: tag, "v": plain}
 
     def of_moment(self, value: Any, at: Path | None) -> object:
-        # ISO text where it says all; else [text, fold, zone], for it has neither the fold nor the name of a zone.
+        # ISO text if that is complete, else [text, fold, zone], because ISO text has no fold and no zone name.
         zone = value.tzinfo
         self.spend(8)
         if zone is None:
@@ -281,7 +283,7 @@ _TAGGING: Final[dict[type, tuple[str, Callable[[TagEncoder, Any, Path | None], o
 
 
 def _bare(value: Any) -> Any:
-    """The text or number that a member of an Enum is, and compares equal to; another value itself."""
+    """Return the string or number of a member of a string or number Enum; any other value as it is."""
     if not isinstance(value, Enum):
         return value
     if isinstance(value, str):
@@ -292,7 +294,7 @@ def _bare(value: Any) -> Any:
 
 
 def untag(value: Any, at: Path | None) -> Any:
-    """The tree with its tags replaced, in place where it can be."""
+    """Decode the tags of a tree, in place if possible, and return it."""
     if type(value) is list:
         return _revived_inside(value, enumerate(value), at)
     if type(value) is not dict:

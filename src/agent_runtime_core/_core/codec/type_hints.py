@@ -1,4 +1,4 @@
-"""Type hints of functions and classes, as far as they can be read here."""
+"""Resolve type hints of functions and classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from ...errors import InvalidArgument
 
 
 def returns_of(fn: Callable[..., object]) -> object | None:
-    """What the function gives once awaited, by its annotation; None where there is none that can be read here."""
+    """Return the annotated result type of a function, of a coroutine function after await.
+
+    None if there is no annotation, or it cannot be resolved.
+    """
     target: Any = fn
     while isinstance(target, functools.partial):
         target = target.func
@@ -34,7 +37,7 @@ def returns_of(fn: Callable[..., object]) -> object | None:
 
 
 def hints_of(cls: type) -> dict[str, Any]:
-    """The hint of each name annotated in the class or its bases."""
+    """Return the hint of each name that the class or its bases annotate; None for one that cannot be resolved."""
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         space = vars(sys.modules[base.__module__]) if base.__module__ in sys.modules else {}
@@ -44,7 +47,7 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 
 def _hint(annotation: Any, space: dict[str, Any], local: dict[str, Any]) -> Any:
-    # One by one: a name that is imported for type checkers only must not hide the others.
+    # One by one, because a name that is imported for type checkers only must not hide the others.
     holder = types.SimpleNamespace(__annotations__={"value": annotation})
     try:
         return typing.get_type_hints(holder, space, local)["value"]
@@ -57,7 +60,7 @@ def unresolved(where: str, error: NameError) -> InvalidArgument:
 
 
 def _enclosing(fn: Any) -> dict[str, Any]:
-    """The names of enclosing functions that this one uses, so that a class made in a function can be named."""
+    """Return the variables of enclosing functions that a function uses, so that hints can name local classes."""
     names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
     found = {}
     for name, cell in zip(names, getattr(fn, "__closure__", None) or (), strict=False):

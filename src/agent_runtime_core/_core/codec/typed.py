@@ -74,7 +74,7 @@ PLAIN: Final = Policy(enums_by_value=True, special=as_text)
 
 
 class Codec(NamedTuple):
-    """What an annotation adds to encode() and decode(); `needed` is False where it adds nothing."""
+    """Converts values of an annotation to plain JSON and back; `needed` is False if the annotation adds nothing."""
 
     convert: Turn
     needed: bool = True
@@ -101,7 +101,10 @@ def to_plain(value: object, annotation: object, policy: Policy) -> Any:
 def codec_for(
     annotation: object | None, max_bytes: int = MAX_RESULT
 ) -> tuple[Callable[[object], str], Callable[[str], object]]:
-    """(encode, decode) for results of that annotation and that size; decode() itself where it adds nothing to it."""
+    """Return functions that encode and decode results of an annotation and size limit.
+
+    The second one is `decode` itself if the annotation adds nothing.
+    """
     write: Callable[[object], str] = _ENCODE
     if max_bytes != MAX_RESULT:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or not 0 < max_bytes <= MAX_BYTES:
@@ -172,7 +175,7 @@ _known_codec: Final = lru_cache(maxsize=1024)(_codec)
 
 
 def _allowed(annotation: Any, strict: Mapping[type, tuple[type, ...]]) -> tuple[type, ...]:
-    """The types that a value of that annotation may have."""
+    """Return the types that a value of that annotation may have."""
     if is_union(annotation):
         return tuple(kind for each in typing.get_args(annotation) for kind in _allowed(each, strict))
     cls = typing.get_origin(annotation) or annotation
@@ -392,7 +395,10 @@ def _built(cls: Any, policy: Policy, tree: dict[str, Any], at: Path | None) -> A
 
 
 def _convert_union(members: list[Turn], said: str, out: str, value: Any, at: Path | None, back: bool) -> Any:
-    """What the one member makes of it that changes it; written only where it alone would read it back."""
+    """Return the value as converted by the one union member that changes it.
+
+    A value is only encoded if that member alone would decode it again.
+    """
     if _passes(value):
         return value
     made = _changed(members, said, value, at, back)
@@ -405,7 +411,7 @@ def _convert_union(members: list[Turn], said: str, out: str, value: Any, at: Pat
 
 
 def _changed(members: list[Turn], said: str, value: Any, at: Path | None, back: bool) -> list[Any]:
-    """What the members make of the value, without those that refuse it or leave it as it is."""
+    """Return the results of the union members that accept the value and change it."""
     results = []
     for convert in members:
         with contextlib.suppress(UnserialisableResult):

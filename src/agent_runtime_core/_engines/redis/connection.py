@@ -1,8 +1,8 @@
 """One connection to a Redis server, over the connection class of redis-py.
 
-Nothing is ever sent twice here: a request that got no answer may have been carried out, and only
-who made it knows whether it can be repeated. Whatever goes wrong between a request and its answer drops
-the connection, so that no answer is taken for that of another request.
+A request is never sent twice here. One without an answer may have been applied, and only its caller knows whether it
+can be repeated. Each error between a request and its answer drops the connection, so that no answer is read as that of
+another request.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .script import Script, bulk
 from .url import RedisAddress
 
 ANSWER = 2.0  # seconds a server may take for one answer
-IDLE = 0.5  # seconds after which a connection is looked at before it is used again
+IDLE = 0.5  # seconds after which a connection is checked before it is used again
 _ANSWERS_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS")
-#: What a server says to a number of a database that it has not, and a cluster to any but 0.
+#: Replies to the number of a database that does not exist; in a cluster only 0 exists.
 _NO_DATABASE = ("DB index", "SELECT is not allowed")
-# The first words of a server that versions of redis-py put into the type of the error.
+# First words of error replies that some versions of redis-py turn into the type of the error.
 _WORDS = {
     "MovedError": "MOVED", "AskError": "ASK", "TryAgainError": "TRYAGAIN", "ClusterDownError": "CLUSTERDOWN",
     "MasterDownError": "MASTERDOWN", "ReadOnlyError": "READONLY", "NoScriptError": "NOSCRIPT",
@@ -33,19 +33,19 @@ _WORDS = {
 
 
 class Driver(NamedTuple):
-    """What is used of redis-py."""
+    """The parts of redis-py that this library uses."""
 
     connections: Any  # its module of connections
     no_retry: Any
-    broken: tuple[type[Exception], ...]  # what goes wrong on the way
-    said: type[Exception]  # what the server itself says
+    broken: tuple[type[Exception], ...]  # the connection failed
+    error_reply: type[Exception]  # an error reply of the server
     loading: type[Exception]
     shut_out: tuple[type[Exception], ...]
 
 
 @cache
 def driver() -> Driver:
-    """redis-py; MissingDependency."""
+    """Import redis-py, or raise MissingDependency."""
     connections: Any = load("redis.connection", needed_by="a Redis backend")
     wrong: Any = load("redis.exceptions")
     retry: Any = load("redis.retry:Retry")
@@ -57,19 +57,19 @@ def driver() -> Driver:
 
 
 class NotSent(Exception):
-    """Nothing was carried out; it may be tried again."""
+    """Nothing was applied; the request may be repeated."""
 
 
 class NoReply(Exception):
-    """Whether it was carried out is not known."""
+    """Whether the request was applied is unknown."""
 
 
 class ServerRefused(Exception):
-    """The server says so, and why: it does not know the script, it is not the one to ask, or not now."""
+    """The server refused the request: it does not have the script, or another node has the key."""
 
 
 def connection(place: RedisAddress, **options: Any) -> Any:
-    """A Connection of redis-py (whose methods have no types) that never tries anything again by itself."""
+    """Return a Connection of redis-py (whose methods have no types) that never retries by itself."""
     about: dict[str, Any] = {
         "db": place.db, "username": place.username, "password": place.password, "socket_timeout": ANSWER,
         "socket_connect_timeout": ANSWER, "retry": driver().no_retry, "health_check_interval": 0, "protocol": 2,
@@ -83,9 +83,12 @@ def connection(place: RedisAddress, **options: Any) -> Any:
 
 
 class Connection:
-    """A connection, made when it is needed; `connected(line)` looks at each new one. One thread uses it at a time.
+    """A connection that is made when it is needed. One thread uses it at a time.
 
-    `script()` gives what `evaluate` runs.
+    Args:
+        place: The server's address.
+        connected: Called with this object after each connect, to check the server.
+        script: Returns the script that `evaluate` runs.
     """
 
     def __init__(
@@ -101,49 +104,54 @@ class Connection:
     # -- the script
 
     def evaluate(self, last: bytes) -> list[bytes]:
-        """Run the script with that as its last argument; NotSent where it was not, NoReply where nobody knows."""
+        """Run the script with `last` as its last argument.
+
+        Raises:
+            NotSent: The script did not run.
+            NoReply: Whether it ran is unknown.
+        """
         for _ in range(3):
             if not self.fresh():
                 self.drop()
                 self._connect()
             try:
                 return self.call(last)
-            except ServerRefused as told:
+            except ServerRefused as refusal:
                 try:
-                    self.mend(told)
+                    self.mend(refusal)
                 except NoReply as error:
                     raise NotSent(str(error)) from error
         raise NotSent(f"{self.place} sends us elsewhere again and again, or forgets the script")
 
     def call(self, last: bytes) -> list[bytes]:
-        """The same once, over the connection there is; ServerRefused where the server says what is missing."""
+        """Run the script once over the present connection; ServerRefused if `mend` can help."""
         try:
-            # In one piece: redis-py would make it of its words each time, and send the large ones one by one.
+            # In one piece: redis-py would join it from its words each time, and send large words one by one.
             self._conn.send_packed_command([self._script().call + bulk(last)])
         except Exception as error:
-            # Not sent to again, or redis-py would connect by itself, and a later answer be taken for this one's.
+            # Dropped, or redis-py would reconnect by itself and a later answer would be read as the answer to this.
             self.drop()
             raise NoReply(f"{self.place}: {error!s:.300}") from error
         try:
             answers: list[bytes] = self._read()
-        except driver().said as error:
-            if (said := full_error_text(error)).startswith(("NOSCRIPT", "MOVED ", "ASK ")):
-                raise ServerRefused(said) from error
-            raise refused(f"{self.place}: {said}") from error
+        except driver().error_reply as error:
+            if (reply := full_error_text(error)).startswith(("NOSCRIPT", "MOVED ", "ASK ")):
+                raise ServerRefused(reply) from error
+            raise refused(f"{self.place}: {reply}") from error
         return answers
 
-    def mend(self, told: ServerRefused) -> None:
-        """Do what the server says is missing."""
-        said = str(told)
-        if said.startswith(("MOVED ", "ASK ")):
-            host, _, port = said.split()[2].rpartition(":")
+    def mend(self, refusal: ServerRefused) -> None:
+        """Load the script, or go to the node that the server names."""
+        reply = str(refusal)
+        if reply.startswith(("MOVED ", "ASK ")):
+            host, _, port = reply.split()[2].rpartition(":")
             self.drop()
             self.place = replace(self._home, host=host or self.place.host, port=int(port))
         else:
             self.ask("SCRIPT LOAD", self._script().text)
 
     def fresh(self) -> bool:
-        """Whether there is a connection, and nobody ended it while it was idle. Nothing may be under way."""
+        """Whether there is a connection that was not closed while it was idle. No request may be in flight."""
         if self._conn is None:
             return False
         if time.monotonic() - self._used < IDLE:
@@ -156,7 +164,7 @@ class Connection:
     # -- other commands
 
     def ask(self, *command: Any) -> Any:
-        """One command and its answer; `driver().said` is the server's own word."""
+        """Send one command and return its answer; an error reply raises `driver().error_reply`."""
         if self._conn is None:
             self._connect()
         try:
@@ -171,17 +179,17 @@ class Connection:
             answer = self._conn.read_response()
             self._used = time.monotonic()
             return answer
-        except driver().said as error:
-            if (said := full_error_text(error)).startswith(_ANSWERS_LATER):
-                if said.startswith("READONLY"):
+        except driver().error_reply as error:
+            if (reply := full_error_text(error)).startswith(_ANSWERS_LATER):
+                if reply.startswith("READONLY"):
                     self.drop()  # the master is another one now
-                raise NotSent(f"{self.place}: {said:.300}") from error
+                raise NotSent(f"{self.place}: {reply:.300}") from error
             raise
         except driver().loading as error:
             self.drop()
             raise NotSent(f"{self.place} is still loading its data") from error
         except Exception as error:
-            # Of any kind: no later answer may be taken for this one's.
+            # Any error: no later answer may be read as the answer to this request.
             self.drop()
             raise NoReply(f"{self.place}: {error!s:.300}") from error
         except BaseException:
@@ -202,7 +210,7 @@ class Connection:
                 raise StorageError(
                     f"{self.place} is not trusted: {error!s:.300}; set SSL_CERT_FILE to the certificates to trust"
                 ) from error
-            if isinstance(error, driver().said) and any(word in str(error) for word in _NO_DATABASE):
+            if isinstance(error, driver().error_reply) and any(word in str(error) for word in _NO_DATABASE):
                 raise StorageError(f"{self.place} has no database {self.place.db}: {error!s:.300}") from error
             raise NotSent(f"{self.place} cannot be reached: {error!s:.300}") from error
         self._conn = conn
@@ -224,20 +232,20 @@ class Connection:
 
 
 def full_error_text(error: Exception) -> str:
-    """What a server said, with its first word, whatever version of redis-py heard it."""
-    said, word = str(error), _WORDS.get(type(error).__name__, "")
-    return said if said.startswith(word) else f"{word} {said}"
+    """Return an error reply with its first word, which some versions of redis-py remove."""
+    reply, word = str(error), _WORDS.get(type(error).__name__, "")
+    return reply if reply.startswith(word) else f"{word} {reply}"
 
 
-def refused(said: str) -> StorageError:
-    """The error of ours for what a server says."""
-    if "MISCONF" in said:  # its disk is full, in most cases
-        return StorageFull(f"{said}; nothing acknowledged is lost: have the server write to its disk again, and go on")
-    if "OOM" in said:
-        return StorageFull(f"{said}; nothing acknowledged is lost: free some memory, or raise maxmemory, and go on")
-    return StorageError(said)
+def refused(reply: str) -> StorageError:
+    """Return the storage error for an error reply."""
+    if "MISCONF" in reply:  # the server's disk is full, in most cases
+        return StorageFull(f"{reply}; nothing acknowledged is lost: have the server write to its disk again, and go on")
+    if "OOM" in reply:
+        return StorageFull(f"{reply}; nothing acknowledged is lost: free some memory, or raise maxmemory, and go on")
+    return StorageError(reply)
 
 
 def reconnect_delay(seconds: float = 0.05) -> None:
-    """Before the server is tried again."""
+    """Wait before the next attempt to reach the server."""
     time.sleep(seconds)

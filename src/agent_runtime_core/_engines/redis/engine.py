@@ -1,7 +1,7 @@
-"""An engine over one Redis or Valkey server, for many processes on many machines.
+"""The engine on one Redis or Valkey server, for many processes on many machines.
 
-Every commit is a part of a call of one Lua script, which decides it and writes it whole; `redis_pipe`
-says how commits get there and back.
+A call of one Lua script applies a batch of commits, each of them whole or not at all. The module `pipeline` sends the
+batches.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .url import RedisAddress, redis_place
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-PATIENCE = 3.0  # seconds for all that a commit may take; well under a third of the shortest sensible lease
+COMMIT_TIMEOUT = 3.0  # seconds that a commit may take in all; well under a third of the shortest sensible lease
 
 
 class RedisEngine(SharedEngine):
-    """Use `RedisEngine.open(url)`: all backends of a process on one server and prefix share one engine."""
+    """The engine of a process on one server and prefix. Use `RedisEngine.open(url)`, which shares it."""
 
     kind = "redis"
     buffer_delay: float = 0.002
@@ -46,7 +46,7 @@ class RedisEngine(SharedEngine):
 
     @classmethod
     def open(cls, url: str, *, clock: Clock = SYSTEM) -> RedisEngine:
-        driver()  # said before anything else
+        driver()  # a missing package is reported before a wrong URL
         place = redis_place(url)
         key = (place, id(clock), Process.forks)
         with cls._open_lock:
@@ -58,38 +58,40 @@ class RedisEngine(SharedEngine):
     def __init__(self, key: tuple[Any, ...], place: RedisAddress, clock: Clock) -> None:
         super().__init__(key, str(place), clock)
         self.place: RedisAddress = place
-        #: Lease and wall times are the server's, but for a clock that a test has in its hand.
+        #: Lease and wall times are the server's, unless a test passes its own clock.
         self.by_server: bool = clock is SYSTEM
-        self.patience: float = PATIENCE
+        self.timeout: float = COMMIT_TIMEOUT
         self._prefix = place.tag
         self._codecs: dict[str, Codec] = {}
         self._refusals: dict[str, Callable[[], Exception]] = {}
-        self._concerns: dict[str, RedisOperationSet] = {}
-        self._desks: PerLoop[LoopBatch] = PerLoop(self._desk)
-        self._met: dict[tuple[str, int], str] = {}  # which life of which server is where
-        self._last: dict[tuple[str, int], Any] = {}  # what that calls our last connection to it
+        self._operation_sets: dict[str, RedisOperationSet] = {}
+        self._batches: PerLoop[LoopBatch] = PerLoop(self._new_batch)
+        self._servers: dict[tuple[str, int], str] = {}  # identity of the server at an address
+        self._connection_ids: dict[tuple[str, int], Any] = {}  # client id of our last connection
         self._script: Script = self._prepared()
-        self._line = Connection(place, self._connected, lambda: self._script)
-        self._pipe = CommitPipeline(self._line, self._tell, lambda: self.patience)
-        self._bell = PubSubNotifier(place, f"{self._prefix}:bell")
+        self._connection = Connection(place, self._connected, lambda: self._script)
+        self._pipeline = CommitPipeline(self._connection, self._set_outcome, lambda: self.timeout)
+        self._notifier = PubSubNotifier(place, f"{self._prefix}:bell")
 
     def _prepared(self) -> Script:
-        return prepared(joined(list(self._concerns.values())), f"{self._prefix}:", "server" if self.by_server else "")
+        return prepared(
+            joined(list(self._operation_sets.values())), f"{self._prefix}:", "server" if self.by_server else ""
+        )
 
     def lease_now(self) -> float:
         return 0.0 if self.by_server else self.clock.boot()
 
-    def add(self, concern: OperationSet) -> None:
-        if concern.name in self._concerns:
+    def add(self, operation_set: OperationSet) -> None:
+        if operation_set.name in self._operation_sets:
             return
-        if not isinstance(concern, RedisOperationSet):
-            raise InvalidArgument(f"the concern {concern.name!r} has no operations for Redis")
-        self._codecs.update(concern.codecs)
-        self._refusals.update(concern.refusals)
-        self._concerns[concern.name] = concern
+        if not isinstance(operation_set, RedisOperationSet):
+            raise InvalidArgument(f"the concern {operation_set.name!r} has no operations for Redis")
+        self._codecs.update(operation_set.codecs)
+        self._refusals.update(operation_set.refusals)
+        self._operation_sets[operation_set.name] = operation_set
         self._script = self._prepared()
 
-    # -- the callers' side
+    # -- for callers
 
     def _call(self, guard: Guard | None, ops: Sequence[Op]) -> ScriptCall:
         self._ensure_open()
@@ -100,57 +102,57 @@ class RedisEngine(SharedEngine):
 
     def pending(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
         self._ensure_open()
-        return self._desks[loop].pending
+        return self._batches[loop].pending
 
-    def _desk(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
-        return LoopBatch(loop, str(self.place), self._in_all, self._pipe.put)
+    def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
+        return LoopBatch(loop, str(self.place), self._caller_timeout, self._pipeline.put)
 
-    def _in_all(self) -> float:
-        """Seconds a caller waits: the thread gives up before, and says more."""
-        return self.patience * 1.2
+    def _caller_timeout(self) -> float:
+        """Seconds a caller waits. More than the pipeline waits, whose error says more."""
+        return self.timeout * 1.2
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        return wait_in_thread(self._call(guard, ops), self.submit, str(self.place), self._in_all())
+        return wait_in_thread(self._call(guard, ops), self.submit, str(self.place), self._caller_timeout())
 
     def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         call = self._call(guard, ops)
         with contextlib.suppress(RuntimeError):
-            self._desks.here().send(call)
+            self._batches.here().send(call)
             return
         self.submit(call)
 
     def submit(self, request: CommitRequest) -> None:
-        """Pass a commit on to be carried out, after all that this caller passed on before."""
+        """Pass on a commit, to be applied after every earlier one of the same caller."""
         assert isinstance(request, ScriptCall)
         if request.loop is not None:
-            self._desks[request.loop].send(request)
+            self._batches[request.loop].send(request)
         else:
-            self._pipe.put([request])
+            self._pipeline.put([request])
 
     async def ask(self, what: str, *args: Any) -> Any:
-        """The answer of one reading operation, which is asked for again if it gets lost."""
+        """Return the result of one reading operation, which is repeated once if its answer is lost early."""
         began = time.monotonic()
         try:
             return (await self.commit(None, [Op(what, args)]))[0]
         except StorageBusy:
-            if time.monotonic() - began > self.patience / 3:
+            if time.monotonic() - began > self.timeout / 3:
                 raise
         return (await self.commit(None, [Op(what, args)]))[0]
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await fn(self, *args)
 
-    # -- the answers
+    # -- answers
 
-    def _tell(self, call: ScriptCall, answer: bytes) -> None:
-        said = answer.decode("utf-8", "surrogatepass")
-        if said.startswith("["):
-            call.result = unpacked(said, call.ops, self._codecs)
+    def _set_outcome(self, call: ScriptCall, answer: bytes) -> None:
+        reply = answer.decode("utf-8", "surrogatepass")
+        if reply.startswith("["):
+            call.result = unpacked(reply, call.ops, self._codecs)
         else:
-            call.error = self._refusal(said, call.guard)
+            call.error = self._refusal(reply, call.guard)
 
-    def _refusal(self, said: str, guard: Guard | None) -> Exception:
-        word, _, about = said[1:].partition(" ")
+    def _refusal(self, reply: str, guard: Guard | None) -> Exception:
+        word, _, about = reply[1:].partition(" ")
         if word == "LOST":
             key, _, token = about.rpartition(" ")
             return LeaseLost(key, token)
@@ -159,44 +161,44 @@ class RedisEngine(SharedEngine):
         return refused(f"{self.place}: {about or word}")
 
     def _connected(self, line: Connection) -> None:
-        """Look at a server we have just connected to."""
+        """Check the server after a connect."""
         info = parsed_info(line.ask("INFO"))
         try:
             settings = parsed_config(*(line.ask("CONFIG GET", name) for name in ASKED))
-        except driver().said:  # it tells nobody
+        except driver().error_reply:  # the user may not ask for settings
             settings = None
-        if self._met and info.get("role") == "slave":
+        if self._servers and info.get("role") == "slave":
             raise NotSent(f"{self.place} is a replica now, and the master is not known here")
         check(info, settings, self.place)
-        self._try_bell(line)
-        self._try_rights(line)
+        self._check_channel(line)
+        self._check_rights(line)
         where, server = (line.place.host, line.place.port), identity(info)
-        if self._met.get(where, server) != server:
-            log.warning("%s was restarted, or is another server now: all claims held here are looked at", self.place)
-            self._bell.wake()
-            self._last.pop(where, None)
-        number = self._end_last(line, where)
-        self._met[where], self._last[where] = server, number
+        if self._servers.get(where, server) != server:
+            log.warning("%s was restarted, or is another server now: all claims held here are checked", self.place)
+            self._notifier.wake()
+            self._connection_ids.pop(where, None)
+        number = self._kill_last(line, where)
+        self._servers[where], self._connection_ids[where] = server, number
 
-    def _try_bell(self, line: Connection) -> None:
-        """Redis 7 gives a new user no channel: nobody would hear of our commits."""
-        bell = f"{self._prefix}:bell"
+    def _check_channel(self, line: Connection) -> None:
+        """Check that our user may publish, which a new user of Redis 7 may not. No process would be notified."""
+        channel = f"{self._prefix}:bell"
         try:
-            line.ask("PUBLISH", f"{bell}:", "")
-        except driver().said as error:
+            line.ask("PUBLISH", f"{channel}:", "")
+        except driver().error_reply as error:
             raise StorageError(
-                f"{self.place} does not let our user ring: {error!s:.300}; "
-                f"ACL SETUSER … &{bell} &{bell}:* +publish +subscribe +unsubscribe +psubscribe"
+                f"{self.place} does not let our user publish: {error!s:.300}; "
+                f"ACL SETUSER … &{channel} &{channel}:* +publish +subscribe +unsubscribe +psubscribe"
             ) from error
 
-    def _try_rights(self, line: Connection) -> None:
-        """A user who may not use all commands would leave half of what some commits write."""
+    def _check_rights(self, line: Connection) -> None:
+        """Check that the user may run all commands of the script. Otherwise some commits would be partially written."""
         try:
             [answer] = line.call(f"[{packed(None, [Op('rights', ())], {})}]".encode())
-        except ServerRefused as told:
-            if str(told).startswith(("MOVED ", "ASK ")):
-                return  # so is what comes next, and then another connection is tried
-            raise NotSent(f"{self.place}: {told}") from told
+        except ServerRefused as refusal:
+            if str(refusal).startswith(("MOVED ", "ASK ")):
+                return  # the next call is refused too, and then another node is tried
+            raise NotSent(f"{self.place}: {refusal}") from refusal
         [forbidden] = json.loads(answer)
         if forbidden:
             needed = " ".join(f"+{command.lower()}" for command in forbidden)
@@ -205,43 +207,46 @@ class RedisEngine(SharedEngine):
                 f"ACL SETUSER … ~{self._prefix}:* {needed}"
             )
 
-    def _end_last(self, line: Connection, where: tuple[str, int]) -> Any:
-        """Have the server carry out no more of what was sent over the last connection; what it calls this one.
+    def _kill_last(self, line: Connection, where: tuple[str, int]) -> Any:
+        """Make the server drop our last connection, and return the client id of this one.
 
-        What the network has of it yet would come behind its own repeat, and behind what was written since.
+        Requests of the last connection that are still on the network would be applied after their own repeats, and
+        after later writes.
         """
         try:
             number = line.ask("CLIENT ID")
-            if self._last.get(where) is not None:
-                line.ask("CLIENT KILL", "ID", self._last[where])
-        except driver().said:  # our user may not
+            if self._connection_ids.get(where) is not None:
+                line.ask("CLIENT KILL", "ID", self._connection_ids[where])
+        except driver().error_reply:  # the user may not run CLIENT
             return None
         return number
 
-    # -- others on this server
+    # -- other processes on this server
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        return self._bell.listen(topic, wake)
+        return self._notifier.listen(topic, wake)
 
     def subscription(self, topic: str, take: Callable[[bytes], None], lost: Callable[[], None]) -> Subscription:
-        """What is said on that topic and meant for one loop, which has still to be connected: of a cluster, to the node
-        that ran the script last."""
-        return Subscription(lambda: self._line.place, f"{self._prefix}:bell:{topic}", take, lost)
+        """Return a subscription to a topic for one event loop, not connected yet.
+
+        In a cluster it connects to the node that ran the script last.
+        """
+        return Subscription(lambda: self._connection.place, f"{self._prefix}:bell:{topic}", take, lost)
 
     # -- the end
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._desks[loop].flush()
+        self._batches[loop].flush()
 
     def _close_now(self) -> None:
-        def ring() -> None:
+        def wake_thread() -> None:
             with contextlib.suppress(Exception):
                 Connection(self.place, lambda line: None, lambda: self._script).ask(
                     "PUBLISH", f"{self._prefix}:bell", ""
                 )
 
-        self._bell.close(ring, self.patience)
-        self._pipe.close()
+        self._notifier.close(wake_thread, self.timeout)
+        self._pipeline.close()
 
 
 def redis_store(

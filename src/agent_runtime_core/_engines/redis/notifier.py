@@ -1,4 +1,4 @@
-"""Hearing of commits to a Redis server: a connection that follows one channel."""
+"""Notifications of commits to a Redis server, over a pub/sub connection."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from .url import RedisAddress
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-QUIET = 5.0  # seconds without a word, after which the server is asked for one
-_TURN = 1.0  # seconds between looks whether it is over
+QUIET = 5.0  # seconds without a message after which the server is sent a PING
+_POLL = 1.0  # seconds between checks whether the notifier was closed
 
 
 class PubSubNotifier(Notifier):
-    """After a time without a connection all are woken. Why it has none is logged once for each kind of error.
+    """Wakes listeners for messages of the server, and all listeners after each reconnect.
 
-    It follows the topics that somebody here listens to, and over TLS all of them: only its own thread may
-    use such a connection.
+    Errors of the connection are logged once for each type. The notifier subscribes to the topics that have listeners.
+    Over TLS it subscribes to all topics, because only its own thread may use a TLS connection.
     """
 
     def __init__(self, place: RedisAddress, channel: str) -> None:
         super().__init__()
         self._place = place
         self._channel = channel
-        self._conn: Any = None  # where what is rung can be heard
-        self._said: set[type] = set()
+        self._conn: Any = None  # with the subscriptions
+        self._logged: set[type] = set()
 
     def _topic_added(self, topic: str) -> None:
-        self._say("SUBSCRIBE", topic)
+        self._send("SUBSCRIBE", topic)
 
     def _topic_removed(self, topic: str) -> None:
-        self._say("UNSUBSCRIBE", topic)
+        self._send("UNSUBSCRIBE", topic)
 
-    def _say(self, command: str, topic: str) -> None:
+    def _send(self, command: str, topic: str) -> None:
         if self._conn is not None and not self._place.tls:
-            with contextlib.suppress(Exception):  # of any kind, where its thread drops it now; that notices
-                self._conn.send_command(command, self._of(topic))
+            with contextlib.suppress(Exception):  # of any type, if the thread drops the connection now
+                self._conn.send_command(command, self._channel_of(topic))
 
-    def _of(self, topic: str) -> str:
-        """The channel of a topic: those that nobody here listens to wake no thread here."""
+    def _channel_of(self, topic: str) -> str:
+        """Return the channel of a topic. One for each, so that topics without listeners do not wake the thread."""
         return f"{self._channel}:{topic}"
 
     def _subscribe(self, conn: Any) -> None:
         with self._lock:
-            channels = [self._channel] if self._place.tls else [self._channel, *map(self._of, self._listeners)]
+            channels = [self._channel] if self._place.tls else [self._channel, *map(self._channel_of, self._listeners)]
             conn.send_command("SUBSCRIBE", *channels)
             self._conn = conn
         for _ in channels:
             conn.read_response()
         if self._place.tls:
-            conn.send_command("PSUBSCRIBE", _literally(self._of("")) + "*")
+            conn.send_command("PSUBSCRIBE", _escaped(self._channel_of("")) + "*")
             conn.read_response()
 
     def _run(self) -> None:
@@ -63,10 +63,10 @@ class PubSubNotifier(Notifier):
             try:
                 conn.connect()
                 self._subscribe(conn)
-                self.wake()  # what was rung meanwhile was not heard
-                self._hear(conn)
-            except Exception as error:  # noqa: BLE001 - of any kind: a listener's thread may be dropping the connection at this moment
-                self._tell(error)
+                self.wake()  # messages before the subscription were missed
+                self._receive(conn)
+            except Exception as error:  # noqa: BLE001 - of any type: a listener's thread may drop the connection now
+                self._log(error)
                 reconnect_delay(0.2)
             finally:
                 with self._lock:
@@ -74,20 +74,20 @@ class PubSubNotifier(Notifier):
                 with contextlib.suppress(Exception):
                     conn.disconnect()
 
-    def _tell(self, error: Exception) -> None:
-        if not self._closed and type(error) not in self._said:
-            self._said.add(type(error))
-            said = f"{type(error).__name__}: {error}"
-            log.warning("%s is not heard until it is connected anew (%s); that is said once", self._place, said)
+    def _log(self, error: Exception) -> None:
+        if not self._closed and type(error) not in self._logged:
+            self._logged.add(type(error))
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("%s sends no notifications until it is reconnected (%s); logged once", self._place, reason)
 
-    def _hear(self, conn: Any) -> None:
+    def _receive(self, conn: Any) -> None:
         quiet, asked, sock = 0.0, False, conn._sock
         while not self._closed:
             if conn._sock is not sock:
-                # A listener's thread has dropped it. redis-py would connect by itself, without the subscriptions.
+                # A listener's thread dropped it. redis-py would reconnect by itself, without the subscriptions.
                 raise OSError("the connection was lost")
-            if not conn.can_read(_TURN):
-                quiet += _TURN
+            if not conn.can_read(_POLL):
+                quiet += _POLL
                 if quiet >= QUIET and not asked:
                     conn.send_command("PING")
                     asked = True
@@ -95,12 +95,12 @@ class PubSubNotifier(Notifier):
                     raise OSError("no word from the server")
                 continue
             quiet, asked = 0.0, False
-            said = conn.read_response()
-            if isinstance(said, list) and said[0] in (b"message", b"subscribe", b"pmessage"):
-                # A channel that is new was not heard until now.
-                self.wake([said[-2].decode()[len(self._channel) + 1 :]])
+            message = conn.read_response()
+            if isinstance(message, list) and message[0] in (b"message", b"subscribe", b"pmessage"):
+                # A confirmed subscription wakes too: messages on a new channel were missed until now.
+                self.wake([message[-2].decode()[len(self._channel) + 1 :]])
 
 
-def _literally(channel: str) -> str:
-    """A pattern that is this channel and no other."""
+def _escaped(channel: str) -> str:
+    """Return a pattern that matches this channel only."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", channel)

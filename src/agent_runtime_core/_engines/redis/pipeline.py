@@ -1,6 +1,6 @@
 """Send commits to a Redis server and read their outcomes, in one thread with one connection.
 
-One call of the script is under way at a time. The commits that are asked for meanwhile travel together in the next.
+One call of the script is in flight at a time. Commits that are requested during a call are sent together in the next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .connection import Connection, NoReply, NotSent, reconnect_delay, refused
 
 BATCH = 64  # commits in one call of the script
 LARGE = 1_000_000  # characters after which no more are added to a call
-POSTED = 4.0  # times the patience for a commit without a waiting caller, which therefore is not repeated by a caller
+POSTED = 4.0  # times the timeout, for a commit without a waiting caller, who could repeat it
 
 
 class ScriptCall(CommitRequest):
@@ -52,11 +52,11 @@ class CommitPipeline:
     """
 
     def __init__(
-        self, line: Connection, read_answer: Callable[[ScriptCall, bytes], None], patience: Callable[[], float]
+        self, line: Connection, read_answer: Callable[[ScriptCall, bytes], None], timeout: Callable[[], float]
     ) -> None:
-        self._line = line
+        self._connection = line
         self._read_answer = read_answer
-        self._patience = patience
+        self._timeout = timeout
         self._inbox: SimpleQueue[ScriptCall | None] = SimpleQueue()  # None: the thread ends
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -79,18 +79,18 @@ class CommitPipeline:
         with self._lock:
             self._inbox.put(None)
         if self._thread is not None:
-            self._thread.join(self._patience() * 2)
+            self._thread.join(self._timeout() * 2)
 
     # -- the thread
 
     def _run(self) -> None:
         while not self._next_is_last():  # a waiting thread keeps no batch alive
             pass
-        self._line.drop()
+        self._connection.drop()
         with contextlib.suppress(Empty):
-            while True:  # those who came after the end
+            while True:  # commits that were put after the end
                 if (call := self._inbox.get_nowait()) is not None:
-                    self._failed([call], StorageClosed(f"{self._line.place} was closed"))
+                    self._failed([call], StorageClosed(f"{self._connection.place} was closed"))
 
     def _next_is_last(self) -> bool:
         """Apply the next batch. True: it was the last one."""
@@ -108,14 +108,14 @@ class CommitPipeline:
         return call is None
 
     def _apply(self, batch: list[ScriptCall]) -> None:
-        """Apply a batch and wake the callers. Blocks until then, or until patience is lost."""
+        """Apply a batch and wake the callers. Blocks until then, or until the time limit of the batch."""
         while batch := [call for call in batch if not call.timed_out]:
             try:
                 answers = self._evaluated(batch)
             except (NotSent, NoReply) as error:
                 if batch := self._given_up(batch, error):
                     reconnect_delay()
-            except Exception as error:  # noqa: BLE001 - this thread must go on for the other callers
+            except Exception as error:  # noqa: BLE001 - raised to these callers; the thread serves others
                 self._failed(batch, error)
                 return
             else:
@@ -123,18 +123,18 @@ class CommitPipeline:
                 return
 
     def _evaluated(self, batch: Sequence[ScriptCall]) -> list[bytes]:
-        """Return the answers of the script. NotSent: the server could not be reached in time."""
+        """Return the answers of the script, or raise NotSent if the server could not be reached in time."""
         until = min(map(self._until, batch))
         while True:
             try:
-                return self._line.evaluate(joined(batch))
+                return self._connection.evaluate(joined(batch))
             except NotSent:
                 if time.monotonic() >= until or self._closed:
                     raise
                 reconnect_delay()
 
     def _until(self, call: ScriptCall) -> float:
-        return call.born + self._patience() * (POSTED if call.posted else 1)
+        return call.born + self._timeout() * (POSTED if call.posted else 1)
 
     def _given_up(self, batch: Sequence[ScriptCall], error: Exception) -> list[ScriptCall]:
         """Fail the commits with waiting callers and return the posted ones, which are sent again.
@@ -148,13 +148,13 @@ class CommitPipeline:
 
     def _answered(self, batch: Sequence[ScriptCall], answers: Sequence[bytes]) -> None:
         if not isinstance(answers, list) or len(answers) != len(batch):
-            self._failed(batch, NoReply(f"{self._line.place} answers something else: {brief(answers, 300)}"))
+            self._failed(batch, NoReply(f"{self._connection.place} answers something else: {brief(answers, 300)}"))
             return
         for call, answer in zip(batch, answers, strict=True):
             try:
                 self._read_answer(call, answer)
-            except Exception as error:  # noqa: BLE001 - an unreadable answer belongs to one commit alone
-                call.error = refused(f"{self._line.place}: an answer that makes no sense: {error!r}")
+            except Exception as error:  # noqa: BLE001 - an unreadable answer fails one commit only
+                call.error = refused(f"{self._connection.place}: an answer that makes no sense: {error!r}")
         resolve_all(batch)
 
     def _failed(self, batch: Sequence[ScriptCall], error: Exception) -> None:
@@ -163,7 +163,7 @@ class CommitPipeline:
         elif isinstance(error, NotSent):
             error = StorageBusy(f"{error}; nothing was written, try again")
         elif not isinstance(error, AgentRuntimeError):
-            error = refused(f"{self._line.place}: {type(error).__name__}: {error}")
+            error = refused(f"{self._connection.place}: {type(error).__name__}: {error}")
         for call in batch:
             call.error = call.error or error
         resolve_all(batch)

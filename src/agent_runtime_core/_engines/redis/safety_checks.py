@@ -1,7 +1,8 @@
-"""Whether a Redis may be trusted with runs: what INFO and CONFIG GET say, judged when it is first met.
+"""Check, at the first connect, that the settings of a Redis server do not lose runs.
 
-Refused is what loses or mixes up runs in silence; warned of is what loses them only when something else goes wrong.
-What a server does not tell counts as refused where the setting could be refused, else as a warning.
+The settings come from INFO and CONFIG GET. A setting that loses or mixes up runs silently is refused. One that loses
+runs only after another failure is a warning. A setting that the server does not report counts as the worst of these
+that it could be.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .url import RedisAddress
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 OLDEST = (6, 2)
-#: What to ask CONFIG GET for, one by one: before Redis 7 it takes a single name.
+#: The names for CONFIG GET, one command each: before Redis 7 it takes a single name.
 ASKED = (
     "maxmemory",
     "maxmemory-policy",
@@ -32,12 +33,12 @@ _UNKNOWN = "unknown"
 _TAGGED = re.compile(r"[^{]*\{[^}]+\}", re.DOTALL)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
-# Servers and what was said of them in this process, so that each is said once.
-_said: set[tuple[str, str, str]] = set()
+# (server, setting, value) of each warning of this process, so that each is logged once.
+_logged: set[tuple[str, str, str]] = set()
 
 
 class SafetyFinding(NamedTuple):
-    """A setting that costs runs, what it is now, why that is bad and what to do about it."""
+    """An unsafe setting: its value, why it is unsafe, and how to fix it."""
 
     setting: str
     value: str
@@ -57,9 +58,10 @@ def check(
     allow_unsafe: bool = False,
     key_prefix: str | None = None,
 ) -> list[SafetyFinding]:
-    """All `findings`, each logged once for each life of the server; UnsafeRedis if any of them is refused.
+    """Return all `findings`, and log each once until the server restarts.
 
-    With `allow_unsafe`, here or in the place, nothing is refused and all of it is logged.
+    Raises:
+        UnsafeRedis: One of them is refused. With `allow_unsafe`, here or in `place`, it is only logged.
     """
     found = findings(info, config, place, key_prefix=key_prefix)
     refused = [each for each in found if each.severity == "refuse"]
@@ -70,9 +72,9 @@ def check(
             {each.setting: each.value for each in refused},
         )
     for each in found:
-        said = (f"{place} {identity(info)}", each.setting, each.value)
-        if said not in _said:
-            _said.add(said)
+        warning = (f"{place} {identity(info)}", each.setting, each.value)
+        if warning not in _logged:
+            _logged.add(warning)
             log.warning("%s: %s", place, each)
     return found
 
@@ -84,35 +86,39 @@ def findings(
     *,
     key_prefix: str | None = None,
 ) -> list[SafetyFinding]:
-    """What is unsafe about a server, by its INFO and CONFIG GET (None: it tells nobody), refused ones first.
+    """Return the unsafe settings of a server, refused ones first.
 
-    `key_prefix` is what every key begins with, by default the place's hash tag.
+    Args:
+        info: The parsed reply of INFO.
+        config: The parsed replies of CONFIG GET; None if the user may not ask for them.
+        place: The server's address.
+        key_prefix: The start of every key, by default the hash tag of `place`.
     """
-    told = {name: _text(value) for name, value in {**_from_info(info), **(config or {})}.items()}
+    reported = {name: _text(value) for name, value in {**_from_info(info), **(config or {})}.items()}
     found = [
-        *_server(told, place.tag if key_prefix is None else key_prefix),
-        *_memory(told),
-        *_disk(told),
-        *_replicas(told),
+        *_server(reported, place.tag if key_prefix is None else key_prefix),
+        *_memory(reported),
+        *_disk(reported),
+        *_replicas(reported),
         *_network(place),
-        *_untold(told),
+        *_unreported(reported),
     ]
     return sorted(found, key=lambda each: each.severity != "refuse")
 
 
 def identity(info: Mapping[str, object]) -> str:
-    """Which life of which server this is: another one after a restart, a failover or a replacement."""
+    """Identify the server process. It changes with a restart, a failover or a replacement."""
     return f"{_text(info.get('run_id', ''))}:{_text(info.get('master_replid', ''))}"
 
 
 def parsed_info(reply: bytes | str) -> dict[str, str]:
-    """The fields of INFO's reply."""
+    """Parse the reply of INFO."""
     lines = (line.partition(":") for line in _text(reply).splitlines() if not line.startswith("#"))
     return {name: value for name, colon, value in lines if colon}
 
 
 def parsed_config(*replies: object) -> dict[str, str]:
-    """The settings in replies of CONFIG GET: names and values in turn (RESP2), or mappings (RESP3), but no errors."""
+    """Parse replies of CONFIG GET: alternating names and values (RESP2) or mappings (RESP3). Errors are skipped."""
     settings: dict[str, str] = {}
     for reply in replies:
         if isinstance(reply, Mapping):
@@ -127,41 +133,41 @@ def _text(value: object) -> str:
 
 
 def _from_info(info: Mapping[str, object]) -> dict[str, object]:
-    """INFO, and under the names of CONFIG what it says of settings."""
-    told = dict(info)
+    """Return INFO, with the settings in it also under their names in CONFIG."""
+    reported = dict(info)
     if "maxmemory_policy" in info:
-        told["maxmemory-policy"] = info["maxmemory_policy"]
+        reported["maxmemory-policy"] = info["maxmemory_policy"]
     if "aof_enabled" in info:
-        told["appendonly"] = "no" if _text(info["aof_enabled"]) == "0" else "yes"
+        reported["appendonly"] = "no" if _text(info["aof_enabled"]) == "0" else "yes"
     if "role" in info:
-        # That field is there only where writes ask for replicas.
-        told["min-replicas-to-write"] = "1 or more" if "min_slaves_good_slaves" in info else "0"
-    return told
+        # INFO has that field only if writes require replicas.
+        reported["min-replicas-to-write"] = "1 or more" if "min_slaves_good_slaves" in info else "0"
+    return reported
 
 
-def _server(told: Mapping[str, str], key_prefix: str) -> Iterator[SafetyFinding]:
-    mode = told.get("redis_mode") or told.get("server_mode") or ""
-    role = "sentinel" if mode == "sentinel" else told.get("role", _UNKNOWN)
+def _server(reported: Mapping[str, str], key_prefix: str) -> Iterator[SafetyFinding]:
+    mode = reported.get("redis_mode") or reported.get("server_mode") or ""
+    role = "sentinel" if mode == "sentinel" else reported.get("role", _UNKNOWN)
     if role != "master":
-        master = ":".join(told[name] for name in ("master_host", "master_port") if name in told)
+        master = ":".join(reported[name] for name in ("master_host", "master_port") if name in reported)
         at = f", at {master}" if master else ""
         yield SafetyFinding("role", role, "refuse", "which keeps no write of ours", f"name the master in the URL{at}")
-    version = told.get("redis_version", _UNKNOWN)
+    version = reported.get("redis_version", _UNKNOWN)
     number = _VERSION.match(version)
     if number is None or (int(number[1]), int(number[2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         yield SafetyFinding(
             "version", version, "refuse", f"before {oldest}", f"upgrade to Redis {oldest} or later, or Valkey"
         )
-    if (told.get("cluster_enabled", "0") != "0" or mode == "cluster") and not _TAGGED.match(key_prefix):
+    if (reported.get("cluster_enabled", "0") != "0" or mode == "cluster") and not _TAGGED.match(key_prefix):
         yield SafetyFinding(
             "cluster-enabled", "yes", "refuse", f"and keys that begin with {key_prefix!r} lie on several nodes",
             "give them a hash tag: a prefix in braces, like '{arc}'",
         )  # fmt: skip
 
 
-def _memory(told: Mapping[str, str]) -> Iterator[SafetyFinding]:
-    policy = told.get("maxmemory-policy", _UNKNOWN)
+def _memory(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:
+    policy = reported.get("maxmemory-policy", _UNKNOWN)
     remedy = "CONFIG SET maxmemory-policy noeviction"
     if policy.startswith("volatile-"):
         yield SafetyFinding(
@@ -169,37 +175,37 @@ def _memory(told: Mapping[str, str]) -> Iterator[SafetyFinding]:
         )
     elif policy != "noeviction":
         yield SafetyFinding("maxmemory-policy", policy, "refuse", "which may drop runs when memory is short", remedy)
-    if told.get("maxmemory") == "0":
+    if reported.get("maxmemory") == "0":
         yield SafetyFinding(
             "maxmemory", "0", "warn", "no limit: the system kills the server when memory is short",
             "CONFIG SET maxmemory to less than the machine has; writes are then refused in time",
         )  # fmt: skip
 
 
-def _disk(told: Mapping[str, str]) -> Iterator[SafetyFinding]:
-    if told.get("appendonly") == "no":
-        lost = "everything" if told.get("save") == "" else "what came after the last snapshot"
+def _disk(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:
+    if reported.get("appendonly") == "no":
+        lost = "everything" if reported.get("save") == "" else "what came after the last snapshot"
         yield SafetyFinding("appendonly", "no", "warn", f"so a restart loses {lost}", "CONFIG SET appendonly yes")
-    if told.get("appendfsync") == "no":
+    if reported.get("appendfsync") == "no":
         yield SafetyFinding(
             "appendfsync", "no", "warn", "so a power loss may cost half a minute of writes",
             "CONFIG SET appendfsync everysec, or always",
         )  # fmt: skip
-    if told.get("no-appendfsync-on-rewrite") == "yes":
+    if reported.get("no-appendfsync-on-rewrite") == "yes":
         yield SafetyFinding(
             "no-appendfsync-on-rewrite", "yes", "warn", "so a power loss may cost all since a rewrite of the log began",
             "CONFIG SET no-appendfsync-on-rewrite no",
         )  # fmt: skip
-    if told.get("stop-writes-on-bgsave-error") == "no":
+    if reported.get("stop-writes-on-bgsave-error") == "no":
         yield SafetyFinding(
             "stop-writes-on-bgsave-error", "no", "warn", "so it goes on when nothing reaches the disk any more",
             "CONFIG SET stop-writes-on-bgsave-error yes",
         )  # fmt: skip
 
 
-def _replicas(told: Mapping[str, str]) -> Iterator[SafetyFinding]:
-    replicas = told.get("connected_slaves", "0")
-    if replicas != "0" and told.get("min-replicas-to-write") == "0":
+def _replicas(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:
+    replicas = reported.get("connected_slaves", "0")
+    if replicas != "0" and reported.get("min-replicas-to-write") == "0":
         yield SafetyFinding(
             "min-replicas-to-write", "0", "warn", f"so a failover ({replicas} replicas) may lose what was not copied",
             "CONFIG SET min-replicas-to-write 1",
@@ -220,8 +226,8 @@ def _network(place: RedisAddress) -> Iterator[SafetyFinding]:
         )  # fmt: skip
 
 
-def _untold(told: Mapping[str, str]) -> Iterator[SafetyFinding]:
-    names = [name for name in ASKED if name not in told and name not in {"maxmemory-policy", "save"}]
+def _unreported(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:
+    names = [name for name in ASKED if name not in reported and name not in {"maxmemory-policy", "save"}]
     if names:
         yield SafetyFinding(
             ", ".join(names), _UNKNOWN, "warn", "for the server does not tell",

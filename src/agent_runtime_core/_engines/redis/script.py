@@ -1,4 +1,4 @@
-"""The one script that carries out all operations on a Redis server, joined from the parts of its concerns."""
+"""The Lua script that applies all operations on a Redis server, joined from the parts of its operation sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..base import Guard, Op, OperationSet
 
 
 class Codec(NamedTuple):
-    """How an operation's arguments become JSON, and its result what it is elsewhere."""
+    """Encodes the arguments of an operation for JSON and decodes its result."""
 
     pack: Callable[..., Any] = lambda *args: args
     unpack: Callable[[Any], Any] = lambda answer: answer
@@ -25,51 +25,53 @@ PLAIN = Codec()
 
 @dataclass(frozen=True)
 class RedisOperationSet(OperationSet):
-    """A concern whose operations are Lua: `script` adds functions to `ops` and `applied`; see redis.lua.
+    """An operation set in Lua: `script` adds functions to the tables `ops` and `applied`; see engine.lua.
 
-    What `seldom` adds is not made in each call of the script, but in those that ask for some of it.
+    The functions in `seldom` are only defined in calls that need one of them.
     """
 
     script: str = ""
     seldom: str = ""
     codecs: Mapping[str, Codec] = field(default_factory=dict)
-    #: Errors that operations refuse with, by the word they use.
+    #: Errors that operations raise, by the first word of the error reply.
     refusals: Mapping[str, Callable[[], Exception]] = field(default_factory=dict)
 
 
 def lua_source(module: str, name: str = "redis") -> str:
-    """Lua beside a Python module."""
+    """Return the text of a Lua file in the directory of a Python module."""
     return Path(module).with_name(f"{name}.lua").read_text(encoding="utf-8")
 
 
 class Script(NamedTuple):
-    """The text of the script, and how each call of it begins on its way to the server."""
+    """The text of the script, and the encoded start of each call of it."""
 
     text: str
     call: bytes
 
 
 def prepared(text: str, *first: str) -> Script:
-    """The script with these arguments before its last one; the first of them is a key."""
+    """Return the script with these arguments before its last one; the first of them is a key."""
     words = ("EVALSHA", hashlib.sha1(text.encode()).hexdigest(), "1", *first)
     return Script(text, b"*%d\r\n" % (len(words) + 1) + b"".join(bulk(word.encode()) for word in words))
 
 
 def bulk(word: bytes) -> bytes:
-    """Encode a word of a command, as the server reads it."""
+    """Encode a word of a command as a RESP bulk string."""
     return b"$%d\r\n%s\r\n" % (len(word), word)
 
 
-def joined(concerns: Sequence[RedisOperationSet]) -> str:
-    """Each part is a function inside that of the part before it.
+def joined(operation_sets: Sequence[RedisOperationSet]) -> str:
+    """Join the parts of the script; each part is a function inside the function of the part before it.
 
-    The script is run from its start with each call, so the functions it makes cost time in all of them: Lua looks for
-    what a function uses of the one around it among all locals that are used so, one after the other.
+    The whole script runs in each call, so each function that it defines costs time in every call. Lua finds a variable
+    of an enclosing function by a linear search in all variables that are used so.
     """
     here = Path(__file__)
     first, last = (here.with_name(name).read_text(encoding="utf-8") for name in ("engine.lua", "end.lua"))
-    seldom = _nested([lua_source(__file__, "admin"), *(each.seldom for each in concerns)])
-    return _nested([first, *(each.script for each in concerns), f"local function seldom()\n{seldom}\nend\n{last}"])
+    seldom = _nested([lua_source(__file__, "admin"), *(each.seldom for each in operation_sets)])
+    return _nested(
+        [first, *(each.script for each in operation_sets), f"local function seldom()\n{seldom}\nend\n{last}"]
+    )
 
 
 def _nested(parts: Sequence[str]) -> str:
@@ -78,18 +80,18 @@ def _nested(parts: Sequence[str]) -> str:
 
 
 def packed(guard: Guard | None, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> str:
-    """A commit as the script reads it."""
+    """Encode a commit for the script."""
     key, token = guard if guard is not None else (None, None)
-    told = [(name, codecs.get(name, PLAIN).pack(*args)) for name, args in ops]
-    return compact((key, token, told))
+    encoded = [(name, codecs.get(name, PLAIN).pack(*args)) for name, args in ops]
+    return compact((key, token, encoded))
 
 
 def unpacked(answer: str, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> list[Any]:
-    """The results of its operations."""
+    """Decode the results of a commit's operations."""
     results = json.loads(answer)
     return [codecs.get(op.name, PLAIN).unpack(result) for op, result in zip(ops, results, strict=True)]
 
 
 def as_list(answer: Any) -> list[Any]:
-    """Lua has one kind of table: an empty list comes as an empty object."""
+    """Return a list from the script. Lua has one type of table, so an empty list arrives as an empty object."""
     return answer or []

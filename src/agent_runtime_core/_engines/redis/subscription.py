@@ -58,20 +58,20 @@ class Subscription:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             try:
                 while not self._closed:
-                    said = self._conn.read_response()
-                    if said[0] == b"message":
-                        loop.call_soon_threadsafe(self._heard, said[2])
-            except Exception:  # noqa: BLE001 - of any kind: nothing can be read any more
+                    reply = self._conn.read_response()
+                    if reply[0] == b"message":
+                        loop.call_soon_threadsafe(self._deliver, reply[2])
+            except Exception:  # noqa: BLE001 - after any error nothing can be read any more
                 if not self._closed:
                     loop.call_soon_threadsafe(self._ended)
             finally:
                 self._conn.disconnect()
 
-    def _heard(self, message: bytes) -> None:
+    def _deliver(self, message: bytes) -> None:
         if not self._closed:
             try:
                 self._take(message)
-            except (StorageError, ValueError):  # it makes no sense, and nor may what comes next
+            except (StorageError, ValueError):  # unreadable, and later messages may be too
                 self._ended()
 
     def _ended(self) -> None:
@@ -82,5 +82,5 @@ class Subscription:
     def close(self) -> None:
         """Stop following, also while a thread connects."""
         self._closed = True
-        with contextlib.suppress(AttributeError, OSError):  # there is no connection, or none any more
+        with contextlib.suppress(AttributeError, OSError):  # not connected yet, or not any more
             self._conn._sock.shutdown(socket.SHUT_RDWR)  # which wakes the thread that reads it

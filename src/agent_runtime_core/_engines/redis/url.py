@@ -1,9 +1,9 @@
-"""Where a Redis is and which of its keys are ours, as a URL says it.
+"""The URL of a Redis server and of this library's keys there.
 
     redis://[user:password@]host[:6379][/db][?prefix=arc]       rediss:// is the same over TLS
     unix://[user:password@]/path/of.sock[?db=0&prefix=arc]
 
-User, password and the path of a socket are percent-encoded where they hold what a URL does not.
+Characters of the user, the password and the socket path that a URL cannot contain are percent-encoded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TRUTH = {"1": True, "true": True, "0": False, "false": False}
 
 @dataclass(frozen=True, kw_only=True)
 class RedisAddress:
-    """One database of one server, and the prefix of our keys there. Its text shows no user and no password."""
+    """One database of one server, and the prefix of this library's keys. `str()` shows no user and no password."""
 
     host: str = ""
     port: int = _PORT
@@ -35,19 +35,19 @@ class RedisAddress:
     username: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     tls: bool = False
-    #: The path of a Unix socket; host and port mean nothing then.
+    #: The path of a Unix socket. `host` and `port` are not used then.
     unix_socket: str | None = None
     prefix: str = PREFIX
     allow_unsafe: bool = False
 
     @property
     def tag(self) -> str:
-        """What each of our keys begins with: its braces keep them all in one slot of a cluster."""
+        """The start of each key. The braces put all keys into one slot of a cluster."""
         return f"{{{self.prefix}}}"
 
     @property
     def loopback(self) -> bool:
-        """Whether what is sent there never leaves this machine."""
+        """Whether the connection never leaves this machine."""
         if self.unix_socket is not None or self.host == "localhost":
             return True
         try:
@@ -63,7 +63,11 @@ class RedisAddress:
 
 
 def redis_place(url: str) -> RedisAddress:
-    """The place that `url` names; InvalidArgument, without the secrets in it, for what names none."""
+    """Parse `url`.
+
+    Raises:
+        InvalidArgument: It is no URL of a Redis server. The message shows no password.
+    """
     if not isinstance(url, str):
         raise InvalidArgument(f"a Redis is named by a text like redis://host:6379/0, not by {type(url).__name__}")
     if any(char <= " " or char == "\x7f" for char in url):
@@ -99,9 +103,9 @@ def _split(url: str) -> SplitResult:
         raise _refused(url, "this is no URL; an IPv6 address stands in brackets: redis://[::1]:6379/0") from None
     if parts.scheme not in _SCHEMES or "://" not in url:
         raise _refused(url, "write redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path/of.sock")
-    # An @ in the path of a socket is one, unless a user and a password stand before it.
-    behind = parts.query + parts.fragment + (parts.path if parts.netloc or parts.scheme != "unix" else "")
-    if "@" in behind:
+    # An @ in the path of a socket is allowed, unless a user and a password come first.
+    after_host = parts.query + parts.fragment + (parts.path if parts.netloc or parts.scheme != "unix" else "")
+    if "@" in after_host:
         raise _refused(url, "in a user and a password write %2F, %3F, %23 and %40 for '/', '?', '#' and '@'")
     if "#" in url:
         raise _refused(url, "'#' begins a fragment, which no Redis has")
@@ -125,7 +129,7 @@ def _options(url: str, query: str) -> dict[str, str]:
 def _credentials(url: str, parts: SplitResult) -> tuple[str | None, str | None]:
     username, password = (unquote(each) if each else None for each in (parts.username, parts.password))
     if username is not None and password is None:
-        # Redis's own tools take a lone word for the password, its Python client for the user.
+        # Redis's own tools read a lone word as the password, its Python client as the user.
         raise _refused(url, "before the @ stands user:password, or :password alone")
     return username, password
 

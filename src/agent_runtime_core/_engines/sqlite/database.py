@@ -1,4 +1,4 @@
-"""A SQLite database file as this library keeps it: where it may lie, its connections, its schema."""
+"""A SQLite database file: checks of its path, connections, and migrations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..._core.clock import SYSTEM
@@ -21,11 +21,11 @@ from .transaction import DRIVER_ERRORS, translate
 _VERSIONS = "CREATE TABLE IF NOT EXISTS arc_schema (concern TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
 
 _MOVED = 0.5  # seconds that processes which open the file at the same time may hold a lock on it
-_LOOK = 0.1  # seconds between looks whether the file is still there
+_LOOK = 0.1  # seconds between checks that the file is still at its path
 
 
 def checked(path: str | os.PathLike[str]) -> str:
-    """The real path of a database file; InvalidArgument for what cannot be one."""
+    """Return the real path of a database file, or raise InvalidArgument if there cannot be one."""
     text = path_text(path)
     if text is None or text == ":memory:":
         raise InvalidArgument(
@@ -44,7 +44,7 @@ def checked(path: str | os.PathLike[str]) -> str:
 
 
 def look(path: str) -> None:
-    """Let the driver refuse a file that is no database, with nothing locked, written or made beside it."""
+    """Raise the driver's error for a file that is no database. Locks, writes and creates nothing."""
     uri = f"{Path(path).as_uri()}?mode=ro&immutable=1"
     with contextlib.closing(sqlite3.connect(uri, uri=True)) as conn:
         conn.execute("PRAGMA schema_version").fetchone()
@@ -83,7 +83,7 @@ FileId = tuple[int, int]
 
 
 def file_id(path: str) -> FileId | None:
-    """Which file is at the path."""
+    """Return the device and inode of the file at the path; None if there is none."""
     try:
         there = os.stat(path)
     except FileNotFoundError:
@@ -92,15 +92,15 @@ def file_id(path: str) -> FileId | None:
 
 
 class DatabaseFile:
-    """The file, prepared for use; `lock` keeps other processes' commits apart from what it does."""
+    """A database file that is open. `lock` excludes commits of other processes while its schema or log changes."""
 
-    def __init__(self, path: str, lock: CommitLock, *, flushes: bool, patience: float) -> None:
+    def __init__(self, path: str, lock: CommitLock, *, flushes: bool, timeout: float) -> None:
         self.path: str = path
         self._lock = lock
-        self._patience = patience
+        self._timeout = timeout
         self._synchronous = "FULL" if flushes else "NORMAL"
         self._looked = time.monotonic()
-        with self._alone():
+        with self._exclusive():
             self._create()
             self.writing: sqlite3.Connection = self.connect()
             try:
@@ -108,43 +108,44 @@ class DatabaseFile:
                 self.writing.execute(_VERSIONS)
                 self._versions: dict[str, int] = dict(self.writing.execute("SELECT concern, version FROM arc_schema"))
                 lock.record(name_of(path, os.path.dirname(lock.path)))
-                #: Which files are at these paths. The log and its index are there once something was read.
+                #: The files at these paths. The log and its index exist once something was read.
                 self.ids: dict[str, FileId] = {
                     each: there
                     for each in (path, f"{path}-wal", f"{path}-shm", lock.path)
                     if (there := file_id(each)) is not None
                 }
-                # Whoever writes waits in its own way, or not at all.
+                # Writers wait for locks themselves, or not at all.
                 self.writing.execute("PRAGMA busy_timeout=0")
             except BaseException:
                 self.writing.close()
                 raise
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             with storage_errors(self.path):
-                had = stack.enter_context(self._lock.exclude_others(self._patience))
+                had = stack.enter_context(self._lock.exclude_others(self._timeout))
             if not had:
                 raise StorageBusy(
-                    f"{self.path}: another process is in a commit for {self._patience:g} s already; was it stopped?"
+                    f"{self.path}: another process is in a commit for {self._timeout:g} s already; was it stopped?"
                 )
             yield
 
     def _create(self) -> None:
-        # Only a file that was not there yet is opened here: closing another descriptor would drop SQLite's locks.
+        # Only a new file is opened here: closing a second descriptor of an open file would drop SQLite's locks.
         with contextlib.suppress(FileExistsError):
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 if hasattr(os, "fchmod"):
-                    os.fchmod(fd, 0o600)  # the umask may have taken it away from the owner
+                    os.fchmod(fd, 0o600)  # the umask may have denied it to the owner
             finally:
                 os.close(fd)
 
     def expect(self) -> None:
-        """StorageError, within moments, where the file is not at its path any more: what is written would be lost.
+        """Raise StorageError if the file is not at its path any more; checks at most every `_LOOK` seconds.
 
-        So it would be without its log; without the log's index, or the lock, others would write over it.
+        Without the file or its log, commits would be lost. Without the log's index or the lock file, other processes
+        would overwrite them.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK:
@@ -158,9 +159,9 @@ class DatabaseFile:
         self._looked = now
 
     def connect(self) -> sqlite3.Connection:
-        """A connection that waits for programs outside this library, but not for ever."""
+        """Open a connection that waits a limited time for programs outside this library."""
         conn = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False, timeout=self._patience / 2, cached_statements=256
+            self.path, isolation_level=None, check_same_thread=False, timeout=self._timeout / 2, cached_statements=256
         )
         try:
             conn.execute(f"PRAGMA synchronous={self._synchronous}")
@@ -172,51 +173,54 @@ class DatabaseFile:
         return conn
 
     def disconnect(self, conn: sqlite3.Connection) -> None:
-        # The last connection to close checkpoints, which must not meet another process's commit. One that does not end
-        # is of a process that is connected too.
+        # Closing the last connection checkpoints, which must not coincide with another process's commit. If that
+        # commit does not end, its process is connected, so this connection is not the last one.
         with contextlib.ExitStack() as stack, contextlib.suppress(sqlite3.Error):
             with contextlib.suppress(OSError, StorageError):
-                stack.enter_context(self._lock.exclude_others(self._patience / 2))
+                stack.enter_context(self._lock.exclude_others(self._timeout / 2))
             conn.close()
 
-    def migrate(self, concern: OperationSet) -> None:
-        """Bring the concern's schema to its newest version; StorageTooNew where the file's is newer."""
-        if self._versions.get(concern.name, 0) == len(concern.migrations):
+    def migrate(self, operation_set: OperationSet) -> None:
+        """Migrate the schema of an operation set to its newest version.
+
+        Raises:
+            StorageTooNew: The schema of the file is newer.
+        """
+        if self._versions.get(operation_set.name, 0) == len(operation_set.migrations):
             return
         try:
-            with self._alone():
-                self._migrate(concern)
+            with self._exclusive():
+                self._migrate(operation_set.name, operation_set.migrations)
         except DRIVER_ERRORS as error:
             raise translate(error, self.path) from error
 
-    def _migrate(self, concern: OperationSet) -> None:
-        # On a connection of its own: the writing one belongs to whoever has the turn to write.
+    def _migrate(self, name: str, migrations: Sequence[str]) -> None:
+        # On its own connection: another thread may be using the writing one.
         conn = self.connect()
         try:
-            # No flush: the first commit that matters flushes the log up to itself.
+            # No flush: the next commit flushes the log up to itself.
             conn.execute("PRAGMA synchronous=NORMAL")
             # The application's own views, triggers and foreign keys need not be valid. Without these settings, a view
             # on a table that is gone makes ALTER TABLE fail, and a wrong foreign key to one of our tables a DELETE.
             conn.execute("PRAGMA legacy_alter_table=ON")
             conn.execute("PRAGMA foreign_keys=OFF")
             conn.execute("BEGIN IMMEDIATE")
-            row = conn.execute("SELECT version FROM arc_schema WHERE concern = ?", (concern.name,)).fetchone()
-            version, newest = (row[0] if row else 0), len(concern.migrations)
+            row = conn.execute("SELECT version FROM arc_schema WHERE concern = ?", (name,)).fetchone()
+            version, newest = (row[0] if row else 0), len(migrations)
             if type(version) is not int or version < 0:
                 raise StorageCorrupt(
-                    f"{self.path}: its {concern.name} schema has version {brief(version)}, which none has: "
-                    "restore a backup"
+                    f"{self.path}: its {name} schema has version {brief(version)}, which none has: restore a backup"
                 )
             if version > newest:
                 raise StorageTooNew(
-                    f"{self.path}: its {concern.name} schema has version {version}, this library knows {newest}; "
+                    f"{self.path}: its {name} schema has version {version}, this library knows {newest}; "
                     "upgrade agent-runtime-core"
                 )
-            for script in concern.migrations[version:]:
+            for script in migrations[version:]:
                 for statement in script.split(";\n"):
                     conn.execute(statement)
             if version != newest:
-                conn.execute("INSERT OR REPLACE INTO arc_schema VALUES (?, ?)", (concern.name, newest))
+                conn.execute("INSERT OR REPLACE INTO arc_schema VALUES (?, ?)", (name, newest))
             conn.execute("COMMIT")
         finally:
             conn.close()

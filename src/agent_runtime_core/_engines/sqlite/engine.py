@@ -1,8 +1,8 @@
-"""An engine over one SQLite file: commits go in groups, one at a time; readers have connections of their own.
+"""The engine on one SQLite file: one group of commits at a time; readers have their own connections.
 
-Between processes an exclusive sidecar lock is held around each group, which makes commits fair and
-keeps them apart from checkpoints (SQLite before 3.51.3 can corrupt a WAL otherwise). The database
-file itself is opened by SQLite alone: closing another descriptor of it would drop SQLite's locks.
+An exclusive lock on a separate file is held around each group. It makes commits of several processes fair and excludes
+checkpoints, because SQLite before 3.51.3 can corrupt the WAL otherwise. Only SQLite opens the database file itself:
+closing another descriptor of it would drop SQLite's locks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..commit_request import CommitRequest, PendingCommits, wait_in_thread
 from ..os_errors import storage_error, storage_errors
 from ..shared_engine import SharedEngine
 from .database import DatabaseFile, FileId, check_unused, checked, file_id, look
-from .group_commit import PATIENCE, GroupCommitter
+from .group_commit import COMMIT_TIMEOUT, GroupCommitter
 from .live_directory import make_directory
 from .liveness import CommitLock, ProcessLiveness
 from .notifier import FifoNotifier
@@ -42,30 +42,30 @@ from .writer import Writer
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 READERS = 2
-LARGE = 64 << 20  # bytes of a file that may take so long to compact that live runs lose their leases
+LARGE = 64 << 20  # bytes of a file; to compact a larger one may take so long that live runs lose their leases
 
 _FENCES = (
     "CREATE TABLE arc_fence (key TEXT PRIMARY KEY, token TEXT NOT NULL) WITHOUT ROWID",
-    # Not all that is in it is in force since a run's row is its fence: a library that does not know so, and has had the
-    # file open since before, must not go on by it.
+    # Since the row of a run is its fence, this table may have outdated tokens. Renamed, because an older library that
+    # still has the file open must fail instead of using them.
     "ALTER TABLE arc_fence RENAME TO arc_carried",
 )
 
 
 class SQLiteEngine(SharedEngine):
-    """Use `SQLiteEngine.open(path)`: all backends of a process on one file share one engine."""
+    """The engine of a process on one file. Use `SQLiteEngine.open(path)`, which shares it."""
 
     kind = "sqlite"
     buffer_delay: float = 0.002
     after_fork = "open it only after the fork, or start the child with 'spawn' or 'forkserver' of multiprocessing"
 
-    # One writer per file and process is what makes the promises true, so the table is the process's.
+    # One table for the process, because a file must have one writer in each process.
     _open: ClassVar[dict[str, SQLiteEngine]] = {}
     _open_lock = threading.Lock()
-    # Files that were open when this process was forked off. SQLite keeps one note of its locks for all connections to a
-    # file: with the parent's in it, it would take none here, and the parent's last connection would delete the log.
+    # Files that were open when this process was forked. SQLite records its locks once for all connections to a file.
+    # With the parent's locks recorded it would acquire none here. The parent's last connection would delete the log.
     _carried: ClassVar[set[FileId]] = set()
-    # Those with connections, also while they are being opened or closed, when they are not in the table.
+    # Engines with connections, also while they are opened or closed, when they are not in the table.
     _connected: ClassVar[WeakSet[SQLiteEngine]] = WeakSet()
 
     @classmethod
@@ -94,47 +94,47 @@ class SQLiteEngine(SharedEngine):
         self.durability: str = durability
         self.known: RowCache = RowCache()
         self.fences: list[Callable[[Any, str], str | None]] = []
-        self._concerns: set[str] = set()
+        self._added: set[str] = set()  # names of operation sets
         self._reads: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._readers: list[threading.Thread] = []
         self._reading = threading.Lock()
-        self.dead_looked_at: float = -1.0  # lease time of the last look for dead holders
+        self.dead_looked_at: float = -1.0  # lease time of the last check for dead processes
         flushes = durability == "full"
         live = Path(f"{path}.live")
         with contextlib.ExitStack() as undo, _storage_errors(path):
             check_one_name(path)
-            # A file of ours never stands without its directory: in this order, another process is not making it now.
+            # A database without its directory is not being created by another process: that makes the directory first.
             if os.path.exists(path) and os.path.getsize(path) and not live.exists():
                 look(path)
                 check_unused(path, live)
-            alone = make_directory(live, path)
+            is_new = make_directory(live, path)
             self._commit_lock = CommitLock(live)
             undo.callback(self._commit_lock.close)
-            self._presence = ProcessLiveness(live, new_ulid(clock), clock, alone=alone)
-            undo.callback(self._presence.close)
-            self.process_id: str = self._presence.holder
+            self._liveness = ProcessLiveness(live, new_ulid(clock), clock, is_new=is_new)
+            undo.callback(self._liveness.close)
+            self.process_id: str = self._liveness.holder
             self._connected.add(self)
             undo.callback(self._connected.discard, self)
-            self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, patience=PATIENCE)
+            self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, timeout=COMMIT_TIMEOUT)
             undo.callback(self.file.writing.close)
             self.log: WriteAheadLog = WriteAheadLog(path, self.file.writing, flushes=flushes)
-            self._bell = FifoNotifier(self._presence, clock, self.file.connect, self.file.disconnect)
+            self._notifier = FifoNotifier(self._liveness, clock, self.file.connect, self.file.disconnect)
             self.writer: Writer = self._make_writer(flushes)
             self.add(OperationSet("fence", FENCE_OPS, FENCE_REPLAYS, _FENCES))
             undo.pop_all()
 
     def _make_writer(self, flushes: bool) -> Writer:
         committer = GroupCommitter(self, self.file.writing, path=self.path, flushes=flushes)
-        return Writer(committer, self.file, self._commit_lock, self.log, self._bell.notify)
+        return Writer(committer, self.file, self._commit_lock, self.log, self._notifier.notify)
 
-    def add(self, concern: OperationSet) -> None:
-        if concern.name in self._concerns:
+    def add(self, operation_set: OperationSet) -> None:
+        if operation_set.name in self._added:
             return
-        self.file.migrate(concern)
-        self.writer.add(concern)
-        if concern.fence is not None:
-            self.fences.append(concern.fence)
-        self._concerns.add(concern.name)
+        self.file.migrate(operation_set)
+        self.writer.add(operation_set)
+        if operation_set.fence is not None:
+            self.fences.append(operation_set.fence)
+        self._added.add(operation_set.name)
 
     # -- writing
 
@@ -147,14 +147,14 @@ class SQLiteEngine(SharedEngine):
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         self._ensure_open()
-        return wait_in_thread(CommitRequest(guard, ops), self.submit, self.path, self.writer.committer.patience)
+        return wait_in_thread(CommitRequest(guard, ops), self.submit, self.path, self.writer.committer.timeout)
 
     def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         self._ensure_open()
         self.submit(CommitRequest(guard, ops))
 
     def submit(self, request: CommitRequest) -> None:
-        """Pass a commit on to be carried out; the simulator schedules it instead."""
+        """Pass on a commit, to be applied after every earlier one of the same caller. The simulator overrides this."""
         if request.loop is not None:
             self.writer.batches[request.loop].send(request)
         elif request.done is not None:
@@ -179,24 +179,24 @@ class SQLiteEngine(SharedEngine):
         future: asyncio.Future[Any],
     ) -> None:
         with self._reading:
-            self._ensure_open()  # closed by another thread meanwhile, there is nobody to read
+            self._ensure_open()  # if another thread has closed it, no reader would take the request
             if not self._readers:
                 self._readers.append(started(self._read_loop, "agent-runtime-reader"))
             self._reads.put((fn, args, loop, future))
-            # Another reader only where those there are did not come to it.
+            # Another reader is only started if the others are busy.
             if len(self._readers) < READERS and self._reads.qsize() > 1:
-                with contextlib.suppress(StorageError):  # they will
+                with contextlib.suppress(StorageError):  # no thread can be started: the others serve this one later
                     self._readers.append(started(self._read_loop, "agent-runtime-reader"))
 
     def _read_loop(self) -> None:
-        conns: list[sqlite3.Connection] = []  # one, once it is needed
-        while self._read_next(conns):  # and nothing of what was read is held meanwhile
+        conns: list[sqlite3.Connection] = []  # at most one, opened by the first read
+        while self._read_next(conns):  # keeps no result alive while it waits
             pass
         for conn in conns:
             self.file.disconnect(conn)
 
     def _read_next(self, conns: list[sqlite3.Connection]) -> bool:
-        """Carry out the next read; False where there is none any more."""
+        """Execute the next read; False after the last one."""
         item = self._reads.get()
         if item is None:
             return False
@@ -209,7 +209,7 @@ class SQLiteEngine(SharedEngine):
             result = self.view(conns[0], fn, args)
         except DRIVER_ERRORS as failure:
             error = translate(failure, self.path)
-        except Exception as failure:  # noqa: BLE001 - it belongs to the caller of this read
+        except Exception as failure:  # noqa: BLE001 - raised to the caller of this read
             error = failure
         call_in_loop(loop, _answer, future, result, error)
         return True
@@ -220,63 +220,63 @@ class SQLiteEngine(SharedEngine):
         try:
             return fn(conn, *args)
         except Exception as error:
-            # A cursor half-way in one of its frames would keep this connection in the past for as long as it is kept.
+            # A half-read cursor in one of its frames would keep this connection at an old snapshot.
             traceback.clear_frames(error.__traceback__)
             raise
         finally:
-            if conn.in_transaction:  # some errors end it by themselves
+            if conn.in_transaction:  # some errors end the transaction themselves
                 conn.execute("ROLLBACK")
 
-    # -- others on this file
+    # -- other processes on this file
 
     def dead_holders(self, holders: Sequence[str]) -> tuple[str, ...]:
-        """Those of `holders` whose process is gone, so that their leases are free at once."""
-        return self._presence.dead(holders)
+        """Return those of `holders` whose process is dead, so that their leases expire at once."""
+        return self._liveness.dead(holders)
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        return self._bell.listen(topic, wake)
+        return self._notifier.listen(topic, wake)
 
     async def compact(self, *, always: bool = False) -> None:
-        """Give the space of deleted rows back to the file system; StorageBusy where that cannot begin in time.
+        """Return the space of deleted rows to the file system.
 
-        A file of more than 64 MiB is left as it is, unless it is `always`: nobody can write for as long as it takes.
+        No process can write during that time. So a file of more than 64 MiB is not compacted, unless `always` is set.
+
+        Raises:
+            StorageBusy: It could not begin in time.
         """
         self._ensure_open()
         if not always and self._is_large():
             return
-        loop, patience = asyncio.get_running_loop(), self.writer.committer.patience
-        begun, done = asyncio.Event(), loop.create_future()
-        given_up = False
-
-        def tell(call: Callable[..., Any], *args: Any) -> None:
-            call_in_loop(loop, call, *args)
+        loop, timeout = asyncio.get_running_loop(), self.writer.committer.timeout
+        running, done = asyncio.Event(), loop.create_future()
+        timed_out = False
 
         def job() -> None:
             error: BaseException | None = None
             try:
                 with self.writer.exclusive():
-                    if given_up:
+                    if timed_out:
                         return
-                    tell(begun.set)
+                    call_in_loop(loop, running.set)
                     self.log.compact()
             except sqlite3.Error as cause:
                 error = translate(cause, self.path)
             except OSError as cause:
                 error = storage_error(cause, self.path)
-            except Exception as cause:  # noqa: BLE001 - it belongs to the caller
+            except Exception as cause:  # noqa: BLE001 - raised to the caller
                 error = StorageError(f"{self.path}: {cause!r}")
-            tell(_answer, done, None, error)
-            tell(begun.set)
+            call_in_loop(loop, _answer, done, None, error)
+            call_in_loop(loop, running.set)
 
         self.writer.run_job(job)
         try:
-            async with asyncio.timeout(patience):
-                await begun.wait()
+            async with asyncio.timeout(timeout):
+                await running.wait()
         except TimeoutError:
-            given_up = True
+            timed_out = True
             done.cancel()
             raise StorageBusy(
-                f"{self.path} was in use for {patience:g} s without a break: it was not compacted, do it another time"
+                f"{self.path} was in use for {timeout:g} s without a break: it was not compacted, do it another time"
             ) from None
         await done
 
@@ -286,13 +286,13 @@ class SQLiteEngine(SharedEngine):
         if size <= LARGE:
             return False
         log.info(
-            "%s has %d MiB and is not compacted, which would keep everybody from writing: what was deleted is written "
-            "over; to give the space back, stop the workers, then call runner.vacuum(compact=True)",
+            "%s has %d MiB and is not compacted, because no process could write during that time. The space of deleted "
+            "rows is reused. To return it to the file system, stop the workers, then call runner.vacuum(compact=True)",
             self.path, size >> 20,
         )  # fmt: skip
         return True
 
-    # -- the end
+    # -- closing
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self.writer.batches[loop].flush()
@@ -302,29 +302,29 @@ class SQLiteEngine(SharedEngine):
             for _ in self._readers:
                 self._reads.put(None)
         written = self.writer.close()
-        self._bell.close(self._presence.notify_self, PATIENCE)
+        self._notifier.close(self._liveness.notify_self, COMMIT_TIMEOUT)
         for thread in self._readers:
-            thread.join(PATIENCE)
-        # What another thread is still using is left to it: a connection that is closed under it ends the process.
+            thread.join(COMMIT_TIMEOUT)
+        # A connection that another thread still uses stays open: closing it would crash the process.
         if written:
             self.file.disconnect(self.file.writing)
             self._connected.discard(self)
-        self._presence.close()
+        self._liveness.close()
         if written:
             self._commit_lock.close()
 
     def _after_fork(self) -> None:
-        file: DatabaseFile | None = getattr(self, "file", None)  # none while it is being opened
+        file: DatabaseFile | None = getattr(self, "file", None)  # None while the engine is being opened
         if (there := file.ids[self.path] if file else file_id(self.path)) is not None:
             self._carried.add(there)
-        # A copy of a lock's descriptor holds the lock, for as long as this child lives.
-        self._presence.close(forked=True)
+        # A copy of a lock's descriptor would hold the lock for as long as this child lives.
+        self._liveness.close(forked=True)
         self._commit_lock.close(forked=True)
 
 
 @contextlib.contextmanager
 def _storage_errors(path: str) -> Iterator[None]:
-    """Raise what the system or the driver refuses as a storage error."""
+    """Raise errors of the system and of the driver as storage errors."""
     try:
         with storage_errors(path):
             yield

@@ -15,7 +15,7 @@ from ..os_errors import storage_error
 from .transaction import DRIVER_ERRORS, ConnectionOwner, SQLiteTx, translate
 from .user_transaction import FunctionFailed
 
-PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
+COMMIT_TIMEOUT = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 _WEIGHT = 1 / 8  # of the latest flush in the moving average
 _RETRY = 0.002  # seconds between two tries while a program outside this library holds the file's lock
 
@@ -33,7 +33,7 @@ class GroupCommitter:
     def __init__(self, owner: ConnectionOwner, conn: sqlite3.Connection, *, path: str, flushes: bool) -> None:
         self.path: str = path
         self.conn: sqlite3.Connection = conn
-        self.patience: float = PATIENCE
+        self.timeout: float = COMMIT_TIMEOUT
         self.operations: dict[str, Callable[..., Any]] = {}
         self.replays: dict[str, Callable[..., Any]] = {}
         self.not_repeatable: frozenset[str] = frozenset()
@@ -59,7 +59,7 @@ class GroupCommitter:
         return True
 
     def wait_to_begin(self) -> None:
-        until = time.monotonic() + self.patience / 2
+        until = time.monotonic() + self.timeout / 2
         while not self.begin():
             if time.monotonic() > until:
                 raise StorageBusy(f"{self.path} is locked by a program outside this library")

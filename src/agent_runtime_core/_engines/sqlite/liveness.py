@@ -1,4 +1,4 @@
-"""Keep the processes on one database file apart: a lock around commits, proof of life, and notifications.
+"""Coordinate the processes on one database file: a lock around commits, proof of life, and notifications.
 
 All three are files in the directory `<database>.live/`. A process proves that it lives by a lock on
 `<holder>.lock`, which the kernel frees when the process dies and keeps while it is stopped. A process is notified
@@ -28,28 +28,28 @@ except ImportError:  # pragma: no cover - Windows
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-RESCAN = 0.05  # seconds between looks for new bells
-_RETRY = 0.001  # seconds between tries to take a lock that another process has
+RESCAN = 0.05  # seconds between scans for FIFOs of new processes
+_RETRY = 0.001  # seconds between tries to get a lock that another process holds
 
 
 class CommitLock:
-    """The exclusive lock around each group commit: the fair queue between processes."""
+    """The exclusive lock around each group commit. The system grants it to processes in order of arrival."""
 
     def __init__(self, directory: Path) -> None:
         self.path: str = str(directory / COMMIT)
         self._fd = open_lock(self.path, os.O_CREAT)
-        self._beside: set[int] = set()
+        self._exclusive_fds: set[int] = set()
 
     def record(self, name: bytes) -> None:
-        """Keep in the file which database it is for; the one before is replaced."""
-        with contextlib.suppress(OSError):  # a full disk: it is only needed once there are links
+        """Write the name of the database into the lock file."""
+        with contextlib.suppress(OSError):  # the disk is full: the name is only needed once there are hard links
             os.lseek(self._fd, 0, os.SEEK_SET)
             if os.read(self._fd, len(name) + 1) != name:
                 os.lseek(self._fd, 0, os.SEEK_SET)
                 os.ftruncate(self._fd, os.write(self._fd, name))
 
     def try_acquire(self) -> bool:
-        """Take it unless another process has it."""
+        """Acquire the lock; False if another process holds it."""
         return fcntl is None or _locked(self._fd)
 
     def release(self) -> None:
@@ -65,36 +65,39 @@ class CommitLock:
 
     @contextlib.contextmanager
     def exclude_others(self, seconds: float) -> Iterator[bool]:
-        """Keep all commits out, those of this process too; False where whoever has it does not let go in that time, as
-        one that was stopped in a commit."""
+        """Exclude all commits in the block, also those of this process.
+
+        Yields:
+            False if the lock was not released within `seconds`, for example by a process that was stopped in a commit.
+        """
         if fcntl is None:  # pragma: no cover - Windows
             yield True
             return
-        # Another descriptor: what this process locks twice on one is unlocked by the first to let go.
+        # On another descriptor: two locks of this process on one descriptor are both released by the first release.
         fd = open_lock(self.path)
-        self._beside.add(fd)
+        self._exclusive_fds.add(fd)
         until = time.monotonic() + seconds
         try:
-            # A wait in the queue of the system knows no time limit.
-            while not (had := _locked(fd)) and time.monotonic() < until:
+            # By polling: flock() has no time limit.
+            while not (acquired := _locked(fd)) and time.monotonic() < until:
                 time.sleep(_RETRY)
-            yield had
+            yield acquired
         finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has a copy of the descriptor
-            self._beside.discard(fd)
+            fcntl.flock(fd, fcntl.LOCK_UN)  # explicitly: a forked child may have a copy of the descriptor
+            self._exclusive_fds.discard(fd)
             os.close(fd)
 
     def close(self, *, forked: bool = False) -> None:
-        # Forgotten first: a child that is forked off meanwhile closes what it finds here.
+        # Cleared first: a child that is forked at this moment closes the descriptor that it finds here.
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        while forked and self._beside:
-            os.close(self._beside.pop())
+        while forked and self._exclusive_fds:
+            os.close(self._exclusive_fds.pop())
 
 
 def _locked(fd: int) -> bool:
-    """Lock the file, unless another process has."""
+    """Lock the file; False if another process has locked it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -103,23 +106,26 @@ def _locked(fd: int) -> bool:
 
 
 class ProcessLiveness:
-    """This process on one database file; `alone` in a directory that was made just now."""
+    """Proves that this process lives, finds dead processes, and notifies the others.
 
-    def __init__(self, directory: Path, holder: str, clock: Clock, *, alone: bool = False) -> None:
+    `is_new` says that the directory was just created, so that no other process uses it.
+    """
+
+    def __init__(self, directory: Path, holder: str, clock: Clock, *, is_new: bool = False) -> None:
         self.directory = directory
         self._clock = clock
         self.holder = holder if fcntl is not None else ""
         self.fifo: int | None = None
         self._warned = False
         self._peers: dict[str, int] = {}
-        self._listed = clock.boot() if alone else -1.0
+        self._scanned_at = clock.boot() if is_new else -1.0
         self._lock_fd = self._prove_life() if self.holder else -1
-        if not alone:  # no claim names those that held no run, so nothing else would look for them
-            with contextlib.suppress(OSError):  # the next process clears them away
+        if not is_new:  # no claim names processes without a run, so nothing else would find their files
+            with contextlib.suppress(OSError):  # the next process deletes them
                 self.dead(list_holders(directory, ".lock"))
 
     def _prove_life(self) -> int:
-        # Locked before it gets its name, so that no process ever sees it unlocked.
+        # Locked before it gets its name, so that no process sees it unlocked.
         hidden = self.directory / f".{self.holder}"
         with contextlib.ExitStack() as undo:
             undo.callback(remove, hidden)
@@ -134,7 +140,7 @@ class ProcessLiveness:
         return self.directory / f"{holder}.lock"
 
     def dead(self, holders: Iterable[str]) -> tuple[str, ...]:
-        """Those of `holders` whose process is gone; their files are cleared away."""
+        """Return those of `holders` whose process is dead, and delete their files."""
         return tuple(h for h in holders if h and h != self.holder and self._is_dead(h))
 
     def _is_dead(self, holder: str) -> bool:
@@ -145,7 +151,7 @@ class ProcessLiveness:
         except FileNotFoundError:
             return True
         except (OSError, StorageError):
-            return False  # another user's, or no descriptor is left: a process that cannot be checked may be alive
+            return False  # no permission, or no descriptor left: a process that cannot be checked may be alive
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -160,10 +166,10 @@ class ProcessLiveness:
         for suffix in ("lock", "bell"):
             remove(self.directory / f"{holder}.{suffix}")
 
-    # -- the doorbell
+    # -- notifications
 
     def open_fifo(self) -> bool:
-        """Make this process's bell; False where it cannot be made now, so that listeners must poll."""
+        """Create this process's FIFO; False if that is impossible now, so that listeners must poll."""
         if self.fifo is None and self.holder and hasattr(os, "mkfifo"):
             path = self.directory / f"{self.holder}.bell"
             try:
@@ -175,27 +181,27 @@ class ProcessLiveness:
         return self.fifo is not None
 
     def wait(self, seconds: float) -> str:
-        """Topic letters rung since the last call, after at most `seconds`."""
+        """Return the first letters of the topics notified since the last call, waiting at most `seconds`."""
         assert self.fifo is not None
-        # Not select(): it takes no descriptor above 1023, and dies of one.
-        bell = select.poll()
-        bell.register(self.fifo, select.POLLIN)
-        if not bell.poll(seconds * 1000):
+        # Not select(): it crashes on a descriptor above 1023.
+        poll = select.poll()
+        poll.register(self.fifo, select.POLLIN)
+        if not poll.poll(seconds * 1000):
             return ""
         try:
             return os.read(self.fifo, 4096).decode("ascii", "replace")
-        except OSError:  # another thread's read, or a failure: the database is looked at now and then as well
+        except OSError:  # another thread read it, or it failed: the notifier also polls the database
             return ""
 
     def notify(self, topics: Iterable[str]) -> None:
-        """Ring all other bells; only whoever has the turn to write calls this."""
+        """Notify all other processes. Only the owner of the writing connection calls this."""
         known = tuple(self._peers)
         if known:
             self._notify(known, topics)
         now = self._clock.boot()
-        if not 0 <= now - self._listed < RESCAN:
-            self._listed = now
-            with contextlib.suppress(OSError):  # what is missed now is found by a later look, or by polling
+        if not 0 <= now - self._scanned_at < RESCAN:
+            self._scanned_at = now
+            with contextlib.suppress(OSError):  # a process missed now is found by a later scan, or polls
                 self._rescan()
             if new := [name for name in self._peers if name not in known]:
                 self._notify(new, topics)
@@ -206,7 +212,7 @@ class ProcessLiveness:
             try:
                 os.write(self._peers[name], letters)
             except BlockingIOError:
-                continue  # full, so it is ringing already
+                continue  # full, so its reader will wake anyway
             except OSError:
                 os.close(self._peers.pop(name))
 
@@ -225,14 +231,14 @@ class ProcessLiveness:
             except StorageError:
                 continue
             except OSError as error:
-                if error.errno == errno.ENXIO and self._is_dead(holder):  # no process reads it, or is about to
+                if error.errno == errno.ENXIO and self._is_dead(holder):  # no process has opened it for reading
                     self._clear(holder)
 
     def close(self, *, forked: bool = False) -> None:
-        """Let go; a forked child closes its copies and leaves the parent's files alone."""
-        peers, bell, lock = self._peers, self.fifo, self._lock_fd
+        """Close the descriptors and delete this process's files; a forked child keeps those of its parent."""
+        peers, fifo, lock = self._peers, self.fifo, self._lock_fd
         self._peers, self.fifo, self._lock_fd = {}, None, -1
-        for fd in [*peers.values(), *([bell] if bell is not None else [])]:
+        for fd in [*peers.values(), *([fifo] if fifo is not None else [])]:
             os.close(fd)
         if lock >= 0:
             os.close(lock)

@@ -1,4 +1,4 @@
-"""Hearing of commits to a SQLite file: the FIFO of this process, and a look at the file now and then."""
+"""Notifications of commits to a SQLite file: the FIFO of this process, and polling of the file."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ from ..._core.clock import Clock
 from ..notifier import Notifier
 from .liveness import RESCAN, ProcessLiveness
 
-_POLL = 0.5  # seconds between looks at data_version behind the bell
-_POLL_WITHOUT_BELL = 0.005
-_TRY_AGAIN = 5.0  # seconds between tries to make a bell that could not be made: descriptors or inodes were short
+_POLL = 0.5  # seconds between polls of data_version while there is a FIFO
+_POLL_WITHOUT_FIFO = 0.005
+_RETRY = 5.0  # seconds between tries to create a FIFO, after no descriptor or no inode was left
 
 
 class FifoNotifier(Notifier):
-    """Rung by other processes; behind it, and where there are no FIFOs, its thread looks at the file."""
+    """Wakes listeners when other processes write to the FIFO. Its thread also polls the file, often without a FIFO."""
 
     def __init__(
-        self, presence: ProcessLiveness, clock: Clock, connect: Callable[[], sqlite3.Connection],
+        self, liveness: ProcessLiveness, clock: Clock, connect: Callable[[], sqlite3.Connection],
         disconnect: Callable[[sqlite3.Connection], None],
     ) -> None:  # fmt: skip
         super().__init__()
-        self._presence = presence
+        self._liveness = liveness
         self._clock = clock
         self._connect = connect
         self._disconnect = disconnect
 
     def _setup(self) -> None:
-        self._presence.open_fifo()
+        self._liveness.open_fifo()
 
     def notify(self, topics: set[str]) -> None:
-        """Something was committed here."""
+        """Wake the listeners of this process and notify the other processes."""
         if self._listeners:
             self.wake(topics)
-        self._presence.notify(topics)
+        self._liveness.notify(topics)
 
     def _run(self) -> None:
-        # Opened at the first look, which wakes all: many a process is gone by then.
+        # Opened by the first poll, which wakes all listeners: many processes end before that.
         conn: sqlite3.Connection | None = None
         version: int | None = None
-        # A process that listed the bells just before this one was made does not write to it yet.
-        unheard = self._clock.boot() + 2 * RESCAN
-        again = self._clock.boot() + _TRY_AGAIN
+        # A process that scanned for FIFOs just before this one was created does not write to it yet.
+        unseen_until = self._clock.boot() + 2 * RESCAN
+        retry_at = self._clock.boot() + _RETRY
         while not self._closed:
-            if unheard and self._clock.boot() >= unheard:
-                unheard = 0.0
+            if unseen_until and self._clock.boot() >= unseen_until:
+                unseen_until = 0.0
                 self.wake()
-            if self._presence.fifo is None and self._clock.boot() >= again:
-                again = self._clock.boot() + _TRY_AGAIN
-                if self._presence.open_fifo():
-                    unheard = self._clock.boot() + 2 * RESCAN
-            if self._presence.fifo is not None:
-                letters = self._presence.wait(2 * RESCAN if unheard else _POLL)
+            if self._liveness.fifo is None and self._clock.boot() >= retry_at:
+                retry_at = self._clock.boot() + _RETRY
+                if self._liveness.open_fifo():
+                    unseen_until = self._clock.boot() + 2 * RESCAN
+            if self._liveness.fifo is not None:
+                letters = self._liveness.wait(2 * RESCAN if unseen_until else _POLL)
             else:
-                threading.Event().wait(_POLL_WITHOUT_BELL)
+                threading.Event().wait(_POLL_WITHOUT_FIFO)
                 letters = ""
             if letters:
                 self.wake({t for t in tuple(self._listeners) if t[0] in letters})

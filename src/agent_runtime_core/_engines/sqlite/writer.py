@@ -71,7 +71,7 @@ class Writer:
     def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
         path, committer = self._file.path, self.committer
         return LoopBatch(
-            loop, path, lambda: committer.patience, self._commit_batch, lambda: self.batches.pop(loop, None)
+            loop, path, lambda: committer.timeout, self._commit_batch, lambda: self.batches.pop(loop, None)
         )
 
     def _commit_batch(self, batch: list[CommitRequest]) -> None:
@@ -221,8 +221,8 @@ class Writer:
             self._closed = True
             self.inbox.put(None)
         if self._thread is not None:
-            self._thread.join(self.committer.patience)
-        return self._connection_lock.acquire(timeout=self.committer.patience)
+            self._thread.join(self.committer.timeout)
+        return self._connection_lock.acquire(timeout=self.committer.timeout)
 
     def _maintain(self) -> None:
         with self.exclusive():
