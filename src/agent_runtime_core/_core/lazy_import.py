@@ -52,9 +52,11 @@ def load(dotted: str, *, package: str | None = None, needed_by: str | None = Non
 
 
 def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> type:
-    """The class behind a backend's name in `table`, or behind `"their_package.module:Class"`.
+    """Load the class of a backend, by its name in `table` or as `"their_package.module:Class"`.
 
-    InvalidArgument: there is no such backend, or it is no class; MissingDependency: its package is not installed.
+    Raises:
+        InvalidArgument: There is no such backend, or it is no class.
+        MissingDependency: Its package is not installed.
     """
     dotted = None if not isinstance(name, str) else name if ":" in name else table.get(name)
     if dotted is None:

@@ -145,7 +145,7 @@ def _without_user(url: str, authority: re.Pattern[str], no_port: re.Pattern[str]
 
 
 def _without_query_options(url: str) -> str:
-    """Hide the options behind the first ?: an @ in one of them is not the end of a user name and password."""
+    """Hide the options after the first ?: an @ in one of them is not the end of a user name and password."""
     before, mark, query = url.partition("?")
     return before + mark + _without_options(query)
 
