@@ -198,7 +198,7 @@ async def test_a_worker_stopped_inside_a_commit_costs_others_time_and_nothing_el
         with Child("worker", json.dumps({"places": places})) as child:
             child.expect("ready")
             await asyncio.to_thread(until, lambda: len(lines(effects)) == 1, "the run to write")
-            monkeypatch.setattr(runner.queue.commits.writer, "patience", 0.3)  # type: ignore[attr-defined]
+            monkeypatch.setattr(runner.queue.commits.writer.committer, "timeout", 0.3)  # type: ignore[attr-defined]
             while True:
                 child.stop()
                 if committing(places):
