@@ -14,7 +14,6 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._execution.claim_writer import ClaimWriter
-from agent_runtime_core._execution.step_keys import CURRENT_STEP
 from agent_runtime_core._execution.step_policy import AlreadyDone
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import LLMResponse, RunContext, RunResult
@@ -49,6 +48,7 @@ class Dying:
         self.limited = limits is not None
         self.lose = False  # what is not written yet when it hangs never is
         self.ledger: ClaimWriter | None = None  # of the run that hangs
+        self.running: ClaimWriter | None = None  # of the run that runs now
 
         async def pay(to: str, ctx: RunContext) -> str:
             self.keys.append(str(ctx.idempotency_key))
@@ -67,6 +67,7 @@ class Dying:
         tools.register(Tool.from_function(look))
 
         async def code(ctx: Any) -> RunResult:
+            self.running = ctx.journal.writer
             done = await run_turn_loop(ctx, self.model, tools, limits, max_tokens=ANSWER)
             return RunResult({"response": done.text}, done.messages, done.usage)
 
@@ -103,31 +104,29 @@ class Dying:
 
     @property
     def notes(self) -> list[Any]:
-        return self.ledger._buffered if self.ledger is not None else []
+        return self.ledger._buffer.ops if self.ledger is not None else []
 
     def wait_longer(self) -> None:
         """Let what waits to be written wait until it is lost, however slow this machine is."""
-        frame = CURRENT_STEP.get()
-        assert frame is not None
-        ledger = frame.book.ledger
+        ledger = self.running
+        assert ledger is not None
+        buffer = ledger._buffer
         if self.lose and ledger.max_delay:
-            ledger.max_delay = 60.0
-            if ledger._timer is not None:  # for the start of this call, which would take its end along
-                ledger._timer.cancel()
-                ledger._timer = None
+            ledger.max_delay = buffer.max_delay = 60.0
+            if buffer._timer is not None:  # for the start of this call, which would take its end along
+                buffer._timer.cancel()
+                buffer._timer = None
 
     async def maybe_hang(self, what: str) -> None:
         if what != self.hang or self.hung:
             return
         self.hung = True
-        frame = CURRENT_STEP.get()
-        assert frame is not None
-        ledger = frame.book.ledger
-        self.ledger = ledger
+        self.ledger = ledger = self.running
+        assert ledger is not None
         if self.lose:
-            ledger._buffered.clear()
-            if ledger._timer is not None:
-                ledger._timer.cancel()
+            ledger._buffer.ops.clear()
+            if ledger._buffer._timer is not None:
+                ledger._buffer._timer.cancel()
         await asyncio.get_running_loop().create_future()
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent_runtime_core._execution.step_keys import CURRENT_STEP
+from agent_runtime_core._execution.step_scope import CURRENT_STEP
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import AgentRuntimeError, LimitExceeded, RateLimited, RequestRefused
@@ -176,7 +176,7 @@ class Run:
         frame = CURRENT_STEP.get()
         assert frame is not None
         await self.maybe_stop(asyncio.CancelledError())
-        self.executed.add((frame.book.ledger.run_id, frame.key))
+        self.executed.add((frame.token.run_id, frame.key))
         await self.maybe_stop(asyncio.CancelledError())
 
     async def maybe_stop(self, error: BaseException) -> None:
@@ -223,7 +223,7 @@ class Run:
         frame = CURRENT_STEP.get()
         assert frame is not None
         self.asked += 1
-        run, limits = frame.book.ledger.run_id, self.limits
+        run, limits = frame.token.run_id, self.limits
         spent = await self.journals((run, frame.key))
         doubt = " with estimates" if spent.doubt_tokens and limits.count_estimates else ""
         tokens, cost = spent.tokens, spent.cost

@@ -132,12 +132,12 @@ async def test_every_write_of_a_worker_that_wakes_after_its_lease_is_refused(
             child.stop()
             row = await taken_over(runner, "steps")
             ctx: Context = await context(runner, row)
-            assert {name for name, _ in ctx.journal.completed} == {"first"}
+            assert {name for name, _ in ctx.journal.view.completed} == {"first"}
             await ctx.step("first", lambda: 1)
             await ctx.step("second", lambda: 2)
             child.send(signal.SIGCONT)
             await asyncio.to_thread(refused, child, places)
-            await ctx.journal.ledger.update_run(RunUpdate(row.claim_id, "succeeded", runner.queue.clock.wall()))
+            await ctx.journal.writer.update_run(RunUpdate(row.claim_id, "succeeded", runner.queue.clock.wall()))
             await asyncio.to_thread(refused, child, places)
         assert await runner.queue.children(row.run_id) == []
 
@@ -174,7 +174,7 @@ async def test_a_worker_that_wakes_after_its_lease_stops_its_run(places: list[st
             child.stop_between_commits(*places)
             row = await taken_over(runner, "writer")
             ctx = await context(runner, row)
-            assert ctx.journal.completed
+            assert ctx.journal.view.completed
             before = stored(places)
             child.send(signal.SIGCONT)
             await asyncio.to_thread(until, lambda: len(lines(effects)) == 2, "the run to be stopped")
@@ -185,7 +185,7 @@ async def test_a_worker_that_wakes_after_its_lease_stops_its_run(places: list[st
         for table in before:
             if not table.endswith(("arc_carried", " fence")):
                 assert after[table] == before[table], table
-        await ctx.journal.ledger.update_run(RunUpdate(row.claim_id, "succeeded", runner.queue.clock.wall()))
+        await ctx.journal.writer.update_run(RunUpdate(row.claim_id, "succeeded", runner.queue.clock.wall()))
         assert (await runner.get_run(run)).worker == "new"
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from agent_runtime_core._engines.base import Op, OperationSet
 from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core._execution.claim_writer import ClaimWriter
+from agent_runtime_core._execution.event_publisher import EventPublisher
 from agent_runtime_core._execution.journal_view import JournalView
 from agent_runtime_core._execution.step_journal import StepJournal
 from agent_runtime_core._execution.step_keys import StepKeys
@@ -53,13 +55,16 @@ def _published(publish: Callable[..., Any]) -> Callable[..., Any]:
 def _match() -> list[Patch]:
     """An imperative step is whatever was recorded at its place."""
 
-    def recorded(self: StepJournal, name: str, key: str) -> Record | None:
+    matched: WeakKeyDictionary[JournalView, int] = WeakKeyDictionary()
+
+    def recorded(self: JournalView, name: str, key: str) -> Record | None:
         if key.startswith("s:"):
-            return self._ordered[self._next] if self._next < len(self._ordered) else None
+            index = matched.get(self, 0)
+            return self.ordered[index] if index < len(self.ordered) else None
         return self.completed.get((name, key))
 
-    def match(self: StepJournal, name: str, record: Record | None) -> None:
-        self._next += 1
+    def match(self: StepJournal[Any], name: str, record: Record | None) -> None:
+        matched[self.view] = matched.get(self.view, 0) + 1
 
     return [(JournalView, "lookup", recorded), (StepJournal, "check_order", match)]
 
@@ -127,7 +132,7 @@ def _terminal() -> list[Patch]:
 def _publish() -> list[Patch]:
     """What a crash between two engines left out of the log is not looked for."""
 
-    async def missing(self: ClaimWriter, records: Sequence[Record]) -> None:
+    async def missing(self: ClaimWriter, publisher: EventPublisher, records: Sequence[Record]) -> None:
         return None
 
     return [(ClaimWriter, "_publish_missing", missing)]

@@ -589,7 +589,7 @@ async def test_trace_sinks_hear_of_a_transaction_as_of_a_step(tmp_path: Path) ->
     heard: list[tuple[str, Any]] = []
 
     async def body(ctx: Any) -> Any:
-        ctx.journal.ledger.on_event = lambda kind, payload: heard.append((kind, payload.get("result")))
+        ctx.journal.writer.on_event = lambda kind, payload: heard.append((kind, payload.get("result")))
         return [await ctx.step("a", lambda: 1), await ctx.transaction("t", lambda conn: 2)]
 
     async with Rig(tmp_path / "a.db") as rig:

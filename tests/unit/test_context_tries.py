@@ -203,7 +203,7 @@ async def test_a_step_whose_commit_was_not_answered_does_not_run_again_when_its_
 
     async def not_answered() -> None:
         async with open_run(tmp_path / "runs.db", "r") as ctx:
-            engine = ctx.journal.ledger.queue.commits
+            engine = ctx.journal.writer.queue.commits
             unheard(engine, monkeypatch, lambda record: record.result == '"sent"', landed)
             await ctx.step("send", send)
 
@@ -253,7 +253,7 @@ async def test_trace_sinks_hear_once_of_what_was_not_answered(
     client = Scripted(say=lambda messages: asks(call("add", {"n": 1})) if len(messages) == 1 else "done")
 
     async def body(ctx: Any) -> Any:
-        ctx.journal.ledger.on_event = lambda kind, payload: heard.append(kind)
+        ctx.journal.writer.on_event = lambda kind, payload: heard.append(kind)
 
         async def loop() -> Any:
             tools = ToolRegistry()
@@ -396,7 +396,7 @@ async def test_what_is_not_answered_while_steps_go_on_beside_it_costs_nothing(
         last.set()
 
     async def body(ctx: Any) -> Any:
-        ctx.journal.ledger.on_event = lambda kind, payload: heard.append(kind)
+        ctx.journal.writer.on_event = lambda kind, payload: heard.append(kind)
         await rig.runner.signal("r", "go", 0)
         values.append([(await asyncio.gather(one(ctx), others(ctx)))[0], await ctx.uuid4()])
         if len(values) == 1:
@@ -440,7 +440,7 @@ async def test_a_start_that_nobody_answers_for_is_not_looked_for_without_end(
     tried: list[list[str]] = []
 
     async def body(ctx: Any) -> Any:
-        engine = ctx.journal.ledger.queue.commits
+        engine = ctx.journal.writer.queue.commits
         commit = engine.commit
 
         async def away(guard: Any, ops: Any) -> Any:

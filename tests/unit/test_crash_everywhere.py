@@ -400,7 +400,7 @@ async def test_a_run_that_fails_fails_the_same_way() -> None:
 async def test_a_cancelled_run_is_cancelled() -> None:
     async def cancels(ctx: Any) -> Any:
         async def cancel() -> None:
-            queue = ctx.journal.ledger.queue
+            queue = ctx.journal.writer.queue
             await queue.post(str(ctx.run_id), "cancel", "", encode(None), "cancel:1")
 
         await ctx.step("cancel", cancel)

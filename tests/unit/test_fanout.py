@@ -486,16 +486,16 @@ async def test_what_landed_while_its_caller_gave_up_is_not_run_again(place: Path
     async with Rig(place) as rig:
 
         async def body(ctx: Any) -> Any:
-            commit = ctx.journal.ledger.record
+            commit = ctx.journal.writer.record
 
             async def cut(records: Any) -> Any:
                 done = await commit(records)
                 if any(record.kind == "done" and record.key == "m:2" for record in records):
-                    ctx.journal.ledger.record = commit
+                    ctx.journal.writer.record = commit
                     raise asyncio.CancelledError
                 return done
 
-            ctx.journal.ledger.record = cut
+            ctx.journal.writer.record = cut
             with pytest.raises(asyncio.CancelledError):
                 await StepExecutor(ctx).map("m", item, range(4))
             return await StepExecutor(ctx).map("m", item, range(4))

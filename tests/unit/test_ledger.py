@@ -11,6 +11,7 @@ import pytest
 
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
 from agent_runtime_core._execution.claim_writer import BUSY_ATTEMPTS, ClaimWriter
+from agent_runtime_core._execution.event_publisher import derived_rows, publish_op
 from agent_runtime_core._execution.step_journal import StepJournal
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import LeaseLost, StorageBusy
@@ -163,7 +164,7 @@ async def test_the_end_of_a_step_is_repeated_too_and_lands_once(apart: bool) -> 
 
     backends.busy = 2
     await book.write((end,), (), None)
-    assert book.completed[end.name, end.key] == end
+    assert book.view.completed[end.name, end.key] == end
     assert (asked(), await backends.kinds()) == (3, ["step.completed"])
     backends.seen.clear()
     backends.busy = 99
@@ -195,7 +196,7 @@ async def test_what_was_published_for_a_record_that_never_landed_hides_no_other(
     ledger = await backends.claimed()
     await ledger.open()
     lost = record(ledger, name="lost")
-    await ledger.write(events=[ledger._publish(ledger._rows(lost))])
+    await ledger.write(events=[publish_op(ledger.run_id, derived_rows(ledger.run_id, lost))])
     backends.queue.clock.advance(61)  # type: ignore[attr-defined]
     again = await backends.again()
     assert await again.open() == []

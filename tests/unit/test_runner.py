@@ -1388,7 +1388,7 @@ async def test_each_attempt_of_execute_has_a_claim_of_its_own(tmp_path: Path) ->
     ledgers: list[ClaimWriter] = []
 
     async def body(ctx: Any) -> int:
-        ledgers.append(ctx.journal.ledger)
+        ledgers.append(ctx.journal.writer)
         await ctx.step("one", lambda: 1)
         if len(ledgers) < 3:
             raise OSError("not yet")

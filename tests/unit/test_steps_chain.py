@@ -780,7 +780,7 @@ async def test_what_a_list_looks_at_does_not_grow_with_the_lists_before_it(graph
 
     async def body(ctx: Any) -> None:
         calls, lists = Calls(), ctx.input["lists"]
-        ctx.journal.completed = Looked(ctx.journal.completed)
+        ctx.journal.view.completed = Looked(ctx.journal.view.completed)
         made = [
             StepExecutor(ctx, checkpoint_key=f"key {n if apart else 0}").run(
                 [calls.step(f"{n}-a"), calls.step(f"{n}-b", depends_on=[f"{n}-a"] if graph else ())]
@@ -792,7 +792,7 @@ async def test_what_a_list_looks_at_does_not_grow_with_the_lists_before_it(graph
         else:
             for each in made:
                 await each
-        looked.append(ctx.journal.completed.entries)
+        looked.append(ctx.journal.view.completed.entries)
         if len(looked) % 2:
             raise ConnectionError("cut")
 

@@ -7,18 +7,19 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from .._core.clock import Clock
 from .._core.codec.json import decode, encode, plain_text
 from .._core.context_vars import start_soon
 from .._core.event_types import EventType
 from .._core.timeouts import wait_cancelled
+from .._engines.base import Op
 from .._journal.record import DONE, FAILED, Record, derived_events
 from ..errors import StepCancelledError
-from .claim_writer import ClaimWriter, UnconfirmedWrite
+from .run_writer import StepWriter, UnconfirmedWrite
 from .step_journal import StepJournal
-from .step_keys import CURRENT_STEP, Identity
+from .step_scope import CURRENT_STEP, Identity
 
 LIST_KEY: Final = "x::0"  # of the steps of a list without a scope of its own
 _ONLY_IN_JOURNALS: Final = ("step_id", "trace_id", "input_changed")
@@ -53,7 +54,7 @@ class CheckpointWriter:
     ) -> None:
         self.clock: Clock = _PollingClock(self)
         self.unconfirmed: list[UnconfirmedWrite] = []
-        self.next_seq = count().__next__
+        self.next_seq: Callable[[], int] = count().__next__
         self.state: SavedState | None = None
         self.results: dict[str, str] = {}  # JSON texts by label
         self.earlier: dict[str, Any] = {}  # the loaded ones, which steps of a list can read
@@ -92,12 +93,24 @@ class CheckpointWriter:
         if kept:
             await self._save()
 
-    async def append(self, *records: Record, queue: object = ()) -> None:
+    async def append(self, *records: Record, queue: Sequence[Op] = (), reported: bool = False) -> None:
         await self.record(records)
 
-    buffer = append
+    async def buffer(self, *records: Record) -> None:
+        await self.record(records)
 
-    def is_newest(self, records: object) -> bool:
+    async def publish_events(self, *records: Record) -> None:
+        """Do nothing: `record` emits the events itself."""
+
+    async def confirm_record(self, record: Record) -> Record | None:
+        """Return None: no write is ever unconfirmed, since none is repeated."""
+        return None
+
+    def withdraw(self, record: Record) -> bool:
+        """Return False: no record is buffered."""
+        return False
+
+    def is_newest(self, records: Sequence[Record]) -> bool:
         """Return True: a write that failed is not repeated, since the context may have emitted its events."""
         return True
 
@@ -148,17 +161,17 @@ class CheckpointWriter:
 class _PollingClock(Clock):
     """A clock whose sleep ends when the context is cancelled."""
 
-    def __init__(self, ledger: CheckpointWriter) -> None:
+    def __init__(self, writer: CheckpointWriter) -> None:
         super().__init__()
-        self._ledger = ledger
+        self._writer = writer
 
     async def sleep(self, seconds: float) -> None:
-        await self._ledger.unless_cancelled(asyncio.sleep(seconds))
+        await self._writer.unless_cancelled(asyncio.sleep(seconds))
 
 
-def unsaved_steps(ctx: Any) -> StepJournal:
+def unsaved_steps(ctx: Any) -> StepJournal[StepWriter]:
     """The calls of an agent loop: their events are emitted, and no result is saved."""
-    return StepJournal(cast("ClaimWriter", CheckpointWriter(ctx)), ())
+    return StepJournal(CheckpointWriter(ctx), ())
 
 
 def _as_text(value: Any) -> str:

@@ -1,18 +1,17 @@
-"""All writes of one claim on one run: the only module that commits across concerns.
+"""Writes of one claim on one run, to the journal, the event bus and the queue.
 
-Where state, events and queue share an engine, what belongs together is one commit. Where they do not,
-the order is fixed, journal and state first, then events, then the queue's row, and every id is
-deterministic, so that the next claim can publish what a crash in between left out.
+What belongs together is one commit if the three share an engine. Otherwise the order is fixed: journal and state first,
+then events, then the row of the queue. Every id is deterministic, so the next claim can publish what a crash in between
+left out.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from .._core.clock import Clock
-from .._core.codec.json import decode, encode
+from .._core.codec.json import decode
 from .._core.former_names import renamed_attribute
 from .._engines.base import INSTALL, Committer, Guard, Op, end_fence
 from .._journal.record import (
@@ -23,143 +22,121 @@ from .._journal.record import (
     STARTED,
     Record,
     derived_events,
-    event_id,
     includes_start,
     start_events,
-    stored_events,
 )
-from ..errors import LeaseLost, StorageBusy, UnserialisableResult
+from ..errors import LeaseLost, StorageBusy
 from ..events.base import EventBus
 from ..queue.base import RunQueue
 from ..queue.records import LIVE, RunRow, RunUpdate
 from ..state.base import APPROVED, BEGUN, HAPPENED, TAKEN, EffectRow, StateStore
+from .event_publisher import EventPublisher, publish_op
+from .run_writer import OUTCOME_UNKNOWN, Row, UnconfirmedWrite
 from .write_buffer import WriteBuffer, records_of
 
 _new = tuple.__new__
-BUSY_ATTEMPTS = 2  # a write that was not answered in time is repeated: its operations know themselves
-
-
-#: What ends a commit of which nobody here knows whether it landed.
-OUTCOME_UNKNOWN: Final = (StorageBusy, asyncio.CancelledError)
-
-
-class UnconfirmedWrite(NamedTuple):
-    """Whether the commit of these records has landed."""
-
-    records: Sequence[Record]
-    noted: bool = False  # they were told of when they were noted
-    whole: bool = True  # it can be written again: all that was in it is here
-
-
-Row = tuple[str, str, str, float]  # an event to be published: its id, kind, payload and time
-
-
-def derived_rows(run_id: str, record: Record) -> list[Row]:
-    """The events that a record stands for."""
-    try:
-        texts = [(kind, encode(payload)) for kind, payload in derived_events(run_id, record)]
-    except UnserialisableResult:  # whoever cancels a run need not know the types of its results
-        texts = stored_events(run_id, record)
-    return [(event_id(record, i), kind, text, record.t) for i, (kind, text) in enumerate(texts)]
-
-
-async def missing_events(bus: EventBus, run_id: str, records: Sequence[Record]) -> list[Row]:
-    """Of the events that these records stand for, those that were never published."""
-    published = await bus.published(run_id)
-    return [row for record in records for row in derived_rows(run_id, record) if row[0] not in published]
+#: How often a commit without an answer is repeated. A repeat changes nothing if the first commit was applied.
+BUSY_ATTEMPTS = 2
 
 
 def _effect_operations(row: EffectRow, record: Record) -> list[Op]:
-    """What happens to the effect row of a step or an approval in the commit of that record of it."""
+    """Return what this record of a guarded step or an approval changes in its effect row."""
     if record.kind == STARTED:
         name = "effect.put" if row.status == TAKEN else "effect.begin"
         return [Op(name, (row._replace(status=BEGUN, t=record.t),))]
     if record.kind == DONE:
         status = APPROVED if row.status == APPROVED else HAPPENED
         return [Op("effect.put", (row._replace(status=status, result=record.result, t=record.t),))]
-    return [Op("effect.drop", row[:4])] if record.kind == FAILED else []  # its error is known: it may be done again
+    # The error of a failed step is known, so another run may execute it.
+    return [Op("effect.drop", row[:4])] if record.kind == FAILED else []
 
 
 def _records_in(ops: Sequence[Op]) -> list[Record]:
-    """The records that these append, those of transactions as they were placed."""
+    """Return the records that these operations append, those of transactions without their results."""
     return records_of(ops) + [op.args[3] for op in ops if op.name == "journal.transact"]
 
 
-class ClaimWriter(WriteBuffer):
-    """What a claim writes, guarded by it everywhere; `open` before the first read."""
+class ClaimWriter:
+    """Writes for one claim; every engine refuses its writes once another claim exists. `open` it before the first read.
 
-    #: Whether the starts of steps are stored.
+    Attributes:
+        on_event: Receives the type and payload of each event that this claim has written.
+        closed_error: Why the step of that name must not start; None while steps may start.
+        unconfirmed: Commits with an unknown outcome, oldest first.
+        parent_id: The run that called this one. None if there is none, and once its lineage was read.
+        effects: Rows of the guarded steps that this claim started, and of approvals, by the identity of their records.
+    """
+
     has_journal: Final = True
-    #: Results of other lists that the steps of a list can read.
     earlier: Final[dict[str, Any]] = {}
 
     def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
+        self.run_id: str = row.run_id
+        self.claim_id: str = row.claim_id
+        self.parent_id: str | None = row.parent_id
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
         self.state: StateStore = state
-        self._bus, self._queue = bus.commits, queue.commits
-        self._events_derived = bus.derives and self._bus is state.commits
-        self._single_engine = self._events_derived and state.commits is self._queue
-        linger = getattr(state.commits, "buffer_delay", 0.0) if self._single_engine else 0.0
-        super().__init__(row.run_id, row.claim_id, state.commits, clock, linger)
-        #: Hears of every event that this claim has written: its kind and its payload.
+        self.clock: Clock = clock
+        self.guard: Guard = Guard(row.run_id, row.claim_id)
         self.on_event: Callable[[str, dict[str, Any]], None] | None = None
-        self._before = 0  # events with a lower number were told by an earlier claim
-        #: Why a step of that name cannot begin; None while steps can.
         self.closed_error: Callable[[str], Exception] | None = None
-        #: Commits of which nobody has heard, in their order.
         self.unconfirmed: list[UnconfirmedWrite] = []
-        self.parent_id: str | None = row.parent_id
-        #: Rows of the guarded steps that this claim has begun, and of approvals, by name and key of their records.
         self.effects: dict[tuple[str, ...], EffectRow] = {}
-        self._unpublished: list[Row] = []  # events that nobody waited for, on an engine of their own
-        self._partially_written = False  # a write was broken off when it was through on some of its engines
+        self._state, self._bus, self._queue = state.commits, bus.commits, queue.commits
+        events_derived = bus.derives and self._bus is self._state
+        self._publisher: EventPublisher | None = None if events_derived else EventPublisher(row.run_id, bus)
+        self._single_engine = events_derived and self._state is self._queue
+        self.max_delay: float = getattr(self._state, "buffer_delay", 0.0) if self._single_engine else 0.0
+        self._buffer = buffer = WriteBuffer(self.guard, self._state, clock, self.max_delay)
+        self.next_seq: Callable[[], int] = buffer.next_seq
+        self.is_newest: Callable[[Sequence[Record]], bool] = buffer.is_newest
+        self.withdraw: Callable[[Record], bool] = buffer.withdraw
+        self.merge_begin_and_end: Callable[[Record], Record] = buffer.merge_begin_and_end
+        self._first_new_event = 0  # an earlier claim has reported the events with lower sequence numbers
+        self._partially_written = False  # a write failed after it was committed on one of its engines
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
-        """Carry the claim to the other engines, read the journal, and publish what an earlier claim could not.
+        """Install the claim on the other engines, read the journal, and publish what an earlier claim could not.
 
-        A `fresh` run was never begun: there is nothing to read.
+        Args:
+            fresh: The run never started: there is nothing to read.
         """
-        for target in self._distinct():
+        for target in {id(target): target for target in (self._state, self._bus, self._queue)}.values():
             if target is not self._queue:
                 await self._commit_repeatedly(target, None, [Op(INSTALL, (self.run_id, self.claim_id))])
         records = [] if fresh else await self.state.records(self.run_id)
-        self._seq = records[-1].seq + 1 if records else 0
-        if not self._events_derived and records:
-            await self._publish_missing(records)
+        self._buffer.start_at(records[-1].seq + 1 if records else 0)
+        if self._publisher is not None and records:
+            await self._publish_missing(self._publisher, records)
         if self.on_event is not None and not fresh:
-            self._before = await self.bus.head(self.run_id)
+            self._first_new_event = await self.bus.head(self.run_id)
         return records
 
-    def _distinct(self) -> list[Committer]:
-        return list({id(target): target for target in (self._state, self._bus, self._queue)}.values())
-
-    async def _publish_missing(self, records: Sequence[Record]) -> None:
-        rows = await missing_events(self.bus, self.run_id, records)
-        if rows:
-            await self._commit(self._bus, [self._publish(rows)])
+    async def _publish_missing(self, publisher: EventPublisher, records: Sequence[Record]) -> None:
+        if ops := await publisher.missing(records):
+            await self._commit(self._bus, ops)
 
     def revoke(self) -> None:
-        """Have every later write refused: another attempt goes on."""
-        self._flush()
-        self.guard: Guard = Guard(self.run_id, "")
+        """Have every later write refused, because another attempt of the run starts."""
+        self.flush()
+        self.guard = self._buffer.guard = Guard(self.run_id, "")
         self.closed_error = lambda _: LeaseLost(self.run_id, self.claim_id)
 
-    # -- writing
+    def flush(self) -> None:
+        """Hand the buffered writes to the engine now, without waiting for the commit."""
+        self._buffer.flush()
 
-    def _rows(self, record: Record) -> list[Row]:
-        return derived_rows(self.run_id, record)
-
-    def _publish(self, rows: Sequence[tuple[str, str, str, float]]) -> Op:
-        return Op("events.publish", (self.run_id, tuple(rows)))
+    # -- commits
 
     async def write(
         self, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()
     ) -> list[list[Any]]:
-        """Commit operations of the three concerns; their results, in that order."""
-        posted = len(self._unpublished)
-        if events and posted:
-            events = [self._publish(self._unpublished), *events]
+        """Commit operations of the three stores, in one commit for each engine. Returns their results in that order."""
+        unconfirmed = self._publisher.unconfirmed if self._publisher is not None else []
+        repeated = len(unconfirmed)
+        if events and repeated:
+            events = [publish_op(self.run_id, unconfirmed), *events]
         parts: list[tuple[Committer, list[Op]]] = []
         for target, ops in ((self._state, state), (self._bus, events), (self._queue, queue)):
             if not ops:
@@ -176,28 +153,29 @@ class ClaimWriter(WriteBuffer):
             self._partially_written = self._partially_written or len(parts) > 1
             raise
         if events:
-            del self._unpublished[:posted]
+            del unconfirmed[:repeated]
         first, second = len(state), len(state) + len(events)
         return [results[:first], results[first:second], results[second:]]
 
     async def _commit(self, target: Committer, ops: Sequence[Op]) -> list[Any]:
-        if not self._buffered or target is not self._state:
+        """Commit these operations, together with the buffered ones if they are for the same engine."""
+        if not self._buffer.ops or target is not self._state:
             return await self._commit_repeatedly(target, self.guard, ops)
-        (notes, self._buffered), seq = (self._buffered, []), self._seq
+        buffered, seq = self._buffer.take()
         try:
-            return (await self._commit_repeatedly(target, self.guard, [*notes, *ops]))[len(notes) :]
+            return (await self._commit_repeatedly(target, self.guard, [*buffered, *ops]))[len(buffered) :]
         except LeaseLost:
-            raise  # no later one lands either
-        except OUTCOME_UNKNOWN:  # they may have landed with it
-            noted = records_of(notes)
-            self.unconfirmed += [UnconfirmedWrite(noted, noted=True)] if noted else []
+            raise  # no later commit of this claim is applied either
+        except OUTCOME_UNKNOWN:
+            records = records_of(buffered)
+            self.unconfirmed += [UnconfirmedWrite(records, reported=True)] if records else []
             raise
         except Exception:
-            self._requeue(notes, seq)
+            self._buffer.put_back(buffered, seq)
             raise
 
     async def _commit_repeatedly(self, target: Committer, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Commit, and again where there was no answer in time, as long as that keeps the order of the journal."""
+        """Commit; repeat a commit without an answer while that keeps the order of the journal."""
         for _ in range(BUSY_ATTEMPTS):
             try:
                 return await target.commit(guard, ops)
@@ -210,9 +188,20 @@ class ClaimWriter(WriteBuffer):
             error.tries = BUSY_ATTEMPTS + 1
             raise
 
+    async def _commit_later(self, target: Committer, ops: Sequence[Op]) -> None:
+        """Commit without waiting for it, if the engine can."""
+        if self.max_delay:
+            self._buffer.add(ops)
+            return
+        commit_nowait = renamed_attribute(target, "commit_nowait", "post")
+        if commit_nowait is not None:
+            commit_nowait(self.guard, ops)
+        else:
+            await self._commit(target, ops)
+
     def _appends(self, records: Sequence[Record]) -> list[Op]:
         ops: list[Op] = []
-        for record in records:  # mostly one; as a NamedTuple itself makes one, only faster
+        for record in records:  # mostly one; made in the way of a NamedTuple, only faster
             ops.append(_new(Op, ("journal.append", (self.run_id, record))))
         if self.effects:
             for record in records:
@@ -221,36 +210,52 @@ class ClaimWriter(WriteBuffer):
         return ops
 
     def _with_events(self, records: Sequence[Record]) -> tuple[list[Op], list[Op]]:
-        state = self._appends(records)
-        if self._events_derived:
-            return state, []
-        rows = [row for record in records for row in self._rows(record)]
-        return state, [self._publish(rows)] if rows else []
+        """Return the operations that append these records, and those that publish their events."""
+        return self._appends(records), [] if self._publisher is None else self._publisher.operations(records)
+
+    # -- reports to `on_event`
 
     def _report(self, records: Sequence[Record]) -> None:
         if self.on_event is not None:
             for record in records:
                 events = derived_events(self.run_id, record)
-                if includes_start(record):  # told when it was noted
+                if includes_start(record):  # reported when the start was buffered
                     events = events[1 if record.kind == ENDED else start_events(record.total) :]
                 for kind, payload in events:
                     self.on_event(kind, payload)
 
+    def _report_rows(self, rows: Sequence[Row], sequences: Sequence[int]) -> None:
+        if self.on_event is not None:
+            for (_, kind, text, _), sequence in zip(rows, sequences, strict=True):
+                if sequence >= self._first_new_event:
+                    self.on_event(kind, cast("dict[str, Any]", decode(text)))
+
+    # -- records
+
     def watched(self, call: Callable[[int], Awaitable[Any]]) -> Callable[[int], Awaitable[Any]]:
-        """The call of a step, as it is: a runner cancels the task of a cancelled run."""
+        """Return `call` itself: a runner cancels the task of a cancelled run."""
         return call
 
     def record(self, records: Sequence[Record]) -> Awaitable[Any]:
-        """Make ends of steps durable: what to await, which each step does. Where it is one commit and no more, it is
-        tried once; `StepJournal.write_failed` says what is to be done after that."""
-        if self._single_engine and not self._buffered and self.on_event is None:
+        """Return what makes the ends of steps durable when it is awaited.
+
+        A single commit is not repeated here: `StepJournal.write` does that. Each step of a run comes through here, and
+        a coroutine of its own would cost it time.
+        """
+        if self._single_engine and not self._buffer.ops and self.on_event is None:
             return self._state.commit(self.guard, self._appends(records))
         return self.append(*records)
 
-    async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
-        """Make boundary records durable, with what must land in the queue together with them.
+    async def append(self, *records: Record, queue: Sequence[Op] = (), reported: bool = False) -> list[Any]:
+        """Make records durable, and operations of the queue with them.
 
-        Those that were `noted` before are not told of again.
+        Args:
+            records: The records.
+            queue: Operations for the same commit, if one engine has both.
+            reported: `on_event` has received the events of the records.
+
+        Returns:
+            The results of the operations of the queue.
         """
         results: list[Any] = []
         if not self._single_engine:
@@ -259,25 +264,28 @@ class ClaimWriter(WriteBuffer):
         else:
             state = self._appends(records)
             results = (await self._commit(self._state, [*state, *queue]))[len(state) :]
-        if self.on_event is not None and not noted:
+        if self.on_event is not None and not reported:
             self._report(records)
         return results
 
     async def find_record(self, record: Record) -> Record | None:
-        """The record as it is in the journal, if it is, though whoever wrote it was cancelled."""
+        """Return the record of this number if the journal has it from the same claim."""
         found = await self.state.records(self.run_id, record.seq - 1)
         return found[0] if found and (found[0].seq, found[0].claim_id) == (record.seq, record.claim_id) else None
 
     async def confirm_record(self, record: Record) -> Record | None:
-        """The same where its outcome is not known: behind a later record, it is there or never will be."""
+        """Return the record if the commit that contained it was applied; None if it was not and never will be.
+
+        Writes a probe record first. After that, an earlier commit is in the journal or is refused.
+        """
         await self.append(Record(self.next_seq(), PROBE, claim_id=self.claim_id, t=self.clock.wall()))
         return await self.find_record(record)
 
     async def buffer(self, *records: Record) -> None:
-        """Queue records ahead of all later writes without waiting for them."""
+        """Write records before all later ones, without waiting for the commit."""
         if self._single_engine:
             if self.max_delay:
-                self._schedule_flush(self._appends(records))
+                self._buffer.add(self._appends(records))
             else:
                 await self._commit_later(self._state, self._appends(records))
             if self.on_event is not None:
@@ -288,99 +296,110 @@ class ClaimWriter(WriteBuffer):
         await self._publish_later(records, events)
         self._report(records)
 
-    async def _publish_later(self, records: Sequence[Record], events: Sequence[Op]) -> None:
-        """Nobody waits for these, which may be lost or late: they are told once more, with the next that are told."""
-        if events:
-            self._unpublished += [row for record in records for row in self._rows(record)]
-            await self._commit_later(self._bus, events)
-
-    async def _commit_later(self, target: Committer, ops: Sequence[Op]) -> None:
-        if self.max_delay:
-            self._schedule_flush(ops)
-            return
-        post = renamed_attribute(target, "commit_nowait", "post")
-        if post is not None:
-            post(self.guard, ops)
-        else:
-            await self._commit(target, ops)
-
-    def publish_heartbeat(self, now: float, payload: str) -> None:
-        """Queue a heartbeat event, where events can be queued; nobody waits for one."""
-        post = renamed_attribute(self._bus, "commit_nowait", "post")
-        if post is not None:
-            post(self.guard, [self._publish([(f"beat:{self.claim_id}:{now}", "run.heartbeat", payload, now)])])
-
-    async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
-        """Publish events; their sequence numbers, once they are durable."""
-        op = self._publish(rows)
-        told = (await self.write(events=[op]))[1] if self._unpublished else await self._commit(self._bus, [op])
-        sequences: list[int] = told[-1]
-        self._report_rows(rows, sequences)
-        return sequences
-
-    def _report_rows(self, rows: Sequence[tuple[str, str, str, float]], sequences: Sequence[int]) -> None:
-        if self.on_event is not None:
-            for (_, kind, text, _), sequence in zip(rows, sequences, strict=True):
-                if sequence >= self._before:
-                    self.on_event(kind, cast("dict[str, Any]", decode(text)))
-
-    async def checkpoint(self, text: str, mark: str, row: tuple[str, str, str, float]) -> None:
-        """Save a checkpoint together with its event."""
-        now = row[3]
-        told = await self.write([Op("state.checkpoint", (self.run_id, text, mark, now))], [self._publish([row])])
-        self._report_rows([row], told[1][-1])
-
     async def status(self, status: str, *records: Record) -> None:
-        """Queue the run's status, and records that go with it, without waiting."""
+        """Write the status of the run, and records that belong to it, without waiting for the commit."""
         state, events = self._with_events(records)
         await self._commit_later(self._state, [*state, Op("state.status", (self.run_id, status, self.clock.wall()))])
         await self._publish_later(records, events)
         self._report(records)
 
-    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
-        """Run `fn` inside the commit of the record that `seal` makes of its result at `place`; the recorded result.
+    async def _publish_later(self, records: Sequence[Record], events: Sequence[Op]) -> None:
+        if events and self._publisher is not None:
+            self._publisher.unconfirmed += self._publisher.rows(records)
+            await self._commit_later(self._bus, events)
 
-        Its events are left to `tell`.
+    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
+        """Run `fn` inside the commit of its own record.
+
+        The events of the record are published by `publish_events`.
+
+        Args:
+            fn: The function, called with a connection and `args`.
+            args: Its other arguments.
+            place: The record without its result.
+            seal: Makes the record of the result of `fn`.
+
+        Returns:
+            The recorded result.
         """
         op = Op("journal.transact", (self.run_id, fn, args, place, seal))
         try:
             text: str | None = (await self._commit(self._state, [op]))[0]
         except BaseException:
-            self._partially_written = True  # it may have landed
+            self._partially_written = True  # the commit may have been applied
             raise
         return text
 
+    # -- events
+
+    def publish_heartbeat(self, now: float, payload: str) -> None:
+        """Publish a heartbeat event if that is possible without waiting for the commit."""
+        commit_nowait = renamed_attribute(self._bus, "commit_nowait", "post")
+        if commit_nowait is not None:
+            row = (f"beat:{self.claim_id}:{now}", "run.heartbeat", payload, now)
+            commit_nowait(self.guard, [publish_op(self.run_id, [row])])
+
+    async def emit(self, rows: Sequence[Row]) -> list[int]:
+        """Publish events. Returns their sequence numbers when they are durable."""
+        op = publish_op(self.run_id, rows)
+        if self._publisher is not None and self._publisher.unconfirmed:
+            results = (await self.write(events=[op]))[1]
+        else:
+            results = await self._commit(self._bus, [op])
+        sequences: list[int] = results[-1]
+        self._report_rows(rows, sequences)
+        return sequences
+
+    async def checkpoint(self, text: str, mark: str, row: Row) -> None:
+        """Save a checkpoint together with its event."""
+        state, events = Op("state.checkpoint", (self.run_id, text, mark, row[3])), publish_op(self.run_id, [row])
+        results = await self.write([state], [events])
+        self._report_rows([row], results[1][-1])
+
     async def publish_events(self, *records: Record) -> None:
-        """Publish the events of records that were committed without them, as far as anybody knows."""
-        if not self._events_derived:
+        """Publish the events of records that were committed without them."""
+        if self._publisher is not None:
             try:
-                await self.write(events=[self._publish([row for record in records for row in self._rows(record)])])
+                await self.write(events=[publish_op(self.run_id, self._publisher.rows(records))])
             except BaseException:
                 self._partially_written = True
                 raise
         self._report(records)
 
+    # -- the row of the run
+
     async def update_run(
         self, how: RunUpdate, records: Sequence[Record] = (), ops: Sequence[Op] = (), *, events: Sequence[Op] = ()
     ) -> list[Any]:
-        """Leave the run as `how` says, with the records and queue operations that belong to it; its row, their results.
+        """Update the row of the run.
 
-        `events` are operations of the bus that follow the events of the records. On one engine, RowChanged refuses
-        all of it; elsewhere what went before is repeated or put right. Of the claim whose end it is,
-        nothing comes behind it, on any engine.
+        A final status also ends the fence on each other engine, so that nothing of this claim is written after it.
+
+        Args:
+            how: The update.
+            records: Records that belong to it.
+            ops: Operations of the queue for the same commit.
+            events: Operations of the event bus, applied after the events of the records.
+
+        Returns:
+            The new row, then the results of `ops`.
+
+        Raises:
+            RowChanged: The row is another one by now. Nothing was written if one engine has everything; otherwise the
+                caller repeats or corrects what was written to the journal and the bus.
         """
-        if self._partially_written and not self._events_derived:  # after an end, no claim comes to put it right
-            await self._publish_missing(await self.state.records(self.run_id))
+        if self._partially_written and self._publisher is not None:  # no later claim publishes what is missing
+            await self._publish_missing(self._publisher, await self.state.records(self.run_id))
             self._partially_written = False
-        self._buffered = [op for op in self._buffered if op.name != "state.status"]  # nobody can see it any more
-        state, told = self._with_events(records)
+        self._buffer.drop_status()
+        state, published = self._with_events(records)
         state.append(Op("state.status", (self.run_id, how.status, how.now)))
-        told += events
+        published += events
         if how.status not in LIVE:
             if self._state is not self._queue:
                 state.append(end_fence(self.run_id, self.claim_id))
             if self._bus not in (self._queue, self._state):
-                told.append(end_fence(self.run_id, self.claim_id))
-        done = await self.write(state, told, [Op("queue.settle", (self.run_id, how)), *ops])
+                published.append(end_fence(self.run_id, self.claim_id))
+        results = await self.write(state, published, [Op("queue.settle", (self.run_id, how)), *ops])
         self._report(records)
-        return done[2]
+        return results[2]

@@ -20,7 +20,7 @@ from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
 from .context_steps import ContextSteps
 from .run_control import RunControl, Services
-from .step_journal import StepJournal
+from .step_journal import RunJournal
 from .waits import Waits
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ class Context(ContextSteps):
     def __init__(
         self,
         row: RunRow,
-        book: StepJournal,
+        book: RunJournal,
         services: Services,
         place: RunControl,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(book, services.clock, place)
         self._row, self._services = row, services
-        book.owner = ref(self)
+        place.context = ref(self)
         input_ = cast("dict[str, Any]", decode(row.input))
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key

@@ -27,14 +27,14 @@ from ..errors import (
     text_of,
 )
 from ..retry import Delay
-from .claim_writer import OUTCOME_UNKNOWN, UnconfirmedWrite
 from .journal_view import CONCURRENT_INFO, was_concurrent
 from .run_control import RunControl
+from .run_writer import OUTCOME_UNKNOWN
 from .step_function import StepFunction, call, step_function
-from .step_journal import StepJournal
-from .step_keys import CURRENT_STEP, StepScope
+from .step_journal import RunJournal
 from .step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, NEVER_RETRIED, InDoubt, Policy, RetryOn
 from .step_runner import StepCall, result_not_serializable, run_step
+from .step_scope import CURRENT_STEP, StepScope
 
 T = TypeVar("T")
 
@@ -42,15 +42,15 @@ T = TypeVar("T")
 class ContextSteps:
     """The steps, transactions, and recorded times and chance of one claim."""
 
-    def __init__(self, book: StepJournal, clock: Clock, place: RunControl) -> None:
-        self.journal: StepJournal = book
+    def __init__(self, book: RunJournal, clock: Clock, place: RunControl) -> None:
+        self.journal: RunJournal = book
         self.control: RunControl = place
-        self._ledger, self._clock = book.ledger, clock
+        self._ledger, self._clock = book.writer, clock
 
     @property
     def _scope(self) -> StepScope | None:
         frame = CURRENT_STEP.get()
-        return frame if frame is not None and frame.book is self.journal else None
+        return frame if frame is not None and frame.token is self.journal.token else None
 
     # -- steps
 
@@ -58,7 +58,7 @@ class ContextSteps:
         """The step called `old` when it was recorded is `new` now; both may have had other names before."""
         if not (isinstance(old, str) and isinstance(new, str) and old and new):
             raise InvalidArgument(f"renamed() takes two names, not {brief(old)} and {brief(new)}")
-        names = self.journal.former_names_by_name.setdefault(new, [])
+        names = self.journal.view.former_names_by_name.setdefault(new, [])
         if old not in names:
             names.insert(0, old)
 
@@ -100,11 +100,11 @@ class ContextSteps:
         place, record = self._next_step(name, key, mark)
         asked = (name, place, fn, args, how, policy, mark, description)
         if record is None and (key is not None or self._scope is not None):
-            async with self.journal.exclusive(name, place):
+            async with self.journal.keys.exclusive(name, place):
                 record = await self._lookup_confirmed(name, place)
                 if record is None:
                     return await self._run_step(*asked)
-        elif record is None and self.journal.unconfirmed:
+        elif record is None and self.journal.unconfirmed.pending:
             record = await self._lookup_confirmed(name, place)
         if record is None:
             return await self._run_step(*asked)
@@ -119,14 +119,14 @@ class ContextSteps:
         self._check_may_start(name)
         book = self.journal
         work = StepCall(
-            book.journal_name(name, place), place, lambda attempt: call(fn, how, args, self), policy,
-            encode=how.encode, decode=how.decode, position=book.next_position(), description=description, digest=mark,
-            info=CONCURRENT_INFO if book.is_concurrent() else None,
+            book.view.journal_name(name, place), place, lambda attempt: call(fn, how, args, self), policy,
+            encode=how.encode, decode=how.decode, position=book.records.next_position(), description=description,
+            digest=mark, info=CONCURRENT_INFO if book.is_concurrent() else None,
         )  # fmt: skip
         try:
-            value = await run_step(book, work, book.completion)
+            value = await run_step(book, work, book.records.completion)
         except asyncio.CancelledError:  # by its caller, who may ask for it once more
-            book.reuse_key(name, place, mark, CURRENT_STEP.get())
+            book.keys.reuse_key(name, place, mark, CURRENT_STEP.get())
             raise
         book.advance()
         return value
@@ -140,10 +140,10 @@ class ContextSteps:
         if key is not None:
             record = self.journal.lookup(name, place := f"k:{unbroken(f'the key of step {name!r}', key)}")
         else:
-            place = self.journal.next_key("s", name, mark)
+            place = self.journal.keys.next_key("s", name, mark)
             record = self.journal.lookup(name, place)
         if record is None:
-            self.journal.raise_recorded_failure(name, place)
+            self.journal.view.raise_recorded_failure(name, place)
         if key is None:
             self.journal.check_order(name, record)
         if record is not None:
@@ -151,7 +151,7 @@ class ContextSteps:
         return place, record
 
     async def _use_record(self, record: Record, mark: str | None, on_changed: str) -> None:
-        self.journal.position = max(self.journal.position, record.pos)
+        self.journal.records.position = max(self.journal.records.position, record.pos)
         if record.digest == mark:
             return
         if self._is_concurrent_record(record):
@@ -170,14 +170,14 @@ class ContextSteps:
                 found=record.name,
             )
         skip = [record.name, record.key, record.pos, {"input_changed": True}]
-        await self._ledger.buffer(self.journal.boundary_record(SKIPPED, nev=1, info={"steps": [skip]}))
+        await self._ledger.buffer(self.journal.records.boundary(SKIPPED, nev=1, info={"steps": [skip]}))
 
     def _is_concurrent_record(self, record: Record) -> bool:
         """Whether that step ran beside other code, and more than one of its name is told from others by its turn."""
         turn, _, within = record.key.partition("@")
         if not turn.startswith("s:") or not was_concurrent(record):
             return False
-        for name, key in (*self.journal.completed, *self.journal.started):
+        for name, key in (*self.journal.view.completed, *self.journal.view.started):
             if name == record.name and key != record.key and key.startswith("s:") and key.partition("@")[2] == within:
                 return True
         return False
@@ -200,11 +200,11 @@ class ContextSteps:
         name = unbroken("a step's name", name)
         place, record = self._next_step(name, None, mark)
         if record is None:
-            name = self.journal.journal_name(name, place)
+            name = self.journal.view.journal_name(name, place)
             record = await self._lookup_confirmed(name, place)
         if record is None:
             self._check_may_start(name)
-            pos = self.journal.next_position()
+            pos = self.journal.records.next_position()
 
             # Its place is taken here: the writer thread only fills in the result.
             info = CONCURRENT_INFO if self.journal.is_concurrent() else None
@@ -214,8 +214,8 @@ class ContextSteps:
             try:
                 text = await self._ledger.transact(fn, args, record, seal)
             except OUTCOME_UNKNOWN:
-                self.journal.unconfirmed.append(UnconfirmedWrite((record,), whole=False))
-                self.journal.reuse_key(name, place, mark, CURRENT_STEP.get())
+                self.journal.unconfirmed.add((record,), repeatable=False)
+                self.journal.keys.reuse_key(name, place, mark, CURRENT_STEP.get())
                 raise
             except UnserialisableResult as error:
                 raise result_not_serializable(name, error) from None
@@ -226,7 +226,7 @@ class ContextSteps:
                 message = text_of(cause)
                 await self._transaction_failed(name, place, pos, message, type(cause).__name__)
                 raise StepExecutionError(name, message, 1) from error
-            record = self.journal.completed[name, place] = record._replace(result=text)
+            record = self.journal.view.completed[name, place] = record._replace(result=text)
             self.journal.advance()
             await self._ledger.publish_events(record)
         else:
@@ -236,8 +236,8 @@ class ContextSteps:
 
     async def _lookup_confirmed(self, name: str, place: str) -> Record | None:
         """The record of that step, if there is one by now, or when all questions are settled."""
-        if self.journal.unconfirmed:
-            await self.journal.resolve_unconfirmed()
+        if self.journal.unconfirmed.pending:
+            await self.journal.unconfirmed.resolve()
         record = self.journal.lookup(name, place)
         if record is not None:
             self.journal.advance(record)
@@ -250,7 +250,7 @@ class ContextSteps:
             "type": kind,
             **self.journal.about_failure(CURRENT_STEP.get(), self.journal.running_steps),
         }
-        record = self.journal.failed_record(FAILED, name, place, attempt=1, pos=pos, total=0, tries=1, info=about)
+        record = self.journal.records.failed(FAILED, name, place, attempt=1, pos=pos, total=0, tries=1, info=about)
         await self.journal.publish(record)
 
     # -- recorded chance and time
@@ -275,7 +275,9 @@ class ContextSteps:
 
     def started_without(self, name: str) -> bool:
         """Whether steps of this run are recorded, and no value `pinned` under that name before them."""
-        return bool(self.journal.completed or self.journal.started) and self.journal.lookup(name, "v:0") is None
+        return (
+            bool(self.journal.view.completed or self.journal.view.started) and self.journal.lookup(name, "v:0") is None
+        )
 
     async def _recorded_call(self, name: str, make: Callable[[], Any], key: str | None) -> Any:
         async def made() -> Any:

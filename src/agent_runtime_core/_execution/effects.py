@@ -17,7 +17,7 @@ from ..errors import EffectAlreadyDone
 from ..state.base import APPROVED, BEGUN, HAPPENED, MEMBER, TAKEN, EffectRow
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
-from .step_journal import StepJournal
+from .step_journal import RunJournal, StepJournal
 
 FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
 
@@ -31,9 +31,9 @@ class Guarded(Protocol):
     start_info: dict[str, Any] | None
 
 
-def effect_row(book: StepJournal, name: str, key: str, digest: str, status: str) -> EffectRow:
+def effect_row(journal: RunJournal, name: str, key: str, digest: str, status: str) -> EffectRow:
     """Return the row of this run for that step or wait."""
-    return EffectRow(book.origin, f"{name}\t{key}", digest, book.ledger.run_id, status)
+    return EffectRow(journal.view.origin, f"{name}\t{key}", digest, journal.writer.run_id, status)
 
 
 def membership(origin: str, run_id: str) -> list[Op]:
@@ -44,41 +44,41 @@ def membership(origin: str, run_id: str) -> list[Op]:
     return [Op("effect.put", (each,)) for each in rows]
 
 
-async def join_lineage(book: StepJournal) -> None:
+async def join_lineage(journal: RunJournal) -> None:
     """Learn of a child run whether a fork called it: then its lineage is that of the child which the first run called.
 
     Read only by children, at their first guarded step or approval.
     """
-    ledger, parent_id = book.ledger, book.ledger.parent_id
-    if parent_id is None or book.origin != ledger.run_id:
+    writer, parent_id = journal.writer, journal.writer.parent_id
+    if parent_id is None or journal.view.origin != writer.run_id:
         return
-    ledger.parent_id = None
-    parent = await ledger.queue.row(parent_id)
+    writer.parent_id = None
+    parent = await writer.queue.row(parent_id)
     if parent is None or (parent.parent_id is None and FORKED_FROM not in parent.metadata):
         return
-    records = await ledger.state.records(parent_id)
-    caller = StepJournal(ClaimWriter(parent, ledger.queue, ledger.bus, ledger.state, ledger.clock), records)
+    records = await writer.state.records(parent_id)
+    caller = StepJournal(ClaimWriter(parent, writer.queue, writer.bus, writer.state, writer.clock), records)
     await join_lineage(caller)
-    call = next((each for each in records if each.kind == STARTED and f'"{ledger.run_id}"' in (each.info or "")), None)
-    if call is None or caller.origin == parent_id:
+    call = next((each for each in records if each.kind == STARTED and f'"{writer.run_id}"' in (each.info or "")), None)
+    if call is None or caller.view.origin == parent_id:
         return
-    book.origin = str(child_run_id(step_id(caller.origin, call.name, call.key)))
-    book.effects_policy = caller.effects_policy
-    book.spent_approvals = [] if _is_approved(caller) else caller.spent_approvals
-    ops = membership(book.origin, ledger.run_id)
-    if await ledger.queue.row(book.origin) is not None:
-        ops += membership(book.origin, book.origin)
-    await ledger.state.commits.commit(None, ops)
+    journal.view.origin = str(child_run_id(step_id(caller.view.origin, call.name, call.key)))
+    journal.view.effects_policy = caller.view.effects_policy
+    journal.view.spent_approvals = [] if _is_approved(caller) else caller.view.spent_approvals
+    ops = membership(journal.view.origin, writer.run_id)
+    if await writer.queue.row(journal.view.origin) is not None:
+        ops += membership(journal.view.origin, journal.view.origin)
+    await writer.state.commits.commit(None, ops)
 
 
-def _is_approved(book: StepJournal) -> bool:
+def _is_approved(journal: RunJournal) -> bool:
     """Whether the run was given an approval of its own."""
-    return any(is_approval(record) and not is_copied(record) for record in book.completed.values())
+    return any(is_approval(record) and not is_copied(record) for record in journal.view.completed.values())
 
 
-async def other_rows(book: StepJournal, row: EffectRow) -> list[EffectRow]:
+async def other_rows(journal: RunJournal, row: EffectRow) -> list[EffectRow]:
     """Return the rows that other runs of the lineage have of the same effect, the oldest first."""
-    rows = await book.ledger.state.effects(*row[:3])
+    rows = await journal.writer.state.effects(*row[:3])
     return [each for each in rows if each.run_id != row.run_id]
 
 
@@ -94,8 +94,8 @@ def _digest(work: Guarded) -> str:
 class GuardedStep:
     """A guarded step of one run, and the rows that other runs of the lineage have of it."""
 
-    def __init__(self, book: StepJournal, work: Guarded) -> None:
-        self.book: StepJournal = book
+    def __init__(self, journal: RunJournal, work: Guarded) -> None:
+        self.journal: RunJournal = journal
         self.name: str = work.name
         self.identity: tuple[str, str] = (work.name, work.key)
         started = work.start_info or {}
@@ -107,40 +107,44 @@ class GuardedStep:
 
     async def find(self) -> None:
         """Find out under which key the lineage knows the step, which may have had another name."""
-        book = self.book
-        await join_lineage(book)
-        self.row: EffectRow = effect_row(book, self.name, self.key, self.digest, BEGUN)
-        for old in book.former_names(self.name):
-            former = effect_row(book, old, self.key, self.digest, BEGUN)
-            if await book.ledger.state.effects(*former[:3]):
+        journal = self.journal
+        await join_lineage(journal)
+        self.row: EffectRow = effect_row(journal, self.name, self.key, self.digest, BEGUN)
+        for old in journal.view.former_names(self.name):
+            former = effect_row(journal, old, self.key, self.digest, BEGUN)
+            if await journal.writer.state.effects(*former[:3]):
                 self.row = former
                 break
 
     async def check_approval(self) -> None:
         """Find out whether all approvals of this run were spent by the runs that it was forked from."""
-        book = self.book
-        if book.spent_approvals and book.effects_policy in ("refuse", "ask") and not _is_approved(book):
+        journal = self.journal
+        if (
+            journal.view.spent_approvals
+            and journal.view.effects_policy in ("refuse", "ask")
+            and not _is_approved(journal)
+        ):
             await self.check_others()
-            self.unapproved = book.spent_approvals
+            self.unapproved = journal.view.spent_approvals
 
     async def check_others(self) -> None:
         """Read what other runs did of this effect."""
-        self.other_rows = await other_rows(self.book, self.row)
+        self.other_rows = await other_rows(self.journal, self.row)
 
     async def admit(self) -> EffectRow | None:
         """Decide by the policy of the run: the row whose result is reused, or None if the step may be begun.
 
         EffectAlreadyDone if it may not.
         """
-        ledger, row = self.book.ledger, self.row
+        writer, row = self.journal.writer, self.row
         if self.other_rows:
             other = max(self.other_rows, key=lambda each: (each.status == HAPPENED, each.t))
             if await self._allowed(other.run_id, other.status, {}):
                 row = row._replace(status=TAKEN)
                 await self._publish("repeated", other.run_id, other.status)
-            elif self.book.effects_policy == "reuse" and other.status == HAPPENED:
+            elif self.journal.view.effects_policy == "reuse" and other.status == HAPPENED:
                 await self._publish("reused", other.run_id, other.status)
-                ledger.effects.pop(self.identity, None)
+                writer.effects.pop(self.identity, None)
                 return other
             else:
                 await self._reject(other.run_id, other.status)
@@ -149,33 +153,33 @@ class GuardedStep:
             about = {"approval": approval["name"]}
             if not await self._allowed(approval["run_id"], APPROVED, about):
                 await self._reject(approval["run_id"], APPROVED, about)
-        ledger.effects[self.identity] = row
+        writer.effects[self.identity] = row
         return None
 
     async def _allowed(self, run_id: str, status: str, about: dict[str, Any]) -> bool:
         """Whether the policy, or a person who is asked, allows the step again."""
-        book = self.book
-        if book.effects_policy != "ask":
-            return book.effects_policy == "repeat"
-        mine = step_id(book.ledger.run_id, *self.identity)
+        journal = self.journal
+        if journal.view.effects_policy != "ask":
+            return journal.view.effects_policy == "repeat"
+        mine = step_id(journal.writer.run_id, *self.identity)
         details = {"step_name": self.name, "step_id": mine, "run_id": run_id, "status": status, **about}
         if (tool := self.tool) is not None:
             details |= {"tool_name": tool["name"], "tool_args": tool["args"], "tool_call_id": tool["id"]}
-        answer = await book.owner().waits.approve(f"repeat:{self.name}", details, None, None, f"{mine}:{run_id}")
+        answer = await journal.control.approve(f"repeat:{self.name}", details, f"{mine}:{run_id}")
         return bool(answer.get("approved") if isinstance(answer, dict) else answer)
 
     async def _publish(self, action: str, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
         """Publish what became of the step, once for each run that it is about."""
-        ledger, mine = self.book.ledger, step_id(self.book.ledger.run_id, *self.identity)
+        writer, mine = self.journal.writer, step_id(self.journal.writer.run_id, *self.identity)
         about = {"step_name": self.name, "step_id": mine, "action": action, "run_id": run_id, "status": status} | (
             about or {}
         )
-        kind, now = EventType.STEP_EFFECT.value, ledger.clock.wall()
-        await ledger.emit([(f"effect:{mine}:{action}:{run_id}", kind, encode(about), now)])
+        kind, now = EventType.STEP_EFFECT.value, writer.clock.wall()
+        await writer.emit([(f"effect:{mine}:{action}:{run_id}", kind, encode(about), now)])
 
     async def _reject(self, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
         await self._publish("refused", run_id, status, about)
-        there = await self.book.ledger.queue.row(run_id)
+        there = await self.journal.writer.queue.row(run_id)
         run = (there.run_key if there is not None else None) or run_id
         step = f"step {self.name!r}" if self.tool is None else f"call of tool {self.tool['name']!r}"
         if about:

@@ -1,26 +1,25 @@
-"""What the journal of a run says to one of its claims: which steps are recorded, and which are in doubt."""
+"""The journal of a run as one of its claims knows it: which steps are recorded, and which are in doubt."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final, cast
 
 from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, PROBE, RESUMED, Record, is_copied
-from .claim_writer import ClaimWriter
 from .step_failure import recorded_error
-from .step_keys import Identity, StepKeys
+from .step_scope import Identity
 from .usage import reservation_as_usage, total, usage_of
 
 _POS = itemgetter(10)
 _READ = itemgetter(1, 2, 3, 9, 10, 15, 16)  # kind, name, key, state, pos, next and digest of a record
 
-CONCURRENT_INFO: Final = '{"beside":true}'  # the `info` of a step that runs beside other code of its run
+CONCURRENT_INFO: Final = '{"beside":true}'  # the `info` of a concurrent step
 
-#: What the record of a failure says of its step, and so of whom what comes after it tells that it went on.
-MAIN_TASK: Final = "own"  # it was of the run's own task
-ONLY_STEP: Final = "alone"  # no other was in flight
+#: What the record of a failure says of its step. It decides which later records show that the code continued.
+MAIN_TASK: Final = "own"  # the step ran in the main task of the run
+ONLY_STEP: Final = "alone"  # no other step was running
 
 TASK_LIST_PREFIX: Final = "~"  # before the number of a step list that ran in a task of its own
 
@@ -30,69 +29,83 @@ def _has_info(record: Record, word: str) -> bool:
 
 
 def is_approval(record: Record) -> bool:
-    """Whether that is the record of an approval that was answered."""
+    """Whether this is the record of an approval that was answered."""
     return record.kind == DONE and _has_info(record, "approval")
 
 
 def was_concurrent(record: Record) -> bool:
-    """Whether the step of that record ran beside other code of its run."""
+    """Whether the step of this record ran concurrently with other code of its run."""
     return _has_info(record, "beside")
 
 
 def as_concurrent(record: Record) -> Record:
-    """The record as that of a step which ran beside other code of its run."""
+    """Return the record as that of a concurrent step."""
     if was_concurrent(record):
         return record
     return record._replace(info=CONCURRENT_INFO if record.info is None else f"{record.info[:-1]},{CONCURRENT_INFO[1:]}")
 
 
-class JournalView(StepKeys):
-    """The journal, read once, and what the claim itself has added to it since."""
+class JournalView:
+    """The records of a run, read once, and the ends of steps that the claim has added since.
 
-    def __init__(self, ledger: ClaimWriter, records: Sequence[Record]) -> None:
-        super().__init__(ledger)
+    Attributes:
+        completed: The DONE record of each step.
+        started: Steps in doubt: an earlier claim started them and no end is recorded. The number of that record.
+        wait_deadlines: Until when a started wait lasts, in wall seconds; None if it has no limit.
+        reservations: What was reserved for a started step.
+        lost_reservations: What was reserved for earlier starts of the step, whose outcome is unknown.
+        resets: How often the lists of a scope were restarted.
+        states: The last state of the lists under a key, and the number of its record.
+        end_record: The last end of the run, if it has ended.
+        reopened_at: Wall seconds at which this generation began, if it is not the first.
+        origin: The first run of the lineage of forks. `effects.join_lineage` corrects it for a child of a fork.
+        effects_policy: What happens to guarded steps that another run of the lineage has done.
+        spent_approvals: Approvals among the copied records: their names, keys and runs.
+        length: How many records there are.
+        ends: How many of them are ends of steps, waits and values.
+        former_names_by_name: The names that a step had before, the last one first.
+        swallowed_failures: Imperative steps that failed for good and whose caller continued.
+        ordered: Imperative steps that were not concurrent, in the order of their start.
+        last_seq: The number of the last end of a step.
+    """
+
+    def __init__(self, run_id: str, records: Sequence[Record], wall: Callable[[], float]) -> None:
         self.completed: dict[Identity, Record] = {}
-        self.started: dict[
-            Identity, int
-        ] = {}  # started by an earlier claim, in which record, and not finished: in doubt
-        self.wait_deadlines: dict[Identity, float | None] = {}  # when a wait that was begun is over
-        self.reservations: dict[Identity, dict[str, Any]] = {}  # what was held back for a step that was begun
-        self.lost_reservations: dict[Identity, dict[str, Any]] = {}  # held back for earlier starts that came to no end
+        self.started: dict[Identity, int] = {}
+        self.wait_deadlines: dict[Identity, float | None] = {}
+        self.reservations: dict[Identity, dict[str, Any]] = {}
+        self.lost_reservations: dict[Identity, dict[str, Any]] = {}
         self.resets: dict[str, int] = {}
-        self.states: dict[str, tuple[int, str]] = {}  # by key: the state that lists of it have come to, and where
-        self._own_states: dict[tuple[str, str | None], tuple[int, str]] = {}  # that of each list as last committed
+        self.states: dict[str, tuple[int, str]] = {}
         self.end_record: Record | None = None
-        self.reopened_at: float | None = None  # wall seconds at which this generation began, if it is not the first
-        #: The first run of the lineage of forks that this one belongs to; `effects.join_lineage` knows more of a child.
-        self.origin: str = ledger.run_id
-        self.effects_policy: str = "refuse"  # what becomes of guarded steps that another run of that lineage did
-        self.spent_approvals: list[dict[str, str]] = []  # those in what was copied: their names, keys and runs
+        self.reopened_at: float | None = None
+        self.origin: str = run_id
+        self.effects_policy: str = "refuse"
+        self.spent_approvals: list[dict[str, str]] = []
         self.length: int = 0
-        self.ends: int = 0  # ends of steps, waits and values among the records
-        self.former_names_by_name: dict[
-            str, list[str]
-        ] = {}  # by name: what it was called before, the name said last first
-        self.swallowed_failures: dict[
-            Identity, Record
-        ] = {}  # imperative steps that failed, and whose caller went on without
-        self._failures: list[Record] = []  # of which what follows tells whether their callers went on
+        self.ends: int = 0
+        self.former_names_by_name: dict[str, list[str]] = {}
+        self.swallowed_failures: dict[Identity, Record] = {}
+        self.ordered: list[Record] = []
+        self.last_seq: int = -1
+        self._own_states: dict[tuple[str, str | None], tuple[int, str]] = {}  # the last state of each list
+        self._failures: list[Record] = []  # no record shows yet whether their callers continued
         self._ended_tries: set[Identity] = set()
-        self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own, with the list's number
+        self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
-        self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
-        self._last = -1  # position of the last end of a step
         self._read(records)
         if self.end_record is not None and self.reopened_at is None:
-            self.reopened_at = self.wall()
+            self.reopened_at = wall()
 
     def _read(self, records: Sequence[Record]) -> None:
-        done, begun, ordered = self.completed, self.started, dict[Identity, Record]()
+        completed, started, ordered = self.completed, self.started, dict[Identity, Record]()
         last = carrier = None
-        start = of = among = ""  # the start that the record before carries, and the key and digest beside it
+        # The start that the record before contains, and the key and digest of that record.
+        start = start_key = start_digest = ""
         carriers: list[Record] = []
         self.length = self.ends = len(records)
-        for record, (kind, name, key, state, pos, carried, number) in zip(records, map(_READ, records), strict=True):
+        for record, (kind, name, key, state, pos, carried, digest) in zip(records, map(_READ, records), strict=True):
             if self._failures:
                 self._note_progress_after_failure(record)
             if kind != "done":
@@ -100,30 +113,33 @@ class JournalView(StepKeys):
                 self._read_other(record)
                 continue
             last, identity = record, (name, key)
-            done[identity] = record
-            if begun:
-                begun.pop(identity, None)
+            completed[identity] = record
+            if started:
+                started.pop(identity, None)
             if state is not None:
-                self._own_states[key, number] = record.seq, state
+                self._own_states[key, digest] = record.seq, state
             if key[:2] == "s:" and not was_concurrent(record):
-                ordered[identity] = record  # the last one: what nobody heard of may land behind another try
-            # In a chain, the start is that of the step at the next place: no need to read it.
-            if carrier is not None and (f'"pos":{pos},' not in start or key != of or number != among):
+                ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second try
+            # In a step list, the start is that of the step at the next position: no need to read it.
+            if carrier is not None and (f'"pos":{pos},' not in start or key != start_key or digest != start_digest):
                 carriers.append(carrier)
             if carried is None:
                 carrier = None
             else:
-                carrier, start, of, among = record, carried, key, number
-        self._ordered = sorted(ordered.values(), key=_POS)
+                carrier, start, start_key, start_digest = record, carried, key, digest
+        self.ordered = sorted(ordered.values(), key=_POS)
         if last is not None:
-            self._last = last.seq
+            self.last_seq = last.seq
         if carrier is not None:
             carriers.append(carrier)
         self._find_carried(carriers)
 
     def _note_progress_after_failure(self, after: Record) -> None:
-        """A step of the run's own task shows that this went on after its own failures; of one in another task, only
-        that which comes right after it does."""
+        """Decide whether the code continued after the failures so far, as this record shows.
+
+        A step of the main task shows that the main task continued after its own failures. After a failure in another
+        task, only the record that directly follows it shows that.
+        """
         if after.kind == PROBE:
             return
         if after.kind in ("started", "done") and not was_concurrent(after):
@@ -131,7 +147,7 @@ class JournalView(StepKeys):
             self._failures = []
         elif after.kind == ENDED:
             self._failures = []
-        elif after.kind in (ATTEMPT, RESUMED):  # mostly of another claim; that of theirs may have been written late
+        elif after.kind in (ATTEMPT, RESUMED):  # usually of another claim; a claim may also write its own one late
             self._failures = [failure for failure in self._failures if failure.claim_id == after.claim_id]
         else:
             self._failures = [failure for failure in self._failures if _has_info(failure, MAIN_TASK)]
@@ -157,13 +173,13 @@ class JournalView(StepKeys):
                 self.started.pop(identity, None)
                 if _has_info(record, ONLY_STEP) or _has_info(record, MAIN_TASK):
                     self._failures.append(record)
-                    if is_copied(record):  # only where the code had gone on without the step
+                    if is_copied(record):  # a fork copies a failure only if the code continued after it
                         self.swallowed_failures[identity] = record
                 self._ended_tries.add(identity)
             case "forked":
-                told = json.loads(record.info or "{}")
-                self.origin = told.get("origin") or record.claim_id.removeprefix(COPIED)
-                self.effects_policy, self.spent_approvals = told.get("effects", "refuse"), told.get("approvals", [])
+                info = json.loads(record.info or "{}")
+                self.origin = info.get("origin") or record.claim_id.removeprefix(COPIED)
+                self.effects_policy, self.spent_approvals = info.get("effects", "refuse"), info.get("approvals", [])
             case "reset":
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
             case "attempt" | "resumed":
@@ -172,8 +188,18 @@ class JournalView(StepKeys):
             case "ended":
                 self.end_record, self.reopened_at = record, None
 
+    def _find_carried(self, carriers: Sequence[Record]) -> None:
+        """Read the starts in these records; those without a later record of the step are in doubt."""
+        for record in carriers:
+            after = json.loads(cast(str, record.next))
+            identity = (after["name"], after["key"])
+            if identity not in self.completed and identity not in self._ended_tries:
+                self.started.setdefault(identity, record.seq)
+
+    # -- usage
+
     def in_doubt_usage(self, identity: Identity) -> dict[str, Any]:
-        """All that was held back for starts of that step whose end nobody knows."""
+        """Return all that was reserved for starts of this step whose outcome is unknown."""
         found = dict(self.lost_reservations.get(identity, {}))
         if identity in self.started:
             for name, value in self.reservations.get(identity, {}).items():
@@ -181,24 +207,20 @@ class JournalView(StepKeys):
         return found
 
     def usage(self) -> dict[str, Any]:
-        """What the agent loops of this run have used by its journal, what is in doubt and its children included, and
-        what was copied from another run left out."""
+        """Return what the agent loops of this run have used.
+
+        Includes child runs and what is in doubt. Records that were copied from another run do not count.
+        """
         found = [usage_of(record) for record in self.completed.values()]
         for identity in self.started.keys() | self.lost_reservations.keys():
             if identity[0] == "model" and identity not in self.completed:
                 found.append(reservation_as_usage(self.in_doubt_usage(identity)))
         return total(found)
 
-    def _find_carried(self, carriers: Sequence[Record]) -> None:
-        """Steps whose start the record of the step before carries, and nothing since then tells more of."""
-        for record in carriers:
-            after = json.loads(cast(str, record.next))
-            identity = (after["name"], after["key"])
-            if identity not in self.completed and identity not in self._ended_tries:
-                self.started.setdefault(identity, record.seq)
+    # -- steps
 
     def lookup(self, name: str, key: str) -> Record | None:
-        """The record of that step, under its present or its former name."""
+        """Return the record of this step, under its present name or a former one."""
         record = self.completed.get((name, key))
         if record is None and name in self.former_names_by_name:
             found = (self.completed.get((old, key)) for old in self.former_names(name))
@@ -206,14 +228,14 @@ class JournalView(StepKeys):
         return record
 
     def journal_name(self, name: str, key: str) -> str:
-        """The name under which this step is known to the journal, so that its id stays the same."""
+        """Return the name that the journal has for this step, so that its id stays the same."""
         for old in self.former_names(name):
             if (old, key) in self.completed or (old, key) in self.started:
                 return old
         return name
 
     def former_names(self, name: str) -> list[str]:
-        """All that a step of that name was called before, the nearest first."""
+        """Return all names that a step of this name had before, the nearest first."""
         if name not in self.former_names_by_name:
             return []
         names = [name]
@@ -221,8 +243,15 @@ class JournalView(StepKeys):
             names += [old for old in self.former_names_by_name.get(each, ()) if old not in names]
         return names[1:]
 
+    def raise_recorded_failure(self, name: str, key: str) -> None:
+        """Raise the recorded error of an imperative step if the code continued after it, as it will again."""
+        for each in (name, *self.former_names(name)) if self.swallowed_failures else ():
+            failure = self.swallowed_failures.get((each, key))
+            if failure is not None:
+                raise recorded_error(name, failure)
+
     def add(self, records: Sequence[Record]) -> None:
-        """Know the ends of steps among what is in the journal now."""
+        """Add the ends of steps from records that are in the journal now."""
         for record in records:
             if record.kind != DONE:
                 continue
@@ -230,12 +259,14 @@ class JournalView(StepKeys):
             if record.state is not None:
                 self._own_states[record.key, record.digest] = record.seq, record.state
 
+    # -- step lists
+
     def set_state(self, key: str, number: str, record: Record, state: str) -> None:
-        """Know the state that the step list of that number has come to with this record."""
+        """Note the state of the list of this number after the step of `record`."""
         self._own_states[key, number] = self.states[key] = record.seq, state
 
     def state_of(self, key: str, number: str) -> str | None:
-        """The state that the step list of that number has come to; None for one that has told none yet."""
+        """Return the last state of the list of this number; None if no record has one."""
         own = self._own_states.get((key, number))
         if own is None:
             return None
@@ -244,37 +275,34 @@ class JournalView(StepKeys):
         return own[1]
 
     def state_before(self, key: str) -> str | None:
-        """The state that lists of that key have come to last, as far as this claim has."""
+        """Return the last state of the lists under this key that this claim has reached."""
         return self.states[key][1] if key in self.states else None
 
     def listed(self, key: str) -> dict[str, list[Record]]:
-        """What earlier claims recorded of the step lists under that key, by the number of the list."""
-        if self._listed is None:  # looked at once, by the first list there is
-            self._listed, last, among = {}, ("", ""), list[Record]()
-            for (_, of), record in self.completed.items():
-                if of[:2] != "x:" or (number := record.digest) is None:
+        """Return what earlier claims recorded of the step lists under this key, by the number of the list."""
+        if self._listed is None:  # made once, for the first list
+            self._listed, last, records = {}, ("", ""), list[Record]()
+            for (_, list_key), record in self.completed.items():
+                if list_key[:2] != "x:" or (number := record.digest) is None:
                     continue
-                if (of, number) != last:  # mostly it is that of the record before
-                    last, among = (of, number), self._listed.setdefault(of, {}).setdefault(number, [])
-                among.append(record)
+                if (list_key, number) != last:  # usually the list of the record before
+                    last = (list_key, number)
+                    records = self._listed.setdefault(list_key, {}).setdefault(number, [])
+                records.append(record)
         return self._listed.get(key, {})
 
     def unmatched(self, key: str) -> tuple[dict[str, str], set[str]]:
-        """Of the lists under that key that ran in tasks of their own in earlier claims: the number of each by the names
-        of its steps, and the numbers of those that this claim has not come to yet."""
+        """Return the lists under this key that ran in tasks of their own in earlier claims.
+
+        Returns:
+            The number of each list by the names of its steps, and the numbers that this claim has not reached yet.
+        """
         found = self._unmatched.get(key)
         if found is None:
-            apart = {
+            in_tasks = {
                 number: records for number, records in self.listed(key).items() if number.startswith(TASK_LIST_PREFIX)
             }
             numbers = {name: number for (name, of), number in self._started_in_tasks.items() if of == key}
-            numbers |= {record.name: number for number, records in apart.items() for record in records}
+            numbers |= {record.name: number for number, records in in_tasks.items() for record in records}
             found = self._unmatched[key] = (numbers, set(numbers.values()))
         return found
-
-    def raise_recorded_failure(self, name: str, key: str) -> None:
-        """Raise what an imperative step raised where the code went on without it: it is as recorded as a result."""
-        for each in (name, *self.former_names(name)) if self.swallowed_failures else ():
-            failure = self.swallowed_failures.get((each, key))
-            if failure is not None:
-                raise recorded_error(name, failure)

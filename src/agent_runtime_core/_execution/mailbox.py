@@ -16,11 +16,11 @@ from .._core.run_tasks import FIRST_PAUSE, RunTasks, scan
 from .._journal.record import Record
 from ..queue.records import MailboxMessage, RowChanged, RunRow, RunUpdate
 from ..state.base import APPROVED
-from .claim_writer import OUTCOME_UNKNOWN
 from .effects import effect_row
 from .run_control import RunControl, Services
-from .step_journal import StepJournal
-from .step_keys import CURRENT_STEP
+from .run_writer import OUTCOME_UNKNOWN
+from .step_journal import RunJournal
+from .step_scope import CURRENT_STEP
 
 #: What a wait comes to whose time is over.
 TIMED_OUT: Final = object()
@@ -44,10 +44,10 @@ def answered_request(msg_id: str) -> str | None:
 class Mailbox:
     """The messages to one run, as one of its claims takes them, and the waits for them."""
 
-    def __init__(self, book: StepJournal, row: RunRow, services: Services, place: RunControl) -> None:
+    def __init__(self, book: RunJournal, row: RunRow, services: Services, place: RunControl) -> None:
         self._book, self._row, self._services, self._place = book, row, services, place
         self._clock = services.clock
-        self._ledger = book.ledger
+        self._ledger = book.writer
         self._unread: dict[tuple[str, str], deque[MailboxMessage]] = defaultdict(
             deque
         )  # what no wait took yet, by kind and name
@@ -65,16 +65,18 @@ class Mailbox:
         self._rejected: set[int] = set()  # messages that were told of as no answer
         #: Messages that went to waits before this claim.
         self._used = {
-            mail for record in book.completed.values() if record.info is not None and (mail := _consumed_number(record))
+            mail
+            for record in book.view.completed.values()
+            if record.info is not None and (mail := _consumed_number(record))
         }
 
     # -- records of waits
 
     async def _replayed(self, name: str, key: str) -> Record | None:
         book = self._book
-        if book.unconfirmed:
-            await book.resolve_unconfirmed()
-        record = book.completed.get((name, key))
+        if book.unconfirmed.pending:
+            await book.unconfirmed.resolve()
+        record = book.view.completed.get((name, key))
         if record is not None:
             book.advance(record)
         return record
@@ -82,12 +84,12 @@ class Mailbox:
     async def _begin(self, name: str, key: str, seconds: float | None) -> float | None:
         """When the wait is over at the latest: as first recorded, or from now."""
         book = self._book
-        if (name, key) in book.started:
-            return book.wait_deadlines.get((name, key))
+        if (name, key) in book.view.started:
+            return book.view.wait_deadlines.get((name, key))
         until = None if seconds is None else self._clock.wall() + seconds
-        record = book.started_record(name, key, quiet=True, info={"until": until, **self._task_info()})
+        record = book.records.started(name, key, quiet=True, info={"until": until, **self._task_info()})
         # For the next try of the step that this wait is in, too.
-        book.started[name, key], book.wait_deadlines[name, key] = record.seq, until
+        book.view.started[name, key], book.view.wait_deadlines[name, key] = record.seq, until
         await self._ledger.buffer(record)
         return until
 
@@ -122,10 +124,10 @@ class Mailbox:
         finally:
             self._writing -= 1
             self._changed()
-        book.started.pop((name, key), None)
-        book.wait_deadlines.pop((name, key), None)
+        book.view.started.pop((name, key), None)
+        book.view.wait_deadlines.pop((name, key), None)
         book.advance()
-        return book.completed[name, key]
+        return book.view.completed[name, key]
 
     # -- the mailbox
 
@@ -208,8 +210,8 @@ class Mailbox:
                 await self._pause(early if left is None else min(left, early))
             elif not self._only_waits():
                 await self._pause(left, or_idle=True)
-            elif self._book.unconfirmed:
-                await self._book.resolve_unconfirmed()
+            elif self._book.unconfirmed.pending:
+                await self._book.unconfirmed.resolve()
             else:
                 cursor = self._cursor
                 await self._park(reason)

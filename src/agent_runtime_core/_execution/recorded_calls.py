@@ -33,7 +33,7 @@ class RecordedCalls:
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
         ours = isinstance(ctx, Context)
-        self.book: StepJournal = ctx.journal if ours else unsaved_steps(ctx)
+        self.journal: StepJournal[Any] = ctx.journal if ours else unsaved_steps(ctx)
         self._place: RunControl = ctx.control if ours else RunControl()
 
     def recorded(self, name: str, key: str) -> Any:
@@ -41,8 +41,8 @@ class RecordedCalls:
         record = self._recorded(name, key)
         if record is None:
             return UNRECORDED
-        self.book.advance(record)
-        self.book.position = max(self.book.position, record.pos)
+        self.journal.advance(record)
+        self.journal.records.position = max(self.journal.records.position, record.pos)
         return None if record.result is None else decode(record.result)
 
     def replayed(self, name: str, key: str) -> Any:
@@ -51,34 +51,38 @@ class RecordedCalls:
         return UNRECORDED if record is None or record.result is None else decode(record.result)
 
     def _recorded(self, name: str, key: str) -> Record | None:
-        return self.book.lookup(name, f"k:{key}")
+        return self.journal.lookup(name, f"k:{key}")
 
     def duration(self, name: str, key: str) -> float:
         """Seconds that the recorded step took this run; none where another run's was copied."""
-        record = self.book.lookup(name, f"k:{key}")
+        record = self.journal.lookup(name, f"k:{key}")
         return 0.0 if record is None or is_copied(record) else record.ms / 1000
 
     def event_fields(self, name: str, key: str) -> dict[str, str]:
         """What each event of that step says of it, for those that are told outside of it."""
-        if not self.book.ledger.has_journal:
+        if not self.journal.writer.has_journal:
             return {}
         return {"step_id": step_id(str(self._ctx.run_id), name, f"k:{key}"), "trace_id": self._ctx.trace_id}
 
     def from_fork(self, name: str, key: str) -> bool:
         """Whether that step is recorded, and was paid for by the run that this one was forked from."""
-        record = self.book.lookup(name, f"k:{key}")
+        record = self.journal.lookup(name, f"k:{key}")
         return record is not None and is_copied(record)
 
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
         """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""
-        identity, book = (name, f"k:{key}"), self.book
-        return book.in_doubt_usage(identity) if identity in book.started or identity in book.lost_reservations else None
+        identity, journal = (name, f"k:{key}"), self.journal
+        return (
+            journal.view.in_doubt_usage(identity)
+            if identity in journal.view.started or identity in journal.view.lost_reservations
+            else None
+        )
 
     async def streamed(self, name: str, key: str) -> int:
         """Return how many characters of its answer that step published as ASSISTANT_DELTA events."""
         step = step_id(str(self._ctx.run_id), name, f"k:{key}")
-        ledger = self.book.ledger
-        events = await ledger.bus.get_events(ledger.run_id)
+        writer = self.journal.writer
+        events = await writer.bus.get_events(writer.run_id)
         deltas = (event.payload for event in events if event.event_type == EventType.ASSISTANT_DELTA.value)
         return sum(len(each["delta"]) for each in deltas if each.get("step_id") == step)
 
@@ -93,23 +97,23 @@ class RecordedCalls:
         `effect` is the key under which forks know a guarded call.
         `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
         """
-        book, place = self.book, self._place
+        journal, place = self.journal, self._place
         if place.closed:
             await place.raise_closed()
         if place.cancelled:
             raise StepCancelledError(name)
-        if book.unconfirmed:
-            await book.resolve_unconfirmed()
+        if journal.unconfirmed.pending:
+            await journal.unconfirmed.resolve()
             if (known := self.recorded(name, key)) is not UNRECORDED:
                 return known
-        if (failure := book.swallowed_failures.pop((name, f"k:{key}"), None)) is not None:
+        if (failure := journal.view.swallowed_failures.pop((name, f"k:{key}"), None)) is not None:
             raise original_error(name, failure)  # the code went on without it
         started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
         if effect is not None:
             started = {**(started or {}), "effect": effect}
         if reserve:
             started = {**(started or {}), "reserve": reserve}
-        info = CONCURRENT_INFO if book.in_child_task() else None
+        info = CONCURRENT_INFO if journal.in_child_task() else None
         if tool is not None:
             info = f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
         work = StepCall(
@@ -117,7 +121,7 @@ class RecordedCalls:
             f"k:{key}",
             call,
             policy,
-            position=book.next_position(),
+            position=journal.records.next_position(),
             info=info,
             no_events=tool is None,
             start_info=started,
@@ -125,8 +129,8 @@ class RecordedCalls:
             defer_record=lazy,
             adapt_review_result=None if tool is None else _answered,
         )
-        value = await run_step(book, work, book.completion)
-        book.advance()
+        value = await run_step(journal, work, journal.records.completion)
+        journal.advance()
         return value
 
 

@@ -12,13 +12,15 @@ from .._core.clock import Clock
 from .._core.context_vars import current_run
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor
+from ..errors import JournalMismatch
 from ..interfaces import AgentRuntime, RunResult
-from ..limits import RunLimits
+from ..limits import Budget, RunLimits
 from ..persistence.fencing import FencedWrites
 from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from .result_codec import OmittedHistory
+from .step_policy import AlreadyDone
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
@@ -87,10 +89,45 @@ class Services:
     backpressure: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
 
 
+class ContextWaits(Protocol):
+    """The waits of a context that its journal asks for."""
+
+    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any], /) -> AlreadyDone | None:
+        """Park until a person has reviewed a step in doubt."""
+
+    async def approve(
+        self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, key: str | None, /
+    ) -> Any:
+        """Ask for a decision and wait for the answer."""
+
+    async def regain_slot(self) -> None:
+        """Wait until the run has a slot again."""
+
+
+class RunningContext(Protocol):
+    """What the journal of a run asks its context for."""
+
+    @property
+    def waits(self) -> ContextWaits: ...
+
+    @property
+    def budget(self) -> Budget: ...
+
+    def where(self) -> dict[str, Any]:
+        """Return what an event says of the step that the calling code is in."""
+
+
+def _no_context() -> None:
+    return None
+
+
 @dataclass(repr=False, eq=False)
 class RunControl:
-    """What a context shares with the runner that drives it."""
+    """What the context, the journal and the runner of one claim share."""
 
+    #: Returns the context while it exists: a weak reference, set by the context. The context refers to this control,
+    #: so with a strong reference each ended run would wait for the garbage collector.
+    context: Callable[[], RunningContext | None] = _no_context
     cancelled: bool = False
     parked: bool = False
     closed: bool = False
@@ -110,6 +147,51 @@ class RunControl:
     def in_main_task(self) -> bool:
         """Whether the present task is the one that the run began in."""
         return self.task is None or asyncio.current_task() is self.task
+
+    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
+        """Wait until a person has reviewed the step in doubt that the record `start` started.
+
+        Args:
+            name: The name of the step.
+            key: Its key.
+            start: The number of the record of its start.
+            read: Makes the result of the step from that in the answer.
+
+        Returns:
+            The result; None to run the step again.
+
+        Raises:
+            JournalMismatch: The journal has no context.
+        """
+        context = self.context()
+        if context is None:
+            raise JournalMismatch(
+                f"step {name!r} is in doubt and on_in_doubt='review' needs a run context: open the run with a runner"
+            )
+        return await context.waits.review(name, key, start, read)
+
+    async def approve(self, name: str, details: Any, key: str) -> Any:
+        """Ask for a decision and wait for the answer."""
+        context = self.context()
+        assert context is not None  # a guarded step runs in one
+        return await context.waits.approve(name, details, None, None, key)
+
+    async def regain_slot(self) -> None:
+        """Wait until the run has a slot again."""
+        context = self.context()
+        if context is not None:
+            await context.waits.regain_slot()
+
+    def add_recorded_usage(self, usage: dict[str, Any]) -> None:
+        """Count in the budget what recorded steps have used whose code does not run again."""
+        context = self.context()
+        if context is not None:
+            context.budget.recalled(usage)
+
+    def where(self) -> dict[str, Any]:
+        """Return what an event says of the step that the calling code is in."""
+        context = self.context()
+        return {} if context is None else context.where()
 
     async def ensure_open(self) -> None:
         """Nothing gets past a park or an end: what is called then is refused or never returns, and writes nothing."""

@@ -17,7 +17,7 @@ from .._core.threads import in_thread
 from .._core.timeouts import log_abandoned_thread
 from ..errors import InvalidArgument, brief
 from ..tools.schema import context_parameter, place_context
-from .step_keys import CURRENT_STEP
+from .step_scope import CURRENT_STEP
 
 
 @dataclass(repr=False, eq=False)

@@ -1,52 +1,11 @@
-"""Tells repeated uses of one step name apart, and keeps two of one identity from running at once."""
+"""Keys that tell repeated calls of one step name apart, and a lock for each key."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Final
 
-from .._core.codec.json import digest
 from .._core.context_vars import queued
-from .._core.ids import step_id
-from .claim_writer import ClaimWriter
-from .record_factory import RecordFactory
-
-Identity = tuple[str, str]  # (name, key)
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class StepScope:
-    """The step that code is running in."""
-
-    book: StepKeys
-    name: str
-    key: str
-    attempt: int
-    outer: StepScope | None = None
-    emitted: int = 0
-    counts: dict[tuple[str, str], int] | None = None  # uses of a name inside this step
-
-    @property
-    def step_id(self) -> str:
-        return step_id(self.book.ledger.run_id, self.name, self.key)
-
-    @property
-    def scope_id(self) -> str:
-        return scope_id(self.name, self.key)
-
-
-def scope_id(name: str, key: str) -> str:
-    """Tells this step from the others of its run, and of that run's forks; what is inside it has it in its keys."""
-    return digest(f"{name}\0{key}")[:16]
-
-
-#: Where the key of a step says inside which other one it is.
-SCOPE_SUFFIX: Final = re.compile("@([0-9a-f]{16})(?::|$)")
-
-CURRENT_STEP: ContextVar[StepScope | None] = ContextVar("agent_runtime_step", default=None)
+from .step_scope import CURRENT_STEP, Identity, JournalToken, StepScope
 
 
 def _next_occurrence(counts: dict[tuple[str, str], int], space: str, name: str) -> int:
@@ -56,91 +15,102 @@ def _next_occurrence(counts: dict[tuple[str, str], int], space: str, name: str) 
 
 
 class KeyLock:
-    """Inside the block, nobody else is inside one of that identity."""
+    """Lets one task at a time run the step of one identity.
 
-    __slots__ = ("_alone", "_entered", "_identity", "_uses")
+    Code inside that step may enter again.
+    """
 
-    def __init__(self, uses: StepKeys, alone: dict[Identity, asyncio.Event | None], identity: Identity) -> None:
-        self._uses = uses
-        self._alone: dict[Identity, asyncio.Event | None] = alone
+    __slots__ = ("_entered", "_identity", "_locked", "_token")
+
+    def __init__(self, token: JournalToken, locked: dict[Identity, asyncio.Event | None], identity: Identity) -> None:
+        self._token = token
+        self._locked: dict[Identity, asyncio.Event | None] = locked
         self._identity: Identity = identity
         self._entered = False
 
     async def __aenter__(self) -> None:
-        alone, identity, frame = self._alone, self._identity, CURRENT_STEP.get()
-        while frame is not None:
-            if frame.book is self._uses and (frame.name, frame.key) == identity:
-                return  # it calls itself
-            frame = frame.outer
-        while identity in alone:
-            if (left := alone[identity]) is None:
-                left = alone[identity] = asyncio.Event()
+        locked, identity, scope = self._locked, self._identity, CURRENT_STEP.get()
+        while scope is not None:
+            if scope.token is self._token and (scope.name, scope.key) == identity:
+                return  # a step that calls itself would wait for its own end
+            scope = scope.outer
+        while identity in locked:
+            if (released := locked[identity]) is None:
+                released = locked[identity] = asyncio.Event()
             with queued():
-                await left.wait()
-        alone[identity] = None
+                await released.wait()
+        locked[identity] = None
         self._entered = True
 
     async def __aexit__(self, *_: object) -> None:
-        if self._entered and (left := self._alone.pop(self._identity)) is not None:
-            left.set()
+        if self._entered and (released := self._locked.pop(self._identity)) is not None:
+            released.set()
 
 
-class StepKeys(RecordFactory):
-    """The uses of names by the code of one claim, counted for each step by itself."""
+class StepKeys:
+    """Counts the calls of each name that the code of one claim makes, separately in each step."""
 
-    def __init__(self, ledger: ClaimWriter) -> None:
-        super().__init__(ledger)
-        self._counts: dict[tuple[str, str], int] = {}
-        #: Uses inside a step that came to a failure: another try of that step has new ones in their place.
+    def __init__(self, run_id: str) -> None:
+        self.token: JournalToken = JournalToken(run_id)
+        #: Keys used inside a step by a try that failed. The next try of that step skips them.
         self.failed_try_keys: set[Identity] = set()
-        #: Uses that may come once more, each by its step, space and name, with what it was used with.
+        #: By scope, space and name: an occurrence that may be used again, and the digest of its arguments.
         self.reusable_keys: dict[tuple[StepScope | None, str, str], tuple[int, str | None]] = {}
-        self.locked_keys: dict[
-            Identity, asyncio.Event | None
-        ] = {}  # what goes on, and its end if others wait: see `only`
+        #: Identities in use now. The event is set at the end of the use; it exists only if a task waits for it.
+        self.locked_keys: dict[Identity, asyncio.Event | None] = {}
+        self._counts: dict[tuple[str, str], int] = {}  # of the calls between steps
 
-    def next_key(self, space: str, name: str, mark: str | None = None) -> str:
-        """The key of the next unkeyed use of `name`, counted for each step by itself: on a resume those inside a
-        recorded one are not asked for again, and those beside it come in any order; `mark` tells what with."""
-        frame = self._frame()
+    def next_key(self, space: str, name: str, arguments_digest: str | None = None) -> str:
+        """Return the key of the next call of `name` without an explicit key.
+
+        Each step counts its own calls. After a resume, the code inside a completed step does not run, and concurrent
+        steps may run in another order; one count for the whole run would then give other keys.
+        """
+        scope = self.scope()
         if self.reusable_keys:
-            use, of = self.reusable_keys.pop((frame, space, name), (0, ""))
-            if of == mark:
-                self._uses(frame)[space, name] = use
-        if frame is None:
+            occurrence, digest = self.reusable_keys.pop((scope, space, name), (0, ""))
+            if digest == arguments_digest:
+                self._counts_in(scope)[space, name] = occurrence
+        if scope is None:
             return f"{space}:{_next_occurrence(self._counts, space, name)}"
-        counts = self._uses(frame)
+        counts = self._counts_in(scope)
         while True:
-            key = f"{space}:{_next_occurrence(counts, space, name)}@{frame.scope_id}"
+            key = f"{space}:{_next_occurrence(counts, space, name)}@{scope.scope_id}"
             if (name, key) not in self.failed_try_keys:
                 return key
 
-    def reuse_key(self, name: str, key: str, mark: str | None, frame: StepScope | None) -> None:
-        """Have the next use of that name in that step, or between steps, be this one, if it was the last and is used
-        with the same: its end was not heard of, or its caller gave it up."""
-        frame = None if frame is None or frame.book is not self else frame
-        space, _, use = key.partition("@")[0].partition(":")
-        if use.isdecimal() and self._uses(frame).get((space, name)) == int(use) + 1:
-            self.reusable_keys[frame, space, name] = int(use), mark
+    def reuse_key(self, name: str, key: str, arguments_digest: str | None, scope: StepScope | None) -> None:
+        """Give `key` to the next call of `name` in this scope.
 
-    def _frame(self) -> StepScope | None:
-        """The step of this run that the code which asks is in."""
-        frame = CURRENT_STEP.get()
-        return None if frame is None or frame.book is not self else frame
+        For a call that was cancelled, or whose commit has an unknown outcome: the repeated call must find the same
+        record. Applies only if this was the last call of `name` and the next one has the same arguments.
+        """
+        scope = None if scope is None or scope.token is not self.token else scope
+        space, _, occurrence = key.partition("@")[0].partition(":")
+        if occurrence.isdecimal() and self._counts_in(scope).get((space, name)) == int(occurrence) + 1:
+            self.reusable_keys[scope, space, name] = int(occurrence), arguments_digest
 
-    def _uses(self, frame: StepScope | None) -> dict[tuple[str, str], int]:
-        """How often each name was used between steps, or in that step."""
-        if frame is None:
+    def scope(self) -> StepScope | None:
+        """Return the step of this run that the calling code is in, or None between steps."""
+        scope = CURRENT_STEP.get()
+        return None if scope is None or scope.token is not self.token else scope
+
+    def _counts_in(self, scope: StepScope | None) -> dict[tuple[str, str], int]:
+        if scope is None:
             return self._counts
-        if frame.counts is None:
-            frame.counts = {}
-        return frame.counts
+        if scope.counts is None:
+            scope.counts = {}
+        return scope.counts
 
     def exclusive(self, name: str, key: str) -> KeyLock:
-        """One at a time: what a failed try of the step around it left behind goes on, and answers for the next."""
-        return KeyLock(self, self.locked_keys, (name, key))
+        """Return the lock of this identity.
+
+        A failed try may leave tasks behind that still run a step. The next try waits for them and takes their
+        results instead of running the step a second time.
+        """
+        return KeyLock(self.token, self.locked_keys, (name, key))
 
     def scope_suffix(self) -> str:
-        """What tells the step lists and maps inside a step from those of other steps; nothing between steps."""
-        frame = self._frame()
-        return "" if frame is None else f"@{frame.scope_id}"
+        """Return the suffix for the keys of step lists and maps inside the current step; "" between steps."""
+        scope = self.scope()
+        return "" if scope is None else f"@{scope.scope_id}"

@@ -26,11 +26,12 @@ from ..errors import (
 from ..state.base import EffectExists
 from .effects import GuardedStep
 from .journal_view import CONCURRENT_INFO
+from .run_writer import StepWriter
 from .step_failure import cause_info, failure_info
 from .step_function import call, step_function
-from .step_journal import StepJournal
-from .step_keys import CURRENT_STEP, StepScope
+from .step_journal import RunJournal, StepJournal, has_run
 from .step_policy import NEVER_RETRIED, AlreadyDone, Policy
+from .step_scope import CURRENT_STEP, StepScope
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -74,17 +75,21 @@ class StepCall:
 Seal = Callable[[StepCall, str, int, int], Sequence[Record]]
 
 
-def run_step(book: StepJournal, work: StepCall, seal: Seal) -> Coroutine[Any, Any, Any]:
+def run_step(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Coroutine[Any, Any, Any]:
     """Run a step that has no record yet until it has one; its result as a resumed run would read it.
 
     StepExecutionError after the last try, StepInDoubt or EffectAlreadyDone where a policy says so.
     """
-    if book.ledger.closed_error is not None:
-        raise book.ledger.closed_error(work.name)
-    start = book.started.pop((work.name, work.key), None) if book.started and not work.start_recorded else None
-    if work.policy.on_in_doubt != "retry" and book.ledger.has_journal:
-        return _run_guarded(book, work, seal, start)
-    return _run_tries(book, work, seal, start is not None)
+    if journal.writer.closed_error is not None:
+        raise journal.writer.closed_error(work.name)
+    start = (
+        journal.view.started.pop((work.name, work.key), None)
+        if journal.view.started and not work.start_recorded
+        else None
+    )
+    if work.policy.on_in_doubt != "retry" and has_run(journal):
+        return _run_guarded(journal, work, seal, start)
+    return _run_tries(journal, work, seal, start is not None)
 
 
 def result_not_serializable(name: str, error: UnserialisableResult) -> UnserialisableResult:
@@ -94,63 +99,63 @@ def result_not_serializable(name: str, error: UnserialisableResult) -> Unseriali
     return UnserialisableResult(error.path, error.reason + out, max_bytes=error.max_bytes, step_name=name)
 
 
-async def _run_guarded(book: StepJournal, work: StepCall, seal: Seal, start: int | None) -> Any:
+async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal, start: int | None) -> Any:
     """Run a step whose effect must not be repeated silently, or find its result by the policies for that.
 
     `start` is the record of an earlier start, if the step is in doubt.
     """
-    step = GuardedStep(book, work)
+    step = GuardedStep(journal, work)
     await step.find()
     if start is None:
         await step.check_approval()
     else:
-        book.ledger.effects[step.identity] = step.row
-        if (known := await _apply_in_doubt_policy(book, work, start, step)) is not None:
+        journal.writer.effects[step.identity] = step.row
+        if (known := await _apply_in_doubt_policy(journal, work, start, step)) is not None:
             try:
                 text = work.encode(
                     known.result if work.adapt_review_result is None else work.adapt_review_result(known.result)
                 )
             except UnserialisableResult as error:
                 raise result_not_serializable(work.name, error) from None
-            return await _record_completion(book, work, seal, text)
+            return await _record_completion(journal, work, seal, text)
         await step.check_others()
     while True:
         if (done := await step.admit()) is not None:
             # With a start, as readers of events expect; its row is that of the other run.
             return await _record_completion(
-                book, work, seal, done.result or "null", _start_record(book, work, 1, False)
+                journal, work, seal, done.result or "null", _start_record(journal, work, 1, False)
             )
-        book.running_steps += 1
+        journal.running_steps += 1
         try:
-            await book.regain_slot()
-            await _record_start(book, work, 1, start is not None)
+            await journal.regain_slot()
+            await _record_start(journal, work, 1, start is not None)
             break
         except EffectExists:
             await step.check_others()
         finally:
-            book.step_finished()
+            journal.step_finished()
     work.start_recorded = True
-    return await _run_tries(book, work, seal, start is not None)
+    return await _run_tries(journal, work, seal, start is not None)
 
 
-async def _record_completion(book: StepJournal, work: StepCall, seal: Seal, text: str, *started: Record) -> Any:
+async def _record_completion(journal: RunJournal, work: StepCall, seal: Seal, text: str, *started: Record) -> Any:
     """Record a result that running the step did not give."""
     if records := seal(work, text, 1, 0):
-        await book.write((*started, *records), records[:-1], CURRENT_STEP.get())
+        await journal.write((*started, *records), records[:-1], CURRENT_STEP.get())
     return work.decode(text)
 
 
-async def _run_tries(book: StepJournal, work: StepCall, seal: Seal, doubtful: bool) -> Any:
-    boot, timeout = book.ledger.clock.boot, work.policy.timeout
+async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Seal, doubtful: bool) -> Any:
+    boot, timeout = journal.writer.clock.boot, work.policy.timeout
     outer = CURRENT_STEP.get()
-    frame = StepScope(book, work.name, work.key, 1, outer)
-    book.running_steps += 1
+    frame = StepScope(journal.token, work.name, work.key, 1, outer)
+    journal.running_steps += 1
     token = CURRENT_STEP.set(frame)
     try:
-        if book.slot_released:
-            await book.regain_slot()
+        if journal.slot_released:
+            await journal.regain_slot()
         if not work.start_recorded:
-            await _record_start(book, work, 1, doubtful)
+            await _record_start(journal, work, 1, doubtful)
         while True:
             attempt, since = frame.attempt, boot()
             try:
@@ -168,17 +173,17 @@ async def _run_tries(book: StepJournal, work: StepCall, seal: Seal, doubtful: bo
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
             except Exception as error:  # noqa: BLE001 - raised by what is done of it, or tried again
-                await _record_failure(book, work, attempt, error)
+                await _record_failure(journal, work, attempt, error)
                 # What is recorded inside answers for the next try as well, as it would on a resume. A frame of its own:
                 # tasks that this try left behind go on counting in theirs.
-                frame = StepScope(book, work.name, work.key, attempt + 1, outer)
+                frame = StepScope(journal.token, work.name, work.key, attempt + 1, outer)
                 CURRENT_STEP.set(frame)
-                await _record_start(book, work, attempt + 1, doubtful)
+                await _record_start(journal, work, attempt + 1, doubtful)
         work.start_record = None
         if records:
-            await book.write(records, records[:-1], outer, lazy=work.defer_record)
+            await journal.write(records, records[:-1], outer, lazy=work.defer_record)
     finally:
-        book.step_finished()
+        journal.step_finished()
         restore(CURRENT_STEP, token)
     return handed
 
@@ -217,17 +222,17 @@ def _copy(value: Any) -> Any:
     raise _NotPlain
 
 
-async def _record_start(book: StepJournal, work: StepCall, attempt: int, doubtful: bool) -> None:
+async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attempt: int, doubtful: bool) -> None:
     if work.policy.on_in_doubt != "retry":
-        await book.publish(_start_record(book, work, attempt, doubtful))
+        await journal.publish(_start_record(journal, work, attempt, doubtful))
     elif (
         work.start_info or not work.no_events
     ):  # else nobody would be told of it, and nothing depends on whether it began
-        work.start_record = record = _start_record(book, work, attempt, doubtful)
-        await book.ledger.buffer(record)
+        work.start_record = record = _start_record(journal, work, attempt, doubtful)
+        await journal.writer.buffer(record)
 
 
-def _start_record(book: StepJournal, work: StepCall, attempt: int, doubtful: bool) -> Record:
+def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int, doubtful: bool) -> Record:
     about: dict[str, Any] = {} if work.start_info is None else {**work.start_info}
     if work.description is not None:
         about["description"] = work.description
@@ -235,28 +240,30 @@ def _start_record(book: StepJournal, work: StepCall, attempt: int, doubtful: boo
         about["in_doubt"] = True
     if work.info == CONCURRENT_INFO:
         about["beside"] = True
-    return book.started_record(
+    return journal.records.started(
         work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.policy.retries + 1,
         info=about, digest=work.digest, quiet=work.no_events, state=work.state,
     )  # fmt: skip
 
 
-async def _record_failure(book: StepJournal, work: StepCall, attempt: int, error: Exception) -> None:
+async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, attempt: int, error: Exception) -> None:
     """Record a failed try and wait for the next one, or raise."""
-    delay = work.policy.delay(error, attempt, book.ledger.clock.random)
+    delay = work.policy.delay(error, attempt, journal.writer.clock.random)
     cause = deciding_error(error)
     about = failure_info(cause)
     if isinstance(cause, LeaseLost):
         raise error
     # Without a journal, no runner resumes the run later.
-    postponed = cause.after if isinstance(cause, Postponed) and book.ledger.has_journal else None
+    postponed = cause.after if isinstance(cause, Postponed) and journal.writer.has_journal else None
     if delay is not None or postponed is not None:
         about["retry_delay"] = delay if postponed is None else postponed
     ends = delay is None and (postponed is None or work.raise_unwrapped)  # of a bare one, the code may go on without it
     if ends and work.key[:2] in ("s:", "k:") and not holds(error, NEVER_RETRIED):
         frame = CURRENT_STEP.get()
-        about |= cause_info(error) | book.about_failure(None if frame is None else frame.outer, book.running_steps - 1)
-    record: Record = book.failed_record(
+        about |= cause_info(error) | journal.about_failure(
+            None if frame is None else frame.outer, journal.running_steps - 1
+        )
+    record: Record = journal.records.failed(
         FAILED if delay is None and postponed is None else RETRYING,
         work.name,
         work.key,
@@ -267,11 +274,11 @@ async def _record_failure(book: StepJournal, work: StepCall, attempt: int, error
         info=about,
         quiet=work.no_events,
     )
-    await book.publish(record)
+    await journal.publish(record)
     if postponed is not None:
         raise error  # the run is taken up again when it is time
     if delay is not None:
-        await book.ledger.clock.sleep(delay)
+        await journal.writer.clock.sleep(delay)
         return
     if work.raise_unwrapped or isinstance(error, StepExecutionError) or holds(error, NEVER_RETRIED):
         raise error
@@ -279,7 +286,7 @@ async def _record_failure(book: StepJournal, work: StepCall, attempt: int, error
 
 
 async def _apply_in_doubt_policy(
-    book: StepJournal, work: StepCall, start: int, step: GuardedStep
+    journal: RunJournal, work: StepCall, start: int, step: GuardedStep
 ) -> AlreadyDone | None:
     """What the policy says of a step that was begun, with the record `start`, and never ended; None: run it again."""
     policy = work.policy.on_in_doubt
@@ -289,19 +296,19 @@ async def _apply_in_doubt_policy(
         )
     if policy == "review":
         try:
-            answer = await book.review(work.name, work.key, start, lambda told: work.decode(encode(told)))
+            answer = await journal.control.review(work.name, work.key, start, lambda told: work.decode(encode(told)))
         except RunFailed:  # a person knows that it had no effect
-            await book.ledger.write([Op("effect.drop", step.row[:4])])
+            await journal.writer.write([Op("effect.drop", step.row[:4])])
             raise
     else:
         assert callable(policy)
-        book.running_steps += 1
-        token = CURRENT_STEP.set(StepScope(book, work.name, work.key, 1, CURRENT_STEP.get()))
+        journal.running_steps += 1
+        token = CURRENT_STEP.set(StepScope(journal.token, work.name, work.key, 1, CURRENT_STEP.get()))
         try:
-            await book.regain_slot()
-            answer = await call(policy, step_function(policy), (), book.owner())
+            await journal.regain_slot()
+            answer = await call(policy, step_function(policy), (), journal.control.context())
         finally:
-            book.step_finished()
+            journal.step_finished()
             restore(CURRENT_STEP, token)
     if answer is None or isinstance(answer, AlreadyDone):
         return answer

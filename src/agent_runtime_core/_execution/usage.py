@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from .._journal.record import Record, is_copied
-from .step_keys import SCOPE_SUFFIX, Identity, scope_id
+from .step_scope import SCOPE_SUFFIX, Identity, scope_id
 
 _NAME = itemgetter(0)
 

@@ -23,8 +23,8 @@ from ..status import RunStatus
 from .effects import effect_row, join_lineage, other_rows
 from .mailbox import TIMED_OUT, Mailbox, answered_request
 from .result_codec import result_from_payload, result_payload
-from .step_keys import CURRENT_STEP
 from .step_policy import AlreadyDone
+from .step_scope import CURRENT_STEP
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -51,7 +51,7 @@ class Waits(Mailbox):
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < TOO_LATE:
             raise InvalidArgument(f"a sleep is a number of seconds of at least 0, not {brief(seconds)}")
         name, key = "sleep", self._book.key_for("w", "sleep", known_by)
-        async with self._book.exclusive(name, key):
+        async with self._book.keys.exclusive(name, key):
             if await self._replayed(name, key) is not None:
                 return
             until = await self._begin(name, key, seconds)
@@ -67,7 +67,7 @@ class Waits(Mailbox):
         self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, known_by: str | None
     ) -> Any:
         name = unbroken("a signal's name", name)
-        request = {**self._book.owner().where(), "name": name, "details": details, "schema": schema}
+        request = {**self._book.control.where(), "name": name, "details": details, "schema": schema}
 
         approval = arguments_digest((details,), {})[0] or ""
 
@@ -91,7 +91,7 @@ class Waits(Mailbox):
     async def _approved_before(self, name: str, key: str, digest: str) -> dict[str, Any]:
         """What the request says of the run that was given the same approval, if this run is a fork."""
         book = self._book
-        if book.origin == self._row.run_id:
+        if book.view.origin == self._row.run_id:
             return {}
         rows = await other_rows(book, effect_row(book, name, key, digest, APPROVED))
         return {"approved_before": rows[-1].run_id} if rows else {}
@@ -138,11 +138,11 @@ class Waits(Mailbox):
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {brief(timeout)}")
         name = f"signal:{wanted}"
         key = self._book.key_for("w", name, known_by)
-        async with self._book.exclusive(name, key):
+        async with self._book.keys.exclusive(name, key):
             record = await self._replayed(name, key)
             if record is None:
                 wait = step_id(self._row.run_id, name, key)
-                if ask is not None and (name, key) not in self._book.started:
+                if ask is not None and (name, key) not in self._book.view.started:
                     await ask(wait, key)
                 until = await self._begin(name, key, timeout)
                 mail = await self._wait_for_message(
@@ -153,7 +153,7 @@ class Waits(Mailbox):
                 else:
                     record = await self._end(name, key, decode(mail.payload), mail, approval=approval)
         if record.info is not None and json.loads(record.info).get("late"):
-            self._book.failed_try_keys.add((name, key))
+            self._book.keys.failed_try_keys.add((name, key))
             raise WaitTimeout(f"no {reason:.300} came {'in time' if timeout is None else f'within {timeout:g} s'}")
         return decode(record.result or "null")
 
@@ -167,19 +167,19 @@ class Waits(Mailbox):
         name = f"call:{agent_key}"
         mark, _ = arguments_digest((input,), {})
         place = book.key_for("c", name, key, mark)
-        async with book.exclusive(name, place):
+        async with book.keys.exclusive(name, place):
             record = await self._replayed(name, place)
             if record is None:
                 try:
                     record = await self._child(name, place, agent, agent_key, input, mark)
                 except asyncio.CancelledError:  # by its caller, who may call it once more
-                    book.reuse_key(name, place, mark, CURRENT_STEP.get())
+                    book.keys.reuse_key(name, place, mark, CURRENT_STEP.get())
                     raise
         result = result_from_payload(cast("dict[str, Any]", decode(record.result or "{}")))
         try:
             return result.raise_for_status()
         except RunFailed:
-            book.failed_try_keys.add((name, place))
+            book.keys.failed_try_keys.add((name, place))
             raise
 
     async def _child(
@@ -192,11 +192,11 @@ class Waits(Mailbox):
             child, agent_key, input, None, self._row.priority, parent_run_id=self._row.run_id,
             origin="inline" if inline else "",
         )  # fmt: skip
-        there = (name, place) in book.started
+        there = (name, place) in book.view.started
         if not there:
-            record = book.started_record(name, place, quiet=True, info={"child": child, **self._task_info()})
+            record = book.records.started(name, place, quiet=True, info={"child": child, **self._task_info()})
             there = not await book.publish(record, [] if inline else [Op("queue.insert", (row,))])
-            book.started[name, place] = record.seq
+            book.view.started[name, place] = record.seq
         if there and inline is None and (unheard := await self._restart_child(row)) is not None:
             return await self._end(name, place, unheard, mark=mark)
         if inline is not None:
@@ -244,7 +244,7 @@ class Waits(Mailbox):
         """Whether a child that did not succeed ended, or was cancelled, before this generation of the run began, and
         no earlier one used that: it goes on with this one, or does already."""
         status = result_from_payload(cast("dict[str, Any]", decode(mail.payload))).status
-        if status is RunStatus.SUCCEEDED or self._book.reopened_at is None:
+        if status is RunStatus.SUCCEEDED or self._book.view.reopened_at is None:
             return False
         if self._has_passed(mail.t) or self._unread["child", child][-1] is not mail:  # it tells each end once
             return True
@@ -257,7 +257,7 @@ class Waits(Mailbox):
 
     def _has_passed(self, at: float | None) -> bool:
         """Whether that was before this generation of the run began."""
-        since = self._book.reopened_at
+        since = self._book.view.reopened_at
         return at is not None and since is not None and at <= since
 
     async def _adopt_child(self, row: RunRow) -> None:

@@ -39,7 +39,7 @@ class LoopSession:
         self.clock: Clock = getattr(ctx, "clock", SYSTEM)
         self.steps: RecordedCalls = RecordedCalls(ctx)
         #: What tells this loop's steps from those of another one in the run.
-        self.name: str = self.steps.book.next_key("l", "loop")
+        self.name: str = self.steps.journal.keys.next_key("l", "loop")
         #: Whether the last answer of the model was paid for by the run that this one was forked from.
         self.copied: bool = False
         self._since = 0.0  # when this stretch of work began

@@ -11,7 +11,7 @@ from .._core.codec.json import MAX_BYTES, MAX_RESULT, arguments_digest
 from .._core.event_types import EventType
 from .._core.ids import step_id
 from .._core.settings import POSITIVE, number
-from .._execution.step_journal import StepJournal
+from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.step_policy import InDoubt
 from ..errors import (
     JournalMismatch,
@@ -136,9 +136,9 @@ class _Execution:
         self.budget = budget
         self.tries = tries
         book = getattr(ctx, "journal", None)
-        self.book: StepJournal | None = book if isinstance(book, StepJournal) else None
+        self.book: RunJournal | None = book if isinstance(book, StepJournal) else None
         if self.book is not None:
-            number = self.book.next_key("p", SCOPE)
+            number = self.book.keys.next_key("p", SCOPE)
         else:  # nobody counts the plans of a run: one is known by what it says
             number = f"p:{arguments_digest((plan.to_dict(),), {})[0]}"
         self.scope: str = f"{SCOPE}/{number}"
@@ -231,7 +231,7 @@ class _Execution:
             dag = GraphRun(self.executor.options, book, scope)
             done = await dag.run(Graph(steps), None, True)
             for each in planned:
-                self.attempts[each.step_number] = book.completed[step_name(each), dag.key].attempt
+                self.attempts[each.step_number] = book.view.completed[step_name(each), dag.key].attempt
         except StepExecutionError as error:
             if error.__cause__ is not None and holds(error.__cause__, AS_THEY_ARE):
                 raise error.__cause__ from None

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from .._engines.base import LOWEST_TOKEN, Op, end_fence
-from .._execution.claim_writer import BUSY_ATTEMPTS, missing_events
+from .._execution.claim_writer import BUSY_ATTEMPTS
+from .._execution.event_publisher import missing_events
 from .._execution.result_codec import encode_result
 from .._journal.record import ENDED, Record
 from ..errors import LeaseLost, StorageBusy

@@ -17,8 +17,8 @@ from .._core.run_tasks import tasks_of
 from .._core.timeouts import done_in_time, is_abandoned, wait_cancelled
 from .._execution.context import Context
 from .._execution.result_codec import error_payload
-from .._execution.step_journal import StepJournal
-from .._execution.step_keys import Identity
+from .._execution.step_journal import RunJournal, StepJournal
+from .._execution.step_scope import Identity
 from .._journal.record import ATTEMPT, RESUMED, Record
 from ..errors import (
     AgentRuntimeError,
@@ -132,7 +132,7 @@ class RunExecution(Ends):
             # A claim that was given up knows that it is: it is those that were taken over that may write yet.
             if self.recorder is not None and (row.stalls or row.generation > 1):
                 await self.recorder.fence(self._fenced_writes())
-            book = StepJournal(self.writer, records)
+            book = StepJournal(self.writer, records, self.control)
             self.check_journal_length(book)
             early = await self.end_without_running(book)
             if early is not None:
@@ -142,35 +142,37 @@ class RunExecution(Ends):
             if not isinstance(outcome, RetryHere):
                 return outcome
 
-    def check_journal_length(self, book: StepJournal) -> None:
+    def check_journal_length(self, book: RunJournal) -> None:
         """Refuse a journal that was longer when the row was last written, and have the next one who writes it say how
         long it is: each record has a checksum, and nothing else tells of those that are not found any more.
 
         One on another engine than the row may have been in the memory of a process that is gone.
         """
         row = self.row
-        if book.ends < row.mark and self.backends.together:
+        if book.view.ends < row.mark and self.backends.together:
             raise StorageCorrupt(
-                f"run {row.run_id}: the ends of {row.mark} steps were recorded and {book.ends} are found; it is left "
-                "as it is: restore a backup"
+                f"run {row.run_id}: the ends of {row.mark} steps were recorded and {book.view.ends} are found; it is "
+                "left as it is: restore a backup"
             )
-        if book.ends and not row.stalls:  # else it is written with the crashes in a row, which it tells apart
-            self.replace_row(mark=book.ends)
+        if book.view.ends and not row.stalls:  # else it is written with the crashes in a row, which it tells apart
+            self.replace_row(mark=book.view.ends)
 
-    async def end_without_running(self, book: StepJournal) -> RunResult | None:
+    async def end_without_running(self, book: RunJournal) -> RunResult | None:
         """How the run ends without running any code, if it does."""
         row = self.row
-        if book.end_record is not None and book.end_record.attempt == row.generation:
-            return await self.finish_interrupted_end(book.end_record)
-        if row.stalls and await self._is_poison(book.ends):
+        if book.view.end_record is not None and book.view.end_record.attempt == row.generation:
+            return await self.finish_interrupted_end(book.view.end_record)
+        if row.stalls and await self._is_poison(book.view.ends):
             dead = ErrorInfo(
                 "Poisoned", f"{MAX_CRASHES_WITHOUT_PROGRESS} crashes in a row without progress", retriable=False
             )
-            return await self.end(RunStatus.DEAD, RunResult(usage=book.usage(), error=dead), error_payload(dead) or {})
+            return await self.end(
+                RunStatus.DEAD, RunResult(usage=book.view.usage(), error=dead), error_payload(dead) or {}
+            )
         now = self.clock.wall()
         if row.cancel_at is not None or self.control.cancelled:
             return await self.end(RunStatus.CANCELLED, RunResult(), {})
-        if row.expires_at is not None and now > row.expires_at and book.length == 0:
+        if row.expires_at is not None and now > row.expires_at and book.view.length == 0:
             return await self._late(
                 "Expired", f"the run was not begun within {row.expires_at - row.created_at:g} s", {}
             )
@@ -196,29 +198,29 @@ class RunExecution(Ends):
         try:
             if is_crash_suspect(self.row):
                 with contextlib.suppress(AgentRuntimeError):
-                    recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).ends
+                    recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).view.ends
                     if (stalls := self._crashes_without_progress(recorded)) < self.row.stalls:
                         self.replace_row(stalls=stalls, mark=recorded)
         finally:
             await self.release_unstarted()
 
-    async def _begin(self, book: StepJournal) -> None:
+    async def _begin(self, book: RunJournal) -> None:
         row = self.row
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
         self.attempt_recorded = True
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s, attempt %d", self._label, "resumed" if row.parked else "started", row.attempt)
-        record = book.boundary_record(kind, self.row.agent, attempt=row.attempt, nev=1, info=info)
+        record = book.records.boundary(kind, self.row.agent, attempt=row.attempt, nev=1, info=info)
         await self.writer.status(_RUNNING, record)
 
-    async def _attempt(self, book: StepJournal) -> Outcome:
+    async def _attempt(self, book: RunJournal) -> Outcome:
         """One attempt of the agent's `run`, and what came of it."""
         self.deferred_seconds: float = deferred_seconds(self.row)
         self.time_limit_at: float = (
             self.clock.boot() + self.config.run_timeout_seconds - self.deferred_seconds - self.control.paused_seconds
         )
-        self.completed_steps: Mapping[Identity, Record] = book.completed
-        self.completed_at_start: int = len(book.completed)
+        self.completed_steps: Mapping[Identity, Record] = book.view.completed
+        self.completed_at_start: int = len(book.view.completed)
         try:
             ctx = Context(self.row, book, self.services, self.control, await self._overrides())
         except UnserialisableResult as unknown:
@@ -286,9 +288,9 @@ class RunExecution(Ends):
             try:
                 result = await work
             except Exception as error:
-                await ctx.journal.resolve_at_end(error)
+                await ctx.journal.unconfirmed.resolve_at_end(error)
                 raise
-            await ctx.journal.resolve_at_end(None)
+            await ctx.journal.unconfirmed.resolve_at_end(None)
             return result
         finally:
             self.control.notify()  # a turn of the loop before the callbacks of the task

@@ -20,7 +20,7 @@ from .._engines.base import INSTALL, LOWEST_TOKEN, Op
 from .._execution.claim_writer import ClaimWriter
 from .._execution.effects import FORKED_FROM, join_lineage, membership
 from .._execution.journal_view import is_approval
-from .._execution.step_journal import StepJournal
+from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.step_policy import EFFECTS
 from .._journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
@@ -145,15 +145,15 @@ def _state_of(event: Event) -> str:
 
 
 def _copies(
-    whole: StepJournal, source: RunRow, records: Sequence[Record], checkpoint: str | None, effects: str
+    whole: RunJournal, source: RunRow, records: Sequence[Record], checkpoint: str | None, effects: str
 ) -> list[Record]:
     """What of these records another run can go on from: results, and failures that the code went on without."""
-    book = StepJournal(whole.ledger, records)
-    given_up = {each.seq for each in book.swallowed_failures.values()}
+    book = StepJournal(whole.writer, records)
+    given_up = {each.seq for each in book.view.swallowed_failures.values()}
     kept = [each for each in records if each.kind in (DONE, RESET) or each.seq in given_up]
     claim = f"{COPIED}{source.run_id}"
-    about = {"origin": whole.origin, "effects": effects, "approvals": _approvals(whole, kept)}
-    forked = Record(0, FORKED, claim_id=claim, t=book.wall(), state=checkpoint, info=encode(about))
+    about = {"origin": whole.view.origin, "effects": effects, "approvals": _approvals(whole, kept)}
+    forked = Record(0, FORKED, claim_id=claim, t=book.records.wall(), state=checkpoint, info=encode(about))
     return [
         forked,
         *(
@@ -163,13 +163,13 @@ def _copies(
     ]
 
 
-def _approvals(book: StepJournal, copied: Sequence[Record]) -> list[dict[str, str]]:
+def _approvals(book: RunJournal, copied: Sequence[Record]) -> list[dict[str, str]]:
     """The approvals among these records, each with the run that was given it: they count as spent in the fork."""
-    known = {(each["name"], each["key"]): each["run_id"] for each in book.spent_approvals}
+    known = {(each["name"], each["key"]): each["run_id"] for each in book.view.spent_approvals}
     return [
         {
             "name": each.name.removeprefix("signal:"), "key": each.key,
-            "run_id": known.get((each.name.removeprefix("signal:"), each.key), book.ledger.run_id),
+            "run_id": known.get((each.name.removeprefix("signal:"), each.key), book.writer.run_id),
         }
         for each in copied
         if is_approval(each)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from .._engines.base import Op
-from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
+from .._execution.read_only_writer import ReadOnlyWriter
 from .._execution.result_codec import error_payload
+from .._execution.run_writer import RunWriter
 from .._execution.step_journal import StepJournal
-from .._journal.record import STARTED, Record
-from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
+from ..errors import LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
 from ..interfaces import AgentRuntime, RunContext, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..portal import call, takes_function
@@ -43,50 +42,18 @@ class _InlineAgent(AgentRuntime):
         return RunResult()
 
 
-class ReadOnlyWriter(ClaimWriter):
-    """The ledger of a run that has succeeded: what is recorded answers, nothing is added."""
-
-    async def open(self, *, fresh: bool = False) -> list[Record]:
-        self.closed_error: Callable[[str], Exception] | None = self._already_finished
-        return await self.state.records(self.run_id)
-
-    def _already_finished(self, name: str) -> IllegalTransition:
-        return IllegalTransition(
-            f"run {self.run_id} has succeeded, nothing can be added to it ({name!r}): use another run_id"
-        )
-
-    async def buffer(self, *records: Record) -> None:
-        for record in records:
-            if record.kind == STARTED:  # of a wait, or a child
-                raise self._already_finished(record.name)
-
-    async def emit(self, rows: Sequence[Any]) -> list[int]:
-        return [0 for _ in rows]
-
-    async def checkpoint(self, text: str, mark: str, row: Any) -> None:
-        return
-
-    def record(self, records: Sequence[Record]) -> Awaitable[Any]:
-        return self.append(*records)
-
-    async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
-        raise self._already_finished(records[0].name)
-
-    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
-        raise self._already_finished(place.name)
-
-
 class OpenRunSession(RunExecution):
     """A claim whose code is the caller's."""
 
     async def enter(self, ended: bool) -> Context:
+        writer: RunWriter = self.writer
         if not ended:
             self._log_claim()
             self._register()
             self._trace_start()
         else:
-            self.writer: ClaimWriter = ReadOnlyWriter(self.row, *self.backends, self.clock)
-        book = StepJournal(self.writer, await self.writer.open())
+            writer = ReadOnlyWriter(self.row, *self.backends, self.clock)
+        book = StepJournal(writer, await writer.open(), self.control)
         self.finished: bool = ended
         if not ended:
             early = await self.end_without_running(book)
@@ -117,7 +84,7 @@ class OpenRunSession(RunExecution):
             if isinstance(cause, asyncio.CancelledError) and not ours:
                 return  # somebody else's, which goes on
             raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
-        await self.ctx.journal.resolve_at_end(error)
+        await self.ctx.journal.unconfirmed.resolve_at_end(error)
         if error is None:
             await self.end(RunStatus.SUCCEEDED, partial_result(self.ctx))
         elif isinstance(cause, Postponed):

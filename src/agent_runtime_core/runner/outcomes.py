@@ -15,7 +15,7 @@ from .._core.context_vars import start_soon
 from .._core.timeouts import done_in_time
 from .._execution.context import Context
 from .._execution.result_codec import error_payload
-from .._execution.step_keys import Identity
+from .._execution.step_scope import Identity
 from .._journal.record import Record
 from ..errors import (
     EffectAlreadyDone,

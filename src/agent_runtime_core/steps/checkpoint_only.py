@@ -7,30 +7,30 @@ from typing import Any, cast
 
 from .._core.codec.json import decode
 from .._execution.checkpoint_writer import LIST_KEY, CheckpointWriter
-from .._execution.claim_writer import ClaimWriter
+from .._execution.run_writer import StepWriter
 from .._execution.step_journal import StepJournal
-from .._execution.step_keys import Identity
+from .._execution.step_scope import Identity
 from ..errors import InvalidArgument, brief
 from .model import ExecutionState, Step
 
 
 async def open_checkpoint(
     ctx: Any, key: str, poll_interval: float, labels: Mapping[Identity, str], shown: ExecutionState, resume: bool
-) -> tuple[StepJournal, ExecutionState]:
+) -> tuple[StepJournal[StepWriter], ExecutionState]:
     """The steps of a list or map over the checkpoint of `ctx`, and their state."""
-    ledger = CheckpointWriter(ctx, key, poll_interval, labels)
+    writer = CheckpointWriter(ctx, key, poll_interval, labels)
     saved = await _saved_state(ctx, key) if resume else None
     state = ExecutionState() if saved is None else saved
-    ledger.load(state)
-    book = StepJournal(cast("ClaimWriter", ledger), records := ledger.records())
+    writer.load(state)
+    journal = StepJournal(writer, records := writer.records())
     if not resume:
-        book.resets["x:"] = -1  # the list adds 1: its steps have LIST_KEY also after a restart
+        journal.view.resets["x:"] = -1  # the list adds 1: its steps have LIST_KEY also after a restart
     if saved is not None:
-        book.states[LIST_KEY] = -1, ledger.custom_state
+        journal.view.states[LIST_KEY] = -1, writer.custom_state
         if records:
-            book.set_state(LIST_KEY, "0", records[-1], ledger.custom_state)
-    custom = cast("dict[str, Any]", decode(ledger.custom_state)) if saved is not None else shown.custom_state
-    return book, ExecutionState(state.execution_id, started_at=state.started_at, custom_state=custom)
+            journal.view.set_state(LIST_KEY, "0", records[-1], writer.custom_state)
+    custom = cast("dict[str, Any]", decode(writer.custom_state)) if saved is not None else shown.custom_state
+    return journal, ExecutionState(state.execution_id, started_at=state.started_at, custom_state=custom)
 
 
 async def _saved_state(ctx: Any, key: str) -> ExecutionState | None:

@@ -9,9 +9,10 @@ from typing import Any
 from .._core.codec.json import MAX_RESULT
 from .._core.ids import unbroken
 from .._core.validation import is_number
+from .._execution.run_writer import StepWriter
 from .._execution.step_journal import StepJournal
-from .._execution.step_keys import Identity
 from .._execution.step_policy import InDoubt, Policy, RetryOn
+from .._execution.step_scope import Identity
 from ..errors import InvalidArgument, brief
 from ..retry import Delay
 from .checkpoint_only import labels_of, open_checkpoint
@@ -77,19 +78,19 @@ class StepExecutor:
 
     async def open_journal(
         self, labels: Callable[[], Mapping[Identity, str]], resume: bool = True
-    ) -> tuple[StepJournal, str]:
+    ) -> tuple[StepJournal[StepWriter], str]:
         """Open the journal for the steps of a list or a map. Returns it with the scope of their keys.
 
         Where the context has no journal, its checkpoint has the results under these labels.
         """
-        book = getattr(self.ctx, "journal", None)
-        if isinstance(book, StepJournal):
+        journal = getattr(self.ctx, "journal", None)
+        if isinstance(journal, StepJournal):
             await self.ctx.control.ensure_open()
-            return book, "" if self.checkpoint_key == DEFAULT_KEY else self.checkpoint_key
-        book, self.options.state = await open_checkpoint(
+            return journal, "" if self.checkpoint_key == DEFAULT_KEY else self.checkpoint_key
+        journal, self.options.state = await open_checkpoint(
             self.ctx, self.checkpoint_key, self.cancel_check_interval, labels(), self.options.state, resume
         )
-        return book, ""
+        return journal, ""
 
     async def run(
         self, steps: Iterable[Step], *, initial_state: Mapping[str, Any] | None = None, resume: bool = True
@@ -111,12 +112,14 @@ class StepExecutor:
                 f"initial_state is a dict, not {type(initial_state).__name__}: {brief(initial_state)}"
             )
         graph = Graph(steps) if is_graph(steps) else None
-        book, scope = await self.open_journal(lambda: labels_of(steps), resume)
-        around = book.scope_suffix()
-        async with book.exclusive("\0".join(map(name_of, steps)), f"x:{scope}{around}") if around else nullcontext():
+        journal, scope = await self.open_journal(lambda: labels_of(steps), resume)
+        around = journal.keys.scope_suffix()
+        async with (
+            journal.keys.exclusive("\0".join(map(name_of, steps)), f"x:{scope}{around}") if around else nullcontext()
+        ):
             if graph is not None:
-                return await GraphRun(self.options, book, scope).run(graph, initial_state, resume)
-            return await StepSequence(self.options, book, scope).run(steps, initial_state, resume)
+                return await GraphRun(self.options, journal, scope).run(graph, initial_state, resume)
+            return await StepSequence(self.options, journal, scope).run(steps, initial_state, resume)
 
     async def map(
         self,
@@ -156,7 +159,7 @@ class StepExecutor:
         if len(set(keys)) != len(keys):
             twice = next(k for k in keys if keys.count(k) > 1)
             raise InvalidArgument(f"map {brief(name)}: two items have the key {brief(twice)}: keys are unique")
-        book, scope = await self.open_journal(lambda: {(name, f"m:{each}"): f"{name}[{each}]" for each in keys})
-        return await MapRun(self.options, book, scope).run(
+        journal, scope = await self.open_journal(lambda: {(name, f"m:{each}"): f"{name}[{each}]" for each in keys})
+        return await MapRun(self.options, journal, scope).run(
             name, fn, listed, keys, policy, returns, max_result_bytes, key is None
         )

@@ -49,13 +49,13 @@ class GraphRun(StepListRun):
 
     def _match(self) -> None:
         """Refuse a list without a step that an earlier claim recorded of it; their order and edges may change."""
-        book = self.book
-        names = {old for step in self.steps for old in book.former_names(step.name)} | self.graph.places.keys()
-        for record in book.listed(self.key).get(self.number, ()):
+        journal = self.journal
+        names = {old for step in self.steps for old in journal.view.former_names(step.name)} | self.graph.places.keys()
+        for record in journal.view.listed(self.key).get(self.number, ()):
             if (name := record.name) in names:
                 continue
             there = self.steps[record.pos].name if record.pos < self.total else None
-            found = there if there is not None and (there, self.key) not in book.completed else None
+            found = there if there is not None and (there, self.key) not in journal.view.completed else None
             way = f"ctx.renamed({name!r}, {found!r})" if found is not None else f"ctx.renamed({name!r}, its new name)"
             raise JournalMismatch(
                 f"the journal has step {name!r} of this list, the code has it no more: "
@@ -72,7 +72,7 @@ class GraphRun(StepListRun):
 
     async def _one(self, place: int, begun: bool) -> Next:
         """Perform a step; the next one for this worker, and whether its start is recorded."""
-        step, book, graph = self.steps[place], self.book, self.graph
+        step, journal, graph = self.steps[place], self.journal, self.graph
         if self.ctx.cancelled():
             raise StepCancelledError(step.name)
         how = step.callee()
@@ -83,18 +83,18 @@ class GraphRun(StepListRun):
             self.progress["completed"] += 1
             # Not durable yet: only what begins in the same commit may count on it.
             after, first = None, None if self.crew.stopped else graph.next_after(place)
-            if first is not None and step.checkpoint and book.ledger.has_journal and not self.ctx.cancelled():
+            if first is not None and step.checkpoint and journal.writer.has_journal and not self.ctx.cancelled():
                 after = self._start_of(first)
             following = (first, after is not None)
-            record = book.completed_record(work, text, attempt, ms, state=work.state, next=after)
+            record = journal.records.completed(work, text, attempt, ms, state=work.state, next=after)
             if work.state is not None:
-                book.set_state(self.key, self.number, record, work.state)
+                journal.view.set_state(self.key, self.number, record, work.state)
             return self._sealed(step, record)
 
         work = StepCall(
-            book.journal_name(step.name, self.key),
+            journal.view.journal_name(step.name, self.key),
             self.key,
-            book.ledger.watched(lambda attempt: self._try(place)),
+            journal.writer.watched(lambda attempt: self._try(place)),
             step.policy(),
             encode=how.encode,
             decode=how.decode,
@@ -109,8 +109,8 @@ class GraphRun(StepListRun):
         if self.unreported:
             work.state = self.state_text
             self.unreported: bool = False
-        self.results[step.name] = await run_step(book, work, seal)
-        book.advance()
+        self.results[step.name] = await run_step(journal, work, seal)
+        journal.advance()
         self._completed(step)
         graph.finished(place)
         return following
@@ -129,15 +129,15 @@ class GraphRun(StepListRun):
 
     def _sealed(self, step: Step, record: Record) -> Sequence[Record]:
         if not step.checkpoint:
-            self.book.completed[record.name, self.key] = record
+            self.journal.view.completed[record.name, self.key] = record
             return self._defer(record)
         return self._with_deferred(record) if self.deferred else (record,)
 
     def _start_of(self, place: int) -> str | None:
         """The start of a step, for the record of the one before it to carry."""
-        step, book = self.steps[place], self.book
-        name = book.journal_name(step.name, self.key)
-        if (name, self.key) in book.started:
+        step, journal = self.steps[place], self.journal
+        name = journal.view.journal_name(step.name, self.key)
+        if (name, self.key) in journal.view.started:
             return None
         if step.on_in_doubt != "retry":
             return None  # a run that stops between the two must not leave a doubt about a step nobody began
@@ -153,7 +153,9 @@ class GraphRun(StepListRun):
         self.told.update(lost)
         if lost:
             why = {"reason": "dependency_failed", "dependency": self.steps[place].name}
-            book = self.book
-            listed = [[book.journal_name(self.steps[each].name, self.key), self.key, each, why] for each in lost]
-            record = book.boundary_record(SKIPPED, nev=len(lost), total=self.total, info={"steps": listed})
-            await book.ledger.buffer(record)
+            journal = self.journal
+            listed = [
+                [journal.view.journal_name(self.steps[each].name, self.key), self.key, each, why] for each in lost
+            ]
+            record = journal.records.boundary(SKIPPED, nev=len(lost), total=self.total, info={"steps": listed})
+            await journal.writer.buffer(record)

@@ -7,11 +7,12 @@ from typing import Any
 
 from .._core.codec.json import arguments_digest, encode
 from .._execution.journal_view import CONCURRENT_INFO
+from .._execution.run_writer import StepWriter
 from .._execution.step_function import StepFunction, call, step_function
 from .._execution.step_journal import StepJournal
-from .._execution.step_keys import CURRENT_STEP
 from .._execution.step_policy import Policy
 from .._execution.step_runner import StepCall, run_step
+from .._execution.step_scope import CURRENT_STEP
 from .._journal.record import SKIPPED, Record
 from ..errors import InvalidArgument, StepCancelledError, brief
 from .step_list import ListOptions, recorded_results
@@ -21,9 +22,9 @@ from .worker_pool import all_of
 class MapRun:
     """One pass over the items."""
 
-    def __init__(self, options: ListOptions, book: StepJournal, scope: str) -> None:
+    def __init__(self, options: ListOptions, journal: StepJournal[StepWriter], scope: str) -> None:
         self.options: ListOptions = options
-        self.book: StepJournal = book
+        self.journal: StepJournal[StepWriter] = journal
         self.scope: str = scope
         self.failed: BaseException | None = None
 
@@ -41,10 +42,10 @@ class MapRun:
         self.digests: list[str | None] = [arguments_digest((item,), {})[0] for item in items]
         if by_place:
             self._keep_places(f"{name}{space}")
-        self.info: str | None = CONCURRENT_INFO if self.book.in_child_task() else None  # of the records of its items
+        self.info: str | None = CONCURRENT_INFO if self.journal.in_child_task() else None  # of the records of its items
         self.results: list[Any] = [None] * len(items)
-        if self.book.unconfirmed:
-            await self.book.resolve_unconfirmed()
+        if self.journal.unconfirmed.pending:
+            await self.journal.unconfirmed.resolve()
         missing = await self._recorded(range(len(items)))
         self.queue: Iterator[int] = iter(missing)
         workers = min(self.options.max_concurrency, len(missing))
@@ -55,14 +56,14 @@ class MapRun:
 
     def _space(self, by_place: bool) -> str:
         """What tells these items from others: the checkpoint_key, and for places the step that this map is in."""
-        return (f"@x:{self.scope}" if self.scope else "") + (self.book.scope_suffix() if by_place else "")
+        return (f"@x:{self.scope}" if self.scope else "") + (self.journal.keys.scope_suffix() if by_place else "")
 
     def _keep_places(self, which: str) -> None:
         """Refuse items that would be answered with the results of others: those of an earlier map of this claim.
 
         Another try of the step that this map is in is answered as a resumed one would be.
         """
-        maps, frame = self.book.maps, CURRENT_STEP.get()
+        maps, frame = self.journal.maps, CURRENT_STEP.get()
         which = which if frame is None else f"{which}@{frame.attempt}"
         earlier = maps.get(which, [])
         for place, (found, had) in enumerate(zip(self.digests, earlier, strict=False)):
@@ -76,10 +77,10 @@ class MapRun:
 
     async def _recorded(self, places: Iterable[int]) -> list[int]:
         """Take what the journal has of the items in these places; the places of those it has not."""
-        book, found, missing, skips = self.book, dict[int, Record](), [], []
+        journal, found, missing, skips = self.journal, dict[int, Record](), [], []
         for index in places:
             key = self.keys[index]
-            record = book.lookup(self.name, key)
+            record = journal.lookup(self.name, key)
             if record is None:
                 missing.append(index)
                 continue
@@ -91,16 +92,18 @@ class MapRun:
         for index, result in zip(found, results, strict=True):
             self.results[index] = result
         if skips:
-            book.advance(*records)
+            journal.advance(*records)
             total = len(self.items)
-            await book.ledger.buffer(book.boundary_record(SKIPPED, nev=len(skips), total=total, info={"steps": skips}))
+            await journal.writer.buffer(
+                journal.records.boundary(SKIPPED, nev=len(skips), total=total, info={"steps": skips})
+            )
         return missing
 
     async def _worker(self, index: int) -> None:
         place: int | None = index
         while place is not None and self.failed is None:
             try:
-                async with self.book.exclusive(self.name, self.keys[place]):
+                async with self.journal.keys.exclusive(self.name, self.keys[place]):
                     place = await self._one(place)
             except Exception as error:  # noqa: BLE001 - raised by run() when those in flight are recorded
                 self.failed = self.failed or error
@@ -108,46 +111,50 @@ class MapRun:
 
     async def _one(self, index: int) -> int | None:
         """Perform one item, which nobody else does now; the next one for this worker."""
-        book, ctx, key, item = self.book, self.options.ctx, self.keys[index], self.items[index]
+        journal, ctx, key, item = self.journal, self.options.ctx, self.keys[index], self.items[index]
         if self.failed is not None:
             return None
         if ctx.cancelled():
             raise StepCancelledError(self.name)
-        if book.lookup(self.name, key) is not None:  # by another map, meanwhile
+        if journal.lookup(self.name, key) is not None:  # by another map, meanwhile
             await self._recorded([index])
             return next(self.queue, None)
-        begun = (self.name, key) in book.carried
-        book.carried.discard((self.name, key))
+        begun = (self.name, key) in journal.carried
+        journal.carried.discard((self.name, key))
         following: int | None = None
 
         def seal(work: StepCall, text: str, attempt: int, ms: int) -> tuple[Record]:
             nonlocal following
             following = None if self.failed is not None else next(self.queue, None)
             after = None if following is None or ctx.cancelled() else self._start_of(following)
-            return (book.completed_record(work, text, attempt, ms, next=after),)
+            return (journal.records.completed(work, text, attempt, ms, next=after),)
 
         work = StepCall(
-            book.journal_name(self.name, key), key,
-            book.ledger.watched(lambda attempt: call(self.fn, self.how, (item,), ctx)), self.policy,
+            journal.view.journal_name(self.name, key), key,
+            journal.writer.watched(lambda attempt: call(self.fn, self.how, (item,), ctx)), self.policy,
             encode=self.how.encode, decode=self.how.decode, position=index, total=len(self.items),
             digest=self.digests[index], info=self.info, start_recorded=begun and self.policy.on_in_doubt == "retry",
         )  # fmt: skip
         try:
-            self.results[index] = await run_step(book, work, seal)
+            self.results[index] = await run_step(journal, work, seal)
         except BaseException:
             if following is not None:
-                book.carried.discard((self.name, self.keys[following]))
+                journal.carried.discard((self.name, self.keys[following]))
             raise
-        book.advance()
+        journal.advance()
         return following
 
     def _start_of(self, index: int) -> str | None:
         """The start of an item, for the record of the one before it to carry."""
-        book, key = self.book, self.keys[index]
-        name = book.journal_name(self.name, key)
-        if (name, key) in book.started or (self.name, key) in book.carried or not book.is_unclaimed(self.name, key):
+        journal, key = self.journal, self.keys[index]
+        name = journal.view.journal_name(self.name, key)
+        if (
+            (name, key) in journal.view.started
+            or (self.name, key) in journal.carried
+            or not journal.is_unclaimed(self.name, key)
+        ):
             return None
-        if self.policy.on_in_doubt != "retry" or not book.ledger.has_journal:
+        if self.policy.on_in_doubt != "retry" or not journal.writer.has_journal:
             return None  # where another item fails, this one is never begun: no doubt may be left about it
-        book.carried.add((self.name, key))
+        journal.carried.add((self.name, key))
         return encode({"name": name, "key": key, "pos": index, "tries": self.policy.retries + 1})

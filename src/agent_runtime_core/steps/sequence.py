@@ -23,7 +23,7 @@ class StepSequence(StepListRun):
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
         head = await self._prepare(steps, initial_state, resume)
-        book, work, seal, cancelled = self.book, self.work, self._seal, self.ctx.cancelled
+        journal, work, seal, cancelled = self.journal, self.work, self._seal, self.ctx.cancelled
         try:
             if head:
                 self._skip(head)
@@ -38,7 +38,7 @@ class StepSequence(StepListRun):
                     await self._flush_skips()
                 self._go_to(index, step)
                 try:
-                    result = await run_step(book, work, seal)
+                    result = await run_step(journal, work, seal)
                 except BaseException:
                     self._new_state()  # what a step that failed has changed is not kept
                     raise
@@ -55,13 +55,13 @@ class StepSequence(StepListRun):
     ) -> Mapping[int, Record]:
         """Know the list, and its state; the records of its first steps."""
         await self.open(steps, resume)
-        self.carries: bool = self.book.ledger.has_journal
+        self.carries: bool = self.journal.writer.has_journal
         self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
         self.work: StepCall = StepCall(
             "",
             self.key,
-            self.book.ledger.watched(self._try),
+            self.journal.writer.watched(self._try),
             DEFAULT_POLICY,
             total=self.total,
             digest=self.number,
@@ -76,8 +76,8 @@ class StepSequence(StepListRun):
 
         JournalMismatch for a list that is not the one whose steps an earlier claim recorded at this place.
         """
-        steps, book, key = self.steps, self.book, self.key
-        own = book.listed(key).get(self.number, ()) if self.placed else ()
+        steps, journal, key = self.steps, self.journal, self.key
+        own = journal.view.listed(key).get(self.number, ()) if self.placed else ()
         same = 0  # mostly they are all the same
         for step, record in zip(steps, own, strict=False):
             if step.name != record.name or record.pos != same:
@@ -97,7 +97,7 @@ class StepSequence(StepListRun):
         for record in recorded:
             name, place = record.name, record.pos
             found = steps[place].name if place < total else None
-            if found != name and name not in self.book.former_names(found or ""):
+            if found != name and name not in self.journal.view.former_names(found or ""):
                 way = f", or say ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
                 raise JournalMismatch(
                     f"the journal has step {name!r} at place {place} of this list, the code now has "
@@ -108,7 +108,7 @@ class StepSequence(StepListRun):
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
         self._begin_state(initial_state)
-        earlier = self.book.ledger.earlier
+        earlier = self.journal.writer.earlier
         # As its steps may read them.
         self.read: Results = Results(ChainMap(self.results, earlier) if earlier else self.results)
         self._new_state()
@@ -120,27 +120,29 @@ class StepSequence(StepListRun):
         self.kept.custom_state = self.state
 
     def _go_to(self, index: int, step: Step) -> None:
-        book = self.book
+        journal = self.journal
         how, work = step.callee(), self.work
         self.step: Step = step
         self.how: StepFunction = how
-        work.name = name = book.journal_name(step.name, self.key) if book.former_names_by_name else step.name
+        work.name = name = (
+            journal.view.journal_name(step.name, self.key) if journal.view.former_names_by_name else step.name
+        )
         work.policy, work.encode, work.decode = step.policy(), how.encode, how.decode
         work.position, work.description = index, step.description
         work.start_recorded = self.carried == name
         work.state = self.state_text if self.unreported else None
 
     def _performed(self, index: int, step: Step, result: Any) -> None:
-        book = self.book
+        journal = self.journal
         self.results[step.name] = result
         if not step.checkpoint:
-            book.completed[self.work.name, self.key] = self.sealed
+            journal.view.completed[self.work.name, self.key] = self.sealed
         if self.changed is not None:
             self.state_text: str = self.changed
-            book.set_state(self.key, self.number, self.sealed, self.changed)
+            journal.view.set_state(self.key, self.number, self.sealed, self.changed)
         if self.changed is not None or (self.state and not is_its_text(self.state)):
             self._new_state()
-        book.advance()
+        journal.advance()
         self._completed(step)
 
     def _try(self, attempt: int) -> Awaitable[Any]:
@@ -162,21 +164,21 @@ class StepSequence(StepListRun):
         if self.unreported and self.changed is None:
             self.changed = self.state_text
         after = self._after(work.position + 1)
-        self.sealed: Record = self.book.completed_record(work, text, attempt, ms, state=self.changed, next=after)
+        self.sealed: Record = self.journal.records.completed(work, text, attempt, ms, state=self.changed, next=after)
         if not self.step.checkpoint:
             return self._defer(self.sealed)
         return self._with_deferred(self.sealed) if self.deferred else (self.sealed,)
 
     def _after(self, index: int) -> str | None:
         """The next step's start, for this step's record to carry."""
-        book = self.book
+        journal = self.journal
         self.carried = None
         if index >= self.total or not self.carries or self.ctx.control.cancelled:
             return None
         step = self.steps[index]
-        name = book.journal_name(step.name, self.key) if book.former_names_by_name else step.name
+        name = journal.view.journal_name(step.name, self.key) if journal.view.former_names_by_name else step.name
         identity = (name, self.key)
-        if identity in book.completed or identity in book.started or not self.step.checkpoint:
+        if identity in journal.view.completed or identity in journal.view.started or not self.step.checkpoint:
             return None
         if step.on_in_doubt != "retry":
             return None  # a run that stops between the two must not leave a doubt about a step nobody began

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from .._core.codec.json import decode, decode_all
 from .._execution.journal_view import CONCURRENT_INFO, TASK_LIST_PREFIX
+from .._execution.run_writer import StepWriter
 from .._execution.step_journal import StepJournal
 from .._journal.record import RESET, SKIPPED, Record
 from .model import ExecutionState, Step, name_of, state_text
@@ -34,10 +35,10 @@ class ListOptions:
 class StepListRun:
     """One pass of one list: `open` before all else."""
 
-    def __init__(self, options: ListOptions, book: StepJournal, scope: str) -> None:
+    def __init__(self, options: ListOptions, journal: StepJournal[StepWriter], scope: str) -> None:
         self.options: ListOptions = options
         self.ctx: Any = options.ctx
-        self.book: StepJournal = book
+        self.journal: StepJournal[StepWriter] = journal
         self.scope: str = scope
         self.kept: ExecutionState = options.state
         self.results: dict[str, Any] = {}
@@ -49,28 +50,28 @@ class StepListRun:
         A list inside a step is of that step's own: on a resume, those inside recorded steps do not run again. It has
         no place among the others there: each try of that step may come to fewer of them or take another way.
         """
-        book, within = self.book, self.book.scope_suffix()
+        journal, within = self.journal, self.journal.keys.scope_suffix()
         scope = f"x:{self.scope}{within}"
         if not resume:
-            book.resets[scope] = book.resets.get(scope, 0) + 1
-            await book.ledger.buffer(book.boundary_record(RESET, key=scope))
-        self.key: str = f"{scope}:{book.resets.get(scope, 0)}"
+            journal.view.resets[scope] = journal.view.resets.get(scope, 0) + 1
+            await journal.writer.buffer(journal.records.boundary(RESET, key=scope))
+        self.key: str = f"{scope}:{journal.view.resets.get(scope, 0)}"
         self.quoted_key: str = quote(self.key)
         # What an earlier list of this claim left, which failed before its next checkpoint, is for this one to write.
-        self.deferred: list[Record] = book.deferred.setdefault(self.key, [])
-        self.info: str | None = CONCURRENT_INFO if book.in_child_task() else None  # of the records of its steps
+        self.deferred: list[Record] = journal.deferred.setdefault(self.key, [])
+        self.info: str | None = CONCURRENT_INFO if journal.in_child_task() else None  # of the records of its steps
         self.steps: Sequence[Step] = steps
         self.total: int = len(steps)
         self.placed: bool = not within
         # One that is run again in this claim, because it failed, is no other: on a resume it may not fail.
         names = tuple(map(name_of, steps))
         if self.placed and self.info is None:
-            numbers = book.lists.setdefault(scope, {})
+            numbers = journal.lists.setdefault(scope, {})
             self.number: str = str(numbers.setdefault(names, len(numbers)))
         else:
-            self.number = book.task_lists.get((self.key, *names)) or self._apart(names)
-        if book.unconfirmed:
-            await book.resolve_unconfirmed()
+            self.number = journal.task_lists.get((self.key, *names)) or self._apart(names)
+        if journal.unconfirmed.pending:
+            await journal.unconfirmed.resolve()
 
     def _apart(self, names: Sequence[str]) -> str:
         """The number of a list in a task of its own or in a step, whose turn may come sooner or later the next time.
@@ -78,21 +79,22 @@ class StepListRun:
         It is known by the names of its steps. A recorded list that has some of them and others too was this one before
         it was changed.
         """
-        book = self.book
-        recorded, left = book.unmatched(self.key)
-        known = (recorded.get(each) for name in names for each in (name, *book.former_names(name)))
+        journal = self.journal
+        recorded, left = journal.view.unmatched(self.key)
+        known = (recorded.get(each) for name in names for each in (name, *journal.view.former_names(name)))
         # A new one has the length of the journal in it: no number of an earlier claim does.
         number = next(
-            (each for each in known if each in left), f"{TASK_LIST_PREFIX}{book.length}.{len(book.task_lists)}"
+            (each for each in known if each in left),
+            f"{TASK_LIST_PREFIX}{journal.view.length}.{len(journal.task_lists)}",
         )
         left.discard(number)
-        book.task_lists[self.key, *names] = number
+        journal.task_lists[self.key, *names] = number
         return number
 
     def _begin_state(self, initial: Mapping[str, Any] | None) -> None:
         """The state as this list last committed it; at first that of the one before it, with what was added since."""
-        book, options, kept = self.book, self.options, self.kept
-        before, own = book.state_before(self.key), book.state_of(self.key, self.number)
+        journal, options, kept = self.journal, self.options, self.kept
+        before, own = journal.view.state_before(self.key), journal.view.state_of(self.key, self.number)
         if own is None:
             there = kept.custom_state if before is None else cast("dict[str, Any]", decode(before))
             own = state_text({**there, **options.added, **(initial or {})})
@@ -104,9 +106,11 @@ class StepListRun:
         kept.completed_steps, kept.step_results, kept.current_step_index = [], self.results, 0
 
     def _recorded(self, step: Step) -> Record | None:
-        book = self.book
+        journal = self.journal
         return (
-            book.lookup(step.name, self.key) if book.former_names_by_name else book.completed.get((step.name, self.key))
+            journal.lookup(step.name, self.key)
+            if journal.view.former_names_by_name
+            else journal.view.completed.get((step.name, self.key))
         )
 
     def _skip(self, found: Mapping[int, Record]) -> None:
@@ -118,25 +122,25 @@ class StepListRun:
         self.kept.completed_steps += names
         self.skips += [f"[{quote(record.name)},{key},{place}]" for place, record in found.items()]
         self.kept.current_step_index = len(self.kept.completed_steps)
-        self.book.advance(*records)
+        self.journal.advance(*records)
 
     async def _flush_skips(self) -> None:
         if self.skips:
-            record = self.book.boundary_record(SKIPPED, nev=len(self.skips), total=self.total)
+            record = self.journal.records.boundary(SKIPPED, nev=len(self.skips), total=self.total)
             record = record._replace(info=f'{{"steps":[{",".join(self.skips)}]}}')
             self.skips = []
-            await self.book.ledger.buffer(record)
+            await self.journal.writer.buffer(record)
 
     def _with_deferred(self, *records: Record) -> Sequence[Record]:
         """What waited for a checkpoint, and `records`: places are given when they are written, so that they
         grow together with the event numbers."""
         deferred = self.deferred.copy()
         self.deferred.clear()
-        return self.book.renumbered((*deferred, *records))
+        return self.journal.records.renumbered((*deferred, *records))
 
     def _defer(self, record: Record) -> Sequence[Record]:
         """Have a record wait for the next checkpoint. Returns what to write now."""
-        if self.book.ledger.has_journal:
+        if self.journal.writer.has_journal:
             self.deferred.append(record)
             return ()
         # Its event is emitted now. Without its key, the result in it is not saved.
@@ -147,7 +151,7 @@ class StepListRun:
         """At the end of the list, what still waits for a checkpoint."""
         if self.deferred:
             records = self._with_deferred()
-            await self.book.write(records, records, None)
+            await self.journal.write(records, records, None)
 
     def _completed(self, step: Step) -> None:
         self.unreported = False

@@ -30,7 +30,7 @@ async def context(runner: AgentRunner, row: RunRow) -> Context:
     ledger = ClaimWriter(row, runner.queue, runner.event_bus, runner.state_store, runner.queue.clock)
     place = RunControl(task=asyncio.current_task(), tracked=True)
     RUN.set(place)
-    return Context(row, StepJournal(ledger, await ledger.open()), runner.services(inline=False), place)
+    return Context(row, StepJournal(ledger, await ledger.open(), place), runner.services(inline=False), place)
 
 
 def insert(conn: Any) -> None:
@@ -39,7 +39,8 @@ def insert(conn: Any) -> None:
 
 
 def writes(runner: AgentRunner, row: RunRow, ctx: Context) -> dict[str, Callable[[], Awaitable[Any]]]:
-    ledger, queue, run, claim = ctx.journal.ledger, runner.queue, row.run_id, row.claim_id
+    ledger: Any = ctx.journal.writer
+    queue, run, claim = runner.queue, row.run_id, row.claim_id
 
     async def chain() -> Any:
         return await StepExecutor(ctx).run([Step("late", lambda ctx, state: 1)])
@@ -55,13 +56,13 @@ def writes(runner: AgentRunner, row: RunRow, ctx: Context) -> dict[str, Callable
         return await ledger.update_run(RunUpdate(claim, "failed", queue.clock.wall()), [record])
 
     async def note() -> str:
-        await ledger.buffer(ctx.journal.boundary_record("resumed", nev=1))
-        ledger._flush()  # now, not with the next write
+        await ledger.buffer(ctx.journal.records.boundary("resumed", nev=1))
+        ledger.flush()  # now, not with the next write
         return "queued"
 
     async def status() -> str:
         await ledger.status("failed")
-        ledger._flush()
+        ledger.flush()
         return "queued"
 
     return {

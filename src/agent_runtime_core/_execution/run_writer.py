@@ -1,0 +1,134 @@
+"""What the steps and the context of a run need of the object that writes for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from .._core.clock import Clock
+from .._engines.base import Op
+from .._journal.record import Record
+from ..errors import StorageBusy
+from ..events.base import EventBus
+from ..queue.base import RunQueue
+from ..queue.records import RunUpdate
+from ..state.base import EffectRow, StateStore
+
+#: After these errors a commit may or may not have been applied.
+OUTCOME_UNKNOWN: Final = (StorageBusy, asyncio.CancelledError)
+
+Row = tuple[str, str, str, float]  # an event to publish: its id, type, encoded payload and wall time
+
+
+class UnconfirmedWrite(NamedTuple):
+    """Records whose commit has an unknown outcome."""
+
+    records: Sequence[Record]
+    reported: bool = False  # `on_event` received their events when they were buffered
+    repeatable: bool = True  # `records` is all that the commit contained, so it can be written again
+
+
+class StepWriter(Protocol):
+    """Writes the records of steps: to the journal of a run, or to the checkpoint of another context."""
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether the starts of steps are stored."""
+
+    @property
+    def earlier(self) -> dict[str, Any]:
+        """Results of other lists that the steps of a list can read."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def claim_id(self) -> str: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def max_delay(self) -> float:
+        """Seconds that a buffered record may wait for a commit; 0 if none waits."""
+
+    @property
+    def closed_error(self) -> Callable[[str], Exception] | None:
+        """Why the step of that name must not start; None if steps may start."""
+
+    @property
+    def unconfirmed(self) -> list[UnconfirmedWrite]:
+        """The unconfirmed writes, oldest first. It is always the same list."""
+
+    @property
+    def next_seq(self) -> Callable[[], int]:
+        """Returns the number of the next record."""
+
+    def is_newest(self, records: Sequence[Record], /) -> bool:
+        """Whether no record has a higher number, so that writing these again keeps the order of the journal."""
+
+    def withdraw(self, record: Record, /) -> bool:
+        """Remove a buffered record that was not committed yet; whether it was."""
+
+    def watched(self, call: Callable[[int], Awaitable[Any]], /) -> Callable[[int], Awaitable[Any]]:
+        """Return `call`, made to end when the run is cancelled."""
+
+    def record(self, records: Sequence[Record], /) -> Awaitable[Any]:
+        """Make the ends of steps durable."""
+
+    async def append(self, *records: Record, queue: Sequence[Op] = (), reported: bool = False) -> Any:
+        """Make records durable, in one commit with these operations of the queue if one engine has both."""
+
+    async def buffer(self, *records: Record) -> None:
+        """Write records with the next commit, without waiting for it."""
+
+    async def publish_events(self, *records: Record) -> None:
+        """Publish the events of records that are in the journal already."""
+
+    async def confirm_record(self, record: Record, /) -> Record | None:
+        """Return the record as the journal has it; None if it is not there and cannot land later."""
+
+
+class RunWriter(StepWriter, Protocol):
+    """Writes for one claim on a run; `open` it before the first read."""
+
+    @property
+    def queue(self) -> RunQueue: ...
+
+    @property
+    def bus(self) -> EventBus: ...
+
+    @property
+    def state(self) -> StateStore: ...
+
+    @property
+    def effects(self) -> dict[tuple[str, ...], EffectRow]:
+        """Rows of the guarded steps that this claim started, and of approvals, by the identity of their records."""
+
+    parent_id: str | None
+
+    async def open(self, *, fresh: bool = False) -> list[Record]:
+        """Prepare the engines for this claim, and return the records of the journal."""
+
+    async def write(
+        self, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()
+    ) -> list[list[Any]]:
+        """Commit operations of the three stores. Returns their results in that order."""
+
+    async def emit(self, rows: Sequence[Row], /) -> list[int]:
+        """Publish events. Returns their sequence numbers when they are durable."""
+
+    async def checkpoint(self, text: str, mark: str, row: Row, /) -> None:
+        """Save a checkpoint and publish its event."""
+
+    async def status(self, status: str, *records: Record) -> None:
+        """Write the status of the run, and records that belong to it, without waiting for the commit."""
+
+    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any, /) -> str | None:
+        """Run `fn` inside the commit of its own record. Returns the recorded result."""
+
+    async def update_run(
+        self, how: RunUpdate, records: Sequence[Record] = (), ops: Sequence[Op] = (), *, events: Sequence[Op] = ()
+    ) -> list[Any]:
+        """Update the row of the run, together with these records and operations."""
