@@ -209,7 +209,7 @@ class Run:
 
     def _met(self, ctx: Any, agent: str) -> None:
         self.runs[str(ctx.run_id)] = agent
-        self.state = ctx._ledger.state
+        self.state = ctx._writer.state
 
     # -- what is seen of it
 

@@ -281,7 +281,7 @@ async def test_a_bad_step_is_named(arguments: Any, said: str) -> None:
         ({"timeout": 0}, "not 0"),
         ({"retries": 1, "retry_delay": "x"}, "'x'"),
         ({"on_in_doubt": "hope"}, "not 'hope'"),
-        ({"on_changed_input": "shrug"}, "not 'shrug'"),
+        ({"on_changed_input": "shrug"}, "got 'shrug'"),
     ],
 )
 async def test_a_bad_option_of_a_step_is_named(options: dict[str, Any], said: str) -> None:
@@ -290,7 +290,7 @@ async def test_a_bad_option_of_a_step_is_named(options: dict[str, Any], said: st
         async def body(ctx: Any) -> None:
             with pytest.raises(InvalidArgument, match=said):
                 await ctx.step("a", str, **options)
-            with pytest.raises(InvalidArgument, match="not '' and 'b'"):
+            with pytest.raises(InvalidArgument, match="got '' and 'b'"):
                 ctx.renamed("", "b")
 
         await rig.value(body)

@@ -138,8 +138,8 @@ async def test_events_of_a_step_carry_its_ids_and_come_again_with_each_try() -> 
     [
         ("", {}, "event_type=''"),
         (3, {}, "event_type=3"),
-        ("own", [1], "a dict, not list"),
-        ("own", "text", "a dict, not str"),
+        ("own", [1], "a dict, got list"),
+        ("own", "text", "a dict, got str"),
     ],
 )
 async def test_what_is_no_event_is_refused(place: Path | None, kind: Any, payload: Any, said: str) -> None:
@@ -153,7 +153,7 @@ async def test_what_is_no_event_is_refused(place: Path | None, kind: Any, payloa
                         await ctx.emit(kind, payload)
 
                 await (ctx.step("step", tells) if inside else tells())
-            with pytest.raises(InvalidArgument, match="not 'soon'"):
+            with pytest.raises(InvalidArgument, match="got 'soon'"):
                 await ctx.wait_for_signal("go", timeout="soon")
 
         await rig.value(body)
@@ -170,7 +170,7 @@ async def test_a_checkpoint_is_kept_told_and_read_again(place: Path | None) -> N
             await ctx.checkpoint(state)
             state["done"].append(2)  # type: ignore[attr-defined]
             states.append(await ctx.get_state())
-            with pytest.raises(InvalidArgument, match=r"not list: \[1\]"):
+            with pytest.raises(InvalidArgument, match=r"got list: \[1\]"):
                 await ctx.checkpoint([1])
             if len(states) == 2:
                 raise ConnectionError

@@ -205,7 +205,7 @@ async def test_the_events_of_a_run_are_those_of_a_tool_agent_and_no_steps(kind: 
     client = Scripted(asks(call("add", {"a": 1, "b": 2}, "c1")), "3")
     async with context(kind, tmp_path) as ctx:
         await run_turn_loop(ctx, client, registry(add))
-        events = await ctx._ledger.bus.get_events(ctx.run_id)
+        events = await ctx._writer.bus.get_events(ctx.run_id)
     told = [(e.event_type, e.payload) for e in events if not e.event_type.startswith("run.")]
     assert [kind for kind, _ in told] == ["tool.call", "tool.result"]
     assert told[0][1].items() >= {"tool_name": "add", "tool_args": {"a": 1, "b": 2}, "tool_call_id": "c1"}.items()
@@ -230,7 +230,7 @@ async def test_what_a_tool_does_to_its_arguments_is_not_told(kind: str, tmp_path
         if kind == "mock":
             told = dict(ctx.events)["tool.call"]
         else:
-            events = await ctx._ledger.bus.get_events(ctx.run_id)
+            events = await ctx._writer.bus.get_events(ctx.run_id)
             told = next(e.payload for e in events if e.event_type == "tool.call")
     assert told["tool_args"] == given
     assert done.messages[-2]["content"] == "2"
@@ -250,7 +250,7 @@ async def test_a_streamed_answer_is_told_as_it_comes(tmp_path: Path) -> None:
     client = Scripted(asks(call("add", {"a": 1, "b": 2}), content="let me see"), "it is three")
     async with context("memory", tmp_path) as ctx:
         done = await run_turn_loop(ctx, client, registry(add), stream=True)
-        events = await ctx._ledger.bus.get_events(ctx.run_id)
+        events = await ctx._writer.bus.get_events(ctx.run_id)
     deltas = [e.payload["delta"] for e in events if e.event_type == "assistant.delta"]
     assert "".join(deltas) == "let me seeit is three"
     assert done.text == "it is three"

@@ -288,7 +288,7 @@ async def test_the_files_are_let_go(tmp_path: Path) -> None:
         kept = ctx
     assert sorted(each.name for each in (tmp_path / "jobs.db.live").iterdir()) == ["commit.lock"]
     with pytest.raises(StorageClosed):
-        await kept._ledger.state.records(str(kept.run_id))
+        await kept._writer.state.records(str(kept.run_id))
 
 
 def test_without_a_loop(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ async def test_a_step_begins_only_when_all_it_depends_on_is_durable(place: Path 
     async with Rig(place) as rig:
 
         async def body(ctx: Any) -> Any:
-            state, commit = ctx._ledger._state, ctx._ledger._state.commit
+            state, commit = ctx._writer._state, ctx._writer._state.commit
 
             async def held(guard: Any, ops: Any) -> Any:
                 if any(op.name == "journal.append" and op.args[1][1:3] == ("done", "a") for op in ops):
@@ -327,7 +327,7 @@ async def test_a_chain_of_a_graph_takes_one_commit_for_each_step(place: Path | N
                 commits += any(op.name == "journal.append" for op in ops)
                 return await commit(engine, guard, ops)
 
-            ctx._ledger._state.commit = counted.__get__(ctx._ledger._state)
+            ctx._writer._state.commit = counted.__get__(ctx._writer._state)
             await StepExecutor(ctx).run(steps)
             return commits
 

@@ -99,12 +99,15 @@ async def test_the_loop_works_off_what_is_submitted(place: Path | None) -> None:
         await stopped(rig.runner, loop)
 
 
-async def test_a_run_leaves_nothing_to_the_garbage_collector(place: Path | None) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_run_leaves_nothing_to_the_garbage_collector(place: Path | None, waits: bool) -> None:
     seen: list[weakref.ref[Any]] = []
 
     async def body(ctx: Any) -> None:
         await ctx.step("a", lambda: 1)
-        seen.extend((weakref.ref(ctx), weakref.ref(asyncio.current_task())))
+        if waits:
+            await ctx.sleep(1)
+        seen.extend((weakref.ref(ctx), weakref.ref(ctx.journal), weakref.ref(asyncio.current_task())))
 
     async with Rig(place) as rig:
         rig.register(body)
@@ -113,7 +116,7 @@ async def test_a_run_leaves_nothing_to_the_garbage_collector(place: Path | None)
         try:
             assert await rig.runner.run_once()
             await asyncio.sleep(0)
-            assert [each() for each in seen] == [None, None]
+            assert [each() for each in seen] == [None, None, None]
         finally:
             gc.enable()
 

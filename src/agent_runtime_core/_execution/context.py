@@ -1,15 +1,16 @@
-"""An agent's view of its run: events, checkpoints, steps, waits, children, all under one claim."""
+"""The run context that agents get: steps, waits, child runs, events and checkpoints, all under one claim."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import datetime as _dt
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 from weakref import ref
 
 from .._core.clock import Clock
-from .._core.codec.json import decode, digest, encode
+from .._core.codec.json import MAX_RESULT, decode, digest, encode
 from .._core.event_types import EventType
 from .._core.ids import known_uuid, trace_id
 from ..errors import InvalidArgument, NotSupported, brief
@@ -17,10 +18,14 @@ from ..events.base import agent_event_type
 from ..interfaces import AgentRuntime, RunResult
 from ..limits import Budget, RunLimits
 from ..queue.records import RunRow
+from ..retry import Delay
 from ..tools.registry import ToolRegistry
 from .context_steps import ContextSteps
 from .run_control import RunControl, Services
+from .step_function import step_function
 from .step_journal import RunJournal
+from .step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
+from .step_scope import StepScope
 from .waits import Waits
 
 if TYPE_CHECKING:
@@ -31,20 +36,28 @@ T = TypeVar("T")
 _DELTA = EventType.ASSISTANT_DELTA.value
 
 
-class Context(ContextSteps):
-    """One claim's view of one run; see `interfaces.RunContext` for what agents rely on."""
+class Context:
+    """The run context of one run under one claim; agents rely on `interfaces.RunContext`.
+
+    Its steps are done by `ContextSteps` and its waits by `Waits`. Neither refers to the context: a circle of references
+    would keep each finished run until the garbage collector finds it.
+    """
 
     def __init__(
         self,
         row: RunRow,
-        book: RunJournal,
+        journal: RunJournal,
         services: Services,
-        place: RunControl,
+        control: RunControl,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(book, services.clock, place)
+        self.journal: RunJournal = journal
+        self.control: RunControl = control
         self._row, self._services = row, services
-        place.context = ref(self)
+        self._writer, self._clock = journal.writer, services.clock
+        self._steps = ContextSteps(journal, services.clock, control)
+        self._waits: Waits | None = None
+        control.context = ref(self)
         input_ = cast("dict[str, Any]", decode(row.input))
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
@@ -54,15 +67,14 @@ class Context(ContextSteps):
         self.conversation_id: UUID | None = conversation_id(input_.get("conversation_id"))
         self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
         self.attempt: int = row.attempt
-        self.failures: int = row.failures  # of the attempts before; the others crashed
+        self.failures: int = row.failures  # of earlier attempts; the other attempts crashed
         #: Whether the agent keeps the conversation of this run itself; see `own_conversation`.
         self.owns_conversation: bool = False
-        #: What was said before in the run's conversation and its own messages, once that was read.
+        #: The messages of the run's conversation and its own messages, once they are loaded.
         self.history: list[Any] | None = None
         self._budget: Budget | None = None
         self._overrides = overrides  # limits that `resume` or `requeue` set for this run
         self.tools: ToolRegistry = services.tools
-        self._waits: Waits | None = None
 
     @property
     def tool_registry(self) -> ToolRegistry:
@@ -74,7 +86,7 @@ class Context(ContextSteps):
 
     @property
     def initial_messages(self) -> list[Any]:
-        """The messages that the run began with, whatever its agent has made of `input_messages` since."""
+        """The messages that the run began with, also if its agent has changed `input_messages` since."""
         if self.history is not None:
             return self.history
         return cast("dict[str, Any]", decode(self._row.input)).get("messages") or []
@@ -89,19 +101,19 @@ class Context(ContextSteps):
 
     @property
     def waits(self) -> Waits:
-        """The waits of this run; many have none."""
+        """The waits of this run, made at the first use: most runs have none."""
         if self._waits is None:
-            self._waits = Waits(self.journal, self._row, self._services, self.control)
+            self._waits = Waits(self.journal, self._row, self._services, self.control, self._steps.where)
         return self._waits
 
     @property
     def waiting_tasks(self) -> list[asyncio.Task[Any]]:
         """The tasks that are inside a wait of this run."""
-        return [] if self._waits is None else list(self._waits.waiting_tasks())
+        return [] if self._waits is None else self._waits.tasks
 
     @property
     def budget(self) -> Budget:
-        """What all agent loops of this run may use: by its runner's limits and by those of its input."""
+        """What all agent loops of this run together may use, by the limits of its runner and of its input."""
         if self._budget is None:
             limits = RunLimits.of(self._services.limits).stricter(self.input.get("limits"))
             self._budget = Budget(limits, overrides=self._overrides)
@@ -112,15 +124,14 @@ class Context(ContextSteps):
         return trace_id(self.run_id)
 
     @property
+    def _scope(self) -> StepScope | None:
+        return self._steps.scope
+
+    @property
     def step_id(self) -> str | None:
         """The step this code runs in, or None between steps."""
-        frame = self._scope
-        return None if frame is None else frame.step_id
-
-    def where(self) -> dict[str, Any]:
-        """What an event says of the step this code runs in; nothing between steps."""
-        frame = self._scope
-        return {} if frame is None else {"step_id": frame.step_id, "trace_id": self.trace_id}
+        scope = self._scope
+        return None if scope is None else scope.step_id
 
     @property
     def idempotency_key(self) -> str | None:
@@ -130,24 +141,26 @@ class Context(ContextSteps):
 
     @property
     def usage(self) -> dict[str, Any]:
-        """The usage of all agent loops of this run so far; nothing where there was none."""
+        """The usage of all agent loops of this run so far; empty if none has begun."""
         return {} if self._budget is None or not self._budget.begun else self._budget.reported_usage()
 
     def cancelled(self) -> bool:
+        """Return whether the run is being cancelled."""
         return self.control.cancelled
 
     def is_cancelled(self) -> bool:
+        """Return whether the run is being cancelled."""
         return self.control.cancelled
 
     def trace(self, kind: str, payload: dict[str, Any]) -> None:
-        """Tell the trace sinks what is no event of the run."""
+        """Report something to the trace sinks that is no event of the run."""
         tracer = self._services.tracer
         if tracer is not None:
             tracer.event(self.run_id, kind, payload)
 
     @property
     def traced(self) -> bool:
-        """Whether anybody hears of a trace."""
+        """Whether there is a trace sink."""
         return self._services.tracer is not None
 
     def own_conversation(self) -> None:
@@ -170,79 +183,218 @@ class Context(ContextSteps):
             )
         self.owns_conversation = True
 
+    # -- steps and recorded values
+
+    def renamed(self, old: str, new: str) -> None:
+        """Declare that the step recorded as `old` is called `new` now; both may have had other names before.
+
+        Call it before the first step of that name. The saved results of the old name are then those of the new one.
+        """
+        self._steps.renamed(old, new)
+
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        key: str | None = None,
+        retries: int = 0,
+        retry_delay: float = 1.0,
+        timeout: float | None = None,
+        retry_on: RetryOn = Exception,
+        backoff: Delay | None = None,
+        on_in_doubt: InDoubt = "retry",
+        returns: Any = None,
+        on_changed_input: str = "use",
+        description: str | None = None,
+        max_result_bytes: int = MAX_RESULT,
+    ) -> Any:
+        """Return the saved result of `fn(*args)`, or call it and save its result.
+
+        A step is identified by its name and how often the run used that name before, or by `key`.
+
+        Args:
+            name: Name of the step.
+            fn: A function, or a coroutine function. A plain function runs in a thread.
+            *args: Its arguments.
+            key: Identifies the step instead of the number of its use. Steps of one name that run at the same time
+                need keys.
+            retries: How often a failed call is repeated.
+            retry_delay: Seconds before each repetition.
+            timeout: Seconds that one call may take, None for no limit.
+            retry_on: Error types that are retried, or a function that decides for an error.
+            backoff: Computes these seconds instead: `Backoff(...)`, or a function of (attempt, random).
+            on_in_doubt: What to do if a crash interrupted the step and its outcome is unknown: "retry", "fail",
+                "review" (ask a person), or a check function that returns `AlreadyDone(result)` or None.
+            returns: Type of the result, instead of the function's annotation.
+            on_changed_input: "use" returns a saved result also if it was saved for other arguments, and publishes that
+                in a STEP_SKIPPED event. "raise" raises JournalMismatch.
+            description: Text for the step's events.
+            max_result_bytes: Limit for the encoded result.
+
+        Returns:
+            The result, as it is decoded from the journal.
+
+        Raises:
+            JournalMismatch: if the journal has another step at this place, or has other arguments for this one with
+                `on_changed_input="raise"` or among several steps of one name that ran at once without keys.
+            StepExecutionError: after the last failed call.
+            StepInDoubt: if the outcome is unknown and `on_in_doubt="fail"`.
+            UnserialisableResult: if the result cannot be stored.
+        """
+        if self.control.closed:
+            await self.control.raise_closed()
+        policy = DEFAULT_POLICY
+        fields = (retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
+        if fields != DEFAULT_FIELDS:
+            policy = Policy(*fields)
+        if on_changed_input not in ("use", "raise"):
+            raise InvalidArgument(f"on_changed_input must be 'use' or 'raise', got {brief(on_changed_input)}")
+        function = step_function(fn, returns, max_result_bytes)
+        return await self._steps.step(self, name, key, fn, args, function, policy, on_changed_input, description)
+
+    async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
+        """Run `fn(conn, *args)` inside the commit that saves its result: exactly once.
+
+        `conn.execute` and `conn.executemany` reach the SQLite file that has the journal, but not the tables of this
+        library.
+
+        Args:
+            name: Name of the step.
+            fn: A plain function. It runs on the writer thread; more than one second of SQL is interrupted.
+            *args: Its arguments after the connection.
+
+        Returns:
+            The saved result.
+
+        Raises:
+            NotSupported: if the journal is not on SQLite.
+            StepExecutionError: if the function failed. Nothing of it is committed.
+        """
+        await self.control.ensure_open()
+        return await self._steps.transaction(name, fn, *args)
+
+    async def recorded_value(self, name: str, make: Callable[[], Awaitable[Any]], key: str | None = None) -> Any:
+        """Return what `make()` returned when the run first called this."""
+        await self.control.ensure_open()
+        return await self._steps.recorded_value(name, make, key)
+
+    def started_without(self, name: str) -> bool:
+        """Return whether the run has recorded steps, but no `recorded_value` of that name."""
+        return self._steps.started_without(name)
+
+    async def now(self, *, key: str | None = None) -> _dt.datetime:
+        """Return the time in UTC, the same again when the run is resumed; `key` as for `step`."""
+        await self.control.ensure_open()
+        return await self._steps.now(key)
+
+    async def random(self, *, key: str | None = None) -> float:
+        """Return a number in [0, 1), the same again when the run is resumed; `key` as for `step`."""
+        await self.control.ensure_open()
+        return await self._steps.random(key)
+
+    async def uuid4(self, *, key: str | None = None) -> UUID:
+        """Return a random UUID, the same again when the run is resumed; `key` as for `step`."""
+        await self.control.ensure_open()
+        return await self._steps.uuid4(key)
+
     # -- events and checkpoints
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any] | None = None) -> None:
         """Publish an event of this run; returns when it is durable.
 
-        Code between steps that runs again on resume publishes nothing twice.
+        Code between steps that runs again when the run is resumed publishes each event once.
+
+        Args:
+            event_type: An `EventType`, or a name of your own.
+            payload: The fields of the event, which must be JSON-serializable.
+
+        Raises:
+            InvalidArgument: if the payload is no dict, or the name is one that only the library publishes.
         """
         if self.control.closed:
             await self.control.raise_closed()
         kind = agent_event_type(event_type)
         if payload is not None and not isinstance(payload, dict):
-            raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
+            raise InvalidArgument(f"payload must be a dict, got {type(payload).__name__}")
         row = self._event(kind, payload or {})
         if row is not None:
-            [sequence] = await self._ledger.emit([row])
-            told = self._services.backpressure
-            if told is not None and kind == _DELTA:
-                await self._wait_for_readers(told(self._row.run_id, sequence, len(row[2].encode())))
+            [sequence] = await self._writer.emit([row])
+            backpressure = self._services.backpressure
+            if backpressure is not None and kind == _DELTA:
+                await self._wait_for_readers(backpressure(self._row.run_id, sequence, len(row[2].encode())))
 
     async def _wait_for_readers(self, until: asyncio.Future[None] | None) -> None:
-        """Wait for an output that is too far behind, which is no time of the run's own."""
-        place = self.control
+        """Wait for a reader that lags too much. The time does not count against the run's time limit."""
+        control = self.control
         if until is None:
             return
-        alone = place.paused_at is None
-        if alone:
-            place.paused_at = self._clock.boot()
+        paused_here = control.paused_at is None
+        if paused_here:
+            control.pause_timer(self._clock.boot())
         try:
             await until
         finally:
-            if alone and place.paused_at is not None:
-                place.paused_seconds += self._clock.boot() - place.paused_at
-                place.paused_at = None
+            if paused_here:
+                control.resume_timer(self._clock.boot())
 
     def _event(self, kind: str, payload: dict[str, Any]) -> tuple[str, str, str, float] | None:
-        frame, book = self._scope, self.journal
-        if frame is not None:
-            payload = {**self.where(), **payload}
-            mark = f"s:{frame.step_id}:{self._ledger.claim_id}.{frame.attempt}:{frame.emitted}"
-            frame.emitted += 1
-        elif book.is_replaying:
+        """Return the row of an event: id, type, payload and time. None while code replays what it published before."""
+        scope, journal = self._scope, self.journal
+        if scope is not None:
+            payload = {**self._steps.where(), **payload}
+            position = f"s:{scope.step_id}:{self._writer.claim_id}.{scope.attempt}:{scope.emitted}"
+            scope.emitted += 1
+        elif journal.is_replaying:
             return None
         else:
-            mark = f"b:{book.boundary}:{book.emitted}:{self._row.generation}.{self._row.failures}"
-            book.emitted += 1
+            position = f"b:{journal.boundary}:{journal.emitted}:{self._row.generation}.{self._row.failures}"
+            journal.emitted += 1
         text = encode(payload)
-        return (f"{mark}:{digest(kind + text)[:8]}", kind, text, self._clock.wall())
+        return (f"{position}:{digest(kind + text)[:8]}", kind, text, self._clock.wall())
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
-        """Save `state` for `get_state`, and publish it as a STATE_CHECKPOINT event."""
+        """Save `state` for `get_state`, and publish it as a STATE_CHECKPOINT event.
+
+        Args:
+            state: A JSON-serializable dict. It replaces the last checkpoint.
+        """
         await self.control.ensure_open()
         if not isinstance(state, dict):
-            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {brief(state)}")
+            raise InvalidArgument(f"state must be a dict, got {type(state).__name__}: {brief(state)}")
         text = encode(state)
         row = self._event(EventType.STATE_CHECKPOINT.value, {"state": state})
         if row is not None:
-            await self._ledger.checkpoint(text, row[0], row)
+            await self._writer.checkpoint(text, row[0], row)
 
     async def get_state(self) -> dict[str, Any] | None:
-        """The last checkpoint, or None."""
+        """Return the last checkpoint, or None."""
         await self.control.ensure_open()
-        return await self._ledger.state.get_checkpoint(self._row.run_id)
+        return await self._writer.state.get_checkpoint(self._row.run_id)
 
-    # -- waiting
+    # -- waits and child runs
 
     async def sleep(self, seconds: float, *, key: str | None = None) -> None:
-        """Wait; a crash or a park in between does not begin the wait anew. Those that go on side by side need a `key`
-        each."""
+        """Wait for `seconds`. A run that is resumed meanwhile waits only for what is left.
+
+        Args:
+            seconds: At least 0.
+            key: Identifies the wait instead of the number of its use. Sleeps that run at the same time need keys.
+        """
         await self.control.ensure_open()
         await self.waits.sleep(seconds, key)
 
     async def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
-        """The payload of the next signal of that name; WaitTimeout after `timeout` seconds. `key` as for `sleep`."""
+        """Return the payload of the next signal of that name, waiting for it if there is none.
+
+        Args:
+            name: Name of the signal.
+            timeout: Seconds to wait, None for no limit.
+            key: As for `sleep`.
+
+        Raises:
+            WaitTimeout: after `timeout` seconds. A resumed run gets the same error again.
+        """
         await self.control.ensure_open()
         return await self.waits.signal(name, timeout, key)
 
@@ -255,25 +407,44 @@ class Context(ContextSteps):
         timeout: float | None = None,
         key: str | None = None,
     ) -> Any:
-        """Ask for a decision, as an "approval.requested" event, and wait for its answer.
+        """Publish a request for a decision, and return the answer of `runner.approve`.
 
-        `schema` (JSON Schema) says what an answer looks like; `runner.approve` checks it. On a resume an
-        approval is known by its name and how often that name was used before, or by `key`.
+        The request is an "approval.requested" event. A resumed run identifies an approval by its name and how often it
+        used that name before, or by `key`.
+
+        Args:
+            name: Name of the approval.
+            details: What the decision is about.
+            schema: JSON Schema of the answer. `runner.approve` checks answers against it.
+            timeout: Seconds to wait, None for no limit.
+            key: Identifies the approval instead of the number of its use.
+
+        Raises:
+            WaitTimeout: after `timeout` seconds. A resumed run gets the same error again.
         """
         await self.control.ensure_open()
         return await self.waits.approve(name, details, schema, timeout, key)
 
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
-        """Run another agent as a child of this run and wait for it; RunFailed unless it succeeds.
+        """Run another agent as a child run and return its result.
 
-        The child has an id of its own that is the same on every attempt, so it is never run twice.
+        The child has the same run id on every attempt of this run, so it is never run twice.
+
+        Args:
+            agent: The agent, or its key.
+            input: Input of the child run.
+            key: Identifies the call instead of the number of its use. Calls of one agent that run at the same time
+                need keys.
+
+        Raises:
+            RunFailed: if the child does not succeed.
         """
         await self.control.ensure_open()
         return await self.waits.child(agent, input, key)
 
 
 def conversation_id(value: Any) -> UUID | None:
-    """The id of the conversation that a run names; for a text that is no UUID, always the same one. "" names none."""
+    """Return the UUID of the conversation that a run names: for other text always the same one, None for ""."""
     if isinstance(value, UUID):
         return value
     if value is None or value == "":
@@ -284,5 +455,5 @@ def conversation_id(value: Any) -> UUID | None:
         return UUID(digest(f"conversation:{value}"))
 
 
-#: The name under which 0.5.2 knew the one concrete context class.
+#: The name of this class in 0.5.2.
 RunContextImpl = Context

@@ -113,9 +113,6 @@ class RunningContext(Protocol):
     @property
     def budget(self) -> Budget: ...
 
-    def where(self) -> dict[str, Any]:
-        """Return what an event says of the step that the calling code is in."""
-
 
 def _no_context() -> None:
     return None
@@ -187,11 +184,6 @@ class RunControl:
         context = self.context()
         if context is not None:
             context.budget.recalled(usage)
-
-    def where(self) -> dict[str, Any]:
-        """Return what an event says of the step that the calling code is in."""
-        context = self.context()
-        return {} if context is None else context.where()
 
     async def ensure_open(self) -> None:
         """Nothing gets past a park or an end: what is called then is refused or never returns, and writes nothing."""

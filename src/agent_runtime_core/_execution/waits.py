@@ -1,16 +1,15 @@
-"""What the code of a run waits for: time, signals, people, and the runs that it calls."""
+"""What the code of a run waits for: time, signals, approvals, reviews of steps in doubt, and child runs."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from .._core.clock import TOO_LATE
-from .._core.codec.json import arguments_digest, decode, encode
+from .._core.codec.json import MAX_WHOLE, arguments_digest, decode, encode
 from .._core.ids import child_run_id, step_id, unbroken
 from .._core.json_schema import misfit
 from .._engines.base import Op
@@ -21,249 +20,368 @@ from ..queue.records import LIVE, MailboxMessage, RowChanged, RunRow
 from ..state.base import APPROVED
 from ..status import RunStatus
 from .effects import effect_row, join_lineage, other_rows
-from .mailbox import TIMED_OUT, Mailbox, answered_request
+from .mailbox import MailboxReader, answered_request
+from .parking import TIMED_OUT, Parking
 from .result_codec import result_from_payload, result_payload
+from .run_control import RunControl, Services
+from .run_writer import OUTCOME_UNKNOWN
+from .step_journal import RunJournal
 from .step_policy import AlreadyDone
 from .step_scope import CURRENT_STEP
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
-
-ADOPTION_SECONDS = 5.0  # seconds that a child is held to be given to workers
+ADOPTION_SECONDS: Final = 5.0  # seconds for which the parent claims a child, to release it to workers
 
 
 def _reviewed(answer: Any, read: Callable[[Any], Any]) -> tuple[str, Any]:
-    """What an answer says became of a step in doubt, and its result if it was done."""
+    """Return the outcome of a step in doubt by the answer of a reviewer, and its result if it was done."""
     outcome = answer.get("outcome") if isinstance(answer, dict) else answer
     if outcome == "done" and isinstance(answer, dict):
         return outcome, read(answer.get("result"))
     if outcome in ("retry", "failed"):
         return outcome, None
     raise InvalidArgument(
-        f"""{brief(answer)} is none of {{"outcome": "done", "result": …}}, {{"outcome": "retry"}}, """
-        """{"outcome": "failed"}"""
+        'the answer must be {"outcome": "done", "result": …}, {"outcome": "retry"} or {"outcome": "failed"}, '
+        f"got {brief(answer)}"
     )
 
 
-class Waits(Mailbox):
-    """The waits of one context."""
+def _consumed_number(record: Record) -> int:
+    """Return the number of the message that ended this wait, 0 if none did."""
+    info = record.info
+    return int(json.loads(info).get("mail", 0)) if info is not None and '"mail"' in info else 0
 
-    async def sleep(self, seconds: float, known_by: str | None = None) -> None:
+
+class Waits:
+    """The waits of one run under one claim, each with its record in the journal.
+
+    Args:
+        journal: The journal of the run.
+        row: The row of the run as it was claimed.
+        services: What the runner lends to the run.
+        control: What the run shares with its runner.
+        where: Returns the fields by which an event names the step that the calling code runs in.
+    """
+
+    def __init__(
+        self, journal: RunJournal, row: RunRow, services: Services, control: RunControl,
+        where: Callable[[], dict[str, Any]],
+    ) -> None:  # fmt: skip
+        ended = (record for record in journal.view.completed.values() if record.info is not None)
+        consumed = {number for record in ended if (number := _consumed_number(record))}
+        self._mailbox = MailboxReader(journal.writer.queue, row.run_id, control.mail, consumed)
+        self._parking = Parking(journal, row, services, control, self._mailbox)
+        self._journal, self._row, self._services = journal, row, services
+        self._writer, self._clock = journal.writer, services.clock
+        self._where = where
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """The tasks that are inside a wait of the run."""
+        return list(self._parking.active_waits)
+
+    async def regain_slot(self) -> None:
+        """Wait for a free slot of the worker. If there is none for long, the run is released and this never returns."""
+        await self._parking.regain_slot()
+
+    # -- records of waits
+
+    async def _replayed(self, name: str, key: str) -> Record | None:
+        """Return the record of a wait that ended before."""
+        journal = self._journal
+        if journal.unconfirmed.pending:
+            await journal.unconfirmed.resolve()
+        record = journal.view.completed.get((name, key))
+        if record is not None:
+            journal.advance(record)
+        return record
+
+    async def _begin(self, name: str, key: str, seconds: float | None) -> float | None:
+        """Return the time limit of a wait: as first recorded, else from now, which is recorded."""
+        journal = self._journal
+        if (name, key) in journal.view.started:
+            return journal.view.wait_deadlines.get((name, key))
+        until = None if seconds is None else self._clock.wall() + seconds
+        record = journal.records.started(name, key, quiet=True, info={"until": until, **self._task_info()})
+        # If the step around this wait is tried again, the wait keeps its limit.
+        journal.view.started[name, key], journal.view.wait_deadlines[name, key] = record.seq, until
+        await self._writer.buffer(record)
+        return until
+
+    def _task_info(self) -> dict[str, Any]:
+        return {"beside": True} if self._journal.in_child_task() else {}
+
+    async def _end(
+        self,
+        name: str,
+        key: str,
+        value: Any,
+        message: MailboxMessage | None = None,
+        *,
+        late: bool = False,
+        digest: str | None = None,
+        approval: str | None = None,
+    ) -> Record:
+        """Record how a wait ended; `approval` is the digest of its details, if it is an approval that was answered."""
+        journal = self._journal
+        info: dict[str, Any] = {"mail": message.seq} if message is not None else {"late": True} if late else {}
+        if approval is not None:
+            info["approval"] = approval
+            self._writer.effects[name, key] = effect_row(journal, name, key, approval, APPROVED)
+        text = encode(value, max_bytes=MAX_WHOLE)
+        record = journal.value_record(name, key, text, encode(info) if info else None, digest)
+        with self._parking.committing():
+            try:
+                await journal.write((record,), (), CURRENT_STEP.get())
+            except BaseException as error:
+                if message is not None and not isinstance(error, OUTCOME_UNKNOWN):
+                    self._mailbox.put_back(message)
+                raise
+        journal.view.started.pop((name, key), None)
+        journal.view.wait_deadlines.pop((name, key), None)
+        journal.advance()
+        return journal.view.completed[name, key]
+
+    # -- time, signals and people
+
+    async def sleep(self, seconds: float, given_key: str | None = None) -> None:
+        """Wait for a time; a resumed run waits for what is left of it."""
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < TOO_LATE:
-            raise InvalidArgument(f"a sleep is a number of seconds of at least 0, not {brief(seconds)}")
-        name, key = "sleep", self._book.key_for("w", "sleep", known_by)
-        async with self._book.keys.exclusive(name, key):
+            raise InvalidArgument(f"seconds must be a number of at least 0, got {brief(seconds)}")
+        name, key = "sleep", self._journal.key_for("w", "sleep", given_key)
+        async with self._journal.keys.exclusive(name, key):
             if await self._replayed(name, key) is not None:
                 return
             until = await self._begin(name, key, seconds)
             assert until is not None
-            await self._wait_for_message(lambda: None, until, "sleep")
+            await self._parking.wait(lambda: None, until, "sleep")
             await self._end(name, key, None)
 
-    async def signal(self, name: str, timeout: float | None, known_by: str | None = None) -> Any:
+    async def signal(self, name: str, timeout: float | None, given_key: str | None = None) -> Any:
+        """Wait for the next signal of that name."""
         name = unbroken("a signal's name", name)
-        return await self._message(name, timeout, f"signal {name}", known_by=known_by)
+        return await self._wait_for_signal(name, timeout, f"signal {name}", given_key=given_key)
 
     async def approve(
-        self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, known_by: str | None
+        self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, given_key: str | None
     ) -> Any:
+        """Publish a request for approval and wait for its answer."""
         name = unbroken("a signal's name", name)
-        request = {**self._book.control.where(), "name": name, "details": details, "schema": schema}
-
+        request = {**self._where(), "name": name, "details": details, "schema": schema}
         approval = arguments_digest((details,), {})[0] or ""
 
-        async def ask(wait: str, key: str) -> None:
+        async def ask(request_id: str, key: str) -> None:
             before = await self._approved_before(f"signal:{name}", key, approval)
-            # Known by the wait, and told also where records lie ahead: a step beside it may have ended since.
-            text = encode({**request, **before, "request_id": wait})
-            await self._ledger.emit([(f"asked:{wait}", "approval.requested", text, self._clock.wall())])
+            # Also while other records follow in the journal: a concurrent step may have ended since. The id of the
+            # event is that of the wait, so the event is published once.
+            text = encode({**request, **before, "request_id": request_id})
+            await self._writer.emit([(f"asked:{request_id}", "approval.requested", text, self._clock.wall())])
 
-        def answers(mail: MailboxMessage, wait: str) -> bool:
-            if (meant := answered_request(mail.msg_id)) is not None:
-                return meant == wait
-            wrong = misfit(decode(mail.payload), schema or {})  # it came by another way, or before the question
-            if wrong is not None:
-                self._ignore(mail, f"approval {name!r}", wrong)
-            return wrong is None
+        def answers(message: MailboxMessage, request_id: str) -> bool:
+            if (answered := answered_request(message.msg_id)) is not None:
+                return answered == request_id
+            # Not checked by `runner.approve`: a plain signal, or an answer from before the request.
+            reason = misfit(decode(message.payload), schema or {})
+            if reason is not None:
+                self._mailbox.reject(message, f"approval {name!r}", reason)
+            return reason is None
 
-        await join_lineage(self._book)
-        return await self._message(name, timeout, f"approval {name}", ask, known_by, answers, approval)
+        await join_lineage(self._journal)
+        return await self._wait_for_signal(name, timeout, f"approval {name}", ask, given_key, answers, approval)
 
     async def _approved_before(self, name: str, key: str, digest: str) -> dict[str, Any]:
-        """What the request says of the run that was given the same approval, if this run is a fork."""
-        book = self._book
-        if book.view.origin == self._row.run_id:
+        """Return the field of the request that names the run which got the same approval, if this run is a fork."""
+        journal = self._journal
+        if journal.view.origin == self._row.run_id:
             return {}
-        rows = await other_rows(book, effect_row(book, name, key, digest, APPROVED))
+        rows = await other_rows(journal, effect_row(journal, name, key, digest, APPROVED))
         return {"approved_before": rows[-1].run_id} if rows else {}
 
     async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
-        """Park until somebody says what became of a step in doubt; the answer is about that start and no other."""
+        """Wait for a person to decide about a step in doubt.
 
-        def answers(mail: MailboxMessage, wait: str) -> bool:
+        Args:
+            name: The name of the step.
+            key: Its key.
+            start: Number of the record of its start. An answer is valid for this start only.
+            read: Makes the step's result of the one in the answer.
+
+        Returns:
+            The step's result if it was done, None if it is to run again.
+
+        Raises:
+            RunFailed: if the answer is that the step failed.
+        """
+
+        def answers(message: MailboxMessage, _: str) -> bool:
             try:
-                _reviewed(decode(mail.payload), read)
-            except (InvalidArgument, UnserialisableResult) as wrong:
-                self._ignore(mail, f"step {name!r} in doubt", wrong)
+                _reviewed(decode(message.payload), read)
+            except (InvalidArgument, UnserialisableResult) as reason:
+                self._mailbox.reject(message, f"step {name!r} in doubt", reason)
                 return False
             return True
 
         step = step_id(self._row.run_id, name, key)
         request = {"step_name": name, "step_id": step, "signal": f"in_doubt:{name}"}
-        # Known by the start, and told also where records lie ahead: a step beside it may have ended since.
+        # Also while other records follow in the journal: a concurrent step may have ended since. The id of the event
+        # is that of the start, so the event is published once.
         row = (f"doubt:{step}:{start}", "step.in_doubt", encode(request), self._clock.wall())
-        answer = await self._message(
-            f"in_doubt:{name}", None, "in_doubt", lambda *_: self._ledger.emit([row]), f"{step}:{start}", answers
+        answer = await self._wait_for_signal(
+            f"in_doubt:{name}", None, "in_doubt", lambda *_: self._writer.emit([row]), f"{step}:{start}", answers
         )
         outcome, result = _reviewed(answer, read)
         if outcome == "failed":
             raise RunFailed(f"step {name!r} was reviewed as failed", "failed", answer)
         return None if outcome == "retry" else AlreadyDone(result)
 
-    def _ignore(self, mail: MailboxMessage, what: str, why: object) -> None:
-        if mail.seq not in self._rejected:
-            self._rejected.add(mail.seq)
-            log.warning("what came for %.120s does not fit, and is no answer: %s", what, why)
-
-    async def _message(
+    async def _wait_for_signal(
         self,
-        wanted: str,
+        signal: str,
         timeout: float | None,
         reason: str,
         ask: Callable[[str, str], Awaitable[Any]] | None = None,
-        known_by: str | None = None,
-        answers: Callable[[MailboxMessage, str], bool] = lambda mail, wait: True,
+        given_key: str | None = None,
+        answers: Callable[[MailboxMessage, str], bool] = lambda message, request_id: True,
         approval: str | None = None,
     ) -> Any:
+        """Wait for a signal that `answers` accepts; `ask` publishes the request when the wait begins."""
         if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
-            raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {brief(timeout)}")
-        name = f"signal:{wanted}"
-        key = self._book.key_for("w", name, known_by)
-        async with self._book.keys.exclusive(name, key):
+            raise InvalidArgument(f"timeout must be a number of seconds of at least 0, got {brief(timeout)}")
+        name = f"signal:{signal}"
+        key = self._journal.key_for("w", name, given_key)
+        async with self._journal.keys.exclusive(name, key):
             record = await self._replayed(name, key)
             if record is None:
-                wait = step_id(self._row.run_id, name, key)
-                if ask is not None and (name, key) not in self._book.view.started:
-                    await ask(wait, key)
+                request_id = step_id(self._row.run_id, name, key)
+                if ask is not None and (name, key) not in self._journal.view.started:
+                    await ask(request_id, key)
                 until = await self._begin(name, key, timeout)
-                mail = await self._wait_for_message(
-                    lambda: self._find("signal", wanted, lambda mail: answers(mail, wait)), until, reason
+                message = await self._parking.wait(
+                    lambda: self._mailbox.find("signal", signal, lambda each: answers(each, request_id)), until, reason
                 )
-                if mail is TIMED_OUT:
+                if message is TIMED_OUT:
                     record = await self._end(name, key, None, late=True)
                 else:
-                    record = await self._end(name, key, decode(mail.payload), mail, approval=approval)
+                    record = await self._end(name, key, decode(message.payload), message, approval=approval)
         if record.info is not None and json.loads(record.info).get("late"):
-            self._book.keys.failed_try_keys.add((name, key))
+            self._journal.keys.failed_try_keys.add((name, key))
             raise WaitTimeout(f"no {reason:.300} came {'in time' if timeout is None else f'within {timeout:g} s'}")
         return decode(record.result or "null")
 
-    # -- a called run
+    # -- a child run
 
-    async def child(self, agent: AgentRuntime | str, input: dict[str, Any], key: str | None) -> RunResult:
+    async def child(self, agent: AgentRuntime | str, input: dict[str, Any], given_key: str | None) -> RunResult:
+        """Start a child run, unless an earlier attempt did, and wait for its result."""
         agent_key = agent if isinstance(agent, str) else getattr(agent, "key", None)
         if not isinstance(agent_key, str) or isinstance(agent, type):
-            raise InvalidArgument(f"call() takes an agent or the key of one, not {brief(agent)}")
-        book = self._book
+            raise InvalidArgument(f"agent must be an agent or the key of one, got {brief(agent)}")
+        journal = self._journal
         name = f"call:{agent_key}"
-        mark, _ = arguments_digest((input,), {})
-        place = book.key_for("c", name, key, mark)
-        async with book.keys.exclusive(name, place):
-            record = await self._replayed(name, place)
+        digest, _ = arguments_digest((input,), {})
+        key = journal.key_for("c", name, given_key, digest)
+        async with journal.keys.exclusive(name, key):
+            record = await self._replayed(name, key)
             if record is None:
                 try:
-                    record = await self._child(name, place, agent, agent_key, input, mark)
-                except asyncio.CancelledError:  # by its caller, who may call it once more
-                    book.keys.reuse_key(name, place, mark, CURRENT_STEP.get())
+                    record = await self._run_child(name, key, agent, agent_key, input, digest)
+                except asyncio.CancelledError:  # by the caller, who may call the child again
+                    journal.keys.reuse_key(name, key, digest, CURRENT_STEP.get())
                     raise
         result = result_from_payload(cast("dict[str, Any]", decode(record.result or "{}")))
         try:
             return result.raise_for_status()
         except RunFailed:
-            book.keys.failed_try_keys.add((name, place))
+            journal.keys.failed_try_keys.add((name, key))
             raise
 
-    async def _child(
-        self, name: str, place: str, agent: AgentRuntime | str, agent_key: str, input: dict[str, Any], mark: str | None
+    async def _run_child(
+        self, name: str, key: str, agent: AgentRuntime | str, agent_key: str, input: dict[str, Any], digest: str | None
     ) -> Record:
-        book, queue = self._book, self._ledger.queue
-        child = str(child_run_id(step_id(self._row.run_id, name, place)))
+        journal, queue = self._journal, self._writer.queue
+        child = str(child_run_id(step_id(self._row.run_id, name, key)))
         inline = self._services.run_child
         row = queue.new_row(
             child, agent_key, input, None, self._row.priority, parent_run_id=self._row.run_id,
             origin="inline" if inline else "",
         )  # fmt: skip
-        there = (name, place) in book.view.started
-        if not there:
-            record = book.records.started(name, place, quiet=True, info={"child": child, **self._task_info()})
-            there = not await book.publish(record, [] if inline else [Op("queue.insert", (row,))])
-            book.view.started[name, place] = record.seq
-        if there and inline is None and (unheard := await self._restart_child(row)) is not None:
-            return await self._end(name, place, unheard, mark=mark)
+        called_before = (name, key) in journal.view.started
+        if not called_before:
+            record = journal.records.started(name, key, quiet=True, info={"child": child, **self._task_info()})
+            called_before = not await journal.publish(record, [] if inline else [Op("queue.insert", (row,))])
+            journal.view.started[name, key] = record.seq
+        if called_before and inline is None and (payload := await self._restart_child(row)) is not None:
+            return await self._end(name, key, payload, digest=digest)
         if inline is not None:
-            # Whoever goes on with this run goes on with it too.
+            # Who resumes this run resumes the child too.
             recover = "inline" if self._row.origin else "worker"
-            ended = result_payload(await inline(agent, child, input, self._row.run_id, recover))
-            return await self._end(name, place, ended, mark=mark)
-        mail = await self._wait_for_message(lambda: self._find("child", child), None, f"child {child}")
-        return await self._end(name, place, decode(mail.payload), mail, mark=mark)
+            payload = result_payload(await inline(agent, child, input, self._row.run_id, recover))
+            return await self._end(name, key, payload, digest=digest)
+        message = await self._wait_for_child(child)
+        return await self._end(name, key, decode(message.payload), message, digest=digest)
+
+    async def _wait_for_child(self, child: str) -> MailboxMessage:
+        message = await self._parking.wait(lambda: self._mailbox.find("child", child), None, f"child {child}")
+        return cast(MailboxMessage, message)
 
     async def _restart_child(self, row: RunRow) -> Any:
-        """See that a child which was called before is there for workers; what it came to, if it ended unheard.
+        """Make sure that workers can run a child that was called before.
 
-        That is while this run had ended too, by its own fault or cancelled with it: it told nobody then.
+        Returns:
+            The payload of its result if it ended without a message to this run, else None. A child sends none while
+            its parent has ended too, because the parent failed or both were cancelled.
         """
-        ledger, child = self._ledger, row.run_id
+        writer, mailbox, child = self._writer, self._mailbox, row.run_id
         while True:
-            await self._read_new()
-            mail = self._find("child", child)
-            if mail is not None and await self._from_previous_generation(mail, child):
-                self._consume(mail)
-            elif mail is not None:
-                return None  # it has told, and may be deleted since
-            there: RunRow = (await ledger.write(queue=[Op("queue.insert", (row,))]))[2][0]
-            if there.status in LIVE and self._has_passed(there.cancel_at):
-                await self._wait_for_message(
-                    lambda: self._find("child", child), None, f"child {child}"
-                )  # to have let go
+            await mailbox.read()
+            message = mailbox.find("child", child)
+            if message is not None and await self._from_previous_generation(message, child):
+                mailbox.consume(message)
+            elif message is not None:
+                return None  # its result is there, and its row may be deleted since
+            stored: RunRow = (await writer.write(queue=[Op("queue.insert", (row,))]))[2][0]
+            if stored.status in LIVE and self._has_passed(stored.cancel_at):
+                await self._wait_for_child(child)  # it is being cancelled: let it end before it is reopened
                 continue
-            await self._read_new()
-            if (there.status in LIVE and not there.origin) or self._find("child", child) is not None:
+            await mailbox.read()
+            if (stored.status in LIVE and not stored.origin) or mailbox.find("child", child) is not None:
                 return None
-            if there.status == "succeeded":
-                record = await ledger.state.ending(child)
-                output = cast("dict[str, Any]", decode(there.output or "{}"))
+            if stored.status == "succeeded":
+                record = await writer.state.ending(child)
+                output = cast("dict[str, Any]", decode(stored.output or "{}"))
                 return result_payload(RunResult(output)) if record is None else decode(record.result or "{}")
             with suppress(RowChanged, LeaseLost):
-                if there.status in LIVE:
+                if stored.status in LIVE:
                     await self._adopt_child(row)
                 else:
-                    await ledger.write(queue=[Op("queue.reopen", (child, (there.status,), self._clock.wall()))])
+                    await writer.write(queue=[Op("queue.reopen", (child, (stored.status,), self._clock.wall()))])
                 return None
 
-    async def _from_previous_generation(self, mail: MailboxMessage, child: str) -> bool:
-        """Whether a child that did not succeed ended, or was cancelled, before this generation of the run began, and
-        no earlier one used that: it goes on with this one, or does already."""
-        status = result_from_payload(cast("dict[str, Any]", decode(mail.payload))).status
-        if status is RunStatus.SUCCEEDED or self._book.view.reopened_at is None:
+    async def _from_previous_generation(self, message: MailboxMessage, child: str) -> bool:
+        """Return whether the message is from an end of the child that does not count in this generation of the run.
+
+        So it is if the child did not succeed, ended or was cancelled before this generation began, and no earlier
+        generation used the result: the child is resumed with this generation, or was already.
+        """
+        status = result_from_payload(cast("dict[str, Any]", decode(message.payload))).status
+        if status is RunStatus.SUCCEEDED or self._journal.view.reopened_at is None:
             return False
-        if self._has_passed(mail.t) or self._unread["child", child][-1] is not mail:  # it tells each end once
+        if self._has_passed(message.t) or not self._mailbox.is_last(message):  # a child sends one for each of its ends
             return True
-        there = await self._ledger.queue.row(child)
-        if there is None:
+        stored = await self._writer.queue.row(child)
+        if stored is None:
             return False
-        if mail.msg_id.rpartition(":")[2] != str(there.generation):
+        if message.msg_id.rpartition(":")[2] != str(stored.generation):
             return True
-        return status is RunStatus.CANCELLED and self._has_passed(there.cancel_at)
+        return status is RunStatus.CANCELLED and self._has_passed(stored.cancel_at)
 
     def _has_passed(self, at: float | None) -> bool:
-        """Whether that was before this generation of the run began."""
-        since = self._book.view.reopened_at
+        """Return whether `at` is before the beginning of this generation of the run."""
+        since = self._journal.view.reopened_at
         return at is not None and since is not None and at <= since
 
     async def _adopt_child(self, row: RunRow) -> None:
-        """Leave to workers a child that was called in place, unless it still runs there."""
-        queue = self._ledger.queue
+        """Release to workers a child that was called inline, unless it still runs there."""
+        queue = self._writer.queue
         outcome, child = await queue.take(row, self._row.worker, ADOPTION_SECONDS, insert=False, reopen=False)
         if outcome == "claimed" and child is not None:
-            how = queue.unchanged_update(child, child.claim_id)._replace(status="pending", parked=child.parked)
-            await queue.settle(child.run_id, how)
+            update = queue.unchanged_update(child, child.claim_id)._replace(status="pending", parked=child.parked)
+            await queue.settle(child.run_id, update)

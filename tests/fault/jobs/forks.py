@@ -134,7 +134,7 @@ def lives_on(tx: SQLiteTx) -> None:
 async def inside(db: str, run_id: str) -> None:
     async with open_run(db, run_id) as ctx:
         await ctx.step("first", lambda: 1)
-        engine: SQLiteEngine = ctx._ledger.queue.engine  # type: ignore[attr-defined]
+        engine: SQLiteEngine = ctx._writer.queue.engine  # type: ignore[attr-defined]
         ops: dict[str, Callable[..., Any]] = engine.writer.committer.operations
         ops["events.publish"] = lambda tx, *args: lives_on(tx)
         await ctx.emit("x", {})

@@ -55,11 +55,11 @@ async def fill(db: Path, size: int) -> dict[str, Any]:
         limit(None)
         for i in range(20_000, 20_003):
             await step(i)
-        engine: Any = ctx._ledger.state.commits
+        engine: Any = ctx._writer.state.commits
         assert isinstance(engine, SQLiteEngine)
         stored = {
             record.key.removeprefix("k:"): json.loads(record.result or "null")
-            for record in await ctx._ledger.state.records(ctx.run_id)
+            for record in await ctx._writer.state.records(ctx.run_id)
             if record.kind == "done"
         }
     conn = sqlite3.connect(db)

@@ -24,7 +24,7 @@ def stand(tx: Any, *args: Any) -> None:
 async def main(db: str) -> None:
     async with open_run(db, "standing") as ctx:
         await ctx.step("first", lambda: 1)
-        engine: SQLiteEngine = ctx._ledger.queue.engine  # type: ignore[attr-defined]
+        engine: SQLiteEngine = ctx._writer.queue.engine  # type: ignore[attr-defined]
         ops: dict[str, Callable[..., Any]] = engine.writer.committer.operations
         ops["events.publish"] = stand
         await ctx.emit("x", {})

@@ -1,0 +1,311 @@
+"""Wait in place, then park the run; leave its slot and regain it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+from .._core.context_vars import start_helper
+from .._core.run_tasks import FIRST_PAUSE, RunTasks, scan
+from ..queue.records import MailboxMessage, RowChanged, RunRow, RunUpdate
+from .mailbox import MailboxReader
+from .run_control import RunControl, Services
+from .step_journal import RunJournal
+from .step_scope import CURRENT_STEP
+
+#: The outcome of a wait that reached its time limit.
+TIMED_OUT: Final = object()
+
+#: Returns the message that ends a wait, None while there is none.
+Find = Callable[[], MailboxMessage | None]
+
+#: What the tasks of a run join, and what of it has ended.
+Joins = tuple[frozenset[asyncio.Future[Any]], frozenset[asyncio.Future[Any]]]
+
+
+class Parking:
+    """The open waits of one run under one claim.
+
+    A wait starts in place: it holds its claim, but not its slot of the worker. After `Services.park_after` seconds it
+    parks the run, which ends the claim. A run leaves its slot, and is parked, only while none of its tasks works; the
+    `Monitor` scans the tasks for that.
+    """
+
+    def __init__(
+        self, journal: RunJournal, row: RunRow, services: Services, control: RunControl, mailbox: MailboxReader
+    ) -> None:
+        self._journal, self._row, self._services, self._control = journal, row, services, control
+        self._mailbox = mailbox
+        self._writer, self._clock = journal.writer, services.clock
+        #: The tasks that are inside a wait: what ends it, and its time limit in wall seconds.
+        self.active_waits: dict[asyncio.Task[Any], tuple[Find, float | None]] = {}
+        self._idle_event: asyncio.Future[None] | None = None  # resolved by the next scan that finds the run waiting
+        self._commits = 0  # ends of waits, and parks, that are being committed
+        self._regaining_slot = 0  # tasks that wait for a slot of the worker
+        self._releasing_claim = False
+        self._active_at = 0.0  # when a task of the run was last known to work, by the boot clock
+        self._followed: set[asyncio.Future[Any]] = set()  # futures whose end leads to a scan
+        self._joins: tuple[Joins, float] | None = None  # what tasks join, and since when, by the time of the loop
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Inside the block the run is not waiting: what it waited for is being committed."""
+        self._commits += 1
+        try:
+            yield
+        finally:
+            self._commits -= 1
+            self._request_scan()
+
+    # -- waiting
+
+    async def wait(self, find: Find, until: float | None, reason: str) -> Any:
+        """Wait for a message, in place and then parked.
+
+        Args:
+            find: Returns the message once it is there. It is consumed before this returns.
+            until: The time limit in wall seconds, None for none.
+            reason: What the run waits for, as the parked run shows it.
+
+        Returns:
+            The message, or `TIMED_OUT`.
+        """
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self.active_waits[task] = (find, until)
+        self._journal.on_idle = self._request_scan
+        try:
+            return await self._wait_active(find, until, reason)
+        except asyncio.CancelledError:
+            self._close(task)
+            if self._journal.slot_released and not (self._control.cancel_requested or self._control.closed):
+                await self.regain_slot()  # code of the run cancelled this wait, and works from now on
+            raise
+        finally:
+            self._close(task)
+
+    def _close(self, task: asyncio.Task[Any]) -> None:
+        """Remove the wait of that task."""
+        if self.active_waits.pop(task, None) is None:
+            return
+        self._request_scan()
+        if not self.active_waits:
+            self._journal.on_idle = None  # else journal and parking refer to each other after the run
+            self._control.resume_timer(self._clock.boot())
+            self._services.monitor.here().forget(self)
+
+    async def _wait_active(self, find: Find, until: float | None, reason: str) -> Any:
+        boot, park_after = self._clock.boot, self._services.park_after
+        park_at = None if park_after is None or CURRENT_STEP.get() is not None else boot() + park_after
+        while True:
+            await self._mailbox.read()
+            if self._control.closed:  # another wait has parked the run
+                await asyncio.get_running_loop().create_future()
+            if self._journal.slot_released and self._has_finished(find, until):
+                await self.regain_slot()
+            message = find()
+            if message is not None:
+                self._mailbox.consume(message)  # at once: another wait may look for the same name during the commit
+                return message
+            left = None if until is None else until - self._clock.wall()
+            if left is not None and left <= 0:
+                return TIMED_OUT
+            if park_at is None:
+                await self._wait_in_place(left)
+            elif (early := park_at - boot()) > 0:
+                await self._wait_in_place(early if left is None else min(left, early))
+            elif not self._only_waits():
+                await self._wait_in_place(left, or_idle=True)
+            elif self._journal.unconfirmed.pending:
+                await self._journal.unconfirmed.resolve()
+            else:
+                cursor = self._mailbox.cursor
+                await self._park(reason)
+                await self._mailbox.read()
+                if self._mailbox.cursor == cursor:
+                    park_at = None  # no new message: the run is being cancelled, and the heartbeat will report it
+
+    def _has_finished(self, find: Find, until: float | None) -> bool:
+        return find() is not None or (until is not None and until <= self._clock.wall())
+
+    async def _wait_in_place(self, seconds: float | None, *, or_idle: bool = False) -> None:
+        """Return when a message arrives, after `seconds` on the injected clock, or when the run only waits."""
+        helpers: list[asyncio.Task[Any]] = [start_helper(self._mailbox.arrived.wait())]
+        if seconds is not None:
+            helpers.append(start_helper(self._sleep_until(self._clock.boot() + seconds)))
+        ends: set[asyncio.Future[Any]] = {*helpers}
+        if or_idle:
+            if self._idle_event is None:
+                self._idle_event = asyncio.get_running_loop().create_future()
+            ends.add(self._idle_event)
+        self._request_scan()
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for helper in helpers:
+                helper.cancel()
+
+    async def _sleep_until(self, at: float) -> None:
+        """Sleep until `at` by the boot clock, which may have passed it before this task started."""
+        if (left := at - self._clock.boot()) > 0:
+            await self._clock.sleep(left)
+
+    # -- whether the run only waits: the `TaskOwner` of the monitor
+
+    @property
+    def run(self) -> RunControl:
+        """What the contexts of the run's tasks name."""
+        return self._control
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run is executed here and has open waits."""
+        return bool(self.active_waits) and self._control.tracked and not self._control.closed
+
+    def may_release_slot(self) -> bool:
+        """Return whether the run can be waiting at all.
+
+        It cannot while a step is in flight, the end of a wait is being committed, the run waits for a slot, or a wait
+        has ended and its task has not continued yet.
+        """
+        if not self.is_open or self._journal.running_steps or self._commits or self._regaining_slot:
+            return False
+        return not any(
+            _is_cancelled(task) or self._has_finished(find, until) for task, (find, until) in self.active_waits.items()
+        )
+
+    def waiting_tasks(self) -> Collection[asyncio.Task[Any]]:
+        """Return the tasks that are inside a wait of the run."""
+        return self.active_waits.keys()
+
+    def check_tasks(self, tasks: RunTasks) -> bool:
+        """Take the outcome of a scan; False to be scanned again soon."""
+        if not tasks.only_wait(self._control.task):
+            self._active_at, self._joins = self._clock.boot(), None
+            if self._journal.slot_released:
+                self._reclaim_slot()
+            self._follow(tasks.working)
+            return False
+        self._follow(tasks.joined)
+        now, joins = asyncio.get_running_loop().time(), _joins(tasks)
+        if self._joins is None or self._joins[0] != joins:
+            self._joins = joins, now
+        if not self._joins_are_stable(tasks, now):
+            return False
+        self._release_slot()
+        if self._idle_event is not None:
+            self._idle_event.set_result(None)
+            self._idle_event = None
+        return True
+
+    def _only_waits(self) -> bool:
+        """Return whether the run only waits at this moment."""
+        if not self.may_release_slot():
+            return False
+        loop = asyncio.get_running_loop()
+        tasks = scan(loop, {self._control: self.waiting_tasks()})[self._control]
+        return tasks.only_wait(self._control.task) and self._joins_are_stable(tasks, loop.time())
+
+    def _joins_are_stable(self, tasks: RunTasks, now: float) -> bool:
+        """Return False if a task may be about to continue, because some of what it joins ended a moment ago."""
+        if not tasks.ended:
+            return True
+        return self._joins is not None and self._joins[0] == _joins(tasks) and now - self._joins[1] >= FIRST_PAUSE / 2
+
+    def _request_scan(self) -> None:
+        """Have the tasks of the run scanned, because one entered or left a wait or something else of the run ended."""
+        if self.is_open:
+            self._active_at = self._clock.boot()
+            self._services.monitor.here().request(self)
+
+    def _follow(self, futures: Iterable[asyncio.Future[Any]]) -> None:
+        """Have the tasks scanned when one of these ends."""
+        for future in futures:
+            if future not in self._followed:
+                self._followed.add(future)
+                future.add_done_callback(self._future_done)
+
+    def _future_done(self, future: asyncio.Future[Any]) -> None:
+        self._followed.discard(future)
+        self._request_scan()
+
+    # -- the slot of the worker
+
+    def _release_slot(self) -> None:
+        """Free the slot and pause the time limit, because the run only waits."""
+        if not self._journal.slot_released:
+            self._journal.slot_released = True
+            self._control.pause_timer(self._active_at)
+            if self._services.slots is not None:
+                self._services.slots.release(self._control)
+
+    def _reclaim_slot(self) -> None:
+        """Count the run as active again, because a timer of its own code ended what its main task joined."""
+        self._journal.slot_released = False
+        self._control.resume_timer(self._clock.boot())
+        if self._services.slots is not None:
+            self._services.slots.reclaim(self._control)
+
+    async def regain_slot(self) -> None:
+        """Wait for a free slot. If there is none for long, the run is released to the queue and this never returns."""
+        control, slots = self._control, self._services.slots
+        control.pause_timer(self._clock.boot())
+        self._regaining_slot += 1
+        try:
+            if slots is not None and not await slots.regain(control):
+                await self._release_claim()
+        finally:
+            self._regaining_slot -= 1
+            if not control.without_slot:
+                self._journal.slot_released = False
+            if not control.without_slot or not self.active_waits:
+                control.resume_timer(self._clock.boot())
+            self._request_scan()
+
+    # -- ends of the claim
+
+    async def _park(self, reason: str) -> None:
+        """Park the run until a message arrives or the first of its waits reaches its time limit.
+
+        Returns only if a message or a request to cancel arrived before the commit.
+        """
+        ends = [until for _, until in self.active_waits.values()]
+        due = min((at for at in (*ends, self._row.deadline) if at is not None), default=0.0)
+        update = self._run_update("waiting", reason)._replace(due_at=due, cursor=self._mailbox.cursor)
+        try:
+            await self._end_claim(update)
+        except RowChanged:
+            await self._writer.status("running")
+
+    async def _release_claim(self) -> None:
+        """Release the run to the queue as pending: what it waited for is there."""
+        if self._releasing_claim:  # by another wait
+            await asyncio.get_running_loop().create_future()
+        self._releasing_claim = True
+        try:
+            await self._end_claim(self._run_update("pending", "handed back"))
+        finally:
+            self._releasing_claim = False
+
+    def _run_update(self, status: str, reason: str) -> RunUpdate:
+        update = self._writer.queue.unchanged_update(self._row, self._row.claim_id)
+        return update._replace(status=status, parked=1, reason=reason)
+
+    async def _end_claim(self, update: RunUpdate) -> None:
+        with self.committing():
+            await self._writer.update_run(update)
+        control = self._control
+        control.parked = control.closed = True
+        control.cancel_task()
+        await asyncio.get_running_loop().create_future()
+
+
+def _joins(tasks: RunTasks) -> Joins:
+    return frozenset(tasks.joined), frozenset(tasks.ended)
+
+
+def _is_cancelled(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task was cancelled and has not continued yet."""
+    awaited = task._fut_waiter  # type: ignore[attr-defined]
+    return bool(task._must_cancel) or (awaited is not None and awaited.cancelled())  # type: ignore[attr-defined]
