@@ -89,7 +89,7 @@ async def test_what_came_before_the_question_or_by_another_way_has_to_fit_too(ca
             await rig.runner.signal("r", "deploy", {"nothing": "that fits"})
             await rig.runner.signal("r", "deploy", {"ok": True})
             assert await going == {"ok": True}
-        said = [each.getMessage() for each in caplog.records if "does not fit" in each.getMessage()]
+        said = [each.getMessage() for each in caplog.records if "is no answer" in each.getMessage()]
         assert len(said) == 2
         assert "'deploy'" in said[0]
         assert "lacks 'ok'" in said[1]
