@@ -1129,8 +1129,8 @@ def test_an_unknown_setting_of_a_runner_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"priority": 1.5}, r"not 1\.5"),
-        ({"priority": 2**31}, "not 2147483648"),
+        ({"priority": 1.5}, r"got 1\.5"),
+        ({"priority": 2**31}, "got 2147483648"),
         ({"delay": -1}, "delay.*not -1"),
         ({"expires_in": float("nan")}, "expires_in.*not nan"),
         ({"deadline": dt.datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001
@@ -1142,8 +1142,8 @@ def test_an_unknown_setting_of_a_runner_names_the_nearest() -> None:
         ({"idempotency_key": "a\ud800"}, r"idempotency key .* lone surrogates"),
         ({"run_id": "x" * 513}, "513 characters"),
         ({"run_id": 3}, "not a int"),
-        ({"input": [1]}, r"not list: \[1\]"),
-        ({"input": []}, r"not list: \[\]"),
+        ({"input": [1]}, r"got list: \[1\]"),
+        ({"input": []}, r"got list: \[\]"),
         ({"metadata": [1]}, r"metadata .* not list: \[1\]"),
         ({"agent_key": None}, r"get_runtime\(key\)"),
         ({"agent_key": ""}, "not ''"),

@@ -1,4 +1,4 @@
-"""The queue of runs: who may execute what, since when, and how it ended."""
+"""The queue of runs: which run is claimed by whom, which ones wait, and how they ended."""
 
 from __future__ import annotations
 
@@ -35,72 +35,95 @@ if TYPE_CHECKING:
     from .blocking_claims import BlockingClaims
 
 MAX_PRIORITY = 1_000_000
-MAX_CLAIMED_AT_ONCE = 10_000  # runs that one claim takes: each has its id drawn before, on the caller's loop
-MAX_LISTED = 2**53  # every store can be asked for so many
-PROMPT_SECONDS = 1.0  # seconds within which a store that answers at all says that it cannot
+MAX_CLAIMED_AT_ONCE = 10_000  # runs in one claim: their claim ids are made before, on the caller's event loop
+MAX_LISTED = 2**53  # every store accepts this as a limit
+PROMPT_SECONDS = 1.0  # seconds within which a store that is reachable reports that it is busy
 
 
 class _Default(int):
-    """A default that can be told from the same number given."""
+    """A default value that differs from the same number passed by a caller."""
 
 
 MAX_RETRIES: int = _Default(3)
 
 
 class RunQueue(Backend):
-    """The authority on each run's life.
+    """Decides which worker may execute which run.
 
-    What it guarantees, on every backend:
+    Guarantees of every backend:
 
-    1. `enqueue` returns after the run is stored; the same id or idempotency key stores nothing new.
-    2. A run is claimed by one worker at a time. A claim is known by its `claim_id`; every write of a
-       claim that was superseded or ended is refused with LeaseLost.
-    3. Claims come by priority, then in order of arrival; delayed runs when they are due. Of very many that
-       are due at once, of whatever agents, a claim may make ready no more than those of the greatest
-       priorities. A run whose lease ran out is claimed anew, which counts as a crash then and there.
-    4. Terminal states absorb: only `reopen` or `take` begin a new generation.
-    5. A message posted to a live run is kept, once per `msg_id`, and wakes a waiting one.
-    6. Of the runs with one concurrency key, one at a time is claimed or waits; the others are held, and
-       go by priority, then in order of arrival. A retry, a park and a worker's hand-back keep the turn.
+    1. `enqueue` returns after the run is stored. A second run with the same id or idempotency key is not stored.
+    2. A run is claimed by one worker at a time. `claim_id` is the fencing token of a claim: every write under a claim
+       that has ended or was superseded raises LeaseLost.
+    3. Runs are claimed by priority, then in order of arrival; delayed runs when they are due. If very many are due at
+       once, a claim may make only those of the greatest priorities ready, whatever their agents are. A run with an
+       expired lease is claimed again, and that claim counts the crash.
+    4. The first terminal status wins: only `reopen` and `take` begin a new generation.
+    5. A message posted to a live run is stored once for each `msg_id`, and makes a waiting run pending.
+    6. Of the runs with one concurrency key, one at a time is claimed or waits. The others are blocked, and follow by
+       priority, then in order of arrival. A run keeps its place when it is retried, parked or released.
 
-    A backend brings two methods and inherits the rest: `commit(guard, ops)` applies operations named
-    `queue.*` (see `rows.Rows`, which decides them over any row store), all or nothing, refusing with
-    LeaseLost when `guard.token` is not the current claim of `guard.key`; `read(what, ...)` answers
-    row(run_id), find(RunFilter), children(run_id), mail(run_id, after),
-    news(run_ids) and next_due(). `listen(topic, wake)` is optional: without it workers poll.
+    A backend implements two methods:
+
+    * `commit(guard, ops)` applies operations named `queue.*`, all or nothing. It raises LeaseLost if `guard.token` is
+      not the current claim of the run `guard.key`. `RunTransitions` implements the operations over the tables of the
+      backend.
+    * `read(what, ...)` returns the values listed there.
+
+    `listen(topic, wake)` is optional: without it, workers poll.
+
+    Args:
+        max_retries: Attempts of a run that may fail before it is not retried any more, the first one included.
+        clock: Source of times and random values.
     """
 
     def __init__(self, *, max_retries: int = MAX_RETRIES, clock: Clock = SYSTEM) -> None:
         self.max_retries: int = int(checked_int("max_retries, which counts failures,", max_retries))
-        #: Whether somebody said so for this queue: a runner on it goes by it then.
+        #: Whether `max_retries` was passed for this queue: then a runner uses it instead of its own.
         self.limits_retries: bool = max_retries is not MAX_RETRIES
         self.clock = clock
-        #: Told the id of each run whose cancelling was asked for through this object: its holder here hears it at once.
+        #: Called with the id of each run that is cancelled through this object, so that a worker in this process
+        #: stops it at once.
         self.cancel_listeners: set[Callable[[str], None]] = set()
         self._claim_ids: dict[tuple[str, str], str] = {}
-        #: Tickets of claims that got no answer, and may hold something.
+        #: Tickets of claims whose reply was lost: they may have claimed runs, which the next claim releases first.
         self.unconfirmed_tickets: set[str] = set()
 
     @needs_engine
     async def read(self, what: str, *args: Any) -> Any:
-        """Return what is stored, as the class describes it for each `what`."""
+        """Read from the store.
+
+        Args:
+            what: One of these, with its `args`:
+                "row" (run_id): the RunRow or None.
+                "find" (RunFilter): a list of RunRow, in order of `n`.
+                "children" (run_id): a list of RunRow with that `parent_id`.
+                "mail" (run_id, after): a list of MailboxMessage with a greater `seq`, in order of `seq`.
+                "news" (run_ids): a dict of RunSnapshot by run id, without unknown runs.
+                "next_due" (): the smallest `due_at` above 0 of a live run, or None.
+        """
         return await self._held_store().read(what, *args)
 
     @property
     def holder(self) -> str:
-        """Names this process to others on the same store; "" where nobody can tell a dead one."""
+        """Id of this process for others on the same store; "" if they could not detect that it has ended."""
         return str(renamed_attribute(getattr(self, "engine", None), "process_id", "holder") or "")
 
     def lease_now(self) -> float:
+        """Return the time on the clock that leases are measured by."""
         return self.clock.boot()
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None] | None:
-        """Call `wake()` after commits that rang "work" or "mail"; None where only polling helps."""
+        """Call `wake()` after each commit that notifies `topic`: "work", "done" or "mail".
+
+        Returns:
+            A function that removes the listener; None if the store cannot notify.
+        """
         engine = getattr(self, "engine", None)
         return engine.listen(topic, wake) if engine is not None else None
 
     async def close(self) -> None:
-        """Close what this queue holds: its engine, if no other backend uses it. A second call does nothing."""
+        """Close the engine of this queue, if no other backend uses it. A second call does nothing."""
         await super().close()
 
     # -- entering
@@ -121,12 +144,12 @@ class RunQueue(Backend):
         concurrency_key: str | None = None,
         origin: str = "",
     ) -> RunRow:
-        """The row of a new run, checked and encoded; nothing is stored yet."""
+        """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `enqueue`."""
         agent = checked_name("an agent key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
-            raise InvalidArgument(f"priority is an integer of 32 bits, not {brief(priority)}")
+            raise InvalidArgument(f"priority must be an integer of 32 bits, got {brief(priority)}")
         if not isinstance(input, Mapping):
-            raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {brief(input)}")
+            raise InvalidArgument(f"the input of a run must be a dict, got {type(input).__name__}: {brief(input)}")
         about = mapping("the metadata of a run", metadata)
         idem_key = None if idempotency_key is None else checked_name("an idempotency key", idempotency_key)
         lane = None if concurrency_key in (None, "") else checked_name("a concurrency key", concurrency_key)
@@ -161,11 +184,22 @@ class RunQueue(Backend):
         priority: int = 0,
         **options: Any,
     ) -> QueuedRun:
-        """Store a run and return it once it is durable; the one stored before under that id or key, if any.
+        """Store a run and return it once it is durable.
 
-        `options`: delay and expires_in in seconds, deadline (wall time), idempotency_key,
-        parent_run_id, concurrency_key (None or "": none). Another agent or input under the same id or
-        key is an IdempotencyConflict.
+        Args:
+            run_id: Its id; None for a new one. Text that is no UUID becomes the `run_key`.
+            agent_key: Key of its agent.
+            input: Its input, which must be JSON-serializable.
+            metadata: Its metadata, likewise.
+            priority: Greater ones are claimed first.
+            **options: `delay` and `expires_in` in seconds, `deadline` (wall time), `idempotency_key`, `parent_run_id`,
+                `concurrency_key` (None or "": none).
+
+        Returns:
+            The run; the one stored before, if there is one with that id or idempotency key.
+
+        Raises:
+            IdempotencyConflict: if the one stored before has another agent or input.
         """
         row = self.new_row(run_id, agent_key, input, metadata, priority, **options)
         stored: RunRow = (await self.commits.commit(None, [Op("queue.insert", (row,))]))[0]
@@ -175,15 +209,18 @@ class RunQueue(Backend):
     # -- claiming
 
     def blocking_claims(self, given: Callable[[list[RunRow]], None]) -> BlockingClaims | None:
-        """Where claims of a worker can stand: `given`, on its loop, is told of runs that were claimed for it as they
-        came. None where there are only bells."""
+        """Return long-poll claims for one worker, None if the store can only notify.
+
+        Args:
+            given: Called on the worker's event loop with the runs that were claimed for it when they arrived.
+        """
         return None
 
     def claim_request(
         self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int = 1, *,
         ready_only: bool = False, wait_name: str | None = None, wait_seconds: float = 0.0,
     ) -> ClaimRequest:  # fmt: skip
-        """A request for up to `count` runs.
+        """Return a request for up to `count` runs.
 
         With `ready_only` it ignores expired leases and timers. With `wait_name`, a request that finds no run waits in
         the store under this name for `wait_seconds`.
@@ -201,7 +238,10 @@ class RunQueue(Backend):
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1,
         blocking: BlockingClaims | None = None, wait_seconds: float = 0.0,
     ) -> list[RunRow]:  # fmt: skip
-        """The next runs for this worker; where there is none, the claim may stand for so many seconds."""
+        """Claim the next runs for a worker.
+
+        With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`; this returns at once.
+        """
         agents = checked_agent_keys(agent_keys)
         count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)
         name = None if blocking is None else blocking.ready()
@@ -225,17 +265,17 @@ class RunQueue(Backend):
         return rows
 
     async def _commit_claim(self, want: ClaimRequest, *ops: Op) -> list[Any]:
-        """The results of a claim; one that its caller does not get to know is given back."""
+        """Commit a claim and return its results. If its reply is lost, what it claimed is released."""
         if self.unconfirmed_tickets:
-            unsure = tuple(self.unconfirmed_tickets)
-            await self.give_back(unsure)
-            self.unconfirmed_tickets.difference_update(unsure)
+            unconfirmed = tuple(self.unconfirmed_tickets)
+            await self.give_back(unconfirmed)
+            self.unconfirmed_tickets.difference_update(unconfirmed)
         began = self.clock.boot()
         try:
             return await self.commits.commit(None, ops)
         except (asyncio.CancelledError, StorageBusy) as error:
             if isinstance(error, StorageBusy) and self.clock.boot() - began > PROMPT_SECONDS:
-                # To ask a store that does not answer takes as long again: before the next claim is soon enough.
+                # A store that does not reply would delay the error once more: release before the next claim instead.
                 self.unconfirmed_tickets.update(want.tickets)
             else:
                 with contextlib.suppress(AgentRuntimeError):
@@ -243,8 +283,8 @@ class RunQueue(Backend):
             raise
 
     async def give_back(self, tickets: Sequence[str]) -> None:
-        """Give back what was claimed with those tickets, if anything was."""
-        # A claim id ends with its ticket's bits of chance, however high it had to be lifted.
+        """Release the runs that were claimed with these tickets, if any."""
+        # A claim id is raised above the run's last one, but keeps the random bits of its ticket at its end.
         ends = {ticket[-ULID_RANDOM_LENGTH:] for ticket in tickets}
         for row in await self.find(RunFilter(("running",), limit=MAX_PRIORITY)):
             if row.claim_id[-ULID_RANDOM_LENGTH:] in ends:
@@ -255,7 +295,7 @@ class RunQueue(Backend):
                     )
 
     def confirm(self, ends: set[str]) -> None:
-        """What was claimed with tickets that end so came to its caller after all."""
+        """Forget the unconfirmed tickets with these random bits: their claims have reached their caller."""
         self.unconfirmed_tickets = {
             ticket for ticket in self.unconfirmed_tickets if ticket[-ULID_RANDOM_LENGTH:] not in ends
         }
@@ -263,9 +303,17 @@ class RunQueue(Backend):
     async def claim(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
     ) -> Any:
-        """The next run for this worker, or None; with `limit` above 1 a list of up to that many, at most 10,000.
+        """Claim the next run for a worker.
 
-        Where a run holds a type that is not registered here, asking for its `input` is an UnserialisableResult.
+        Args:
+            worker_id: Name of the worker.
+            lease_seconds: How long the claim lasts, unless `extend_lease` extends it.
+            agent_keys: Claim only runs of these agents; None for all.
+            limit: At most so many runs, up to 10,000.
+
+        Returns:
+            The run or None; with `limit` above 1 a list. Reading `input` of a run raises UnserialisableResult if it
+            has a type that is not registered in this process.
         """
         rows = await self.claim_rows(worker_id, lease_seconds, agent_keys=agent_keys, limit=limit)
         for row in rows:
@@ -276,12 +324,20 @@ class RunQueue(Backend):
     async def take(
         self, row: RunRow, worker_id: str, lease_seconds: float, *, insert: bool, reopen: bool, wait: bool = False
     ) -> tuple[str, RunRow | None]:
-        """Claim that one run for this process, storing it first if new.
+        """Claim one run for this process.
 
-        Answers ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row)
-        with another agent or input, ("unknown", None), or ("behind", the row that has its lane). With
-        `wait` a run that is behind is stored and keeps its place in the lane for `rows.PLACE` seconds:
-        whoever waits takes it again before that. Without, nothing is written.
+        Args:
+            row: The run; see `new_row`.
+            worker_id: Name of the worker.
+            lease_seconds: How long the claim lasts.
+            insert: Whether to store the run if it is new.
+            reopen: Whether to begin a new generation if it ended without success.
+            wait: If another run with its concurrency key is active, store this one behind it. It keeps its place for
+                `INLINE_RESERVATION` seconds, so the caller must take it again before that.
+
+        Returns:
+            ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row) with another agent or
+            input, ("unknown", None), or ("behind", the active row with its concurrency key).
         """
         want = self.claim_request(worker_id, lease_seconds, None, 1)
         answer: tuple[str, RunRow | None] = (
@@ -289,7 +345,7 @@ class RunQueue(Backend):
         )[0]
         there = answer[1]
         if answer[0] == "conflict" and there is not None and there.run_id == row.run_id and same_input(row, there):
-            # By their digests alone they are two.
+            # The digests differ although the inputs are equal: they depend on the order of keys.
             row = row.with_values(digest=there.digest)
             return await self.take(row, worker_id, lease_seconds, insert=insert, reopen=reopen, wait=wait)
         return answer
@@ -308,7 +364,12 @@ class RunQueue(Backend):
         return key, token
 
     async def settle(self, run_id: str, how: RunUpdate, ops: Sequence[Op] = ()) -> RunRow:
-        """Leave a claimed run as `how` says; RowChanged if its mailbox moved past `how.cursor`."""
+        """Apply an update by the run's claim, together with `ops`, and return the new row.
+
+        Raises:
+            RowChanged: if the update does not apply any more; see `RunUpdate`.
+            LeaseLost: if the claim is not current.
+        """
         op = Op("queue.settle", (run_id, how))
         row: RunRow = (await self.commits.commit(Guard(run_id, how.claim_id), [op, *ops]))[0]
         return row
@@ -323,7 +384,11 @@ class RunQueue(Backend):
         *,
         claim_id: str | None = None,
     ) -> None:
-        """End a claimed run as succeeded or failed; LeaseLost if this worker no longer holds it."""
+        """End a claimed run as succeeded or failed.
+
+        Raises:
+            LeaseLost: if this worker does not have the claim any more.
+        """
         key, token = self._claim_of(run_id, worker_id, claim_id)
         row = await self.require(key)
         how = self.unchanged_update(row, token)._replace(
@@ -348,7 +413,7 @@ class RunQueue(Backend):
             del self._claim_ids[key, worker_id]
 
     def unchanged_update(self, row: RunRow, claim_id: str) -> RunUpdate:
-        """A RunUpdate that changes nothing yet: counters as they are."""
+        """Return an update that keeps the status and the counters of a row, to be changed with `_replace`."""
         return RunUpdate(
             claim_id, row.status, self.clock.wall(), failures=row.failures, crashes=row.crashes, stalls=row.stalls,
             mark=row.mark,
@@ -357,7 +422,7 @@ class RunQueue(Backend):
     async def extend_lease(
         self, run_id: UUID | str, worker_id: str, lease_seconds: float, *, claim_id: str | None = None
     ) -> bool:
-        """True while this worker holds the run; its lease then ends `lease_seconds` from now."""
+        """Extend the lease of a run to `lease_seconds` from now; return False if this worker has no claim on it."""
         until = self.lease_now() + checked_seconds("lease_seconds", lease_seconds, least=0.001)
         try:
             claim = self._claim_of(run_id, worker_id, claim_id)
@@ -371,9 +436,10 @@ class RunQueue(Backend):
     async def requeue_for_retry(
         self, run_id: UUID | str, worker_id: str, error: Any, delay_seconds: float = 0, *, claim_id: str | None = None
     ) -> bool:
-        """Give a failed attempt back for another one after `delay_seconds`.
+        """Release a run after a failed attempt, for another attempt after `delay_seconds`.
 
-        False when that was the last of `max_retries` failures, or for a worker that does not hold it.
+        Returns:
+            False if that was the last of `max_retries` attempts, or if this worker has no claim on the run.
         """
         delay = checked_seconds("delay_seconds", delay_seconds)
         try:
@@ -400,20 +466,35 @@ class RunQueue(Backend):
     async def post(
         self, run_id: UUID | str, kind: str, name: str, payload: str, msg_id: str | None = None
     ) -> tuple[str, int]:
-        """Put a message into a run's mailbox: (the status it had, the message's number or 0 if it has ended)."""
+        """Put a message into a run's mailbox.
+
+        Args:
+            run_id: The run.
+            kind: "signal", "child", "cancel" or "limits".
+            name: Name of the signal, run id of the child, or "".
+            payload: JSON.
+            msg_id: A second message with the same id is dropped; None for a new id.
+
+        Returns:
+            The status that the run had, or "unknown", and the message's number, or 0 if the run is not live.
+        """
         op = self.post_op(stored_id(run_id), kind, name, payload, msg_id)
         answer: tuple[str, int] = (await self.commits.commit(None, [op]))[0]
         return answer
 
     def post_op(self, run_id: str, kind: str, name: str, payload: str, msg_id: str | None = None) -> Op:
+        """Return the operation of `post`, for a commit together with others."""
         known_by = new_ulid(self.clock) if not msg_id else unbroken("a message's id", msg_id)
         mail = MailboxMessage(kind, name, payload, known_by, self.clock.wall())
         return Op("queue.post", (run_id, mail))
 
     async def cancel(self, run_id: UUID | str) -> bool:
-        """Ask for a run to be cancelled; True if the request is recorded, False if the run is over or unknown.
+        """Request that a run be cancelled.
 
-        A pending or waiting run is cancelled in that commit; a running one hears of it.
+        A pending or waiting run is cancelled in the same commit. The worker of a running one is notified.
+
+        Returns:
+            True if the request is stored, False if the run has ended or is unknown.
         """
         key, now = stored_id(run_id), self.clock.wall()
         try:
@@ -427,47 +508,52 @@ class RunQueue(Backend):
         return True
 
     def notify_cancelled(self, run_id: str) -> None:
-        """Have it heard at once in this process that the run was asked to be cancelled."""
-        for tell in tuple(self.cancel_listeners):
-            tell(run_id)
+        """Call the `cancel_listeners` of this queue object."""
+        for listener in tuple(self.cancel_listeners):
+            listener(run_id)
 
     async def is_cancelled(self, run_id: UUID | str) -> bool:
-        """Whether the run was cancelled, or asked to be."""
+        """Return whether the run is cancelled or its cancellation was requested."""
         row = await self.row(run_id)
         return row is not None and (row.status == "cancelled" or row.cancel_at is not None)
 
     # -- looking
 
     async def row(self, run_id: UUID | str) -> RunRow | None:
+        """Return the row of a run."""
         row: RunRow | None = await self.read("row", stored_id(run_id))
         return row
 
     async def require(self, run_id: UUID | str) -> RunRow:
+        """Return the row of a run, or raise UnknownRun."""
         row = await self.row(run_id)
         if row is None:
             raise UnknownRun(f"no run {run_id} is stored here")
         return row
 
     async def find(self, wanted: RunFilter) -> list[RunRow]:
+        """Return the rows that match a filter, in order of arrival."""
         if wanted.agent is not None and HALF.search(wanted.agent):
-            return []  # no store keeps such a key, nor can be asked for it
+            return []  # a lone surrogate: no store can have such a key, or accepts it in a query
         rows: list[RunRow] = await self.read("find", wanted._replace(limit=min(wanted.limit, MAX_LISTED)))
         return rows
 
     async def children(self, run_id: str) -> list[RunRow]:
+        """Return the child runs of a run."""
         rows: list[RunRow] = await self.read("children", run_id)
         return rows
 
     async def mail(self, run_id: str, after: int = 0) -> list[MailboxMessage]:
-        mail: list[MailboxMessage] = await self.read("mail", run_id, after)
-        return mail
+        """Return the messages of a run with a number above `after`."""
+        messages: list[MailboxMessage] = await self.read("mail", run_id, after)
+        return messages
 
     async def snapshots(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
-        """What changed about those runs, for holders and waiters; unknown ones are left out."""
-        news: dict[str, RunSnapshot] = await self.read("news", tuple(run_ids))
-        return news
+        """Return a snapshot of each of these runs; unknown ones are left out."""
+        found: dict[str, RunSnapshot] = await self.read("news", tuple(run_ids))
+        return found
 
     async def next_due(self) -> float | None:
-        """The wall time at which the next delayed or waiting run becomes ready."""
+        """Return the wall time at which the next delayed or waiting run becomes ready, None if there is none."""
         due: float | None = await self.read("next_due")
         return due

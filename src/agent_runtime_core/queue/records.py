@@ -1,4 +1,4 @@
-"""What a queue moves: the row of a run, a message of its mailbox, and what changes a row."""
+"""Records of a queue: the row of a run, messages of its mailbox, claim requests and updates."""
 
 from __future__ import annotations
 
@@ -10,75 +10,88 @@ from .._core.former_names import keep_former_names
 from ..errors import IdempotencyConflict, StorageCorrupt, UnserialisableResult, brief
 
 LIVE = ("pending", "running", "waiting")
-QUEUED_BEHIND, SET_ASIDE = 1, 2  # see RunRow.held
-LIMITS = "limits"  # the kind of a mailbox message that sets limits of its run
-CANCELLED_BY_CALLER = "cancel"  # the reason of a run that was cancelled under no claim
+#: Values of `RunRow.held`. QUEUED_BEHIND: another run of its concurrency key comes first, or it is not due yet.
+#: SET_ASIDE: an inline run whose process has ended, until its process or a caller takes it again; others may go first.
+QUEUED_BEHIND, SET_ASIDE = 1, 2
+LIMITS = "limits"  # kind of a mailbox message that sets limits of its run
+CANCELLED_BY_CALLER = "cancel"  # reason of a run that was cancelled while no worker had a claim on it
 
 
 class RowChanged(Exception):
-    """The row is no longer as the writer saw it; nothing was written: look again and decide anew."""
+    """The row has changed since the writer read it. Nothing was written: read it again and decide again."""
 
     def __str__(self) -> str:
-        return super().__str__() or "the row is not as its writer saw it; nothing was written: look, and decide anew"
+        return (
+            super().__str__()
+            or "the row has changed since it was read; nothing was written. Read it again and decide again"
+        )
 
 
 _Made = TypeVar("_Made")
 
 
 class RunRow(NamedTuple):
-    """A run as its queue knows it. Times are wall seconds, but for `lease_until`, which is the engine's lease clock."""
+    """A run as its queue stores it.
 
-    run_id: str
-    agent: str
-    input: str = "{}"
-    digest: str = ""  # of agent and input: what an idempotency key must agree with
-    metadata: str = "{}"
-    priority: int = 0
+    A backend stores all fields and orders rows by `priority` and `n`. Only `RunTransitions` decides how they change.
+    Times are seconds since 1970 on the wall clock; `lease_until` is on the clock of `RunQueue.lease_now`.
+    """
+
+    run_id: str  # a UUID in lower case with dashes; unique
+    agent: str  # key of the agent
+    input: str = "{}"  # JSON object
+    digest: str = ""  # of agent and input; a second run with the same id or idempotency key must have the same
+    metadata: str = "{}"  # JSON object
+    priority: int = 0  # 32 bits; greater ones are claimed first
     created_at: float = 0.0
-    due_at: float = 0.0  # 0: now; else a delayed or waiting run becomes ready then
-    expires_at: float | None = None
-    deadline: float | None = None
-    run_key: str | None = None
-    idem_key: str | None = None
-    parent_id: str | None = None
-    lane: str | None = None  # the concurrency key: of its live runs one at a time is not held
-    origin: str = ""  # "inline": only its own process or an explicit call may take it
-    held: int = 0  # pending, and BEHIND the one that has its lane, or ASIDE: inline, and nobody waits to go on with it
+    due_at: float = 0.0  # when a delayed or waiting run becomes ready; 0: it is ready now
+    expires_at: float | None = None  # a run that has not started by then never starts
+    deadline: float | None = None  # the run is stopped then
+    run_key: str | None = None  # the caller's own run id, if it was no UUID
+    idem_key: str | None = None  # idempotency key; unique
+    parent_id: str | None = None  # the run that called this child run
+    lane: str | None = None  # concurrency key; at most one live run of a key has `held` 0
+    origin: str = ""  # "inline": only its own process or an explicit `take` may claim it; "": any worker
+    held: int = 0  # 0: may be claimed; QUEUED_BEHIND or SET_ASIDE: blocked by its concurrency key
     status: str = "pending"
-    generation: int = 1
-    failures: int = 0
-    crashes: int = 0
-    stalls: int = 0  # crashes in a row
-    mark: int = -1  # steps recorded at the last look of a claim; -1: none, and no claim has ended it
-    parked: int = 0  # it waited since it was last claimed
-    reason: str = ""  # what it waits for, or why it ended
-    claim_id: str = ""  # the last claim, current while running
-    worker: str = ""
-    holder: str = ""
-    lease_until: float = 0.0
-    claimed_at: float | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    updated_at: float = 0.0
-    cancel_at: float | None = None
-    output: str | None = None
-    error: str | None = None
-    mail_seq: int = 0
-    n: int = 0  # order of arrival, set by the store
+    generation: int = 1  # one more each time the run is reopened
+    failures: int = 0  # attempts that failed
+    crashes: int = 0  # attempts whose claim was not released before its lease ended
+    stalls: int = 0  # crashes in a row without a new record of a step in between
+    mark: int = -1  # ends of steps in the journal when last counted: it never has fewer; -1: not counted yet
+    parked: int = 0  # 1: the next claim resumes a wait or a released attempt, instead of starting an attempt
+    reason: str = ""  # what the run waits for, or why it ended
+    claim_id: str = ""  # fencing token of the last claim; the current one while running
+    worker: str = ""  # name of the worker that claimed it
+    holder: str = ""  # id of the process that claimed it; "" if the store cannot detect dead processes
+    lease_until: float = 0.0  # when the claim ends unless a heartbeat extends it
+    claimed_at: float | None = None  # last claim
+    started_at: float | None = None  # first claim
+    ended_at: float | None = None  # None while the run is live
+    updated_at: float = 0.0  # when the run was stored, claimed, updated, ended or reopened
+    cancel_at: float | None = None  # when its cancellation was requested
+    output: str | None = None  # JSON
+    error: str | None = None  # JSON
+    mail_seq: int = 0  # number of the last message in its mailbox
+    n: int = 0  # order of arrival, from 1, set by `RunTransitions.add`; 0: not stored yet
 
     @property
     def attempt(self) -> int:
         return 1 + self.failures + self.crashes
 
     def with_values(self, **values: Any) -> RunRow:
-        """The row with other values; `_replace` looks at all of its fields by name."""
+        """Return the row with other values. Faster than `_replace`, which looks up all fields by name."""
         cells = list(self)
         for name, value in values.items():
             cells[_PLACE[name]] = value
         return tuple.__new__(RunRow, cells)
 
     def decoded(self, column: str, made: Callable[[Any], _Made]) -> _Made:
-        """What is made of that column; StorageCorrupt, which names run and column, where it cannot be."""
+        """Return `made(value)` of a column.
+
+        Raises:
+            StorageCorrupt: if that fails. It names the run and the column.
+        """
         value = self[_PLACE[column]]
         try:
             return made(value)
@@ -92,23 +105,25 @@ _PLACE = {name: place for place, name in enumerate(RunRow._fields)}
 
 
 def damaged(run_id: object, column: str, value: object) -> StorageCorrupt:
-    """That a column holds what was never written there."""
+    """Return the error for a column with a value that the library does not write."""
     return StorageCorrupt(
-        f"run {brief(run_id)}: {column} {brief(value)} is not what was written; it is left as it is: restore a backup"
+        f"run {brief(run_id)}: {column} must be a value that this library wrote, got {brief(value)}. The row is not "
+        "modified: restore a backup"
     )
 
 
 class RunFilter(NamedTuple):
-    """Which rows to list, in order of arrival; `after` is the n of the last one seen."""
+    """Which rows `read("find", …)` returns, in order of `n`."""
 
-    statuses: tuple[str, ...] | None = None
-    agent: str | None = None
+    statuses: tuple[str, ...] | None = None  # one of these; None: any
+    agent: str | None = None  # key of the agent; None: any
     since: float = 0.0  # created at or after, wall seconds
-    ended_before: float | None = None
-    after: int = 0
-    limit: int = 1000
+    ended_before: float | None = None  # wall seconds
+    after: int = 0  # `n` greater than this
+    limit: int = 1000  # at most so many
 
     def admits(self, row: RunRow) -> bool:
+        """Return whether a row is one of them, apart from `limit`."""
         return (
             (self.statuses is None or row.status in self.statuses)
             and (self.agent is None or row.agent == self.agent)
@@ -119,39 +134,44 @@ class RunFilter(NamedTuple):
 
 
 class RunSnapshot(NamedTuple):
-    """What a holder or a waiter watches of a run."""
+    """The fields of a run that its worker, and those who wait for its end, poll."""
 
     status: str
     claim_id: str
     mail_seq: int
-    cancelled: bool
+    cancelled: bool  # whether cancellation was requested
 
 
 class ClaimRequest(NamedTuple):
-    """One ticket (a fresh ULID) per run wanted; a run's claim id is its ticket, lifted above its last claim."""
+    """A request of one worker for as many runs as it has tickets.
 
-    tickets: tuple[str, ...]
-    worker: str
-    holder: str
-    lease_until: float
-    lease_now: float
-    wall: float
-    agents: tuple[str, ...] | None
-    ready_only: bool = False  # ready runs only: no look at expired leases and timers
-    wait_name: str | None = None  # where it gets nothing, it stands under this name, as far as a queue has such claims,
-    wait_seconds: float = 0.0  # for so long; what stood under that name before is over
+    `RunTransitions` passes it to `expired_leases`, `claimable` and `abandoned_inline`. These read `agents` and
+    `lease_now`; the other fields are for the transitions.
+    """
+
+    tickets: tuple[str, ...]  # a new ULID for each run wanted; the run's claim id is made of it, above its last one
+    worker: str  # name of the worker
+    holder: str  # id of its process, or ""
+    lease_until: float  # when the leases of the claims end, on the lease clock
+    lease_now: float  # the time on the lease clock
+    wall: float  # the time on the wall clock
+    agents: tuple[str, ...] | None  # keys of the agents that the worker runs; None: all
+    ready_only: bool = False  # claim ready runs only: ignore expired leases and timers
+    wait_name: str | None = None  # if there is no run, wait in the store under this name, where the store can do that
+    wait_seconds: float = 0.0  # for so long; an earlier request under the same name ends
 
 
 class RunUpdate(NamedTuple):
-    """How a claim leaves its run. `cursor` >= 0: refuse (RowChanged) if the mailbox has moved past it.
+    """What becomes of a run whose claim writes this: the values of the row's fields of the same names.
 
-    A run that was asked to cancel does not become waiting (RowChanged), and is pending without delay. With `renew`,
-    a ticket, one that stays running goes on under a new claim id, and all that the old one asked for is refused.
+    `RunTransitions.settle` rejects it with `RowChanged` if `claim_id` is not the row's, if `cursor` is not its last
+    message, or if `status` is "waiting" and cancellation was requested. If cancellation was requested and `status` is
+    "pending", the run is ready at once instead of at `due_at`.
     """
 
-    claim_id: str
-    status: str
-    now: float
+    claim_id: str  # the claim that writes
+    status: str  # "running" keeps the claim; any other status ends it
+    now: float  # wall seconds
     due_at: float = 0.0
     parked: int = 0
     reason: str = ""
@@ -161,37 +181,40 @@ class RunUpdate(NamedTuple):
     mark: int = -1
     output: str | None = None
     error: str | None = None
-    cursor: int = -1
-    renew: str = ""
+    cursor: int = -1  # number of the last message that the claim has read; -1: do not check
+    renew: str = ""  # a ticket: the running claim gets a new id, and all writes under the old one are rejected
 
 
 class MailboxMessage(NamedTuple):
-    """A message for a run: kind is signal, child, cancel or limits; `msg_id` makes a repeat harmless."""
+    """A message in the mailbox of a run.
 
-    kind: str
-    name: str
-    payload: str
-    msg_id: str
-    t: float
-    seq: int = 0  # 1, 2, … per run, set by the store
+    A backend stores the messages of each run by `seq` until the run is deleted, and finds one by its `msg_id`.
+    """
+
+    kind: str  # "signal", "child" (the result of a child run), "cancel" or "limits"
+    name: str  # of the signal, or run id of the child; else ""
+    payload: str  # JSON
+    msg_id: str  # unique in the mailbox; a second message with the same id is dropped
+    t: float  # when it was posted, wall seconds
+    seq: int = 0  # its number in the mailbox, from 1, set by `RunTransitions.post`
 
 
 keep_former_names(RunRow, changed="with_values", told="decoded")
 keep_former_names(ClaimRequest, light="ready_only", seconds="wait_seconds", standing="wait_name")
 
 
-def as_claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
-    """The row under a new claim; taking it from a holder that never let go counts as a crash, here and at once."""
+def as_claimed(row: RunRow, ticket: str, request: ClaimRequest) -> RunRow:
+    """Return the row under a new claim. If it was running, its last worker never released it: that is a crash."""
     crash = 1 if row.status == "running" else 0
     return row.with_values(
         status="running",
         claim_id=ticket,
-        worker=want.worker,
-        holder=want.holder,
-        lease_until=want.lease_until,
-        claimed_at=want.wall,
-        started_at=row.started_at or want.wall,
-        updated_at=want.wall,
+        worker=request.worker,
+        holder=request.holder,
+        lease_until=request.lease_until,
+        claimed_at=request.wall,
+        started_at=row.started_at or request.wall,
+        updated_at=request.wall,
         due_at=0.0,
         held=0,
         crashes=row.crashes + crash,
@@ -201,7 +224,7 @@ def as_claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
 
 
 def as_reopened(row: RunRow, now: float) -> RunRow:
-    """The row in a new generation: counters reset, what ended it forgotten."""
+    """Return the row in a new generation: counters, result and cancellation are reset."""
     return row.with_values(
         status="pending", generation=row.generation + 1, failures=0, crashes=0, stalls=0, mark=-1, parked=0,
         reason="", ended_at=None, expires_at=None, cancel_at=None, output=None, error=None, due_at=0.0, updated_at=now,
@@ -209,7 +232,7 @@ def as_reopened(row: RunRow, now: float) -> RunRow:
 
 
 def as_abandoned(row: RunRow, now: float) -> RunRow:
-    """The row of an inline run that its process let fall, out of the way of its lane until somebody takes it again."""
+    """Return the row of an inline run whose process has ended: it blocks no other run of its concurrency key."""
     crash = 1 if row.status == "running" else 0
     return row.with_values(
         status="pending", held=SET_ASIDE, lease_until=0.0, updated_at=now, crashes=row.crashes + crash,
@@ -218,6 +241,7 @@ def as_abandoned(row: RunRow, now: float) -> RunRow:
 
 
 def as_updated(row: RunRow, how: RunUpdate) -> RunRow:
+    """Return the row with the values of an update by its claim."""
     ended = how.now if how.status not in LIVE else None
     return row.with_values(
         status=how.status, due_at=how.due_at, parked=how.parked, reason=how.reason, failures=how.failures,
@@ -227,7 +251,12 @@ def as_updated(row: RunRow, how: RunUpdate) -> RunRow:
 
 
 def same_run(asked: RunRow, stored: RunRow) -> None:
-    """Refuse a stored run of another agent or input under the same id or key, or of another key under that id."""
+    """Check that a stored run is the one that the caller submits.
+
+    Raises:
+        IdempotencyConflict: if the run stored under the same id or idempotency key has another agent or input, or the
+            run stored under the same id has another idempotency key.
+    """
     from_key = asked.run_id != stored.run_id
     if not same_input(asked, stored):
         differs = (
@@ -236,7 +265,7 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
             else f"input {stored.input:.80}, now {asked.input:.80}"
         )
     elif asked.idem_key not in (None, stored.idem_key) and not from_key:
-        # The key would stand for nothing: whoever came with it alone would get another run.
+        # The key would not be stored: a later call with this key alone would get another run.
         differs = f"idempotency key {stored.idem_key!r}, now {asked.idem_key!r}"
     else:
         return
@@ -245,7 +274,10 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
 
 
 def same_input(asked: RunRow, stored: RunRow) -> bool:
-    """Whether two runs are of one agent and one input; the order of its keys is none of it, but part of the digest."""
+    """Return whether two runs have the same agent and input.
+
+    The order of an input's keys does not matter here, although the digest depends on it.
+    """
     if asked.digest == stored.digest:
         return True
     return asked.agent == stored.agent and same_tree(asked.input, stored.input)

@@ -1,4 +1,4 @@
-"""The transitions of a run's row, decided once; a backend brings the row store they work on."""
+"""Every change of a run's row, decided once for all backends; a backend implements the row store below it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .records import (
     as_updated,
 )
 
-INLINE_RESERVATION = 5.0  # seconds that an inline run keeps its place in its lane after it was last asked for
+INLINE_RESERVATION = 5.0  # seconds for which a waiting inline run keeps its place after its caller last took it
 
 
 #: Methods of `RunTransitions` in 0.6.0, and what they are called now.
@@ -43,14 +43,23 @@ _FORMER = {
 
 
 class RunTransitions(ABC):
-    """Rows and mailboxes inside one open transaction.
+    """The rows and mailboxes of a queue inside one open transaction.
 
-    Its abstract methods only move rows; whatever they see and write must be one transaction, all or
-    nothing. `save` replaces what may change of the row with that `n`, and keeps the row where
-    `ready`, `expired`, `promote`, `head`, `behind` and `lapsed` look for it.
+    To write a backend, subclass it: implement the abstract methods over your tables and return
+    `operation_set(YourTransitions)` from the backend. The methods below "the operations" are then complete; they are
+    the values of `Op("queue.insert", …)`, `Op("queue.claim", …)` and so on.
 
-    The live runs of a lane: at most one, its *head*, has `held` 0. Whenever there is none, nothing is
-    behind either; only what is not due yet, or stands aside, is held without a head.
+    What the abstract methods rely on:
+
+    * All that they read and write in one transaction is committed together or not at all, and no other transaction
+      sees or changes it in between.
+    * `save` and `add` keep the indexes by which `claimable`, `expired_leases`, `make_due_ready`, `active_in_group`,
+      `next_in_group` and `abandoned_inline` find rows.
+    * A group is all rows of one concurrency key (`RunRow.lane`). At most one live row of a group has `held` 0. While no
+      row has, those with `held` QUEUED_BEHIND are all delayed.
+
+    Args:
+        tx: The open transaction of the engine. It has `fence(key, token)` and `notify(topic)`.
     """
 
     def __init__(self, tx: Any) -> None:
@@ -71,70 +80,85 @@ class RunTransitions(ABC):
             warn_former(type(self).__name__, name, _FORMER[name])
             return getattr(self, _FORMER[name])
 
-    # -- what a backend brings
+    # -- implemented by a backend
 
     @abstractmethod
-    def get(self, run_id: str) -> RunRow | None: ...
+    def get(self, run_id: str) -> RunRow | None:
+        """Return the row of a run."""
 
     @abstractmethod
-    def by_key(self, idem_key: str) -> RunRow | None: ...
+    def by_key(self, idem_key: str) -> RunRow | None:
+        """Return the row with that idempotency key."""
 
     @abstractmethod
     def add(self, row: RunRow) -> RunRow:
-        """Store a new row, pending or claimed already; returns it with its `n`, greater than all before."""
+        """Store a new row, pending or already claimed, and return it with its `n`, which is greater than all before."""
 
     @abstractmethod
-    def save(self, row: RunRow) -> None: ...
+    def save(self, row: RunRow) -> None:
+        """Replace the stored row with the same `n`."""
 
     @abstractmethod
     def drop(self, row: RunRow) -> None:
-        """Delete the row and its mailbox."""
+        """Delete a row and its mailbox."""
 
     @abstractmethod
     def make_due_ready(self, wall: float) -> Sequence[str]:
-        """Make delayed and waiting rows whose `due_at` has come pending, with `due_at` 0; the lanes of those BEHIND.
+        """Set delayed and waiting rows with 0 < `due_at` <= `wall` to pending and their `due_at` to 0.
 
-        Where that would take long, those of the greatest priorities, and the others with the next claims.
+        If there are very many, it may change only those of the greatest priorities; later claims change the others.
+
+        Returns:
+            The concurrency keys of the changed rows whose `held` is QUEUED_BEHIND.
         """
 
     @abstractmethod
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        """Running rows with no origin, of the wanted agents, whose lease is over or whose holder is dead."""
+        """Return running rows of `want.agents` with `origin` "" and an expired lease or a dead holder.
+
+        A lease is expired if `lease_until` < `want.lease_now`; see `is_dead` for the holder. At most `limit` rows.
+        """
 
     @abstractmethod
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        """Pending rows with no origin, of the wanted agents, that are due and not held.
+        """Return pending rows of `want.agents` with `origin` "", `due_at` 0 and `held` 0.
 
-        Greatest priority first, then smallest n.
+        At most `limit` rows, the greatest priority first, then the smallest `n`.
         """
 
     @abstractmethod
     def active_in_group(self, lane: str) -> RunRow | None:
-        """The live row of that lane that is not held."""
+        """Return the live row with that concurrency key and `held` 0."""
 
     @abstractmethod
     def next_in_group(self, lane: str) -> RunRow | None:
-        """Of the rows of that lane that are BEHIND and due: the greatest priority, then the smallest n."""
+        """Return the row with that concurrency key that may be claimed next.
+
+        Of the rows with `held` QUEUED_BEHIND and `due_at` 0, it has the greatest priority, then the smallest `n`.
+        """
 
     @abstractmethod
     def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
-        """Rows with a lane and an origin, pending or running, not held, whose lease is over."""
+        """Return pending and running rows with a concurrency key, an origin, `held` 0 and an expired lease."""
 
     @abstractmethod
     def message_number(self, run_id: str, msg_id: str) -> int | None:
-        """The seq of that message, if it is in the mailbox."""
+        """Return the `seq` of the message with that id in the mailbox of a run, None if there is none."""
 
     @abstractmethod
-    def add_message(self, run_id: str, mail: MailboxMessage) -> None: ...
+    def add_message(self, run_id: str, mail: MailboxMessage) -> None:
+        """Store a message, whose `seq` is set, in the mailbox of a run."""
 
     def is_dead(self, holder: str) -> bool:
-        """Whether that process is known to be gone."""
+        """Return whether the process with that id is known to have ended. By default a lease has to expire instead."""
         return False
 
     def fence(self, run_id: str, token: str | None) -> None:
+        """Set the fencing token of a run: only writes under that claim are accepted. None: under no claim."""
         self.tx.fence(run_id, token)
 
     def notify(self, topic: str) -> None:
+        """Wake the listeners of a topic ("work", "done" or "mail") after the commit."""
         self.tx.notify(topic)
 
     # -- the operations
@@ -147,13 +171,13 @@ class RunTransitions(ABC):
         return row
 
     def _release(self, lane: str) -> None:
-        """Let the next run of a lane go, if no other has the lane."""
+        """Unblock the next run with that concurrency key, if no run with it is active."""
         if self.active_in_group(lane) is None and (row := self.next_in_group(lane)) is not None:
             self.save(row.with_values(held=0))
             self.notify("work")
 
     def _enter_group(self, row: RunRow) -> RunRow:
-        """A pending row as it comes into its lane."""
+        """Return a pending row, blocked if its concurrency key requires it."""
         if row.lane is None:
             return row
         if row.origin:
@@ -169,7 +193,7 @@ class RunTransitions(ABC):
         return row
 
     def insert(self, row: RunRow) -> RunRow:
-        """Store the row unless its id or key is there already; what is stored."""
+        """Store a row unless one with its id or idempotency key is stored; return the stored row."""
         there = self._existing(row)
         if there is not None:
             return there
@@ -181,6 +205,7 @@ class RunTransitions(ABC):
         return self.by_key(row.idem_key) if there is None and row.idem_key is not None else there
 
     def insert_applied(self, row: RunRow) -> RunRow:
+        """Return the result of an `insert` that may have been committed before."""
         there = self._existing(row)
         if there is None:
             raise NotApplied
@@ -196,7 +221,7 @@ class RunTransitions(ABC):
         return row
 
     def claim(self, want: ClaimRequest) -> list[RunRow]:
-        """Claim as many runs as there are tickets: first those whose holder let them fall."""
+        """Claim up to one run for each ticket, those with expired leases first."""
         found: list[RunRow] = []
         if not want.ready_only:
             for lane in self.make_due_ready(want.wall):
@@ -209,16 +234,25 @@ class RunTransitions(ABC):
         return [self._claim(row, ticket, want) for row, ticket in zip(found, want.tickets, strict=False)]
 
     def claim_applied(self, want: ClaimRequest) -> list[RunRow]:
-        # What it got is not known any more: its caller gives back whatever the tickets hold.
+        # The runs that it claimed are not known here; the caller releases what the tickets have claimed.
         return []
 
     def take(
         self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest, wait: bool = False
     ) -> tuple[str, RunRow | None]:
-        """Claim that one run, storing it first if new.
+        """Claim one run for its caller.
 
-        Answers ("claimed", "held", "ended", "conflict" or "unknown", the row), or "behind" and the row that has
-        its lane; then nothing is written, unless it shall `wait`: it is stored, with a place in its lane.
+        Args:
+            row: The run, as its caller would store it.
+            insert: Whether to store it if it is new.
+            reopen: Whether to begin a new generation if it ended without success.
+            want: The request, with one ticket.
+            wait: If another run with its concurrency key is active, store it as waiting for that one.
+
+        Returns:
+            A word and a row: "claimed"; "held" by a live process; "ended"; "conflict" with another run, agent or input;
+            "unknown" and None; or "behind" and the active row with its concurrency key. The run is changed or stored
+            only with "claimed", or with "behind" and `wait`.
         """
         there = self._existing(row) if insert else self.get(row.run_id)
         if there is None:
@@ -247,11 +281,11 @@ class RunTransitions(ABC):
         return ("claimed", self._claim(mine.with_values(origin=row.origin), want.tickets[0], want))
 
     def _has_ended(self, row: RunRow, want: ClaimRequest) -> bool:
-        """Whether the lease of that row is over, or its holder dead."""
+        """Return whether the lease of a row is expired or its process dead."""
         return row.lease_until < want.lease_now or self.is_dead(row.holder)
 
     def _active_run(self, row: RunRow, want: ClaimRequest) -> RunRow | None:
-        """The run that keeps `row` from its lane; one that its own process let fall does not."""
+        """Return the active run with the concurrency key of `row`, after setting abandoned inline runs aside."""
         while (
             row.lane is not None and (head := self.active_in_group(row.lane)) is not None and head.run_id != row.run_id
         ):
@@ -266,12 +300,12 @@ class RunTransitions(ABC):
         self._save(as_abandoned(row, want.wall))
 
     def settle(self, run_id: str, how: RunUpdate) -> RunRow:
-        """Leave a claimed run as `how` says."""
+        """Apply an update by the run's claim; see `RunUpdate` for when it is rejected."""
         row = self._expect(run_id, ("running",))
         if row.claim_id != how.claim_id or 0 <= how.cursor != row.mail_seq:
             raise RowChanged
         if row.cancel_at is not None and how.status in ("waiting", "pending"):
-            # Its next claim cancels it, so that is not put off; what waits is about to hear of it.
+            # Its next claim cancels it, so it must not be delayed. A claim that wants to park it will be notified.
             if how.status == "waiting":
                 raise RowChanged
             how = how._replace(due_at=0.0)
@@ -292,7 +326,15 @@ class RunTransitions(ABC):
         return row
 
     def beat(self, claims: Sequence[tuple[str, str]], lease_until: float) -> list[tuple[bool, bool]]:
-        """Extend the leases of (run_id, claim_id) pairs: for each (still held, and asked to cancel)."""
+        """Extend leases.
+
+        Args:
+            claims: Pairs of a run id and a claim id.
+            lease_until: When the leases end, on the lease clock.
+
+        Returns:
+            For each pair, whether the claim is current and whether cancellation of the run was requested.
+        """
         answers = []
         for run_id, claim_id in claims:
             row = self.get(run_id)
@@ -304,7 +346,11 @@ class RunTransitions(ABC):
         return answers
 
     def post(self, run_id: str, mail: MailboxMessage) -> tuple[str, int]:
-        """Put a message into a live run's mailbox and wake it: (its status before, the message's seq or 0)."""
+        """Put a message into the mailbox of a live run; a waiting run becomes pending.
+
+        Returns:
+            The status of the run before, or "unknown", and the message's number, or 0 if the run is not live.
+        """
         row = self.get(run_id)
         if row is None:
             return ("unknown", 0)
@@ -315,7 +361,7 @@ class RunTransitions(ABC):
         self.add_message(run_id, mail._replace(seq=seq))
         after = row.with_values(mail_seq=seq)
         if mail.kind == "cancel" and row.cancel_at is None:
-            # No later claim runs its code: any worker may end it, should its own process be gone or let go of it.
+            # No later claim runs its code, so any worker may end it if its own process has ended or released it.
             after = after.with_values(cancel_at=mail.t, origin="")
             if after.held == SET_ASIDE:
                 after = self._enter_group(after)
@@ -332,7 +378,7 @@ class RunTransitions(ABC):
         return ("unknown" if row is None else row.status, seq or 0)
 
     def end(self, run_id: str, expect: Sequence[str], status: str, now: float, reason: str) -> RunRow:
-        """End a run that nobody holds."""
+        """End a run with one of the statuses `expect`, without a claim."""
         row = self._expect(run_id, expect)
         self.fence(run_id, None)
         self.notify("mail")
@@ -341,11 +387,15 @@ class RunTransitions(ABC):
         )
 
     def reopen(self, run_id: str, expect: Sequence[str], now: float) -> RunRow:
-        """Make an ended run pending in a new generation."""
+        """Make a run with one of the terminal statuses `expect` pending in a new generation."""
         return self._save(self._enter_group(as_reopened(self._expect(run_id, expect), now).with_values(origin="")))
 
     def delete(self, run_id: str, generation: int, n: int) -> None:
-        """Forget the run that has ended in this generation; RowChanged if it lives or is another by now."""
+        """Delete a run that has ended.
+
+        Raises:
+            RowChanged: if it is live, or has another generation or `n`.
+        """
         row = self.get(run_id)
         if row is None:
             return
@@ -356,7 +406,7 @@ class RunTransitions(ABC):
 
 
 def _released_by(row: RunRow, how: RunUpdate) -> bool:
-    """Whether the row's claim is the one of `how`, or what that went on as."""
+    """Return whether the row's claim is the one of `how`, or the one that it was renewed to."""
     return row.claim_id == (above(how.renew, how.claim_id) if how.renew else how.claim_id)
 
 
@@ -364,12 +414,20 @@ OPS = ("insert", "claim", "take", "settle", "beat", "post", "end", "reopen", "de
 
 
 def operations(rows: Callable[[Any], RunTransitions]) -> Mapping[str, Callable[..., Any]]:
-    """The queue's operations over a kind of row store, by name: each takes the transaction and its arguments."""
+    """Return the operations of a queue by name; each takes the open transaction and the arguments of its `Op`.
+
+    Args:
+        rows: Makes the backend's `RunTransitions` of an open transaction: the class itself.
+    """
     return {f"queue.{verb}": _bound(rows, verb) for verb in OPS}
 
 
 def replays(rows: Callable[[Any], RunTransitions]) -> Mapping[str, Callable[..., Any]]:
-    """What answers for operations that a superseded claim has applied before, by name; each may raise NotApplied."""
+    """Return, by name, functions that return the result of an operation which may have been committed before.
+
+    An engine calls one if the claim that repeats the operation is not current any more. It raises `NotApplied` if the
+    operation was not committed.
+    """
     return {f"queue.{verb}": _bound(rows, f"{verb}_applied") for verb in ("insert", "claim", "settle", "post")}
 
 
@@ -384,5 +442,13 @@ def operation_set(
     rows: Callable[[Any], RunTransitions], migrations: Sequence[str] = (), tables: Sequence[str] = (),
     fence: Callable[[Any, str], str | None] | None = None,
 ) -> OperationSet:  # fmt: skip
-    lengthy = {"queue.delete": always}
-    return OperationSet("queue", operations(rows), replays(rows), migrations, tables, slow=lengthy, fence=fence)
+    """Return all that an engine needs to know about the queue's operations.
+
+    Args:
+        rows: The backend's `RunTransitions`.
+        migrations: SQL scripts; script `i` brings the schema from version `i` to `i` + 1.
+        tables: Names of the dicts that it needs on the memory engine.
+        fence: On SQLite: returns the current fencing token of a run, given the open transaction and the run id.
+    """
+    slow = {"queue.delete": always}
+    return OperationSet("queue", operations(rows), replays(rows), migrations, tables, slow=slow, fence=fence)
