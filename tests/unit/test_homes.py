@@ -144,8 +144,7 @@ async def test_a_session_that_cannot_be_cleared_is_left_to_expire(
         else:
             await home.close()
             assert home.session_id in caplog.text
-    assert documents._engine_store is not None
-    assert documents._engine_store.closed
+    assert documents._engine_store.closed  # type: ignore[attr-defined]
 
 
 def test_names_that_cannot_be_stored_are_refused() -> None:

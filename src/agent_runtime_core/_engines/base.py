@@ -142,7 +142,6 @@ class Engine(ABC):
 
 
 EngineT = TypeVar("EngineT", bound=Engine)
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class EngineStore(Generic[EngineT]):
@@ -165,62 +164,59 @@ class EngineStore(Generic[EngineT]):
     def read(self, what: str, *args: Any) -> Awaitable[Any]:
         return self.engine.read(self.reads[what], *args)
 
-    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        return self.engine.listen(topic, wake)
-
     async def close(self) -> None:
         if not self.closed:
             self.closed = True
             await self.engine.close()
 
 
-def needs_engine(method: _Method) -> _Method:
-    """Mark a method that every backend without an engine store must override."""
-    cast(Any, method).needs_engine = True
-    return method
+class HoldsEngine(Protocol):
+    """A built-in backend. Its methods that the engine carries out are the functions below."""
+
+    _engine_store: EngineStore[Any]
 
 
-class Backend(ABC):  # noqa: B024 - the bases for third parties have abstract methods
-    """What queues, event buses, state stores and document stores share.
+async def engine_commit(self: HoldsEngine, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+    """Commit on the engine; see `Backend.commit`."""
+    return cast("list[Any]", await self._engine_store.engine.commit(guard, ops))
 
-    A built-in backend names its `operation_sets` and holds an `EngineStore`. A third party's backend overrides the
-    methods that need one.
-    """
 
-    _engine_store: EngineStore[Any] | None = None
+async def engine_read(self: HoldsEngine, what: str, *args: Any) -> Any:
+    """Read from the engine. The base class of the backend says what there is to read."""
+    return await self._engine_store.read(what, *args)
+
+
+def engine_listen(self: HoldsEngine, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+    """Listen on the engine; see `Engine.listen`."""
+    engine: Engine = self._engine_store.engine
+    return engine.listen(topic, wake)
+
+
+async def engine_close(self: HoldsEngine) -> None:
+    """Close the engine, if no other backend uses it. A second call does nothing."""
+    await self._engine_store.close()
+
+
+class Backend(ABC):
+    """What queues, event buses, state stores and document stores share, ours and those of third parties."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        lacks = set(cls.__abstractmethods__)
-        if not hasattr(cls, "operation_sets"):
-            inherited = ((name, getattr(cls, name, None)) for name in ("commit", "read"))
-            lacks.update(name for name, method in inherited if getattr(method, "needs_engine", False))
-        if lacks:
+        if lacks := ", ".join(sorted(cls.__abstractmethods__)):
             kind = next(each for each in cls.__mro__ if Backend in each.__bases__)
             raise InvalidArgument(
-                f"{cls.__name__} lacks {', '.join(sorted(lacks))}: since 0.6.0 {type_name(kind)} brings these and "
-                "inherits the rest; docs/how-to/write-a-backend.md says what they do"
+                f"{cls.__name__} lacks {lacks}: since 0.6.0 {type_name(kind)} must define these and inherits the "
+                "rest. See docs/how-to/write-a-backend.md."
             )
         return super().__new__(cls)
 
-    @needs_engine
+    @abstractmethod
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         """Apply all of `ops` or none while `guard` holds; return their results in order, once they are durable."""
-        return cast("list[Any]", await self._held_store().engine.commit(guard, ops))
 
     @property
     def commits(self) -> Committer:
         """What writes for this backend: the engine it shares with others, or itself."""
         return cast(Committer, getattr(self, "engine", self))
-
-    async def close(self) -> None:
-        """Close the engine store, if this backend holds one. A second call does nothing."""
-        if self._engine_store is not None:
-            await self._engine_store.close()
-
-    def _held_store(self) -> EngineStore[Any]:
-        if self._engine_store is None:
-            raise NotImplementedError(f"{type(self).__name__} must override this method, because it holds no engine")
-        return self._engine_store
 
 
 def every(fn: Callable[[], None], interval: float) -> Callable[[], None]:

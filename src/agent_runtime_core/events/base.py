@@ -86,8 +86,6 @@ class EventBus(Backend):
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake()`, from any thread, after commits that added events; returns the way to stop."""
-        if self._engine_store is not None:
-            return self._engine_store.listen(topic, wake)
 
         async def poll() -> None:
             while True:
@@ -188,7 +186,6 @@ class EventBus(Backend):
         self._closed = True
         for hub in tuple(self._hubs.values()):
             hub.close()
-        await super().close()
 
     # -- below
 

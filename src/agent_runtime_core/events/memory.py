@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
 from .._engines.backend import known_options, memory_store
-from .._engines.base import NotApplied, Op, OperationSet
+from .._engines.base import NotApplied, Op, OperationSet, engine_commit, engine_listen
 from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
 from .._journal.record import Record
@@ -99,11 +99,18 @@ class InMemoryEventBus(EventBus):
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
 
+    commit = engine_commit
+    listen = engine_listen
+
     def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
         with known_options(type(self), options):
             super().__init__(clock=getattr(engine, "clock", clock), **options)
         self._engine_store = memory_store(self.operation_sets, {}, engine=engine, clock=clock)
         self.engine: MemoryEngine = self._engine_store.engine
+
+    async def close(self) -> None:
+        await super().close()
+        await self._engine_store.close()
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)

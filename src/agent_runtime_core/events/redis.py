@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import compact
 from .._engines.backend import known_options
-from .._engines.base import OperationSet
+from .._engines.base import OperationSet, engine_commit, engine_listen
 from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
@@ -40,6 +40,9 @@ class RedisEventBus(EventBus):
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
 
+    commit = engine_commit
+    listen = engine_listen
+
     def __init__(
         self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
         clock: Clock = SYSTEM, **options: Any,
@@ -48,6 +51,10 @@ class RedisEventBus(EventBus):
             super().__init__(clock=getattr(engine, "clock", clock), **options)
         self._engine_store = redis_store(self.operation_sets, {}, url, redis_url=redis_url, engine=engine, clock=clock)
         self.engine: RedisEngine = self._engine_store.engine
+
+    async def close(self) -> None:
+        await super().close()
+        await self._engine_store.close()
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: list[StoredEvent | Record] = []

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
 from .._engines.backend import known_options, sqlite_store
-from .._engines.base import NotApplied, OperationSet, always
+from .._engines.base import NotApplied, OperationSet, always, engine_commit, engine_listen
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
@@ -96,6 +96,9 @@ class SQLiteEventBus(EventBus):
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
 
+    commit = engine_commit
+    listen = engine_listen
+
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
         durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
@@ -106,6 +109,10 @@ class SQLiteEventBus(EventBus):
             self.operation_sets, {}, path, db_path=db_path, durability=durability, engine=engine, clock=clock
         )
         self.engine: SQLiteEngine = self._engine_store.engine
+
+    async def close(self) -> None:
+        await super().close()
+        await self._engine_store.close()
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as _dt
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -14,7 +15,7 @@ from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import digest, encode
 from .._core.former_names import renamed_attribute
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
-from .._engines.base import Backend, Guard, Op, needs_engine
+from .._engines.base import Backend, Guard, Op
 from ..errors import AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
 from .queued_run import QueuedRun
 from .records import (
@@ -89,7 +90,7 @@ class RunQueue(Backend):
         #: Tickets of claims whose reply was lost: they may have claimed runs, which the next claim releases first.
         self.unconfirmed_tickets: set[str] = set()
 
-    @needs_engine
+    @abstractmethod
     async def read(self, what: str, *args: Any) -> Any:
         """Read from the store.
 
@@ -102,7 +103,6 @@ class RunQueue(Backend):
                 "news" (run_ids): a dict of RunSnapshot by run id, without unknown runs.
                 "next_due" (): the smallest `due_at` above 0 of a live run, or None.
         """
-        return await self._held_store().read(what, *args)
 
     @property
     def holder(self) -> str:
@@ -123,8 +123,7 @@ class RunQueue(Backend):
         return engine.listen(topic, wake) if engine is not None else None
 
     async def close(self) -> None:
-        """Close the engine of this queue, if no other backend uses it. A second call does nothing."""
-        await super().close()
+        """Close what this queue holds. A second call does nothing."""
 
     # -- entering
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
 from .._engines.backend import known_options, memory_store
-from .._engines.base import OperationSet
+from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
 from .._engines.memory import MemoryEngine, MemoryTx
 from .base import MAX_RETRIES, RunQueue
 from .records import LIVE, QUEUED_BEHIND, ClaimRequest, MailboxMessage, RunFilter, RunRow, RunSnapshot
@@ -211,6 +211,10 @@ class InMemoryQueue(RunQueue):
         "news": _news,
         "next_due": _next_due,
     }
+
+    commit = engine_commit
+    read = engine_read
+    close = engine_close
 
     def __init__(
         self, max_retries: int = MAX_RETRIES, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 from .._core.clock import SYSTEM, Clock
 from .._core.ids import known_uuid
 from .._engines.backend import known_options, sqlite_store
-from .._engines.base import OperationSet
+from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from ..errors import StorageCorrupt, brief
@@ -337,6 +337,10 @@ class SQLiteQueue(RunQueue):
         "news": _news,
         "next_due": _next_due,
     }
+
+    commit = engine_commit
+    read = engine_read
+    close = engine_close
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,

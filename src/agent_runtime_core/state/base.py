@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import decode_dict, encode
 from .._core.ids import stored_id, unbroken
-from .._engines.base import Backend, Guard, Op, needs_engine
+from .._engines.base import Backend, Guard, Op
 from .._journal.record import Record
 from ..errors import InvalidArgument, StorageCorrupt, UnserialisableResult, brief
 
@@ -88,17 +89,15 @@ class StateStore(Backend):
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
         self.clock = clock
 
-    @needs_engine
+    @abstractmethod
     async def read(self, what: str, *args: Any) -> Any:
         """Return what is stored, as the class describes it for each `what`."""
-        return await self._held_store().read(what, *args)
 
     #: Whether `ctx.transaction` can run a function inside the commit of its record.
     transacts = False
 
     async def close(self) -> None:
-        """Close what this store holds: its engine, if no other backend uses it. A second call does nothing."""
-        await super().close()
+        """Close what this store holds. A second call does nothing."""
 
     async def save_checkpoint(self, run_id: UUID | str, state: Mapping[str, Any], *, claim: str | None = None) -> None:
         """Replace the run's checkpoint; with `claim`, only while that claim holds."""

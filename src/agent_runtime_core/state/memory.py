@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
 from .._engines.backend import known_options, memory_store
-from .._engines.base import NotApplied, Op, OperationSet
+from .._engines.base import NotApplied, Op, OperationSet, engine_close, engine_commit, engine_read
 from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore
@@ -132,6 +132,10 @@ class InMemoryStateStore(StateStore):
         "ending": journal.ending,
         "effects": effects,
     }
+
+    commit = engine_commit
+    read = engine_read
+    close = engine_close
 
     def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
         with known_options(type(self), options):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import compact
 from .._engines.backend import known_options
-from .._engines.base import OperationSet
+from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
 from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
@@ -69,6 +69,10 @@ class RedisStateStore(StateStore):
         "ending": journal.ending,
         "effects": _effects,
     }
+
+    commit = engine_commit
+    read = engine_read
+    close = engine_close
 
     def __init__(
         self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,

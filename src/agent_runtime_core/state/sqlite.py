@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
 from .._engines.backend import known_options, sqlite_store
-from .._engines.base import NotApplied, OperationSet, always
+from .._engines.base import NotApplied, OperationSet, always, engine_close, engine_commit, engine_read
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
@@ -137,6 +137,10 @@ class SQLiteStateStore(StateStore):
         "effects": effects,
     }
     transacts = True
+
+    commit = engine_commit
+    read = engine_read
+    close = engine_close
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.lazy_import import lazily
-from ..._engines.base import Backend, Op, needs_engine
+from ..._engines.base import Backend, Op
 from ...errors import InvalidArgument, StorageBusy, brief
 from ..fencing import CURRENT_CLAIM
 from .full_text import best, folded, words_of
@@ -127,10 +128,12 @@ class DocumentStore(Backend):
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
         self.clock = clock
 
-    @needs_engine
+    @abstractmethod
     async def read(self, what: str, *args: Any) -> Any:
         """Return what is stored, as the class describes it for each `what`."""
-        return await self._held_store().read(what, *args)
+
+    async def close(self) -> None:
+        """Close what this store holds. A second call does nothing."""
 
     async def write(self, *ops: Op) -> list[Any]:
         """Commit `ops` for the run whose code this is called from, or for nobody in particular."""

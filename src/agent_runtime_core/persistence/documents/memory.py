@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..._core.clock import SYSTEM, Clock
 from ..._engines.backend import known_options, memory_store
-from ..._engines.base import OperationSet
+from ..._engines.base import OperationSet, engine_close, engine_commit, engine_read
 from ..._engines.memory import MemoryEngine, MemoryTx
 from .base import Document, DocumentStore, Entry, Query, next_rank
 from .operations import APPLIED, OPS, DocumentTransaction, on
@@ -132,6 +132,10 @@ class MemoryDocuments(DocumentStore):
         "find": _find,
         "words": _words,
     }
+
+    commit = engine_commit
+    read = engine_read
+    close = engine_close
 
     def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
         with known_options(type(self), options):

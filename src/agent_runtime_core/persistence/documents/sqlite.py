@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..._core.clock import SYSTEM, Clock
 from ..._engines.backend import known_options, sqlite_store
-from ..._engines.base import Op, OperationSet, always
+from ..._engines.base import Op, OperationSet, always, engine_close, engine_commit, engine_read
 from ..._engines.sqlite.engine import SQLiteEngine
 from ..._engines.sqlite.transaction import SQLiteTx
 from . import sqlite_fts, sqlite_queries
@@ -142,6 +142,10 @@ class SQLiteDocuments(DocumentStore):
         "words": sqlite_queries.words_of_kind,
         "search": sqlite_queries.search,
     }
+
+    commit = engine_commit
+    read = engine_read
+    close = engine_close
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
