@@ -138,10 +138,9 @@ ROWS: dict[str, list[str]] = {
     ],
     "runner": [
         "backends backpressure concurrency conversation_history run_watcher settings signals",
-        "arguments audit_log completion_hooks forking heartbeat retention",
-        "cancellation claim run_recorder",
+        "arguments audit_log completion_hooks crash_suspects forking heartbeat retention",
+        "cancellation claim outcomes run_recorder",
         "guarded_calls run_client",
-        "outcomes",
         "execution",
         "inline_runs worker",
         "runner",

@@ -1357,7 +1357,7 @@ async def test_no_heartbeat_comes_after_the_end() -> None:
 
     async def beats_first(guard: Any, ops: Any) -> Any:
         if any(op.name == "queue.settle" for op in ops):
-            drives[0]._publish_heartbeat()
+            drives[0].claim.publish_heartbeat()
         return await settle(guard, ops)
 
     engines[0].commit = beats_first  # type: ignore[method-assign]

@@ -398,9 +398,9 @@ async def test_a_run_that_goes_no_further_ends_its_other_tasks(place: Path | Non
         if how == "cancelled":
             await here.runner.cancel("r")
         elif how == "handed back":
-            drive.request_release()
+            drive.claim.request_release()
         elif how == "lost":
-            drive._lose(drive.row.claim_id)
+            drive.claim.lose(drive.row.claim_id)
         await soon(lambda: bool(left.seen))
         await soon(lambda: drive not in here.runner._worker._executions.values())
         assert left.seen == ["began", "cleaned up"]

@@ -39,9 +39,10 @@ from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner import worker as worker_module
 from agent_runtime_core.runner.claim import OUTAGE_DELAY
-from agent_runtime_core.runner.execution import MAX_CRASHES_WITHOUT_PROGRESS, RunExecution
+from agent_runtime_core.runner.crash_suspects import ISOLATION_TIMEOUT, MAX_CRASHES_WITHOUT_PROGRESS
+from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.runner.heartbeat import Heartbeat, LeasedRun
-from agent_runtime_core.runner.worker import ISOLATION_TIMEOUT, Worker
+from agent_runtime_core.runner.worker import Worker
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import register_type
 from agent_runtime_core.testing import VirtualClock

@@ -128,6 +128,8 @@ class RunControl:
     cancelled: bool = False
     parked: bool = False
     closed: bool = False
+    lost: bool = False  # another worker has the run, or it has finished
+    release_requested: bool = False  # the worker stops the run so that another one resumes it
     refusal: Callable[[], Exception] | None = None  # of a run that has ended, or of a block of somebody's own
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None

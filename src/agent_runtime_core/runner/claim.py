@@ -1,4 +1,4 @@
-"""A claim on a run as its process holds it: kept alive, and left in one of many ways."""
+"""One claim on one run: keep it, renew it, release it, or finish the run under it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from .._core.codec.json import encode
 from .._core.ids import known_uuid, new_ulid
 from .._engines.base import Op
 from .._execution.claim_writer import ClaimWriter
-from .._execution.result_codec import OmittedHistory, decode_result, encode_result
-from .._execution.run_control import RunControl, RunRecorder, Services
+from .._execution.result_codec import OmittedHistory, encode_result
+from .._execution.run_control import RunControl
 from .._journal.record import ENDED, Record
 from ..errors import AgentRuntimeError, StorageBusy
 from ..interfaces import AgentRuntime, RunResult
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..queue.records import LIVE, ClaimRequest, RowChanged, RunRow, RunUpdate
 from ..status import RunStatus
+from ..tracing.tracer import Tracer
 from .backends import Backends
 from .completion_hooks import CompletionHook, call_on_end, completion_operations
 from .heartbeat import Heartbeat, LeasedRun
@@ -30,223 +31,241 @@ from .settings import RunnerConfig
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-NOTICE_SECONDS = (
-    0.05  # seconds that code which looks at ctx.cancelled() has to end by itself before its task is cancelled
-)
-OUTAGE_DELAY = 5.0  # seconds until a run is taken up again that a store kept from going on, or a little more
-JITTER = 0.2  # of the time until a run is taken up again, added by chance
+#: Seconds between setting `ctx.cancelled()` and cancelling the task, so that code which checks it can return by itself.
+NOTICE_SECONDS = 0.05
+OUTAGE_DELAY = 5.0  # seconds before a run is claimed again whose store was not available
 
 
 class HeldClaim:
-    """One claim on one run. `inline`: attempts go on here, each under a claim id of its own, and not by the queue."""
+    """A claim on a run, in the process that owns it.
+
+    Args:
+        row: The run as it was claimed.
+        agent: The run's agent. None if its key is not registered any more; then the claim is only released.
+        backends: Where the run is stored.
+        config: Times of the runner.
+        heartbeat: Extends the lease.
+        tracer: Receives the run's events.
+        waits_in_memory: The run may wait without being parked. Such time does not count, so the lease has no end.
+    """
 
     def __init__(
-        self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heart: Heartbeat,
-        services: Services, *, inline: bool = False,
+        self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heartbeat: Heartbeat,
+        tracer: Tracer | None, *, waits_in_memory: bool,
     ) -> None:  # fmt: skip
         self.row: RunRow = row
-        self.agent: AgentRuntime = agent
-        self.config: RunnerConfig = config
-        self.heartbeat: Heartbeat = heart
-        self.services: Services = services
         self.backends: Backends = backends
-        self.inline: bool = inline
+        self.config: RunnerConfig = config
         self.clock: Clock = backends.queue.clock
-        self.writer: ClaimWriter = self._new_writer()
         self.control: RunControl = RunControl()
-        self.started: bool = False  # whether anything was done under this claim
-        self.lost: bool = False
-        self.release_requested: bool = False
-        #: The row is being left: that it is no longer running is our own doing, and nothing to be told of.
+        #: The row is being changed by this process: that it no longer says "running" is no lost lease.
         self.leaving: bool = False
-        #: How a worker claims its next run in the commit that ends this one, and starts what it got.
+        self.attempt_recorded: bool = row.parked == 1  # the journal has the start of this attempt
+        #: How a worker claims its next run in the commit that ends this one, and how it starts what it claimed.
         self.next_claim: Callable[[], ClaimRequest | None] | None = None
         self.start_claimed: Callable[[list[RunRow]], None] | None = None
-        self.result: RunResult | None = None
-        make = services.recorder
-        self.recorder: RunRecorder | None = None if make is None else make(row)
-        self.attempt_recorded: bool = row.parked == 1  # whether this attempt is in the journal
-        self.completion_hook: CompletionHook | None = agent if isinstance(agent, CompletionHook) else None
+        self._waits_in_memory = waits_in_memory
+        self._heartbeat = heartbeat
+        self._tracer = tracer
+        self._hook = agent if isinstance(agent, CompletionHook) else None
+        self.writer: ClaimWriter = self._new_writer()
 
     def _new_writer(self) -> ClaimWriter:
-        ledger = ClaimWriter(self.row, *self.backends, self.clock)
-        tracer = self.services.tracer
-        if tracer is not None:
-            ledger.on_event = partial(tracer.event, known_uuid(self.row.run_id))
-        return ledger
+        writer = ClaimWriter(self.row, *self.backends, self.clock)
+        if self._tracer is not None:
+            writer.on_event = partial(self._tracer.event, known_uuid(self.row.run_id))
+        return writer
 
-    def _fenced_writes(self) -> FencedWrites:
-        """The claim of the present attempt, for stores that are not the run's own."""
-        ledger, place = self.writer, self.control
-        return FencedWrites(lambda: ledger.guard, self.backends.queue.commits, lambda: place.closed)
+    @property
+    def label(self) -> str:
+        """The run and its agent, as messages name them."""
+        return f"run {self.row.run_key or self.row.run_id} of agent {self.row.agent!r}"
 
-    # -- kept alive
+    def fenced_writes(self) -> FencedWrites:
+        """Return the claim of the present attempt, for stores other than the run's own."""
+        writer, control = self.writer, self.control  # not those of a later attempt
+        return FencedWrites(lambda: writer.guard, self.backends.queue.commits, lambda: control.closed)
 
-    def _register(self) -> None:
+    # -- lease
+
+    def register(self) -> None:
+        """Have the heartbeat extend the lease, and report cancellation, mailbox messages and a lost lease."""
         row, config = self.row, self.config
         now = self.clock.boot()
         ends = now + config.run_timeout_seconds + config.grace_seconds
-        if self.inline or self.services.park_after is None or self.services.park_after > 0:
-            ends = float("inf")  # waiting in place does not count, and the watch on time is the loop's
+        if self._waits_in_memory:
+            ends = float("inf")
         loop = asyncio.get_running_loop()
-        lose = partial(self._lose, row.claim_id)
-        self.heartbeat.hold(
-            LeasedRun(row, self.control, loop, ends, self._cancel, lose, self._publish_heartbeat, now, row.mail_seq)
+        lose = partial(self.lose, row.claim_id)
+        self._heartbeat.hold(
+            LeasedRun(row, self.control, loop, ends, self._cancel, lose, self.publish_heartbeat, now, row.mail_seq)
         )
 
+    def unregister(self) -> None:
+        """Stop extending the lease."""
+        self._heartbeat.drop(self.row.run_id, self.row.claim_id)
+
     def _cancel(self) -> None:
-        place = self.control
-        if place.cancelled or place.closed or self.leaving:
+        if self.control.cancelled or self.control.closed or self.leaving:
             return
-        place.cancelled = True
+        self.control.cancelled = True
         asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._interrupt)
 
     def _interrupt(self) -> None:
         if not self.control.closed and not self.leaving:
             self.control.cancel_task()
 
-    def _lose(self, claim_id: str) -> None:
-        if claim_id == self.row.claim_id and not self.lost and not self.control.closed and not self.leaving:
-            self.lost = self.control.closed = True
+    def lose(self, claim_id: str) -> None:
+        """Stop the run, because another worker has claimed it or it has finished."""
+        if claim_id == self.row.claim_id and not self.control.lost and not self.control.closed and not self.leaving:
+            self.control.lost = self.control.closed = True
             self.control.cancel_task()
 
-    def _publish_heartbeat(self) -> None:
-        if not self.control.closed and not self.leaving:  # on a bus of its own it would come after the end
+    def publish_heartbeat(self) -> None:
+        """Publish that the run is alive, unless it is ending: a separate event bus would show it after the end."""
+        if not self.control.closed and not self.leaving:
             now = self.clock.wall()
             self.writer.publish_heartbeat(now, encode({"timestamp": aware(now).isoformat()}))
 
     def request_release(self) -> None:
-        """Stop the run and give it back for another worker, at no cost to it."""
-        self.release_requested = True
+        """Stop the run so that another worker resumes it. No attempt is used."""
+        self.control.release_requested = True
         self.control.cancel_task()
 
-    # -- kept, for another attempt
+    # -- the next attempt, in this process
 
     async def update(self, **changes: Any) -> None:
         """Change counters of the row under this claim."""
         before = self.row
-        how = self._run_update("running", **{"stalls": before.stalls, **changes})
-        row: RunRow = (await self.writer.update_run(how))[0]
+        update = self.run_update("running", **{"stalls": before.stalls, **changes})
+        row: RunRow = (await self.writer.update_run(update))[0]
         # The deadline of an `execute` applies to this call only; the stored row has its own.
         self.row = row.with_values(parked=before.parked, reason=before.reason, deadline=before.deadline)
 
     async def renew(self, **changes: Any) -> None:
-        """Go on under a new claim: what the last attempt asked for, and got no answer to, is not to land any more."""
-        self.leaving = True  # until the heart knows
+        """Continue under a new claim id, so that unconfirmed writes of the last attempt are refused."""
+        self.leaving = True  # until the heartbeat knows the new claim
         ticket = new_ulid(self.clock)
         try:
             await self.update(renew=ticket, **changes)
         except (StorageBusy, asyncio.CancelledError):
-            # If it came to that, nobody else knows of the new claim.
+            # If the new claim was committed, no process knows of it.
             with contextlib.suppress(AgentRuntimeError):
                 await self.backends.queue.give_back((ticket,))
             raise
-        self.new_writer()
-        self._register()
+        self.writer.revoke()  # code of the failed attempt that still runs must not write into the next one
+        self.writer = self._new_writer()
+        self.register()
         self.leaving = False
-        self.heartbeat.look(asyncio.get_running_loop())  # a request to cancel that came meanwhile was not heeded
+        self._heartbeat.look(asyncio.get_running_loop())  # a cancellation that arrived in between was ignored
 
     def replace_row(self, **values: Any) -> None:
-        """Go on with the row as a worker would claim it now."""
+        """Continue with the row as a worker would claim it now."""
         self.row = self.row.with_values(**values)
 
-    def new_writer(self) -> None:
-        """What the failed attempt left running may not write beside the next one."""
-        self.writer.revoke()
-        self.writer = self._new_writer()
+    # -- release
 
-    def _next_attempt(self) -> None:
-        """It is not in the journal yet, and was never parked."""
-        self.attempt_recorded = False
-        self.replace_row(parked=0)
-
-    # -- left to others
-
-    def _run_update(self, status: str, *, stalls: int = 0, **changes: Any) -> RunUpdate:
+    def run_update(self, status: str, *, stalls: int = 0, **changes: Any) -> RunUpdate:
+        """Return the change of the row that leaves this claim."""
         row = self.row
         if status in LIVE:
-            # Why the last attempt failed or was deferred, and for how long, must survive a release of the claim.
+            # The reason of the last failure or deferral, and its duration, must survive a release of the claim.
             changes = {"error": row.error, **changes}
         else:
-            # Of an end that was told to the queue alone, nothing is in the journal; that this one is, its mark tells.
+            # If only the queue is told of an end, the journal does not have it. A mark of 0 or more says that it may.
             changes["mark"] = max(row.mark, 0)
         return self.backends.queue.unchanged_update(row, row.claim_id)._replace(status=status, stalls=stalls, **changes)
 
-    async def _release_with(self, how: RunUpdate) -> None:
-        self.leaving = True
-        await self.writer.update_run(how)
-
     def unchanged_release(self) -> RunUpdate:
-        """Release the claim as if it had never been: no attempt is used, and the next one resumes."""
-        return self._run_update(
+        """Return the change of the row that releases the claim: no attempt is used, and the next one resumes."""
+        return self.run_update(
             "pending", parked=int(self.attempt_recorded), stalls=self.row.stalls, reason="handed back"
         )
 
+    async def release_with(self, update: RunUpdate) -> None:
+        """Release the claim with this change of the row."""
+        self.leaving = True
+        await self.writer.update_run(update)
+
     async def release(self) -> None:
-        await self._release_with(self.unchanged_release())
+        """Release the claim as if the run had not been claimed."""
+        await self.release_with(self.unchanged_release())
 
-    def _with_jitter(self, seconds: float) -> float:
-        """That many seconds and up to a fifth more: what one failure put off together does not come back together."""
-        return seconds * (1 + self.clock.random.uniform(0, JITTER))
+    async def release_after(self, error: Exception, jitter: float) -> None:
+        """Release the claim for some seconds, because a store was not available: that is no crash of the run.
 
-    async def release_after(self, error: Exception) -> None:
-        """Give the run back for later: that a store was away is no crash of the run.
-
-        Only the queue is told: it may be another store, and answer.
+        Only the queue is told. It may be another store, and available.
         """
         self.leaving = True
-        how = self._run_update(
-            "pending", due_at=self.clock.wall() + self._with_jitter(OUTAGE_DELAY), parked=int(self.attempt_recorded),
-            stalls=self.row.stalls, reason=type(error).__name__,
-        )  # fmt: skip
-        with contextlib.suppress(AgentRuntimeError, RowChanged):
-            await self.backends.queue.settle(self.row.run_id, how)
+        due_at = self.clock.wall() + OUTAGE_DELAY * (1 + jitter)
+        await self._release_in_queue(self.unchanged_release()._replace(due_at=due_at, reason=type(error).__name__))
 
     async def try_release(self) -> None:
-        """Give the run back if that can be: whoever takes it up again need not wait for the lease to run out.
+        """Release the claim if the store allows it, so that the next worker need not wait for the lease to expire.
 
-        Where another engine does not know the claim yet, or its end already, the queue alone is told.
+        Falls back to the queue alone where another engine does not know the claim, or has ended it already.
         """
-        if self.lost:
+        if self.control.lost:
             return
         with contextlib.suppress(AgentRuntimeError, RowChanged):
             await self.release()
             return
-        with contextlib.suppress(AgentRuntimeError, RowChanged):
-            await self.backends.queue.settle(self.row.run_id, self.unchanged_release())
+        await self._release_in_queue(self.unchanged_release())
 
     async def release_unstarted(self) -> None:
-        """Give back a claim that was never entered: only the queue knows of it, and the run is as it was before."""
-        self.started = True
+        """Release a claim under which nothing ran: only the queue knows it, and the row stays as it was."""
         row = self.row
-        how = self._run_update("pending", stalls=row.stalls, parked=row.parked, reason=row.reason)
+        await self._release_in_queue(
+            self.run_update("pending", stalls=row.stalls, parked=row.parked, reason=row.reason)
+        )
+
+    async def _release_in_queue(self, update: RunUpdate) -> None:
         with contextlib.suppress(AgentRuntimeError, RowChanged):
-            await self.backends.queue.settle(row.run_id, how)
+            await self.backends.queue.settle(self.row.run_id, update)
 
-    # -- ended
+    # -- end
 
-    async def end(self, status: RunStatus, result: RunResult, event: dict[str, Any] | None = None) -> RunResult:
-        """End the run; `event` is what its last event tells, which for a success is the result itself."""
+    async def end(
+        self, status: RunStatus, result: RunResult, event: dict[str, Any] | None, omitted: OmittedHistory | None
+    ) -> RunResult:
+        """Finish the run.
+
+        Args:
+            status: The final status.
+            result: What the run returned.
+            event: The payload of the last event; None for the result itself.
+            omitted: The part of the conversation that the stored result refers to instead of holding it.
+
+        Returns:
+            A copy of the result with status and run id.
+        """
         row = self.row
-        result = copy(result)  # the agent may give the same one to all of its runs
+        result = copy(result)  # the agent may return the same object from all of its runs
         result.status, result.run_id = status, known_uuid(row.run_id)
-        before = None if self.recorder is None else self.recorder.omitted_history(result)
-        text, info, name = encode_result(result, before), encode(event) if event else None, status.value
+        text, info, name = encode_result(result, omitted), encode(event) if event else None, status.value
         record = Record(
             self.writer.next_seq(), ENDED, name, "", row.generation, row.claim_id, self.clock.wall(),
             text, info=info, nev=1,
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
-        how = self._run_update(name, stalls=row.stalls, reason=reason)
-        ops = await self.notify_relatives(name, result, before)
-        events = [] if self.completion_hook is None else await self.completion_operations(self.completion_hook, result)
-        await self.end_and_claim_next(how, [self.writer.merge_begin_and_end(record)], ops, events)
-        self.result = result
-        self._log_end(name, reason)
+        update = self.run_update(name, stalls=row.stalls, reason=reason)
+        ops = await self._notify_relatives(name, text)
+        events = await self._completion_operations(result)
+        await self._end_and_claim_next(update, [self.writer.merge_begin_and_end(record)], ops, events)
+        self.log_end(name, reason)
         return result
 
-    def _log_end(self, status: str, error: str) -> None:
-        """Log how the run finished: type of its error and no message, which may hold contents."""
+    async def finish_interrupted_end(self, ended: Record, result: RunResult) -> None:
+        """Finish a run whose journal has an end and whose row has none: the claim before was lost in between.
+
+        The caller logs the end.
+        """
+        events = await self._completion_operations(result)
+        ops = await self._notify_relatives(ended.name, encode_result(result) if self.row.parent_id else "")
+        await self.writer.update_run(self.run_update(ended.name), ops=ops, events=events)
+
+    def log_end(self, status: str, error: str) -> None:
+        """Log how the run finished: the type of its error, and no message, which may hold contents."""
         row = self.row
         run, extra = row.run_key or row.run_id, {"run_id": row.run_id}
         if status in (RunStatus.SUCCEEDED, RunStatus.CANCELLED):
@@ -260,58 +279,51 @@ class HeldClaim:
             extra=extra,
         )  # fmt: skip
 
-    async def completion_operations(self, agent: CompletionHook, result: RunResult) -> list[Op]:
-        """What the agent adds to this end, which it is told of."""
-        token = CURRENT_CLAIM.set(self._fenced_writes())
+    async def _completion_operations(self, result: RunResult) -> list[Op]:
+        """Return what the agent adds to the commit of this end."""
+        if self._hook is None:
+            return []
+        token = CURRENT_CLAIM.set(self.fenced_writes())
         try:
-            said = await completion_operations(agent, self.row, result)
-            await call_on_end(agent, self.row, result)
+            operations = await completion_operations(self._hook, self.row, result)
+            await call_on_end(self._hook, self.row, result)
         finally:
             CURRENT_CLAIM.reset(token)
-        return said
+        return operations
 
-    async def end_and_claim_next(
-        self, how: RunUpdate, records: Sequence[Record], ops: list[Op], events: Sequence[Op] = ()
+    async def _end_and_claim_next(
+        self, update: RunUpdate, records: Sequence[Record], ops: list[Op], events: Sequence[Op]
     ) -> None:
-        """End the run, and in the same commit claim the next one for the worker, if it wants one."""
+        """End the run, and in the same commit claim the worker's next run, if it wants one."""
         self.leaving = True
-        want = self.next_claim() if self.next_claim is not None else None
-        if want is None:
-            await self.writer.update_run(how, records, ops, events=events)
+        request = self.next_claim() if self.next_claim is not None else None
+        if request is None:
+            await self.writer.update_run(update, records, ops, events=events)
             return
         try:
-            claim = Op("queue.claim", (want,))
-            claimed = (await self.writer.update_run(how, records, [*ops, claim], events=events))[-1]
+            claim = Op("queue.claim", (request,))
+            claimed = (await self.writer.update_run(update, records, [*ops, claim], events=events))[-1]
         except (StorageBusy, asyncio.CancelledError) as error:
-            # Whether the next one was claimed is not known: it goes back, and this end is made sure of.
+            # Whether the next run was claimed is unknown: it is given back. Then this end is committed for certain.
             with contextlib.suppress(AgentRuntimeError):
-                await self.backends.queue.give_back(want.tickets)
+                await self.backends.queue.give_back(request.tickets)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            await self.writer.update_run(how, records, ops, events=events)
+            await self.writer.update_run(update, records, ops, events=events)
         else:
             assert self.start_claimed is not None
             self.start_claimed(claimed)
 
-    async def notify_relatives(self, status: str, result: RunResult, before: OmittedHistory | None = None) -> list[Op]:
-        """The run that called this one hears of its end, and those that a cancelled one called end with it: they may
-        have come after whoever cancelled it had looked for them."""
+    async def _notify_relatives(self, status: str, payload: str) -> list[Op]:
+        """Return messages to the parent run and, for a cancelled run, to its live children.
+
+        Children may have been submitted after the caller of `cancel` looked for them.
+        """
         row, queue = self.row, self.backends.queue
         ops = []
         if row.parent_id is not None:
-            payload, msg_id = encode_result(result, before), f"end:{row.run_id}:{row.generation}"
-            ops.append(queue.post_op(row.parent_id, "child", row.run_id, payload, msg_id))
+            ops.append(queue.post_op(row.parent_id, "child", row.run_id, payload, f"end:{row.run_id}:{row.generation}"))
         if status == RunStatus.CANCELLED:
             live = [child for child in await queue.children(row.run_id) if child.status in LIVE]
             ops += [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
         return ops
-
-    async def finish_interrupted_end(self, ended: Record) -> RunResult:
-        """The journal is finished but the row is not: an earlier claim fell between the two."""
-        result = decode_result(ended.result or "{}")
-        events = [] if self.completion_hook is None else await self.completion_operations(self.completion_hook, result)
-        ops = await self.notify_relatives(ended.name, result)
-        await self.writer.update_run(self._run_update(ended.name), ops=ops, events=events)
-        self.result = result if self.recorder is None else await self.recorder.restore(ended.result or "{}")
-        self._log_end(ended.name, "" if result.error is None else result.error.type)
-        return self.result

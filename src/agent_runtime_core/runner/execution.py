@@ -1,24 +1,29 @@
-"""One claimed run, driven until it is ended, parked, given back or lost."""
+"""Execute a claimed run until it has finished, is parked, is released, or is lost to another worker."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
+from copy import copy
 from functools import partial
 from typing import Any, cast
 
 from .._core.codec.json import decode, decode_known
-from .._core.context_vars import start_soon
+from .._core.context_vars import RUN, start_soon
 from .._core.ids import known_uuid
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import done_in_time, is_abandoned, wait_cancelled
+from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
-from .._execution.result_codec import error_payload
-from .._execution.step_journal import RunJournal, StepJournal
-from .._execution.step_scope import Identity
+from .._execution.result_codec import decode_result, error_payload
+from .._execution.run_control import RunControl, RunRecorder, Services
+from .._execution.step_journal import StepJournal
+from .._execution.step_keys import Identity
 from .._journal.record import ATTEMPT, RESUMED, Record
 from ..errors import (
     AgentRuntimeError,
@@ -32,74 +37,135 @@ from ..errors import (
     brief,
     deciding_error,
 )
-from ..interfaces import ErrorInfo, RunResult, describe
+from ..interfaces import AgentRuntime, ErrorInfo, RunResult, describe
+from ..persistence.fencing import CURRENT_CLAIM
 from ..queue.records import LIMITS, RowChanged, RunRow
 from ..status import RunStatus
-from .outcomes import Ends, Outcome, RetryHere, deferred_seconds
+from .backends import Backends
+from .claim import HeldClaim
+from .crash_suspects import MAX_CRASHES_WITHOUT_PROGRESS, crashes_without_progress, is_crash_suspect
+from .guarded_calls import GuardedCalls
+from .heartbeat import Heartbeat
+from .outcomes import (
+    JITTER,
+    AskAgent,
+    AttemptFacts,
+    Cancelled,
+    Decision,
+    End,
+    OutcomePolicy,
+    Released,
+    Retry,
+    RetryHere,
+    TimeLimitReached,
+    deferred_seconds,
+    without_result,
+)
+from .settings import RunnerConfig
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 _RUNNING = RunStatus.RUNNING.value
-MAX_CRASHES_WITHOUT_PROGRESS = 3  # crashes in a row without a new record, after which a run is dead
+#: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
+HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_held_concurrency_keys")
+#: The ids of all runs that this task is part of, the outermost first.
+ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_enclosing_runs")
+#: The run resumes when these errors are over.
+OUTAGES = (LeaseLost, StorageBusy, StorageFull)
 
 
 def _finished_error(run: str) -> StorageClosed:
     return StorageClosed(f"run {run} has ended: await what it began before it returns, and call its context in it")
 
 
-def is_crash_suspect(row: RunRow) -> bool:
-    """Whether the next crash would be the run's last, unless it got further since the one before."""
-    return row.stalls == MAX_CRASHES_WITHOUT_PROGRESS - 1
+class RunExecution:
+    """The attempts that are made under one claim.
 
+    It executes the agent, asks the `OutcomePolicy` what the outcome means, and carries the decision out.
+    """
 
-class RunExecution(Ends):
-    """The attempts that are made under one claim, and what comes of them."""
+    def __init__(
+        self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heartbeat: Heartbeat,
+        services: Services, *, inline: bool = False,
+    ) -> None:  # fmt: skip
+        self.agent: AgentRuntime = agent
+        self.config: RunnerConfig = config
+        self.services: Services = services
+        self.backends: Backends = backends
+        self.inline: bool = inline
+        in_memory = inline or services.park_after is None or services.park_after > 0
+        self.claim: HeldClaim = HeldClaim(
+            row, agent, backends, config, heartbeat, services.tracer, waits_in_memory=in_memory
+        )
+        self.control: RunControl = self.claim.control
+        self.calls: GuardedCalls = GuardedCalls(row, self.claim.clock, self.control, config.grace_seconds)
+        self.policy: OutcomePolicy = OutcomePolicy(config)
+        make = services.recorder
+        self.recorder: RunRecorder | None = None if make is None else make(row)
+        self.started: bool = False  # something was done under this claim
+        self.result: RunResult | None = None
+        self._tracing = False
+        self._deferred_seconds = 0.0  # of the attempt's time limit, used by earlier deferrals
+        self._completed: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
+        self._completed_at_start = 0
 
-    tracing: bool = False
+    @property
+    def row(self) -> RunRow:
+        return self.claim.row
+
+    @property
+    def writer(self) -> ClaimWriter:
+        return self.claim.writer
 
     async def run(self) -> RunResult | None:
-        """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
+        """Execute the run.
+
+        Returns:
+            The run's result; None if it has none yet, because it is parked, released, or lost to another worker.
+        """
         self.started = True
-        self._log_claim()
+        self.log_claim()
         try:
-            self._register()
-            self._trace_start()
+            self.claim.register()
+            self.trace_start()
             return await self._run()
         except (LeaseLost, RowChanged):
             log.warning(
                 "%s: claim %s was lost, because another worker claimed the run or it has finished",
-                self._label, self.writer.guard.token,
+                self.claim.label, self.writer.guard.token,
             )  # fmt: skip
             return None
         except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
-            # After an error of our own a worker keeps the lease: it is the pause before the run is tried again.
+            # After an internal error a worker keeps the lease: its end is the pause before the next attempt.
             if self.inline or not isinstance(error, Exception):
-                await self.try_release()
-            elif isinstance(error, StorageBusy | StorageFull):  # what is damaged is no better later
-                await self.release_after(error)
+                await self.claim.try_release()
+            elif isinstance(error, StorageBusy | StorageFull):  # a damaged store does not get better with time
+                await self.claim.release_after(error, self._jitter())
             raise
-        except GeneratorExit:  # its loop turns no more: there is nobody to wait for
-            self.lost = True
+        except GeneratorExit:  # the event loop has stopped: nothing can be awaited
+            self.control.lost = True
             raise
         finally:
             self.control.closed = True
             if self.result is not None:
                 self.control.refusal = partial(_finished_error, self.row.run_key or self.row.run_id)
-            self.control.task = None  # which knows this place: else each run would wait for the garbage collector
-            self.heartbeat.drop(self.row.run_id, self.row.claim_id)
-            self._trace_end()
-            if not self.lost:
-                await self._audited()
+            self.control.task = None  # a circle of references, which would keep each run for the garbage collector
+            self.claim.unregister()
+            self.trace_end()
+            if not self.control.lost:
+                await self._audit()
 
-    def _log_claim(self) -> None:
+    def log_claim(self) -> None:
+        """Log that the run was claimed."""
         if log.isEnabledFor(logging.INFO):
-            log.info("%s claimed by %s, attempt %d", self._label, self.row.worker, self.row.attempt)
+            log.info("%s claimed by %s, attempt %d", self.claim.label, self.row.worker, self.row.attempt)
 
-    def _trace_start(self) -> None:
+    def trace_start(self) -> None:
+        """Open the run's trace."""
         tracer, row = self.services.tracer, self.row
         if tracer is None:
             return
-        self.tracing = True
+        self._tracing = True
         input_ = cast("dict[str, Any]", decode_known(row.input))
         about = {
             "agent_key": row.agent, "attempt": row.attempt, "conversation_id": input_.get("conversation_id"),
@@ -107,173 +173,332 @@ class RunExecution(Ends):
         }  # fmt: skip
         tracer.start_run(known_uuid(row.run_id), about)
 
-    def _trace_end(self) -> None:
+    def trace_end(self) -> None:
+        """Close the run's trace."""
         tracer, result = self.services.tracer, self.result
-        if tracer is None or not self.tracing:
+        if tracer is None or not self._tracing:
             return
-        self.tracing = False
+        self._tracing = False
         if result is None:
-            outcome = "waiting" if self.control.parked else "lost" if self.lost else "given back"
+            outcome = "waiting" if self.control.parked else "lost" if self.control.lost else "given back"
             tracer.end_run(known_uuid(self.row.run_id), outcome)
             return
         about = {"output": result.final_output, "usage": result.usage, "error": error_payload(result.error)}
         tracer.end_run(known_uuid(self.row.run_id), (result.status or RunStatus.FAILED).value, about)
 
+    async def _audit(self) -> None:
+        """Have the audit store record what happened. If it fails or is slow, the run returns nevertheless."""
+        if self.recorder is None:
+            return
+        try:
+            await self.calls.call(self.recorder.audit(self.result), f"the audit of {self.claim.label}", within=False)
+        except Exception as error:  # noqa: BLE001 - an audit store may raise anything, and decides nothing
+            if isinstance(cause := deciding_error(error), LeaseLost):
+                raise cause from None
+            log.warning("what run %s did is not audited: %s", self.row.run_id, error)
+
     # -- attempts
 
     async def _run(self) -> RunResult | None:
         while True:
-            # A run at its very first claim has no journal: nothing to read, nothing to wait for. One that was claimed
-            # before, and given back without a trace, may have one; one that was forked off has, and its mark counts it.
+            # At its very first claim a run has no journal, so nothing is read. A run that was claimed before and
+            # released may have one; so has a fork, whose mark counts its records.
             row = self.row
-            anew = row.attempt == 1 and row.generation == 1 and row.mark < 0
-            first = anew and not row.parked and row.started_at == row.claimed_at
-            records = await self.writer.open(fresh=first)
-            # A claim that was given up knows that it is: it is those that were taken over that may write yet.
+            is_first = row.attempt == 1 and row.generation == 1 and row.mark < 0
+            fresh = is_first and not row.parked and row.started_at == row.claimed_at
+            records = await self.writer.open(fresh=fresh)
+            # Only claims that were taken over may still write; a claim that was released knows that it is over.
             if self.recorder is not None and (row.stalls or row.generation > 1):
-                await self.recorder.fence(self._fenced_writes())
-            book = StepJournal(self.writer, records, self.control)
-            self.check_journal_length(book)
-            early = await self.end_without_running(book)
-            if early is not None:
-                return early
-            await self._begin(book)
-            outcome = await self._attempt(book)
-            if not isinstance(outcome, RetryHere):
-                return outcome
+                await self.recorder.fence(self.claim.fenced_writes())
+            journal = StepJournal(self.writer, records)
+            self.check_journal_length(journal)
+            if (result := await self.end_without_running(journal)) is not None:
+                return result
+            await self.record_start(journal)
+            if not isinstance(await self._attempt(journal), RetryHere):
+                return self.result
 
-    def check_journal_length(self, book: RunJournal) -> None:
-        """Refuse a journal that was longer when the row was last written, and have the next one who writes it say how
-        long it is: each record has a checksum, and nothing else tells of those that are not found any more.
+    def check_journal_length(self, journal: StepJournal) -> None:
+        """Reject a journal that was longer when the row was last written.
 
-        One on another engine than the row may have been in the memory of a process that is gone.
+        Each record has a checksum, but only the row tells of records that are missing. A journal on another engine
+        than the row may have been in the memory of a process that has ended.
         """
         row = self.row
-        if book.view.ends < row.mark and self.backends.together:
+        if journal.ends < row.mark and self.backends.together:
             raise StorageCorrupt(
-                f"run {row.run_id}: the ends of {row.mark} steps were recorded and {book.view.ends} are found; it is "
+                f"run {row.run_id}: the ends of {row.mark} steps were recorded and {journal.ends} are found; it is "
                 "left as it is: restore a backup"
             )
-        if book.view.ends and not row.stalls:  # else it is written with the crashes in a row, which it tells apart
-            self.replace_row(mark=book.view.ends)
+        if journal.ends and not row.stalls:  # else the mark is written together with the crash counter
+            self.claim.replace_row(mark=journal.ends)
 
-    async def end_without_running(self, book: RunJournal) -> RunResult | None:
-        """How the run ends without running any code, if it does."""
+    async def end_without_running(self, journal: StepJournal) -> RunResult | None:
+        """Finish the run without executing any code, if it must not or need not start.
+
+        Returns:
+            The run's result; None if it may start.
+        """
         row = self.row
-        if book.view.end_record is not None and book.view.end_record.attempt == row.generation:
-            return await self.finish_interrupted_end(book.view.end_record)
-        if row.stalls and await self._is_poison(book.view.ends):
-            dead = ErrorInfo(
-                "Poisoned", f"{MAX_CRASHES_WITHOUT_PROGRESS} crashes in a row without progress", retriable=False
-            )
-            return await self.end(
-                RunStatus.DEAD, RunResult(usage=book.view.usage(), error=dead), error_payload(dead) or {}
-            )
-        now = self.clock.wall()
-        if row.cancel_at is not None or self.control.cancelled:
-            return await self.end(RunStatus.CANCELLED, RunResult(), {})
-        if row.expires_at is not None and now > row.expires_at and book.view.length == 0:
-            return await self._late(
-                "Expired", f"the run was not begun within {row.expires_at - row.created_at:g} s", {}
-            )
-        if row.deadline is not None and now >= row.deadline:
-            return await self._past_deadline(row.deadline)
-        return None
+        if journal.end_record is not None and journal.end_record.attempt == row.generation:
+            return await self._finish_interrupted_end(journal.end_record)
+        crashes = 0
+        if row.stalls:
+            crashes = crashes_without_progress(row, journal.ends)
+            if crashes < MAX_CRASHES_WITHOUT_PROGRESS or self.inline:
+                await self.claim.update(stalls=crashes, mark=journal.ends)
+        end = self.policy.before_start(self._facts(journal.usage), crashes, journal.length)
+        return None if end is None else await self.end(end)
 
-    async def _is_poison(self, recorded: int) -> bool:
-        """Count a crash as one more in a row, or as the first since the run got further; a wake-up is none."""
-        stalls = self._crashes_without_progress(recorded)
-        if stalls >= MAX_CRASHES_WITHOUT_PROGRESS and not self.inline:
-            return True
-        await self.update(stalls=stalls, mark=recorded)
-        return False
-
-    def _crashes_without_progress(self, recorded: int) -> int:
-        """The crashes of the run since it last got further, where so many of its steps are recorded."""
-        row = self.row
-        return int(not row.parked) if recorded > max(row.mark, 0) else row.stalls
+    async def _finish_interrupted_end(self, ended: Record) -> RunResult:
+        text = ended.result or "{}"
+        result = decode_result(text)
+        await self.claim.finish_interrupted_end(ended, result)
+        self.result = result if self.recorder is None else await self.recorder.restore(text)
+        self.claim.log_end(ended.name, "" if result.error is None else result.error.type)
+        return self.result
 
     async def release_suspect(self) -> None:
-        """Put the run back for a moment in which it can be alone; one that got further is suspected no more."""
+        """Release a crash suspect until it can run alone. A run that made progress is a suspect no longer."""
         try:
             if is_crash_suspect(self.row):
                 with contextlib.suppress(AgentRuntimeError):
-                    recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).view.ends
-                    if (stalls := self._crashes_without_progress(recorded)) < self.row.stalls:
-                        self.replace_row(stalls=stalls, mark=recorded)
+                    recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).ends
+                    if (stalls := crashes_without_progress(self.row, recorded)) < self.row.stalls:
+                        self.claim.replace_row(stalls=stalls, mark=recorded)
         finally:
             await self.release_unstarted()
 
-    async def _begin(self, book: RunJournal) -> None:
+    async def release_unstarted(self) -> None:
+        """Release a claim under which nothing ran."""
+        self.started = True
+        await self.claim.release_unstarted()
+
+    async def record_start(self, journal: StepJournal) -> None:
+        """Record that the attempt started."""
         row = self.row
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
-        self.attempt_recorded = True
+        self.claim.attempt_recorded = True
         if log.isEnabledFor(logging.INFO):
-            log.info("%s %s, attempt %d", self._label, "resumed" if row.parked else "started", row.attempt)
-        record = book.records.boundary(kind, self.row.agent, attempt=row.attempt, nev=1, info=info)
+            log.info("%s %s, attempt %d", self.claim.label, "resumed" if row.parked else "started", row.attempt)
+        record = journal.boundary_record(kind, row.agent, attempt=row.attempt, nev=1, info=info)
         await self.writer.status(_RUNNING, record)
 
-    async def _attempt(self, book: RunJournal) -> Outcome:
-        """One attempt of the agent's `run`, and what came of it."""
-        self.deferred_seconds: float = deferred_seconds(self.row)
-        self.time_limit_at: float = (
-            self.clock.boot() + self.config.run_timeout_seconds - self.deferred_seconds - self.control.paused_seconds
-        )
-        self.completed_steps: Mapping[Identity, Record] = book.view.completed
-        self.completed_at_start: int = len(book.view.completed)
+    async def _attempt(self, journal: StepJournal) -> Decision:
+        """Execute the agent's `run` once, and carry out what its outcome means."""
+        self._deferred_seconds = deferred_seconds(self.row)
+        self.calls.time_limit_at = (
+            self.claim.clock.boot() + self.config.run_timeout_seconds - self._deferred_seconds
+            - self.control.paused_seconds
+        )  # fmt: skip
+        self._completed, self._completed_at_start = journal.completed, len(journal.completed)
         try:
-            ctx = Context(self.row, book, self.services, self.control, await self._overrides())
+            ctx = Context(self.row, journal, self.services, self.control, await self.limit_overrides())
         except UnserialisableResult as unknown:
             if self.inline:
                 raise
-            # Unlike others of this kind it may be over with the next attempt: another worker may know the type.
-            return await self._failed(RunResult(), describe(unknown))
-        if self.recorder is not None and (refusal := await self._stored(self.recorder.load(ctx))) is not None:
-            return await self._raised(ctx, refusal)
+            # Another attempt may succeed, unlike after other errors of this class: another worker may know the type.
+            return await self._apply(self.policy.failed(RunResult(), describe(unknown), self._facts()), None)
+        if self.recorder is not None and (refusal := await self._call_store(self.recorder.load(ctx))) is not None:
+            return await self._apply_error(refusal, ctx)
         self.control.task = task = self._start_agent(ctx)
-        if self.control.cancelled or self.lost or self.release_requested:
+        if self.control.cancelled or self.control.lost or self.control.release_requested:
             task.cancel()
         try:
             on_time = await self._finishes_in_time(task)
         except asyncio.CancelledError:
-            # The caller of execute() was cancelled: the run goes back, unless that was meant for it.
+            # The caller of execute() was cancelled: the run is released, unless the run itself was cancelled.
             self.control.cancel_task()
             await self._cancel_agent(task)
             if self.control.cancelled:
                 with contextlib.suppress(LeaseLost, RowChanged):
-                    await self._cancelled(ctx)
+                    await self._apply(Cancelled(), ctx)
             raise
-        if self.lost or self.control.parked or self.control.cancelled or not on_time or task.cancelled():
+        leaves = self.control.lost or self.control.parked or self.control.cancelled
+        if leaves or not on_time or task.cancelled():
             await self._cancel_agent(task)
         elif waiting := ctx.waiting_tasks:
-            # The run never answers these waits. Left to the garbage collector, their `finally` blocks could not await.
+            # Nothing will end these waits. Left to the garbage collector, their `finally` blocks could not await.
             await self.cancel_all(waiting)
-        if self.lost or self.control.parked:
-            return None
-        if not on_time:
-            return await self._out_of_time(ctx)
+        return await self._apply(self._decide(task, on_time, self._facts(lambda: ctx.usage)), ctx)
+
+    def _decide(self, task: asyncio.Task[Any], on_time: bool, facts: AttemptFacts) -> Decision:
+        if not on_time or facts.lost or facts.parked:
+            return self.policy.of_timeout(facts)
         if task.cancelled():
-            return await self._stopped(ctx)
+            return self.policy.of_cancellation(facts)
         error = task.exception()
         if error is None:
-            return await self._returned(ctx, task.result())
+            return self.policy.of_result(task.result(), facts)
         if (at := error.__traceback__) is not None and at.tb_next is not None:
-            error.__traceback__ = at.tb_next  # it begins in the agent's own code, and not in `_entered`
+            error.__traceback__ = at.tb_next  # begins in the agent's own code, and not in `_run_agent`
         cause = deciding_error(error)
         if isinstance(cause, (LeaseLost, KeyboardInterrupt, SystemExit)):
             raise cause
         if isinstance(cause, asyncio.CancelledError):
-            return await self._stopped(ctx)
-        return await self._raised(ctx, error)
+            return self.policy.of_cancellation(facts)
+        return self.policy.of_error(error, facts)
 
-    async def _overrides(self) -> dict[str, Any]:
+    def _facts(self, usage: Callable[[], dict[str, Any]] | None = None) -> AttemptFacts:
+        control = self.control
+        facts = AttemptFacts(
+            self.row, self.claim.clock.wall(),
+            time_left=self.calls.time_limit_at + control.paused_seconds - self.claim.clock.boot(),
+            progressed=len(self._completed) > self._completed_at_start,
+            deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter,
+            cancelled=control.cancelled, release_requested=control.release_requested,
+            lost=control.lost, parked=control.parked,
+        )  # fmt: skip
+        return facts if usage is None else facts._replace(usage=usage)
+
+    def _jitter(self) -> float:
+        """Return a random share, so that runs which one failure delayed together do not resume together."""
+        return self.claim.clock.random.uniform(0, JITTER)
+
+    # -- carrying a decision out
+
+    async def _apply(self, decision: Decision, ctx: Context | None) -> Decision:
+        """Carry a decision out; return the last one, which may have followed from a hook or a store."""
+        while isinstance(decision, AskAgent):
+            assert ctx is not None
+            decision = await self._ask_agent(decision.error, ctx)
+        match decision:
+            case Cancelled():
+                assert ctx is not None
+                await self._end_cancelled(decision.returned, ctx)
+            case End():
+                return await self._end_or_fail(decision, ctx)
+            case Released():
+                await self.claim.release()
+            case Retry():
+                await self._retry(decision)
+        return decision
+
+    async def _apply_error(self, error: BaseException, ctx: Context) -> Decision:
+        return await self._apply(self.policy.of_error(error, self._facts(lambda: ctx.usage)), ctx)
+
+    async def _ask_agent(self, error: BaseException, ctx: Context) -> Decision:
+        """Have the agent's `on_error` describe the error, and decide."""
+        try:
+            info = await self._hook("on_error", ctx, error)
+        except TimeLimitReached:
+            facts = self._facts(lambda: ctx.usage)
+            if facts.cancelled or facts.release_requested or facts.lost or facts.parked:
+                return self.policy.of_timeout(facts)
+            info = None
+        if info is not None and not isinstance(info, ErrorInfo):
+            log.error(
+                "on_error() of agent %r must return an ErrorInfo or None, got %s", self.row.agent, type(info).__name__
+            )
+            info = None
+        info = describe(error) if info is None else info
+        return self.policy.of_failure(error, info, self._facts(lambda: ctx.usage))
+
+    async def _end_cancelled(self, returned: RunResult | None, ctx: Context) -> None:
+        with contextlib.suppress(TimeLimitReached):
+            await self._hook("cancel", ctx, within=False)
+        if returned is not None and isinstance(returned.final_messages, list):
+            returned = copy(returned)
+            returned.usage, returned.error = returned.usage or ctx.usage, None
+            try:
+                await self.end(End(RunStatus.CANCELLED, returned, {}))
+                return
+            except UnserialisableResult as refusal:
+                log.warning(
+                    "the result that %s returned when it was cancelled is not stored: %s",
+                    self.claim.label, type(refusal).__name__,
+                )  # fmt: skip
+        await self.end(End(RunStatus.CANCELLED, RunResult(usage=ctx.usage), {}))
+
+    async def _end_or_fail(self, end: End, ctx: Context | None) -> Decision:
+        """Finish the run. If a success cannot be saved, decide again; a failure is stored without its result."""
+        succeeded = end.status == RunStatus.SUCCEEDED
+        if succeeded and ctx is not None and (refusal := await self._save(end.result, ctx)) is not None:
+            return await self._apply_error(refusal, ctx)
+        try:
+            await self.end(end)
+        except UnserialisableResult as refusal:
+            if succeeded and ctx is not None:
+                return await self._apply_error(refusal, ctx)
+            if end.status != RunStatus.FAILED:
+                raise
+            await self.end(without_result(end, refusal))
+        return end
+
+    async def _save(self, result: RunResult, ctx: Context) -> Exception | None:
+        """Append the run's messages to its conversation; return what was wrong with them."""
+        if self.recorder is not None:
+            return await self._call_store(self.recorder.save(result))
+        if ctx.conversation_id is not None and not ctx.owns_conversation and self.services.not_kept is not None:
+            self.services.not_kept(self.row)
+        return None
+
+    async def end(self, end: End) -> RunResult:
+        """Finish the run as the policy decided, and return its result."""
+        omitted = None if self.recorder is None else self.recorder.omitted_history(end.result)
+        self.result = await self.claim.end(end.status, end.result, end.event, omitted)
+        return self.result
+
+    async def _retry(self, retry: Retry) -> None:
+        """Wait for the next attempt in this process, or queue it."""
+        claim, row, kind = self.claim, self.row, retry.error.type
+        if retry.deferred:
+            log.info("%s deferred for %.3g s: %s", claim.label, retry.delay, kind)
+        else:
+            log.info("attempt %d of %s failed: %s, next attempt in %.3g s", row.attempt, claim.label, kind, retry.delay)
+        stalls = row.stalls if retry.deferred else 0
+        if isinstance(retry, RetryHere):
+            await claim.renew(failures=retry.failures, stalls=stalls, error=retry.error_text)
+            if retry.deferred:
+                claim.replace_row(parked=1, reason=kind)
+            else:
+                claim.attempt_recorded = False
+                claim.replace_row(parked=0)
+            await self.calls.pause(retry.delay)
+            return
+        due_at = claim.clock.wall() + retry.delay if retry.delay else 0.0
+        update = claim.run_update(
+            "pending", due_at=due_at, stalls=stalls, parked=int(retry.deferred), reason=kind if retry.deferred else ""
+        )
+        await claim.release_with(update._replace(failures=retry.failures, error=retry.error_text))
+
+    async def _hook(self, name: str, ctx: Context, *args: Any, within: bool = True) -> Any:
+        return await self.calls.hook(self.agent, name, (ctx, *args), self._context(), within=within)
+
+    async def _call_store(self, work: Coroutine[Any, Any, None]) -> Exception | None:
+        """Have stores do something under the claim of this run, and return the error that is a fault of the run.
+
+        Raises:
+            LeaseLost, StorageBusy, StorageFull: The store is not available, or the claim is lost.
+        """
+        try:
+            await self.calls.call(work, f"a store of {self.claim.label}", context=self._context())
+        except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
+            if isinstance(cause := deciding_error(error), OUTAGES):
+                raise cause from None
+            return error
+        return None
+
+    # -- the agent's task
+
+    async def limit_overrides(self) -> dict[str, Any]:
         """Return the limits that `resume` and `requeue` set for this run, the last value of each."""
         row, found = self.row, dict[str, Any]()
         if row.generation > 1 and row.mail_seq:  # no other run can have any
-            for mail in await self.backends.queue.mail(row.run_id):
-                if mail.kind == LIMITS:
-                    found |= cast("dict[str, Any]", decode(mail.payload))
+            for message in await self.backends.queue.mail(row.run_id):
+                if message.kind == LIMITS:
+                    found |= cast("dict[str, Any]", decode(message.payload))
         return found
+
+    def _context(self) -> contextvars.Context:
+        """Return a context in which code knows the claim it writes under, and the runs it is part of."""
+        context = contextvars.copy_context()
+        context.run(CURRENT_CLAIM.set, self.claim.fenced_writes())
+        context.run(RUN.set, self.control)
+        context.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), self.row.run_id))
+        if self.row.lane is not None:
+            context.run(HELD_CONCURRENCY_KEYS.set, {**HELD_CONCURRENCY_KEYS.get({}), self.row.lane: self.row.run_id})
+        return context
 
     def _start_agent(self, ctx: Context) -> asyncio.Task[Any]:
         self.control.tracked = True
@@ -283,8 +508,8 @@ class RunExecution(Ends):
         try:
             work: Any = self.agent.run(ctx)
             if not inspect.isawaitable(work):
-                said = f"run() of agent {self.row.agent!r} gave {brief(work)} and nothing to await: write async def run"
-                raise InvalidArgument(said)
+                what = f"run() of agent {self.row.agent!r} gave {brief(work)} and nothing to await: write async def run"
+                raise InvalidArgument(what)
             try:
                 result = await work
             except Exception as error:
@@ -293,7 +518,7 @@ class RunExecution(Ends):
             await ctx.journal.unconfirmed.resolve_at_end(None)
             return result
         finally:
-            self.control.notify()  # a turn of the loop before the callbacks of the task
+            self.control.notify()  # one iteration of the event loop before the callbacks of the task
 
     async def _cancel_agent(self, task: asyncio.Task[Any]) -> None:
         """End all tasks of a run that goes no further here, so that their `finally` blocks run on this loop.
@@ -302,19 +527,19 @@ class RunExecution(Ends):
         context of a parked or lost run raise CancelledError. Otherwise a `finally` block that makes such a call would
         not end within the grace.
         """
-        place = self.control
-        place.clearing = True
+        control = self.control
+        control.clearing = True
         try:
             if not task.done():
-                if not place.cancel_requested:
-                    place.cancel_task()
+                if not control.cancel_requested:
+                    control.cancel_task()
                 if not is_abandoned(task):
-                    await wait_cancelled((task,), self._label)
-            left = [each for each in tasks_of(task.get_loop(), place) if not is_abandoned(each)]
+                    await wait_cancelled((task,), self.claim.label)
+            left = [each for each in tasks_of(task.get_loop(), control) if not is_abandoned(each)]
             if left:
                 await self.cancel_all(left)
         finally:
-            place.clearing = False
+            control.clearing = False
 
     async def cancel_all(self, tasks: list[asyncio.Task[Any]]) -> None:
         """Cancel these tasks of the run and wait for their `finally` blocks."""
@@ -323,17 +548,25 @@ class RunExecution(Ends):
             # their `finally` blocks.
             if not each.cancelling():
                 each.cancel()
-        for each in await wait_cancelled(tasks, f"a task of {self._label}"):
+        for each in await wait_cancelled(tasks, f"a task of {self.claim.label}"):
             each.cancel()  # it may have continued after an earlier cancellation
 
     async def _finishes_in_time(self, task: asyncio.Task[Any]) -> bool:
-        """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
-        place = self.control
-        task.add_done_callback(lambda _: place.notify())  # it may never have begun
-        while not await done_in_time(task, lambda: 0.0 if place.cancel_requested else self._time_left(), self._wait):
-            if place.cancel_requested:  # it does not stop at once: it has a grace, and is abandoned after that
+        """Wait for the attempt; False when its time is up, or when it does not stop."""
+        control, calls = self.control, self.calls
+        task.add_done_callback(lambda _: control.notify())  # `_run_agent` may never have begun
+        while not await done_in_time(task, lambda: 0.0 if control.cancel_requested else calls.time_left(), calls.wait):
+            if control.cancel_requested:  # it does not stop at once: it has a grace, and is abandoned after that
                 await self._cancel_agent(task)
                 return task.done()
             if not self._restart_timer():
                 return False
+        return True
+
+    def _restart_timer(self) -> bool:
+        """Give the attempt the time that deferrals have used, if the run has recorded a step since; False if not."""
+        if not self._deferred_seconds or len(self._completed) <= self._completed_at_start:
+            return False
+        self.calls.time_limit_at += self._deferred_seconds
+        self._deferred_seconds = 0.0
         return True

@@ -10,8 +10,7 @@ from concurrent.futures import Future
 
 from .._core.clock import Clock
 from .._core.per_loop import call_in_loop
-from .execution import RunExecution
-from .guarded_calls import ENCLOSING_RUNS
+from .execution import ENCLOSING_RUNS, RunExecution
 from .settings import SHUTDOWN_SECONDS
 
 
@@ -24,8 +23,8 @@ class _InlineRun:
         self.over: Future[None] = Future()
 
     def hand_back(self) -> None:
-        if not self.drive.release_requested:
-            call_in_loop(self.loop, self.drive.request_release)
+        if not self.drive.control.release_requested:
+            call_in_loop(self.loop, self.drive.claim.request_release)
 
 
 class InlineRuns:
@@ -66,8 +65,8 @@ class InlineRuns:
             if not await _one_over(others, max(until - boot(), 0)):
                 break
         for held in self._here():
-            held.drive.release_requested = True
-            await held.drive.try_release()
+            held.drive.control.release_requested = True
+            await held.drive.claim.try_release()
 
     def _all(self) -> list[_InlineRun]:
         with self._lock:

@@ -1,4 +1,4 @@
-"""The door for durable steps alone: a run without an agent, in this process."""
+"""Run the caller's own code as a durable run, without an agent."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from uuid import UUID
 from .._execution.context import Context
 from .._execution.read_only_writer import ReadOnlyWriter
 from .._execution.result_codec import error_payload
-from .._execution.run_writer import RunWriter
+from .._execution.run_control import RunControl
 from .._execution.step_journal import StepJournal
-from ..errors import LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
-from ..interfaces import AgentRuntime, RunContext, RunResult, describe
+from .._journal.record import STARTED, Record
+from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
+from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..portal import call, takes_function
 from ..queue.records import RunRow
 from ..status import RunStatus
 from .arguments import run_busy_error
 from .execution import RunExecution
-from .outcomes import partial_result
+from .outcomes import End
 from .runner import AgentRunner
 from .settings import RunnerConfig
 
@@ -34,7 +35,7 @@ AGENT = "open_run"
 
 
 class _InlineAgent(AgentRuntime):
-    """Stands where an agent would: the code is the caller's block."""
+    """Takes the place of an agent: the code of the run is the caller's block."""
 
     key = AGENT
 
@@ -42,74 +43,128 @@ class _InlineAgent(AgentRuntime):
         return RunResult()
 
 
-class OpenRunSession(RunExecution):
-    """A claim whose code is the caller's."""
+class ReadOnlyWriter(ClaimWriter):
+    """The ledger of a run that has succeeded: what is recorded answers, nothing is added."""
+
+    async def open(self, *, fresh: bool = False) -> list[Record]:
+        self.closed_error: Callable[[str], Exception] | None = self._already_finished
+        return await self.state.records(self.run_id)
+
+    def _already_finished(self, name: str) -> IllegalTransition:
+        return IllegalTransition(
+            f"run {self.run_id} has succeeded, nothing can be added to it ({name!r}): use another run_id"
+        )
+
+    async def buffer(self, *records: Record) -> None:
+        for record in records:
+            if record.kind == STARTED:  # of a wait, or a child
+                raise self._already_finished(record.name)
+
+    async def emit(self, rows: Sequence[Any]) -> list[int]:
+        return [0 for _ in rows]
+
+    async def checkpoint(self, text: str, mark: str, row: Any) -> None:
+        return
+
+    def record(self, records: Sequence[Record]) -> Awaitable[Any]:
+        return self.append(*records)
+
+    async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
+        raise self._already_finished(records[0].name)
+
+    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
+        raise self._already_finished(place.name)
+
+
+class OpenRunSession:
+    """An open run: a claim whose code is the caller's block."""
+
+    def __init__(self, runner: AgentRunner, row: RunRow) -> None:
+        self.execution: RunExecution = runner.new_execution(row, _InlineAgent(), inline=True)
+        self.control: RunControl = self.execution.control
+        self.control.refusal = self._refusal
+        self.finished: bool = False
+        self._left = False
 
     async def enter(self, ended: bool) -> Context:
-        writer: RunWriter = self.writer
+        """Start the block's attempt.
+
+        Args:
+            ended: The run has succeeded before: its saved results are returned and nothing is added.
+        """
+        execution, writer = self.execution, self.execution.writer
         if not ended:
-            self._log_claim()
-            self._register()
-            self._trace_start()
+            execution.log_claim()
+            execution.claim.register()
+            execution.trace_start()
         else:
-            writer = ReadOnlyWriter(self.row, *self.backends, self.clock)
-        book = StepJournal(writer, await writer.open(), self.control)
-        self.finished: bool = ended
+            writer = ReadOnlyWriter(execution.row, *execution.backends, execution.claim.clock)
+        journal = StepJournal(writer, await writer.open())
+        self.finished = ended
         if not ended:
-            early = await self.end_without_running(book)
+            early = await execution.end_without_running(journal)
             if early is not None:
                 early.raise_for_status()
                 self.finished = True
             else:
-                await self._begin(book)
+                await execution.record_start(journal)
         self.control.task = asyncio.current_task()
-        self.ctx: Context = Context(self.row, book, self.services, self.control, await self._overrides())
-        self.claim: FencedWrites = self._fenced_writes()
+        overrides = await execution.limit_overrides()
+        self.ctx: Context = Context(execution.row, journal, execution.services, self.control, overrides)
+        self.fenced_writes: FencedWrites = execution.claim.fenced_writes()
         return self.ctx
 
     async def leave(self, error: BaseException | None) -> None:
-        """Commit how the block ended; raises what its caller should see instead of `error`."""
-        place = self.control
+        """Commit how the block ended.
+
+        Raises:
+            LeaseLost: Another process has claimed the run.
+            RunFailed: The run was cancelled.
+        """
+        execution, control = self.execution, self.control
         if self.finished:
             return
         task = asyncio.current_task()
         cause = None if error is None else deciding_error(error)
-        ours = isinstance(cause, asyncio.CancelledError) and place.cancel_requested
-        if ours and task is not None:
+        cancelled_here = isinstance(cause, asyncio.CancelledError) and control.cancel_requested
+        if cancelled_here and task is not None:
             task.uncancel()
-        if self.lost:
-            raise LeaseLost(*self.writer.guard) from error
-        if place.cancelled:
-            await self.end(RunStatus.CANCELLED, partial_result(self.ctx), {})
-            if isinstance(cause, asyncio.CancelledError) and not ours:
-                return  # somebody else's, which goes on
-            raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
-        await self.ctx.journal.unconfirmed.resolve_at_end(error)
+        if control.lost:
+            raise LeaseLost(*execution.writer.guard) from error
+        if control.cancelled:
+            await self._end(RunStatus.CANCELLED, {})
+            if isinstance(cause, asyncio.CancelledError) and not cancelled_here:
+                return  # the caller's own cancellation is raised
+            raise RunFailed(f"run {execution.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
+        await self.ctx.journal.resolve_at_end(error)
         if error is None:
-            await self.end(RunStatus.SUCCEEDED, partial_result(self.ctx))
+            await self._end(RunStatus.SUCCEEDED)
         elif isinstance(cause, Postponed):
-            await self.release()  # the next open_run() of it resumes
+            await execution.claim.release()  # the next open_run() of it resumes
         elif isinstance(cause, Exception) and not isinstance(cause, LeaseLost):
-            result = partial_result(self.ctx)
-            result.error = info = describe(error)
-            await self.end(RunStatus.FAILED, result, error_payload(info) or {})
+            await self._end(RunStatus.FAILED, error=describe(error))
         elif not isinstance(cause, LeaseLost):
-            await self.release()
+            await execution.claim.release()
 
-    def _lose(self, claim_id: str) -> None:
-        super()._lose(claim_id)
-        if self.lost:
-            self.control.refusal = lambda: LeaseLost(*self.writer.guard)
+    async def _end(
+        self, status: RunStatus, event: dict[str, Any] | None = None, error: ErrorInfo | None = None
+    ) -> None:
+        result = RunResult(usage=self.ctx.usage, error=error)
+        await self.execution.end(End(status, result, event if error is None else error_payload(error) or {}))
 
-    def _closed_error(self) -> StorageClosed:
-        run = self.row.run_key or self.row.run_id
+    def _refusal(self) -> Exception:
+        """Return the error of calls on the context after the block, or after the lease was lost."""
+        row = self.execution.row
+        if self.control.lost and not self._left:
+            return LeaseLost(*self.execution.writer.guard)
+        run = row.run_key or row.run_id
         return StorageClosed(f"the block of run {run} was left: call its context inside, or open the run again")
 
     def close(self) -> None:
-        self.control.closed = True
-        self.control.refusal = self._closed_error
-        self.heartbeat.drop(self.row.run_id, self.row.claim_id)
-        self._trace_end()
+        """Refuse further calls on the context, and stop extending the lease."""
+        self.control.closed = self._left = True
+        self.execution.claim.unregister()
+        self.execution.trace_end()
 
 
 async def _open(
@@ -132,32 +187,27 @@ async def _open(
         assert there is not None
         if outcome in ("held", "behind"):
             raise run_busy_error(outcome, there)
-        door = _new_session(runner, there)
+        session = OpenRunSession(runner, there)
         try:
-            return runner, door, await door.enter(outcome == "ended")
+            return runner, session, await session.enter(outcome == "ended")
         except BaseException:
-            await door.try_release()
-            door.close()
+            await session.execution.claim.try_release()
+            session.close()
             raise
     except BaseException:
         await runner.close()
         raise
 
 
-def _new_session(runner: AgentRunner, row: RunRow) -> OpenRunSession:
-    services = runner.services(inline=True)
-    return OpenRunSession(row, _InlineAgent(), runner.backends, runner.config, runner.heartbeat, services, inline=True)
-
-
-async def _close(runner: AgentRunner, door: OpenRunSession, error: BaseException | None) -> None:
+async def _close(runner: AgentRunner, session: OpenRunSession, error: BaseException | None) -> None:
     try:
         try:
-            if waiting := door.ctx.waiting_tasks:
-                await door.cancel_all(waiting)  # nothing ends these waits after the block
+            if waiting := session.ctx.waiting_tasks:
+                await session.execution.cancel_all(waiting)  # nothing ends these waits after the block
         finally:
-            await door.leave(error)
+            await session.leave(error)
     finally:
-        door.close()
+        session.close()
         await runner.close()
 
 
@@ -180,16 +230,16 @@ async def open_run(
     `concurrency_key`; IdempotencyConflict with another input. There is no time limit but your own.
     `durability` as in `AgentRunner.open`.
     """
-    runner, door, ctx = await _open(path_or_url, run_id, input, metadata, config, durability, concurrency_key)
+    runner, session, ctx = await _open(path_or_url, run_id, input, metadata, config, durability, concurrency_key)
     outer = CURRENT_CLAIM.get()
-    CURRENT_CLAIM.set(door.claim)
+    CURRENT_CLAIM.set(session.fenced_writes)
     try:
         yield ctx
     except BaseException as error:
-        await _close(runner, door, error)
+        await _close(runner, session, error)
         raise
     else:
-        await _close(runner, door, None)
+        await _close(runner, session, None)
     finally:
         CURRENT_CLAIM.set(outer)  # and not reset: a generator may be closed in another context
 
@@ -225,13 +275,13 @@ def open_run_sync(
     concurrency_key: str | None = None,
 ) -> Iterator[SyncRun]:
     """`open_run` for callers without an event loop: `with open_run_sync("jobs.db", run_id="nightly") as run`."""
-    runner, door, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key)
+    runner, session, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key)
     try:
-        yield SyncRun(ctx, door.claim)
+        yield SyncRun(ctx, session.fenced_writes)
     except BaseException as error:
         # A generator that was not used up is closed while the interpreter shuts down. Nothing can be written then, and
         # the end of the process releases the run.
         if not sys.is_finalizing():
-            call(_close, runner, door, error)
+            call(_close, runner, session, error)
         raise
-    call(_close, runner, door, None)
+    call(_close, runner, session, None)

@@ -35,8 +35,7 @@ from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from .arguments import backend_label, check_messages, check_parts, concurrency_key_of, run_busy_error
 from .backends import configured, open_url, opening, traced
-from .execution import RunExecution
-from .guarded_calls import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS
+from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
 from .inline_runs import InlineRuns
 from .run_client import RunClient
@@ -271,16 +270,16 @@ class AgentRunner(RunClient):
                     result = await drive.run()
                 if result is not None:
                     return result
-                if drive.release_requested:
+                if drive.control.release_requested:
                     raise closed()
-                refused = "" if drive.lost else drive.row.claim_id
+                refused = "" if drive.control.lost else drive.row.claim_id
             elif outcome == "ended":
                 assert there is not None
                 return await self._result(there)
             else:
                 assert there is not None
                 if outcome == "held" and there.claim_id == refused:
-                    await drive.try_release()
+                    await drive.claim.try_release()
                     refusals += 1
                     if refusals < MAX_REFUSED_CLAIMS:
                         continue

@@ -17,7 +17,7 @@ from .._core.validation import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.records import ClaimRequest, RunRow
 from .concurrency import ConcurrencySlots
-from .execution import is_crash_suspect
+from .crash_suspects import ISOLATION_TIMEOUT, CrashSuspects
 from .settings import SHUTDOWN_SECONDS
 from .signals import SHARED
 
@@ -35,7 +35,6 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 MAINTENANCE_INTERVAL = 0.1  # seconds a busy worker goes on without looking at expired leases and timers
 EXTRA_WAIT = 2.0  # seconds a claim stands for longer than until the next look
 MAX_CLAIM = 1000  # runs claimed in one go, however many slots are free
-ISOLATION_TIMEOUT = 30.0  # seconds that lie between the beginnings of a suspect and of what is beside it
 RELEASE_SECONDS = 0.5  # seconds to give back what did not
 
 
@@ -58,9 +57,7 @@ class Worker:
         self._unstopped: set[asyncio.Task[Any]] = (
             set()
         )  # did not stop when they were told to; what they had was given back
-        self._suspects: list[RunExecution] = []  # in flight, and begun as such
-        self._met = False  # whether one was let go of since a claim that gave none
-        self._began = 0.0  # when a run last began here
+        self._suspects = CrashSuspects(queue.clock, lambda: self.slots.busy)
         self._stopping = False
         self._looked = -MAINTENANCE_INTERVAL  # when the loop last claimed with an eye to leases and timers
         self._hurry = False
@@ -73,10 +70,10 @@ class Worker:
         self._poll = 1.0  # seconds between its looks, at most
 
     async def once(self) -> bool:
-        rows = await self._claim(1) if self._may_claim(1) else []
+        rows = await self._claim(1) if self._suspects.claimable(1) else []
         if not rows:
             return False
-        task = self._start(rows[0]) if self.may_start(rows[0]) else self._release_unstarted(rows[0])
+        task = self._start(rows[0]) if self._suspects.may_start(rows[0]) else self._release_unstarted(rows[0])
         try:
             await task
         finally:
@@ -93,8 +90,7 @@ class Worker:
             self.config.worker_id, self.config.lease_ttl_seconds, agent_keys=self._registry().keys(), limit=count,
             **stands,
         )  # fmt: skip
-        if not any(is_crash_suspect(row) for row in rows):
-            self._met = False
+        self._suspects.claimed(rows)
         return rows
 
     def _execution_of(self, row: RunRow) -> RunExecution:
@@ -106,10 +102,9 @@ class Worker:
         if drive.agent is None:  # it was taken out of the registry while the claim was under way
             return self._follow(start_helper(drive.release_unstarted()), drive)
         if self._wake_event is not None:
-            drive.next_claim, drive.start_claimed = partial(self._next_after, drive.control), self._start_all
-        if is_crash_suspect(row):
-            self._suspects.append(drive)
-        self._began = self.queue.clock.boot()
+            claim = drive.claim
+            claim.next_claim, claim.start_claimed = partial(self._next_after, drive.control), self._start_all
+        self._suspects.starts(drive)
         return self._follow(start_helper(drive.run()), drive)
 
     def start_delivered(self, rows: list[RunRow]) -> None:
@@ -135,13 +130,12 @@ class Worker:
 
     def _start_all(self, rows: list[RunRow]) -> None:
         for row in rows:
-            _ = self._start(row) if self.may_start(row) else self._release_unstarted(row)
+            _ = self._start(row) if self._suspects.may_start(row) else self._release_unstarted(row)
 
     async def _begin(self, rows: list[RunRow]) -> None:
         """Start those that may begin, or the first suspect among them, when the others are back: a run that is held
         by a process which dies counts that as a crash of its own."""
-        may = [row for row in rows if self.may_start(row)]
-        may = [row for row in may if is_crash_suspect(row)][:1] or may
+        may = self._suspects.startable(rows)
         begin = {row.run_id for row in may}
         back = [self._release_unstarted(row) for row in rows if row.run_id not in begin]
         try:
@@ -149,36 +143,6 @@ class Worker:
                 await asyncio.wait(back)
         finally:
             self._start_all(may)  # unless a suspect was given meanwhile
-
-    # -- suspects: one of them ends its process, the others were beside it, and nobody knows which
-
-    def may_start(self, row: RunRow) -> bool:
-        """Whether this run may begin here: a suspect when there is nothing beside it, and nothing beside a suspect.
-
-        What does not end, or waits for another, keeps none from beginning for longer than `ISOLATION_TIMEOUT`; but two
-        suspects are never beside each other, unless they are parent and child.
-        """
-        if not is_crash_suspect(row):
-            return not self.running_suspects() or self.is_isolated()
-        return self.is_isolated() and all(drive.row.run_id == row.parent_id for drive in self.running_suspects())
-
-    def running_suspects(self) -> list[RunExecution]:
-        """The suspects in flight; whoever is found to have got further is none any more."""
-        return [drive for drive in self._suspects if is_crash_suspect(drive.row)]
-
-    def is_isolated(self) -> bool:
-        return self.slots.busy == 0 or self.queue.clock.boot() - self._began > ISOLATION_TIMEOUT
-
-    def _is_careful(self) -> bool:
-        return self._met or bool(self.running_suspects())
-
-    def _may_claim(self, free: int) -> int:
-        """For how many of its free slots this worker claims: where it met suspects, each is to have its turn."""
-        if not self._is_careful():
-            return free
-        if self.slots.busy == 0:
-            return min(free, 1)
-        return free if self.is_isolated() else 0
 
     def _next_after(self, place: RunControl) -> ClaimRequest | None:
         """What a run in this place claims, which may have no slot to give."""
@@ -194,7 +158,7 @@ class Worker:
             or now - self._looked > MAINTENANCE_INTERVAL
         ):
             return None
-        if slots.waiting or self._is_careful():  # its own slot is not free yet
+        if slots.waiting or self._suspects.is_careful():  # its own slot is not free yet
             return None
         return self.queue.claim_request(
             self.config.worker_id, self.config.lease_ttl_seconds, self._registry().keys(), ready_only=True
@@ -213,9 +177,7 @@ class Worker:
             log.error("a run could not be driven: %s; it is claimed again later", error, exc_info=error)
 
     def _forget(self, drive: RunExecution) -> None:
-        if drive in self._suspects:
-            self._suspects.remove(drive)
-        self._met = self._met or is_crash_suspect(drive.row)
+        self._suspects.ended(drive)
         self.slots.release(drive.control)
         self.wake()
 
@@ -272,7 +234,7 @@ class Worker:
 
     async def claim_for_free_slots(self) -> bool:
         """Claim for the free slots; True if something was claimed."""
-        free = self._may_claim(min(self.slots.free, MAX_CLAIM))
+        free = self._suspects.claimable(min(self.slots.free, MAX_CLAIM))
         self._claims_due = False
         if free <= 0:
             return False
@@ -312,7 +274,7 @@ class Worker:
     async def _until_due(self, poll_interval: float) -> None:
         clock, seconds = (
             self.queue.clock,
-            min(poll_interval, ISOLATION_TIMEOUT) if self._is_careful() else poll_interval,
+            min(poll_interval, ISOLATION_TIMEOUT) if self._suspects.is_careful() else poll_interval,
         )
         if self._claims_due:  # else what is due stays so, and there is no hurry to fail at it again
             with contextlib.suppress(AgentRuntimeError):
@@ -367,8 +329,8 @@ class Worker:
         while self._executions:
             # Each time anew: a run that ends may have claimed the next one before it could hear of the end.
             for drive in self._executions.values():
-                if not drive.release_requested:
-                    drive.request_release()
+                if not drive.control.release_requested:
+                    drive.claim.request_release()
             left = max(until - clock.boot(), 0)
             done, _ = await asyncio.wait(self._executions, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
@@ -378,14 +340,14 @@ class Worker:
         """Give back what has not stopped: whatever it goes on with, it is no longer this worker's."""
         left, self._executions = self._executions, {}
         self._unstopped.update(left)
-        backs = [start_helper(drive.try_release()) for drive in left.values()]
+        backs = [start_helper(drive.claim.try_release()) for drive in left.values()]
         try:
             await asyncio.wait(backs, timeout=RELEASE_SECONDS)
         finally:
             for drive in left.values():
                 log.warning("run %s of agent %r did not stop: it is given back", drive.row.run_id, drive.row.agent)
-                drive.lost = drive.control.closed = True
-                drive.heartbeat.drop(drive.row.run_id, drive.row.claim_id)
+                drive.control.lost = drive.control.closed = True
+                drive.claim.unregister()
                 self._forget(drive)
             for task in (*backs, *left):
                 task.cancel()

@@ -21,7 +21,7 @@ from ..interfaces import AgentRuntime, RunResult
 from ..persistence.manager import PersistenceManager
 from ..queue.records import RunFilter
 from ..registry import Registry, key_of
-from ..runner.execution import MAX_CRASHES_WITHOUT_PROGRESS
+from ..runner.crash_suspects import MAX_CRASHES_WITHOUT_PROGRESS
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from ..status import TERMINAL, RunStatus

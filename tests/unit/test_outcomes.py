@@ -1,0 +1,233 @@
+"""What the outcome of an attempt means for its run: one table, and no run."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    Postponed,
+    ProviderError,
+    RateLimited,
+    StepCancelledError,
+    StepInDoubt,
+    UnserialisableResult,
+)
+from agent_runtime_core.interfaces import ErrorInfo, RunResult, describe
+from agent_runtime_core.queue.records import RunRow
+from agent_runtime_core.runner import outcomes
+from agent_runtime_core.runner.outcomes import (
+    AskAgent,
+    AttemptFacts,
+    Cancelled,
+    Decision,
+    End,
+    NothingToDo,
+    OutcomePolicy,
+    Released,
+    RetryHere,
+    RetryLater,
+    TimeLimitReached,
+    without_result,
+)
+from agent_runtime_core.runner.settings import RunnerConfig
+
+NOW = 1_000.0
+ROW = RunRow("run", "agent", created_at=NOW - 10)
+POLICY = OutcomePolicy(RunnerConfig(max_retries=3, run_timeout_seconds=100, retry_backoff_base=2, retry_backoff_max=60))
+
+
+def facts(row: RunRow = ROW, *, time_left: float = 100.0, **more: Any) -> AttemptFacts:
+    return AttemptFacts(row, NOW, time_left, **more)
+
+
+def short(decision: Decision | None) -> Any:
+    """Return a decision in a form that a table can show."""
+    match decision:
+        case End(status, result):
+            return (status.value, result.error.type if result.error else None)
+        case RetryHere(delay, error, failures, deferred):
+            return ("here", delay, error.type, failures, deferred)
+        case RetryLater(delay, error, failures, deferred):
+            return ("later", delay, error.type, failures, deferred)
+        case None:
+            return None
+    return type(decision).__name__
+
+
+FAILED = RunResult(error=ErrorInfo("NoStock", "none left"))
+FINAL = RunResult(error=ErrorInfo("NoStock", "none left", retriable=False))
+RETURNED: list[tuple[Any, dict[str, Any], Any]] = [
+    (RunResult({"a": 1}), {}, ("succeeded", None)),
+    (RunResult({"a": 1}), {"cancelled": True}, "Cancelled"),
+    (None, {"cancelled": True}, "Cancelled"),
+    (None, {}, "AskAgent"),
+    ({"a": 1}, {}, "AskAgent"),
+    (RunResult(error="no"), {}, "AskAgent"),  # type: ignore[arg-type]
+    (FAILED, {}, ("later", 2.0, "NoStock", 1, False)),
+    (FAILED, {"inline": True}, ("here", 2.0, "NoStock", 1, False)),
+    (FAILED, {"row": ROW._replace(failures=1)}, ("later", 4.0, "NoStock", 2, False)),
+    (FAILED, {"row": ROW._replace(failures=2)}, ("failed", "NoStock")),
+    (FINAL, {}, ("failed", "NoStock")),
+]
+
+
+@pytest.mark.parametrize(("result", "about", "expected"), RETURNED)
+def test_of_result(result: Any, about: dict[str, Any], expected: Any) -> None:
+    assert short(POLICY.of_result(result, facts(**about))) == expected
+
+
+def postponed(seconds: float) -> Postponed:
+    error = Postponed("later")
+    error.after = seconds
+    return error
+
+
+RAISED: list[tuple[BaseException, dict[str, Any], Any]] = [
+    (ValueError("x"), {}, "AskAgent"),
+    (StepCancelledError("s"), {}, "AskAgent"),
+    (StepCancelledError("s"), {"cancelled": True}, "Cancelled"),
+    (ExceptionGroup("g", [StepCancelledError("s")]), {"cancelled": True}, "Cancelled"),
+    (TimeLimitReached(), {}, ("timed_out", "TimedOut")),
+    (TimeLimitReached(), {"lost": True}, "NothingToDo"),
+    (postponed(5), {}, ("later", 5.0, "Postponed", 0, True)),
+    (postponed(5), {"inline": True}, ("here", 5.0, "Postponed", 0, True)),
+    (postponed(5), {"jitter": lambda: 0.2}, ("later", 6.0, "Postponed", 0, True)),
+    (ExceptionGroup("g", [postponed(5)]), {}, ("later", 5.0, "Postponed", 0, True)),
+    (postponed(9), {"time_left": 10.0, "jitter": lambda: 0.2}, ("later", 9.0, "Postponed", 0, True)),
+    (postponed(10), {"time_left": 10.0}, ("timed_out", "TimedOut")),
+    (postponed(10), {"time_left": 10.0, "progressed": True}, ("later", 10.0, "Postponed", 0, True)),
+    (postponed(5), {"row": ROW._replace(deadline=NOW + 5)}, ("timed_out", "DeadlineExceeded")),
+    (postponed(4), {"row": ROW._replace(deadline=NOW + 5)}, ("later", 4.0, "Postponed", 0, True)),
+    (RateLimited("slow", retry_after=5), {}, ("later", 5.0, "RateLimited", 0, True)),
+    (RateLimited("slow", retry_after=61), {}, "AskAgent"),
+    (RateLimited("slow"), {}, "AskAgent"),
+]
+
+
+@pytest.mark.parametrize(("error", "about", "expected"), RAISED)
+def test_of_error(error: BaseException, about: dict[str, Any], expected: Any) -> None:
+    assert short(POLICY.of_error(error, facts(**about))) == expected
+
+
+FAILURES: list[tuple[Exception, Any]] = [
+    (ValueError("x"), ("later", 2.0, "ValueError", 1, False)),
+    (ProviderError("bad"), ("failed", "ProviderError")),
+    (StepInDoubt("s", "k"), ("failed", "StepInDoubt")),
+    (InvalidArgument("x"), ("failed", "InvalidArgument")),
+    (ExceptionGroup("g", [ValueError("x"), InvalidArgument("y")]), ("failed", "InvalidArgument")),
+]
+
+
+@pytest.mark.parametrize(("error", "expected"), FAILURES)
+def test_of_failure(error: Exception, expected: Any) -> None:
+    assert short(POLICY.of_failure(error, describe(error), facts())) == expected
+
+
+def test_a_failure_keeps_the_partial_result_of_a_limit_and_else_what_was_used() -> None:
+    limited = LimitExceeded("max_turns", 3, 3)
+    limited.result = RunResult({"so": "far"})
+    decision = POLICY.of_failure(limited, describe(limited), facts())
+    assert isinstance(decision, End)
+    assert decision.result.final_output == {"so": "far"}
+    row = ROW._replace(failures=2)
+    decision = POLICY.of_failure(
+        ValueError("x"), describe(ValueError("x")), facts(row, usage=lambda: {"total_tokens": 3})
+    )
+    assert isinstance(decision, End)
+    assert decision.result.usage == {"total_tokens": 3}
+
+
+STOPPED: list[tuple[dict[str, Any], Any, Any]] = [
+    # facts, the task was cancelled, the time was up
+    ({}, ("later", 2.0, "CancelledError", 1, False), ("timed_out", "TimedOut")),
+    ({"lost": True, "cancelled": True}, "NothingToDo", "NothingToDo"),
+    ({"parked": True, "release_requested": True}, "NothingToDo", "NothingToDo"),
+    ({"cancelled": True, "release_requested": True}, "Cancelled", "Cancelled"),
+    ({"release_requested": True}, "Released", "Released"),
+    (
+        {"row": ROW._replace(deadline=NOW)},
+        ("later", 2.0, "CancelledError", 1, False),
+        ("timed_out", "DeadlineExceeded"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("about", "cancelled", "late"), STOPPED)
+def test_of_a_task_that_was_cancelled_or_is_late(about: dict[str, Any], cancelled: Any, late: Any) -> None:
+    assert short(POLICY.of_cancellation(facts(**about))) == cancelled
+    assert short(POLICY.of_timeout(facts(**about))) == late
+
+
+def test_a_timeout_names_what_deferred_the_run() -> None:
+    error = json.dumps({"type": "RateLimited", "message": "slow down", "details": {"deferred_seconds": 40.0}})
+    decision = POLICY.of_timeout(facts(ROW._replace(error=error), deferred_seconds=40.0))
+    assert isinstance(decision, End)
+    assert decision.result.error is not None
+    assert decision.result.error.message == (
+        "the attempt took more than 100 s, 40 s of which it was deferred by RateLimited: slow down"
+    )
+
+
+BEFORE: list[tuple[dict[str, Any], int, int, Any]] = [
+    # changes of the row, crashes without progress, records
+    ({}, 0, 0, None),
+    ({}, 2, 0, None),
+    ({}, 3, 0, ("dead", "Poisoned")),
+    ({"cancel_at": NOW}, 0, 4, ("cancelled", None)),
+    ({"expires_at": NOW - 1}, 0, 0, ("timed_out", "Expired")),
+    ({"expires_at": NOW - 1}, 0, 1, None),
+    ({"expires_at": NOW}, 0, 0, None),
+    ({"deadline": NOW}, 0, 0, ("timed_out", "DeadlineExceeded")),
+    ({"deadline": NOW + 1}, 0, 0, None),
+]
+
+
+@pytest.mark.parametrize(("changes", "crashes", "recorded", "expected"), BEFORE)
+def test_before_start(changes: dict[str, Any], crashes: int, recorded: int, expected: Any) -> None:
+    assert short(POLICY.before_start(facts(ROW._replace(**changes)), crashes, recorded)) == expected
+
+
+def test_an_inline_run_is_never_poisoned_and_a_cancelled_one_does_not_start() -> None:
+    assert POLICY.before_start(facts(inline=True), 3, 0) is None
+    assert short(POLICY.before_start(facts(cancelled=True), 0, 0)) == ("cancelled", None)
+
+
+def test_a_result_that_cannot_be_stored_is_left_out_of_a_failed_run() -> None:
+    end = POLICY.of_result(FINAL, facts())
+    assert isinstance(end, End)
+    left = without_result(end, UnserialisableResult("$.at", "a socket"))
+    assert left.result.error is not None
+    assert left.result.error.details == {"left_out": "$.at: a socket"}
+    assert left.event is not None
+    assert left.event["type"] == "NoStock"
+
+
+def test_an_error_that_cannot_be_stored_is_shortened() -> None:
+    result = RunResult(error=ErrorInfo("NoStock", "none", details={"at": object()}))
+    decision = POLICY.of_result(result, facts())
+    assert isinstance(decision, RetryLater)
+    assert "left_out" in decision.error.details
+    assert json.loads(decision.error_text)["type"] == "NoStock"
+
+
+def test_the_policy_knows_no_event_loop_no_engine_and_no_claim() -> None:
+    tree = ast.parse(inspect.getsource(outcomes))
+    imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert not [name for name in imported if name.split(".")[-1] in {"asyncio", "claim", "heartbeat", "backends"}]
+    assert not [name for name in imported if "_engines" in name]
+
+
+def test_the_types_stand_apart() -> None:
+    assert short(POLICY.of_cancellation(facts(lost=True))) == NothingToDo.__name__
+    assert isinstance(POLICY.of_error(asyncio.CancelledError(), facts()), AskAgent)
+    assert isinstance(POLICY.of_timeout(facts(release_requested=True)), Released)
+    assert isinstance(POLICY.of_result(None, facts(cancelled=True)), Cancelled)
