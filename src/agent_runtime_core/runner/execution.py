@@ -59,6 +59,7 @@ from .outcomes import (
     RetryHere,
     TimeLimitReached,
     deferred_seconds,
+    no_usage,
     without_result,
 )
 from .settings import RunnerConfig
@@ -247,7 +248,8 @@ class RunExecution:
             crashes = crashes_without_progress(row, journal.ends)
             if crashes < MAX_CRASHES_WITHOUT_PROGRESS or self.inline:
                 await self.claim.update(stalls=crashes, mark=journal.ends)
-        end = self.policy.before_start(self._facts(journal.usage), crashes, journal.length)
+        facts = self._facts(journal.usage)._replace(row=row)  # as it was claimed
+        end = self.policy.before_start(facts, crashes, journal.length)
         return None if end is None else await self.end(end)
 
     async def _finish_interrupted_end(self, ended: Record) -> RunResult:
@@ -339,17 +341,16 @@ class RunExecution:
             return self.policy.of_cancellation(facts)
         return self.policy.of_error(error, facts)
 
-    def _facts(self, usage: Callable[[], dict[str, Any]] | None = None) -> AttemptFacts:
+    def _facts(self, usage: Callable[[], dict[str, Any]] = no_usage) -> AttemptFacts:
         control = self.control
-        facts = AttemptFacts(
+        return AttemptFacts(
             self.row, self.claim.clock.wall(),
             time_left=self.calls.time_limit_at + control.paused_seconds - self.claim.clock.boot(),
             progressed=len(self._completed) > self._completed_at_start,
-            deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter,
+            deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter, usage=usage,
             cancelled=control.cancelled, release_requested=control.release_requested,
             lost=control.lost, parked=control.parked,
         )  # fmt: skip
-        return facts if usage is None else facts._replace(usage=usage)
 
     def _jitter(self) -> float:
         """Return a random share, so that runs which one failure delayed together do not resume together."""

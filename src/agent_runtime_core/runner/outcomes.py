@@ -57,7 +57,7 @@ class TimeLimitReached(Exception):
     """A call under the run's time limit was not awaited any longer."""
 
 
-def _no_usage() -> dict[str, Any]:
+def no_usage() -> dict[str, Any]:
     return {}
 
 
@@ -85,7 +85,7 @@ class AttemptFacts(NamedTuple):
     deferred_seconds: float = 0.0
     inline: bool = False
     jitter: Callable[[], float] = _no_jitter
-    usage: Callable[[], dict[str, Any]] = _no_usage
+    usage: Callable[[], dict[str, Any]] = no_usage
     cancelled: bool = False
     release_requested: bool = False
     lost: bool = False
@@ -165,7 +165,7 @@ class OutcomePolicy:
             crashes: Crashes in a row without a new record.
             recorded: Records in the journal.
         """
-        row, unused = facts.row, facts._replace(usage=_no_usage)
+        row, unused = facts.row, facts._replace(usage=no_usage)
         if crashes >= MAX_CRASHES_WITHOUT_PROGRESS and not facts.inline:
             message = f"{MAX_CRASHES_WITHOUT_PROGRESS} crashes in a row without progress"
             error = ErrorInfo("Poisoned", message, retriable=False)
