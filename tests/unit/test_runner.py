@@ -477,7 +477,7 @@ async def test_a_claim_that_is_refused_though_nobody_else_has_the_run_ends_execu
     async with Rig(place) as rig:
         with monkeypatch.context() as patched:
             patched.setattr(ClaimWriter, "record", refused)
-            with pytest.raises(StorageCorrupt, match=f"run {run_id}: .*nobody else"):
+            with pytest.raises(StorageCorrupt, match=f"run {run_id}: .*no other process"):
                 async with asyncio.timeout(20):
                     await rig.go(answer_in_a_step, run_id)
         assert (await rig.runner.get_run(run_id)).status == "pending"
@@ -515,7 +515,7 @@ async def test_workers_leave_an_executed_run_alone_unless_told_otherwise(place: 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"if_running": "hope"}, "not 'hope'"), ({"recover": "never"}, "not 'never'"), ({"run_id": ""}, "not empty"),
+    [({"if_running": "hope"}, "got 'hope'"), ({"recover": "never"}, "got 'never'"), ({"run_id": ""}, "not empty"),
      ({"run_id": "a\0b"}, "cannot keep"), ({"input_data": {"x": object()}}, r"\$\.x"),
      ({"input_data": [1]}, "not list"), ({"metadata": [1]}, "not list"), ({"params": [1]}, "params is a dict"),
      ({"input_data": {"params": 3}, "params": {"x": 1}}, "not int"), ({"agent": 3}, "int.key is None"),
@@ -1170,7 +1170,7 @@ async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: 
         ("wait", {"run_id": "r", "timeout": -1}, "not -1"),
         ("run_loop", {"concurrency": 1.5}, r"not 1\.5"),
         ("run_loop", {"concurrency": "4"}, "not '4'"),
-        ("run_loop", {"poll_interval": None}, "not None"),
+        ("run_loop", {"poll_interval": None}, "got None"),
         ("vacuum", {"retention": {"failed": True}}, "got True"),
     ],
 )
@@ -1202,9 +1202,9 @@ async def test_a_key_of_a_step_that_is_no_text_is_refused(place: Path | None, ke
 
 
 def test_a_config_of_another_kind_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="not RuntimeConfig"):
+    with pytest.raises(InvalidArgument, match="got RuntimeConfig"):
         AgentRunner(config=configure())  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match=r"tools is a ToolRegistry, not \[\]"):
+    with pytest.raises(InvalidArgument, match=r"tools must be a ToolRegistry, got \[\]"):
         AgentRunner(tools=[])  # type: ignore[arg-type]
 
 
@@ -1216,9 +1216,9 @@ def test_a_config_of_another_kind_is_refused() -> None:
         ({"agent": Echo}, r"write Echo\(\)"),
         ({"agent": 7}, "int.key is None"),
         ({"input_data": [1]}, r"input_data .* not list: \[1\]"),
-        ({"input_data": {"messages": "text"}}, r"messages .* a list of dicts, as .*, not 'text'"),
-        ({"input_data": {"messages": {"role": "user"}}}, "a list of dicts.* not {'role': 'user'}"),
-        ({"input_data": {"messages": 7}}, "a list of dicts.* not 7"),
+        ({"input_data": {"messages": "text"}}, r"messages .* a list of dicts, as .*, got 'text'"),
+        ({"input_data": {"messages": {"role": "user"}}}, "a list of dicts.* got {'role': 'user'}"),
+        ({"input_data": {"messages": 7}}, "a list of dicts.* got 7"),
         ({"input_data": {"params": 7}, "params": {"a": 1}}, "params.* not int: 7"),
         ({"params": "a"}, "params .* not str: 'a'"),
         ({"metadata": "a"}, "metadata .* not str: 'a'"),
@@ -1258,8 +1258,8 @@ async def test_a_stream_begins_at_a_sequence(since: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("queue", "RunQueue and brings commit, read"), ("event_bus", "EventBus and brings _head, _rows, commit"),
-     ("state_store", "StateStore and brings commit, read")],
+    [("queue", "RunQueue and implements commit, read"), ("event_bus", "EventBus and implements _head, _rows, commit"),
+     ("state_store", "StateStore and implements commit, read")],
 )  # fmt: skip
 def test_what_is_no_backend_is_told_what_it_lacks(name: str, said: str) -> None:
     class Legacy:

@@ -479,7 +479,7 @@ async def test_a_suspect_is_alone_where_another_is_given_meanwhile(monkeypatch: 
         first, companion, given = [row.with_values(stalls=2) for row in await runner.queue.claim_rows("w", limit=3)]
         worker = runner._worker
         worker.slots.count = 4
-        beginning = asyncio.ensure_future(worker._begin([first, companion]))
+        beginning = asyncio.ensure_future(worker._start_claimed([first, companion]))
         await asyncio.sleep(0)  # the companion is on its way back
         worker.start_delivered([given])
         await beginning

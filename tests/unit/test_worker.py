@@ -552,7 +552,7 @@ async def test_a_run_that_cannot_be_driven_does_not_stop_the_loop(
         monkeypatch.setattr(RunExecution, "_run", breaks)
         bad = await rig.runner.submit("script")
         loop = await working(rig.runner)
-        await soon(lambda: "could not be driven" in caplog.text)
+        await soon(lambda: "claimed again later" in caplog.text)
         good = await rig.runner.submit("script")
         assert (await rig.runner.wait(good, 10)).status == RunStatus.SUCCEEDED
         # Put off, at no cost: that a store was away is no crash of the run.
@@ -685,9 +685,9 @@ async def test_a_store_that_is_away_for_long_makes_no_run_dead(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"poll_interval": 0}, "poll_interval.*not 0"),
-        ({"poll_interval": -1}, "not -1"),
-        ({"poll_interval": "1"}, "not '1'"),
+        ({"poll_interval": 0}, "poll_interval.*got 0"),
+        ({"poll_interval": -1}, "got -1"),
+        ({"poll_interval": "1"}, "got '1'"),
         ({"concurrency": 0}, "not 0"),
         ({"concurrency": "4"}, "not '4'"),
         ({"concurrency": 1.5}, r"not 1\.5"),
@@ -702,7 +702,7 @@ async def test_a_bad_argument_of_the_loop_is_named(options: dict[str, Any], said
 async def test_a_runner_works_in_one_loop_at_a_time(place: Path | None) -> None:
     async with Rig(place, Clock()) as rig:
         loop = await working(rig.runner)
-        with pytest.raises(InvalidArgument, match=r"works already.*concurrency"):
+        with pytest.raises(InvalidArgument, match=r"has a run_loop already.*concurrency"):
             await rig.runner.run_loop()
         await stopped(rig.runner, loop)
         again = await working(rig.runner)

@@ -1,4 +1,4 @@
-"""What a runner is given, checked, and what it says of a run that it cannot have."""
+"""Check the arguments of a runner, and make the error of a run that it cannot claim."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from .._core.arguments import checked_name
+from .._core.arguments import checked_name, mapping
 from .._execution.context import conversation_id
 from ..config import SETTINGS
 from ..errors import InvalidArgument, RunBusy, brief
@@ -17,11 +17,13 @@ from .settings import RunnerConfig
 
 
 def check_parts(config: object, tools: object, trace_sinks: object, persistence: object) -> None:
-    """InvalidArgument for what no runner can be made of, before anything is opened for it."""
+    """Raise InvalidArgument for arguments that no runner can use, before anything is opened."""
     if config is not None and not isinstance(config, RunnerConfig):
-        raise InvalidArgument(f"config is a RunnerConfig(...), not {type(config).__name__}")
+        raise InvalidArgument(f"config must be a RunnerConfig(...), got {type(config).__name__}")
     if tools is not None and not isinstance(tools, ToolRegistry):
-        raise InvalidArgument(f"tools is a ToolRegistry, not {brief(tools)}: register(tool) each of them in one")
+        raise InvalidArgument(
+            f"tools must be a ToolRegistry, got {brief(tools)}. Register each tool in one with register(tool)"
+        )
     SETTINGS["trace_sinks"].check("trace_sinks", trace_sinks)
     if persistence is not None and persistence != "default" and not hasattr(persistence, "homes"):
         raise InvalidArgument(
@@ -31,19 +33,28 @@ def check_parts(config: object, tools: object, trace_sinks: object, persistence:
 
 
 def check_messages(input: Any) -> None:
-    """InvalidArgument for an input whose messages are no list."""
+    """Raise InvalidArgument for an input whose messages are not a list."""
     messages = input.get("messages") if isinstance(input, Mapping) else None
     if messages is not None and not isinstance(messages, (list, tuple)):
         raise InvalidArgument(
-            "the messages of an input are a list of dicts, as [{'role': 'user', 'content': 'Hello!'}], "
-            f"not {brief(messages)}"
+            "the messages of an input must be a list of dicts, as [{'role': 'user', 'content': 'Hello!'}], "
+            f"got {brief(messages)}"
         )
 
 
-def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
-    """The concurrency key of a run: as given, else that of its conversation.
+def merged_input(input_data: Any, params: Any) -> dict[str, Any]:
+    """Return the input of a run, with `params` merged into its "params"."""
+    merged = mapping("input_data", input_data)
+    check_messages(merged)
+    if more := mapping("params", params):
+        merged["params"] = {**mapping("input_data['params']", merged.get("params")), **more}
+    return merged
 
-    A child has none: its parent, which waits for it, may have the turn.
+
+def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
+    """Return the concurrency key of a run: the one that was passed, else that of its conversation.
+
+    A child run has none by default: its parent, which waits for it, may hold the slot.
     """
     if key is not None or parent is not None or not isinstance(input, Mapping):
         return key
@@ -52,26 +63,29 @@ def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID |
         return None
     try:
         conversation = str(conversation)
-    except Exception:  # noqa: BLE001 - nested too deeply, a number too long, or somebody else's __str__
+    except Exception:  # noqa: BLE001 - nested too deeply, a number too long, or a custom __str__
         raise InvalidArgument(
-            f"the conversation_id of an input is a UUID or a text, not {brief(conversation)}"
+            f"the conversation_id of an input must be a UUID or a string, got {brief(conversation)}"
         ) from None
     with contextlib.suppress(ValueError):
         conversation = UUID(conversation)
     key = f"conversation:{conversation}"
     try:
         return checked_name("a concurrency key", key)
-    except InvalidArgument:  # too long, or with line breaks: an id may be any text, and no user gave this key
+    except (
+        InvalidArgument
+    ):  # too long, or with line breaks: an id may be any string, and the user has not chosen this key
         return f"conversation:{conversation_id(conversation)}"
 
 
 def backend_label(kind: type) -> str:
-    brings = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
-    return f"a {kind.__name__} (one of your own extends {kind.__name__} and brings {brings})"
+    """Return how a message names a kind of backend, and what a custom one must implement."""
+    methods = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
+    return f"a {kind.__name__} (a custom one extends {kind.__name__} and implements {methods})"
 
 
 def run_busy_error(outcome: str, there: RunRow) -> RunBusy:
-    """What a `take` that got no claim means: the run is held, or the one in front of it has its lane."""
+    """Return the error for a `take` without a claim: another process executes the run, or another run has its slot."""
     worker = there.worker if there.status == "running" else None
     return RunBusy(
         there.run_key or there.run_id, worker, there.claimed_at if worker else None,

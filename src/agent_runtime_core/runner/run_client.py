@@ -70,10 +70,10 @@ class RunClient:
 
     def _prepare(self) -> None:
         self.watcher: RunWatcher = RunWatcher(self.queue)
-        self._let_go = False
+        self._closed = False
 
     def _refuse_closed(self) -> None:
-        if self._let_go:  # also over stores that know of no end, as those in memory: nobody would run it
+        if self._closed:  # also over stores in memory, which are never closed: no process would execute the run
             raise closed()
 
     # -- where they are

@@ -1,4 +1,4 @@
-"""The runner: it executes runs, and works them off."""
+"""Execute runs in this process, and process queued runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
-from .._core.arguments import mapping
 from .._core.codec.json import decode
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor
@@ -33,7 +32,7 @@ from ..registry import DEFAULT, Registry, key_of
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from .arguments import backend_label, check_messages, check_parts, concurrency_key_of, run_busy_error
+from .arguments import backend_label, check_messages, check_parts, concurrency_key_of, merged_input, run_busy_error
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-MAX_REFUSED_CLAIMS = 3  # claims of a run in a row whose writes are refused though nobody else has it
+MAX_REFUSED_CLAIMS = 3  # claims of a run in a row whose writes are refused although no other process owns the run
 
 _warned: set[str] = set()
 
@@ -57,16 +56,23 @@ _warned: set[str] = set()
 class AgentRunner(RunClient):
     """Executes runs of registered agents, and submits, watches, cancels and repairs them.
 
-    Backends that are not given come from the configuration; in memory, nothing outlives the process.
-    `AgentRunner.open("agents.db")` is the durable set-up in one line. `tools` are those of agents that
-    have none of their own. `trace_sinks` hear what happens, and cannot delay a run. Every
-    coroutine of it can be reached without a loop through `portal.call`.
+    `AgentRunner.open("agents.db")` is the durable set-up in one line. Runs in memory are lost with the process.
+    `portal.call` calls every coroutine of a runner from code without an event loop.
 
-    `persistence` is the manager of the stores that the runner uses: a run that names a `conversation_id` starts with
-    the earlier messages of that conversation, its new messages are appended when it succeeds, and an audit store
-    among them records what runs do. By default a runner that `open` or `backend_url` gave a URL keeps conversations,
-    and nothing else, in the stores at that URL. A runner without a URL keeps none and logs one warning per agent. With
-    None it keeps none and logs nothing.
+    Args:
+        queue: Which runs there are, and who executes them. None means the configured queue; the same goes for
+            `event_bus` and `state_store`.
+        event_bus: The events of runs.
+        state_store: The journals of runs.
+        config: Settings. None means those of the process.
+        tools: The tools of agents that have none of their own.
+        trace_sinks: Receive traces of runs. They cannot delay a run.
+        persistence: The manager of further stores. A run with a `conversation_id` starts with the earlier messages of
+            that conversation, and its new messages are appended when it succeeds. An audit store records what runs do.
+            By default, a runner with a URL (from `open` or `backend_url`) keeps conversations, and nothing else, at
+            that URL. A runner without a URL keeps none and logs one warning per agent. None keeps none, without a
+            warning.
+        registry: The agents. By default those registered in this process.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class AgentRunner(RunClient):
             ("queue", queue, RunQueue), ("event_bus", event_bus, EventBus), ("state_store", state_store, StateStore),
         ):  # fmt: skip
             if given is not None and not isinstance(given, kind):
-                raise InvalidArgument(f"{what} is {backend_label(kind)}, not {brief(given)}")
+                raise InvalidArgument(f"{what} must be {backend_label(kind)}, got {brief(given)}")
         settings = get_config()
         config = config or RunnerConfig.of(settings)
         if queue is not None and queue.limits_retries:
@@ -115,9 +121,16 @@ class AgentRunner(RunClient):
         registry: Registry = DEFAULT,
         durability: str | None = None,
     ) -> AgentRunner:
-        """A runner on a SQLite file (a path or sqlite:///path), or on memory://; all three backends there.
+        """Create a runner whose runs are stored in a SQLite file, Redis, or memory.
 
-        `durability` "full" survives a power loss, "normal" a crash of the process; None is the configured one.
+        Args:
+            path_or_url: The path of a SQLite file, `sqlite:///path`, `redis://host`, or `memory://`.
+            config: As in `AgentRunner`, like the other arguments.
+            tools: As in `AgentRunner`.
+            trace_sinks: As in `AgentRunner`.
+            persistence: As in `AgentRunner`.
+            registry: As in `AgentRunner`.
+            durability: "full" survives a power loss, "normal" a crash of the process. None means the configured one.
         """
         check_parts(config, tools, trace_sinks, persistence)
         settings = get_config()
@@ -134,9 +147,9 @@ class AgentRunner(RunClient):
         return runner
 
     def worker_for(self, registry: Registry) -> AgentRunner:
-        """A worker for other agents on the same backends and stores; closing it leaves those open."""
+        """Create a second runner for other agents on the same backends and stores. Closing it leaves those open."""
         if self._has_store_url and self._stores is None:
-            _ = self.persistence  # made once, and closed by this one
+            _ = self.persistence  # so that this runner opens the stores, and closes them
         other = copy.copy(self)
         other.registry, other._borrowed = registry, True
         other._prepare()
@@ -147,7 +160,7 @@ class AgentRunner(RunClient):
     def _prepare(self) -> None:
         super()._prepare()
         self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config)
-        self._services_cache: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
+        self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
         self._worker: Worker = Worker(self.queue, self.config, lambda: self.registry, self.new_execution)
         self._monitor: PerLoop[Monitor] = PerLoop(partial(Monitor, clock=self.queue.clock))
         self._inline_runs: InlineRuns = InlineRuns(self.queue.clock, self.config.grace_seconds)
@@ -164,18 +177,18 @@ class AgentRunner(RunClient):
         await self.close()
 
     async def close(self) -> None:
-        """Stop working, give back what runs, and let go of the backends; a `run_loop` that is going ends.
+        """Stop `run_loop`, release active runs, and close the backends.
 
-        What runs has `grace_seconds` to finish, in `execute` too, unless it only waits. Whoever still waits here for a
-        run, or executes one, gets StorageClosed.
+        Active runs have `grace_seconds` to finish, also those of `execute`, except those that only wait. Calls that
+        still wait for a run or execute one raise StorageClosed.
         """
         until = self.queue.clock.boot() + self.config.grace_seconds
         await self._worker.close()
         await self._inline_runs.stop(until)
-        self._let_go = True
+        self._closed = True
         self.heartbeat.stop()
         self.watcher.close()
-        async with AsyncExitStack() as closing:  # the last first, and each of them whatever becomes of the others
+        async with AsyncExitStack() as closing:  # each is closed, even if another one fails
             closing.callback(SHARED.closed, self._worker)
             if self._borrowed:
                 return
@@ -188,7 +201,11 @@ class AgentRunner(RunClient):
     # -- executing here
 
     def agent(self, agent: AgentRuntime | str) -> AgentRuntime:
-        """The agent itself, or the registered one of that key; UnknownAgent names the nearest."""
+        """Return the agent itself, or the registered agent with that key.
+
+        Raises:
+            UnknownAgent: No such agent is registered. The message names the nearest key.
+        """
         if not isinstance(agent, str):
             key_of(agent)
             return agent
@@ -216,103 +233,125 @@ class AgentRunner(RunClient):
         concurrency_key: str | None = None,
         deadline: _dt.datetime | float | None = None,
     ) -> RunResult:
-        """Run now, in this process, retrying as a worker would; a RunResult for every ending.
+        """Execute a run in this process, with the retries of a worker, and return its result.
 
-        The same id returns the record after a success, resumes after a crash or a failure, and waits for
-        the result while another live process holds the run (`if_running="raise"`: RunBusy). Another agent
-        or input under it is an IdempotencyConflict. With `recover="worker"` workers take the run over if
-        this process dies; otherwise the next `execute` does. While another run has the turn of its
-        `concurrency_key` (as in `submit`) it waits, or raises RunBusy, in the same way. Within a run of
-        that key, which would wait for itself, it is a RunBusy, as it is within the run of that id; within one
-        of the same conversation, whose key was not given, it is part of that run's turn.
+        A run id that has succeeded returns the saved result. One that crashed or failed resumes.
 
-        `deadline` is a wall time at which the run is stopped, as in `submit`. It is stored with a new run. For a run
-        that is stored already it replaces the stored one during this call. A run that cannot resume before it, because
-        its provider is down, ends timed out at once. While another process executes the run, or another run holds the
-        slot of its concurrency key, the call raises TimeoutError at the deadline.
+        Args:
+            agent: The agent, or the key of a registered one.
+            run_id: Names the run. None makes a new id.
+            input_data: The run's input. `params` are merged into its "params".
+            raise_on_error: Raise RunFailed unless the run succeeded.
+            if_running: While another process executes the run, or another run holds its concurrency slot: "wait" for
+                it, or "raise" RunBusy. Code of the same run, or of a run with that key, always gets RunBusy, because
+                it would wait for itself. Without a `concurrency_key`, a run of the same conversation shares the slot.
+            recover: If this process dies, the next `execute` resumes the run ("inline"), or a "worker" does.
+            deadline: Wall time at which the run is stopped, as in `submit`. It is stored with a new run, and replaces
+                that of a stored run for this call. A run that cannot resume before it ends timed out at once.
+
+        Raises:
+            IdempotencyConflict: The run id belongs to a run with another agent or input.
+            RunBusy: See `if_running`.
+            TimeoutError: The deadline passed while another process executed the run, or another run held its slot.
         """
         self._refuse_closed()
         if if_running not in ("wait", "raise"):
-            raise InvalidArgument(f"if_running is 'wait' or 'raise', not {brief(if_running)}")
+            raise InvalidArgument(f"if_running must be 'wait' or 'raise', got {brief(if_running)}")
         if recover not in ("inline", "worker"):
-            raise InvalidArgument(f"recover is 'inline' or 'worker', not {brief(recover)}")
+            raise InvalidArgument(f"recover must be 'inline' or 'worker', got {brief(recover)}")
         runtime = self.agent(agent)
-        input_ = mapping("input_data", input_data)
-        check_messages(input_)
-        if more := mapping("params", params):
-            input_["params"] = {**mapping("input_data['params']", input_.get("params")), **more}
-        lane = concurrency_key_of(concurrency_key, input_, parent_run_id)
-        if lane and isinstance(lane, str) and (mine := await self._enclosing_run(lane)) is not None:
-            if concurrency_key:
-                raise run_busy_error("behind", mine)
-            lane = None
+        input_ = merged_input(input_data, params)
+        key = await self._free_key(concurrency_key, input_, parent_run_id)
         row = self.queue.new_row(
             run_id, runtime.key, input_, metadata, parent_run_id=parent_run_id,
-            concurrency_key=lane, deadline=deadline,
-            origin="inline" if recover == "inline" else "",
+            concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "",
         )  # fmt: skip
         result = await self._execute(row, runtime, if_running)
         return result.raise_for_status() if raise_on_error else result
+
+    async def _free_key(self, given: str | None, input_: Mapping[str, Any], parent: UUID | str | None) -> str | None:
+        """Return the run's concurrency key; None within a run that holds the slot of the same conversation."""
+        key = concurrency_key_of(given, input_, parent)
+        if key and isinstance(key, str) and (enclosing := await self._enclosing_run(key)) is not None:
+            if given:
+                raise run_busy_error("behind", enclosing)
+            return None
+        return key
 
     async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
         reopen, refused, refusals = True, "", 0
         while True:
             self._refuse_closed()
             outcome, there = await self.claim_run(row, reopen=reopen, wait=if_running == "wait")
-            # An end that comes from now on is the answer, and no reason to begin anew.
-            reopen = False
+            assert there is not None
+            reopen = False  # if the run ends from now on, that is the result and not a reason to restart it
             if outcome == "claimed":
-                assert there is not None
                 if row.deadline is not None:
                     there = there.with_values(deadline=row.deadline)
-                drive = self.new_execution(there, runtime, inline=True)
-                with self._inline_runs.executing(drive):
-                    result = await drive.run()
+                execution = self.new_execution(there, runtime, inline=True)
+                with self._inline_runs.executing(execution):
+                    result = await execution.run()
                 if result is not None:
                     return result
-                if drive.control.release_requested:
+                if execution.control.release_requested:
                     raise closed()
-                refused = "" if drive.control.lost else drive.row.claim_id
+                refused = "" if execution.control.lost else execution.row.claim_id
             elif outcome == "ended":
-                assert there is not None
                 return await self._result(there)
-            else:
-                assert there is not None
-                if outcome == "held" and there.claim_id == refused:
-                    await drive.claim.try_release()
-                    refusals += 1
-                    if refusals < MAX_REFUSED_CLAIMS:
-                        continue
+            elif outcome == "held" and there.claim_id == refused:
+                await execution.claim.try_release()
+                refusals += 1
+                if refusals >= MAX_REFUSED_CLAIMS:
                     raise StorageCorrupt(
                         f"run {there.run_id}: what is written under its claims is refused as if they were lost, though "
-                        "nobody else has the run: the store is damaged (restore a backup), or runs of this id in "
+                        "no other process has the run: the store is damaged (restore a backup), or runs of this id in "
                         "another queue write to the same stores"
                     )
+            else:
                 if if_running == "raise" or there.run_id in ENCLOSING_RUNS.get(()):
                     raise run_busy_error(outcome, there)
-                at_most = CHECK_INTERVAL
-                if row.deadline is not None:
-                    at_most = min(at_most, row.deadline - self.queue.clock.wall())
-                    if at_most <= 0:
-                        raise TimeoutError(
-                            f"the deadline of run {row.run_key or row.run_id} passed: {run_busy_error(outcome, there)}"
-                        )
-                if outcome == "behind":
-                    with contextlib.suppress(UnknownRun):  # ended, and deleted since
-                        await self._until_ended(there.run_id, at_most=at_most)
-                elif (ended := await self._until_ended(row.run_id, at_most=at_most)) is not None:
+                if (ended := await self._wait_for_turn(row, outcome, there)) is not None:
                     return await self._result(ended)
 
-    async def _enclosing_run(self, lane: str) -> RunRow | None:
-        """The run that has the turn of that key and that this task is part of: to wait for it would be for ever."""
-        run_id = HELD_CONCURRENCY_KEYS.get({}).get(lane)
+    async def _wait_for_turn(self, row: RunRow, outcome: str, there: RunRow) -> RunRow | None:
+        """Wait for the process that executes the run, or for the run with its concurrency slot.
+
+        Returns:
+            The run's row if it has ended; None if it must be claimed again, at the latest after `CHECK_INTERVAL`.
+        """
+        at_most = CHECK_INTERVAL
+        if row.deadline is not None:
+            at_most = min(at_most, row.deadline - self.queue.clock.wall())
+            if at_most <= 0:
+                raise TimeoutError(
+                    f"the deadline of run {row.run_key or row.run_id} passed: {run_busy_error(outcome, there)}"
+                )
+        if outcome != "behind":
+            return await self._until_ended(row.run_id, at_most=at_most)
+        with contextlib.suppress(UnknownRun):  # it has ended and was deleted
+            await self._until_ended(there.run_id, at_most=at_most)
+        return None
+
+    async def _enclosing_run(self, key: str) -> RunRow | None:
+        """Return the run that holds that concurrency slot and that this task is part of: it must not be waited for."""
+        run_id = HELD_CONCURRENCY_KEYS.get({}).get(key)
         row = await self.queue.row(run_id) if run_id is not None else None
         return row if row is not None and row.status == "running" else None
 
     async def claim_run(self, row: RunRow, *, reopen: bool = True, wait: bool = False) -> tuple[str, RunRow | None]:
-        """Claim `row` for this process: "claimed", "held" or "ended", and what is stored; IdempotencyConflict.
+        """Claim `row` for this process.
 
-        Or "behind", and the row in front; with `wait` it has a place in its lane until it is taken again.
+        Args:
+            row: The run. It is stored if it is new.
+            reopen: Restart a run that has ended without success.
+            wait: Queue the run for its concurrency slot until it is claimed again.
+
+        Returns:
+            "claimed", "held" by another process, or "ended", with the stored row; or "behind", with the row of the
+            run that holds its concurrency slot.
+
+        Raises:
+            IdempotencyConflict: The id belongs to another run.
         """
         config = self.config
         outcome, there = await self.queue.take(
@@ -324,19 +363,21 @@ class AgentRunner(RunClient):
         return outcome, there
 
     def new_execution(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> RunExecution:
+        """Create the execution of a claimed run."""
         services = self.services(inline=inline, agent=runtime)
         return RunExecution(row, runtime, self.backends, self.config, self.heartbeat, services, inline=inline)
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
+        """Return what contexts of such runs use of this runner."""
         own = getattr(agent, "tools", None)
         tools = own if isinstance(own, ToolRegistry) else self.tools
-        lent = self._services_cache.get(inline)
-        if lent is None or lent.tools is not tools:
-            lent = self._services_cache[inline] = self._services(tools, inline)
-        return lent
+        services = self._services_cache.get(inline)
+        if services is None or services.tools is not tools:
+            services = self._services_cache[inline] = self._services(tools, inline)
+        return services
 
     def _services(self, tools: ToolRegistry, inline: bool) -> Services:
-        chronicle, not_kept = self._conversation_services()
+        recorder, not_kept = self._conversation_services()
         return Services(
             clock=self.queue.clock,
             tools=tools,
@@ -346,7 +387,7 @@ class AgentRunner(RunClient):
             limits=self.config.limits,
             tracer=self.tracer,
             persistence=lambda: self.persistence,
-            recorder=chronicle,
+            recorder=recorder,
             not_kept=not_kept,
             slots=None if inline else self._worker.slots,
             backpressure=self._flow.published,
@@ -357,7 +398,7 @@ class AgentRunner(RunClient):
     ) -> RunResult:
         there = await self.queue.row(run_id)
         if there is not None and there.parent_id == parent:
-            input = cast("dict[str, Any]", decode(there.input))  # it goes on with what it was called with
+            input = cast("dict[str, Any]", decode(there.input))  # it resumes with its first input
         result = await self.execute(agent, run_id, input, parent_run_id=parent, recover=recover)
         if not input.get("conversation_id"):
             return result
@@ -383,13 +424,22 @@ class AgentRunner(RunClient):
         metadata: Mapping[str, Any] | None = None,
         concurrency_key: str | None = None,
     ) -> UUID:
-        """Store a run for a worker, and give its id once it is durable.
+        """Store a run for a worker.
 
-        `priority` is a whole number of 32 bits, and greater ones go first. `delay` and `expires_in` are seconds
-        from now (a run not begun by then is not begun), `deadline` a wall time at which it is stopped. The same
-        id or idempotency key gives the run there is. An agent nobody here registered stays queued for a worker
-        that knows it. Runs of one `concurrency_key` (1 to 512 characters) execute one at a time. By default that
-        is the conversation of an input with a `conversation_id`, but not for a child run; "" is none.
+        Args:
+            agent_key: The agent or its key. Workers that have registered the key execute the run.
+            input: The run's input.
+            run_id: Names the run. None makes a new id.
+            idempotency_key: With the key of a stored run, that run's id is returned. So it is with its `run_id`.
+            priority: A 32-bit integer. Runs with a greater one are claimed first.
+            delay: Seconds from now until the run may start.
+            expires_in: Seconds from now after which the run is not started any more.
+            deadline: Wall time at which the run is stopped.
+            concurrency_key: 1 to 512 characters. Runs with the same key execute one at a time. None means the
+                conversation of an input with a `conversation_id`, and no key for a child run. "" means no key.
+
+        Returns:
+            The run's id, once the run is durable.
         """
         self._refuse_closed()
         key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
@@ -403,7 +453,7 @@ class AgentRunner(RunClient):
         return run.run_id
 
     async def run_once(self) -> bool:
-        """Claim one run of a registered agent and drive it; False when there was none."""
+        """Claim one run of a registered agent and execute it; return False if there was none."""
         self._refuse_closed()
         return await self._worker.once()
 
@@ -427,15 +477,18 @@ class AgentRunner(RunClient):
         await self._worker.loop(poll_interval, concurrency, handle_signals)
 
     def stop(self) -> None:
-        """Make `run_loop` stop claiming and drain; from any thread. The next one, where none is under way."""
+        """Stop `run_loop`: claim nothing new and let active runs finish. Thread-safe.
+
+        If no `run_loop` is running, the next one stops.
+        """
         self._worker.stop()
 
     # -- without a loop
 
     def execute_sync(self, *args: Any, **kwargs: Any) -> RunResult:
-        """`execute` for callers without an event loop, or beside one."""
+        """`execute` for code without an event loop, or in a thread next to one."""
         return call(self.execute, *args, **kwargs)
 
     def submit_sync(self, *args: Any, **kwargs: Any) -> UUID:
-        """`submit` for callers without an event loop, or beside one."""
+        """`submit` for code without an event loop, or in a thread next to one."""
         return call(self.submit, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""How a runner runs, and what it tells about a run."""
+"""Settings of a runner, and the description of a run that it returns."""
 
 from __future__ import annotations
 
@@ -19,18 +19,28 @@ from ..limits import RunLimits
 from ..queue.records import RunRow
 from ..status import TERMINAL, RunStatus
 
-SHUTDOWN_SECONDS = 2.0  # seconds that cancelled work has to stop after the grace
+SHUTDOWN_SECONDS = 2.0  # seconds that cancelled runs have to stop after the grace
 
 
 @with_known_names
 @dataclass(frozen=True)
 class RunnerConfig:
-    """Times are seconds. `max_retries` counts failures: the third of 3 ends the run; crashes are none.
+    """Settings of a runner. Times are in seconds.
 
-    `run_timeout_seconds` is time under a claim in one attempt, waiting left out. `park_after` is how
-    long a wait stays in place before the run is parked. `grace_seconds` is what running work gets when
-    the worker is told to stop, a `cancel` hook to let go of what its run held, and an audit store to
-    answer. `retention` says per status how long ended runs are kept by `vacuum`.
+    Attributes:
+        worker_id: Names the worker in claims, logs and `RunInfo.worker`.
+        run_timeout_seconds: Time limit of one attempt. Time that the run waits does not count.
+        heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease.
+        lease_ttl_seconds: Time after which another worker takes over the runs of a worker that has crashed.
+        max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
+        retry_backoff_base: Base of the exponential delay before the next attempt.
+        retry_backoff_max: Longest delay before the next attempt.
+        park_after: How long a run waits in memory before it is parked.
+        grace_seconds: Time for active runs to finish on shutdown, for a `cancel` hook to release what its run
+            holds, and for an audit store to answer.
+        retention: How long `vacuum` keeps finished runs, by status.
+        limits: Limits of the agent loop of each run. An agent and a run can only set stricter ones.
+        max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may be late.
     """
 
     worker_id: str = "worker-1"
@@ -43,9 +53,7 @@ class RunnerConfig:
     park_after: float = 5.0
     grace_seconds: float = 25.0
     retention: Mapping[str, float] = field(default_factory=dict)
-    #: What the agent loop of one run may use; an agent and a run can only be stricter.
     limits: RunLimits | None = None
-    #: Bytes of an answer that an attached output (`stream(…, backpressure=True)`) may be behind.
     max_unsent_bytes: int = 131072
 
     def __post_init__(self) -> None:
@@ -60,7 +68,7 @@ class RunnerConfig:
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> RunnerConfig:
-        """The runner's part of the process's configuration."""
+        """Return the settings of a runner that the process's configuration has."""
         return cls(**{name: getattr(config, name) for name in _OF_PROCESS})
 
 
@@ -76,7 +84,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as `get_run` and `runs` tell it; datetimes are aware UTC."""
+    """A run as `get_run` and `runs` return it. Times are aware datetimes in UTC."""
 
     run_id: UUID
     run_key: str | None
@@ -92,40 +100,42 @@ class RunInfo:
     started_at: _dt.datetime | None
     ended_at: _dt.datetime | None
     deadline: _dt.datetime | None
-    #: What a waiting run waits for, or why an ended one ended.
+    #: What a waiting run waits for, or why a finished run finished.
     reason: str
-    #: Who holds it now, or held it last.
+    #: The worker that executes the run, or executed it last.
     worker: str | None
     parent_run_id: UUID | None
     cancel_requested: bool
     concurrency_key: str | None
-    #: It is pending behind another run of its concurrency key.
+    #: The run is queued behind another run with its concurrency key.
     held: bool
 
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
+        """Return the description of a stored run."""
+
         def when(seconds: float | None) -> _dt.datetime | None:
             return aware(seconds) if seconds else None
 
-        told = row.decoded
+        decoded = row.decoded
         return cls(
-            run_id=told("run_id", known_uuid),
+            run_id=decoded("run_id", known_uuid),
             run_key=row.run_key,
             agent_key=row.agent,
-            status=told("status", RunStatus),
+            status=decoded("status", RunStatus),
             attempt=row.attempt,
             generation=row.generation,
-            input=told("input", partial(decode_dict, known=True)),
-            metadata=told("metadata", partial(decode_dict, known=True)),
+            input=decoded("input", partial(decode_dict, known=True)),
+            metadata=decoded("metadata", partial(decode_dict, known=True)),
             priority=row.priority,
-            created_at=told("created_at", aware),
-            scheduled_at=told("due_at", when),
-            started_at=told("started_at", when),
-            ended_at=told("ended_at", when),
-            deadline=told("deadline", when),
+            created_at=decoded("created_at", aware),
+            scheduled_at=decoded("due_at", when),
+            started_at=decoded("started_at", when),
+            ended_at=decoded("ended_at", when),
+            deadline=decoded("deadline", when),
             reason=row.reason,
             worker=row.worker or None,
-            parent_run_id=None if row.parent_id is None else told("parent_id", UUID),
+            parent_run_id=None if row.parent_id is None else decoded("parent_id", UUID),
             cancel_requested=row.cancel_at is not None,
             concurrency_key=row.lane,
             held=row.held > 0,

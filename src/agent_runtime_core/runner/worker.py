@@ -1,4 +1,4 @@
-"""The working loop of a runner: claim, drive, wait for more, drain when told to stop."""
+"""Claim runs and execute them, wait for more, and drain on shutdown."""
 
 from __future__ import annotations
 
@@ -32,14 +32,21 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-MAINTENANCE_INTERVAL = 0.1  # seconds a busy worker goes on without looking at expired leases and timers
-EXTRA_WAIT = 2.0  # seconds a claim stands for longer than until the next look
-MAX_CLAIM = 1000  # runs claimed in one go, however many slots are free
-RELEASE_SECONDS = 0.5  # seconds to give back what did not
+MAINTENANCE_INTERVAL = 0.1  # seconds after which a busy worker checks expired leases and timers again
+EXTRA_WAIT = 2.0  # seconds that a blocking claim waits longer than until the next poll
+MAX_CLAIM = 1000  # runs in one claim, even if more slots are free
+RELEASE_SECONDS = 0.5  # seconds to release runs that did not stop
 
 
 class Worker:
-    """One runner's slots, and the runs in them."""
+    """The worker of one runner.
+
+    Args:
+        queue: The queue that runs are claimed from.
+        config: Settings of the runner.
+        registry: Returns the agents whose runs are claimed. A turn manager replaces the registry of its runner.
+        new_execution: Creates the execution of a claimed run.
+    """
 
     def __init__(
         self,
@@ -50,26 +57,26 @@ class Worker:
     ) -> None:
         self.queue = queue
         self.config = config
-        self._registry = registry  # a turn manager replaces the registry of its runner
+        self._registry = registry
         self._new_execution = new_execution
         self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self.wake)
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
-        self._unstopped: set[asyncio.Task[Any]] = (
-            set()
-        )  # did not stop when they were told to; what they had was given back
+        #: Tasks that did not stop on shutdown, referred to until they end. Their runs were released.
+        self._unstopped: set[asyncio.Task[Any]] = set()
         self._suspects = CrashSuspects(queue.clock, lambda: self.slots.busy)
         self._stopping = False
-        self._looked = -MAINTENANCE_INTERVAL  # when the loop last claimed with an eye to leases and timers
-        self._hurry = False
-        self._claims_due = False  # whether the last claim made what is due ready
+        self._looked = -MAINTENANCE_INTERVAL  # when the loop last claimed, which checks leases and timers too
+        self._hurry = False  # release active runs without waiting for the grace
+        self._claims_due = False  # the last claim succeeded, and so made due runs ready
         self._wake_event: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_ended: Future[None] | None = None  # done when the loop has ended
         self._closed = False
-        self._blocking_claims: BlockingClaims | None = None  # where claims of the loop can stand
-        self._poll = 1.0  # seconds between its looks, at most
+        self._blocking_claims: BlockingClaims | None = None  # claims of the loop that wait in the store
+        self._poll = 1.0  # longest time in seconds between two claims of the loop
 
     async def once(self) -> bool:
+        """Claim and execute one run; return False if there was none."""
         rows = await self._claim(1) if self._suspects.claimable(1) else []
         if not rows:
             return False
@@ -77,18 +84,18 @@ class Worker:
         try:
             await task
         finally:
-            put_back = [each for each, drive in self._executions.items() if drive.row is rows[0]]
-            if put_back:
-                await asyncio.wait(put_back)
+            releases = [each for each, execution in self._executions.items() if execution.row is rows[0]]
+            if releases:
+                await asyncio.wait(releases)
         return True
 
     async def _claim(self, count: int) -> list[RunRow]:
-        stands: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self._blocking_claims is not None and not self._executions and not self._stopping:
-            stands = {"blocking": self._blocking_claims, "wait_seconds": self._poll + EXTRA_WAIT}
+            options = {"blocking": self._blocking_claims, "wait_seconds": self._poll + EXTRA_WAIT}
         rows: list[RunRow] = await self.queue.claim_rows(
             self.config.worker_id, self.config.lease_ttl_seconds, agent_keys=self._registry().keys(), limit=count,
-            **stands,
+            **options,
         )  # fmt: skip
         self._suspects.claimed(rows)
         return rows
@@ -98,33 +105,33 @@ class Worker:
         return self._new_execution(row, cast("AgentRuntime", agent), inline=False)
 
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
-        drive = self._execution_of(row)
-        if drive.agent is None:  # it was taken out of the registry while the claim was under way
-            return self._follow(start_helper(drive.release_unstarted()), drive)
+        execution = self._execution_of(row)
+        if execution.agent is None:  # it was unregistered while the claim was being made
+            return self._follow(start_helper(execution.release_unstarted()), execution)
         if self._wake_event is not None:
-            claim = drive.claim
-            claim.next_claim, claim.start_claimed = partial(self._next_after, drive.control), self._start_all
-        self._suspects.starts(drive)
-        return self._follow(start_helper(drive.run()), drive)
+            claim = execution.claim
+            claim.next_claim, claim.start_claimed = partial(self._next_after, execution.control), self._start_all
+        self._suspects.starts(execution)
+        return self._follow(start_helper(execution.run()), execution)
 
     def start_delivered(self, rows: list[RunRow]) -> None:
-        """A claim that stood got these: they are begun, or go back where there is no slot for them any more."""
+        """Start the runs of a blocking claim, or release them if no slot is free any more."""
         for row in rows:
             if self._stopping or self.slots.free <= 0:
-                drive = self._execution_of(row)
-                _ = self._follow(start_helper(drive.release_unstarted()), drive)
+                execution = self._execution_of(row)
+                _ = self._follow(start_helper(execution.release_unstarted()), execution)
             else:
                 self._start_all([row])
         if not rows:
             self.wake()
 
     def _release_unstarted(self, row: RunRow) -> asyncio.Task[Any]:
-        drive = self._execution_of(row)
-        return self._follow(start_helper(drive.release_suspect()), drive)
+        execution = self._execution_of(row)
+        return self._follow(start_helper(execution.release_suspect()), execution)
 
-    def _follow(self, task: asyncio.Task[Any], drive: RunExecution) -> asyncio.Task[Any]:
-        self.slots.take(drive.control)
-        self._executions[task] = drive
+    def _follow(self, task: asyncio.Task[Any], execution: RunExecution) -> asyncio.Task[Any]:
+        self.slots.take(execution.control)
+        self._executions[task] = execution
         task.add_done_callback(self._ended)
         return task
 
@@ -132,24 +139,29 @@ class Worker:
         for row in rows:
             _ = self._start(row) if self._suspects.may_start(row) else self._release_unstarted(row)
 
-    async def _begin(self, rows: list[RunRow]) -> None:
-        """Start those that may begin, or the first suspect among them, when the others are back: a run that is held
-        by a process which dies counts that as a crash of its own."""
-        may = self._suspects.startable(rows)
-        begin = {row.run_id for row in may}
-        back = [self._release_unstarted(row) for row in rows if row.run_id not in begin]
-        try:
-            if back:
-                await asyncio.wait(back)
-        finally:
-            self._start_all(may)  # unless a suspect was given meanwhile
+    async def _start_claimed(self, rows: list[RunRow]) -> None:
+        """Start the runs that may start, after the others were released.
 
-    def _next_after(self, place: RunControl) -> ClaimRequest | None:
-        """What a run in this place claims, which may have no slot to give."""
-        return None if place.without_slot else self._next_claim()
+        If the process crashes, that counts as a crash of every run it has claimed.
+        """
+        startable = self._suspects.startable(rows)
+        starting = {row.run_id for row in startable}
+        releases = [self._release_unstarted(row) for row in rows if row.run_id not in starting]
+        try:
+            if releases:
+                await asyncio.wait(releases)
+        finally:
+            self._start_all(startable)  # checked again: a suspect may have started in between
+
+    def _next_after(self, control: RunControl) -> ClaimRequest | None:
+        """Return what the worker claims when this run ends; None if the run uses no slot that would become free."""
+        return None if control.without_slot else self._next_claim()
 
     def _next_claim(self) -> ClaimRequest | None:
-        """What a run that ends claims for its slot; now and then nothing, so that the loop looks at all that is due."""
+        """Return what the worker claims in the commit that ends a run, or None if the loop is to claim.
+
+        That is so every `MAINTENANCE_INTERVAL` seconds, because only the loop's claims check leases and timers.
+        """
         now, slots = self.queue.clock.boot(), self.slots
         if (
             self._stopping
@@ -158,7 +170,7 @@ class Worker:
             or now - self._looked > MAINTENANCE_INTERVAL
         ):
             return None
-        if slots.waiting or self._suspects.is_careful():  # its own slot is not free yet
+        if slots.waiting or self._suspects.is_careful():  # the slot of the run that ends is not free yet
             return None
         return self.queue.claim_request(
             self.config.worker_id, self.config.lease_ttl_seconds, self._registry().keys(), ready_only=True
@@ -166,38 +178,44 @@ class Worker:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._unstopped.discard(task)
-        drive = self._executions.pop(task, None)
-        if drive is None:
+        execution = self._executions.pop(task, None)
+        if execution is None:
             return
-        self._forget(drive)
-        if task.cancelled() and not drive.started:
-            # Its loop ends, say, and not a line of it ran that could have given the run back.
-            _ = self._follow(start_helper(drive.release_unstarted()), drive)
+        self._forget(execution)
+        if task.cancelled() and not execution.started:
+            # Cancelled before it ran, as when the event loop ends: its own code could not release the run.
+            _ = self._follow(start_helper(execution.release_unstarted()), execution)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a run could not be driven: %s; it is claimed again later", error, exc_info=error)
+            log.error(
+                "execution of %s failed: %s; it is claimed again later", execution.claim.label, error, exc_info=error
+            )
 
-    def _forget(self, drive: RunExecution) -> None:
-        self._suspects.ended(drive)
-        self.slots.release(drive.control)
+    def _forget(self, execution: RunExecution) -> None:
+        self._suspects.ended(execution)
+        self.slots.release(execution.control)
         self.wake()
 
     def wake(self) -> None:
+        """Have the loop claim again, because a slot is free or a run has arrived."""
         if self._wake_event is not None:
             self._wake_event.set()
 
     # -- the loop
 
     async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
+        """Claim and execute runs until the worker is stopped; see `AgentRunner.run_loop`."""
         if self._closed:
             raise StorageClosed("this runner was closed: make another one")
         if self._wake_event is not None and self._loop is not None and not self._loop.is_closed():
-            raise InvalidArgument("this runner works already: give it a greater concurrency, or make another one")
+            raise InvalidArgument(
+                "this runner has a run_loop already: use a greater concurrency, or make another runner"
+            )
         checked_int("concurrency", concurrency)
         if not is_number(poll_interval) or not poll_interval > 0:
-            raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {brief(poll_interval)}")
+            raise InvalidArgument(f"poll_interval must be a number of seconds above 0, got {brief(poll_interval)}")
         self.slots.resize(concurrency)
-        self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
-        self._wake_event, self._loop_ended, self._poll = wake, over, poll_interval
+        self._loop, wake, ended = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
+        self._wake_event, self._loop_ended, self._poll = wake, ended, poll_interval
         shared = SHARED.stopping(self) if handle_signals else contextlib.nullcontext()
         with shared, contextlib.ExitStack() as undo:
             try:
@@ -206,10 +224,10 @@ class Worker:
                 self._blocking_claims = self.queue.blocking_claims(self.start_delivered)
                 await self._work(wake)
             finally:
-                # Not at the beginning: whoever said stop before the first step was heard too.
+                # Not at the start: `stop()` may have been called before the first iteration.
                 self._wake_event, self._stopping, self._hurry = None, False, False
                 self.slots.resize()
-                over.set_result(None)
+                ended.set_result(None)
 
     async def _work(self, wake: asyncio.Event) -> None:
         try:
@@ -220,20 +238,20 @@ class Worker:
             await self.stop_claiming()
             await self.drain()
         except (Exception, asyncio.CancelledError):
-            # Whoever cancels the loop does not wait: what is running is given back now.
+            # The loop was cancelled or has failed: active runs are released without waiting for the grace.
             self._stopping = self._hurry = True
             await self.stop_claiming()
             await self.drain()
             raise
 
     async def stop_claiming(self) -> None:
-        """Nothing is claimed from now on: no claim stands any more."""
-        standing, self._blocking_claims = self._blocking_claims, None
-        if standing is not None:
-            await standing.close()
+        """Withdraw the claims that wait in the store, so that nothing is claimed from now on."""
+        claims, self._blocking_claims = self._blocking_claims, None
+        if claims is not None:
+            await claims.close()
 
     async def claim_for_free_slots(self) -> bool:
-        """Claim for the free slots; True if something was claimed."""
+        """Claim runs for the free slots; return True if all of them were filled, so that more runs may be ready."""
         free = self._suspects.claimable(min(self.slots.free, MAX_CLAIM))
         self._claims_due = False
         if free <= 0:
@@ -248,20 +266,20 @@ class Worker:
         except StorageClosed:
             if self._stopping:
                 return False
-            raise  # there is nothing to wait for
+            raise  # polling again would fail forever
         except AgentRuntimeError as error:
             log.warning("could not claim: %s", error)
             return False
         self._claims_due = bool(self._registry().keys())
-        await self._begin(rows)  # told to stop meanwhile or not: what is claimed has to be driven, or handed back
+        await self._start_claimed(rows)  # also after `stop()`: claimed runs must be executed or released
         return bool(rows) and len(rows) == free and not self._stopping
 
     async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
-        """Until something may be claimable: a bell, a free slot, a timer that is due, or the next poll."""
+        """Wait until a run may be claimable: for a notification, a free slot, a due run, or the next poll."""
         if self.slots.free <= 0:
             await wake.wait()  # nothing can be claimed before a slot is free
             return
-        # What was just claimed begins before this asks the store for anything.
+        # In a task of its own, so that runs which were just claimed start before the store is read.
         timer = start_helper(self._until_due(poll_interval))
         timer.add_done_callback(lambda timer: None if timer.cancelled() else wake.set())
         try:
@@ -272,11 +290,10 @@ class Worker:
             timer.result()
 
     async def _until_due(self, poll_interval: float) -> None:
-        clock, seconds = (
-            self.queue.clock,
-            min(poll_interval, ISOLATION_TIMEOUT) if self._suspects.is_careful() else poll_interval,
-        )
-        if self._claims_due:  # else what is due stays so, and there is no hurry to fail at it again
+        clock, seconds = self.queue.clock, poll_interval
+        if self._suspects.is_careful():
+            seconds = min(seconds, ISOLATION_TIMEOUT)
+        if self._claims_due:  # after a failed claim, due runs would make the loop retry without a pause
             with contextlib.suppress(AgentRuntimeError):
                 due = await self.queue.next_due()
                 if due is not None:
@@ -290,35 +307,38 @@ class Worker:
     # -- stopping
 
     def stop(self) -> None:
+        """Stop claiming and drain; a second call skips the grace. Thread-safe."""
         self._hurry = self._stopping
         self._stopping = True
         if self._loop is not None:
             call_in_loop(self._loop, self.wake)
 
     async def close(self) -> None:
-        """Give back what runs, and have the loop end if it is going, so that nothing is claimed after this."""
+        """Release active runs and end the loop, so that nothing is claimed any more."""
         self._closed = True
-        # What was left in a loop that is closed never ends, and can be told nothing: its leases run out.
-        self._executions = {task: drive for task, drive in self._executions.items() if not task.get_loop().is_closed()}
-        going, grace = self._wake_event is not None, self.config.grace_seconds
-        if going and not self._stopping:  # a second word would cut the grace short
+        # Tasks of a closed event loop never end, and cannot be cancelled: their leases expire.
+        self._executions = {
+            task: execution for task, execution in self._executions.items() if not task.get_loop().is_closed()
+        }
+        running, grace = self._wake_event is not None, self.config.grace_seconds
+        if running and not self._stopping:  # a second call would skip the grace
             self.stop()
-        over, loop = self._loop_ended, self._loop
-        if not going or over is None or loop is None or loop.is_closed():
+        ended, loop = self._loop_ended, self._loop
+        if not running or ended is None or loop is None or loop.is_closed():
             await self.drain()
             return
-        patience = SHUTDOWN_SECONDS + RELEASE_SECONDS + 0.5
+        at_most = SHUTDOWN_SECONDS + RELEASE_SECONDS + 0.5
         if loop is asyncio.get_running_loop():
             await self.drain()
         else:
-            patience += grace  # its tasks are for its own thread to stop, which does so
-        # What closes may be a run of this very loop, or one that does not end.
+            at_most += grace  # the thread of that loop stops its tasks
+        # At most so long: the caller may be a run of this loop, or a run may not end.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await asyncio.shield(asyncio.wrap_future(over))
+            async with asyncio.timeout(at_most):
+                await asyncio.shield(asyncio.wrap_future(ended))
 
     async def drain(self) -> None:
-        """Let running work finish for the grace time, then give it back."""
+        """Let active runs finish for `grace_seconds`, then release them."""
         grace = self.config.grace_seconds
         clock = self.queue.clock
         self.slots.stop_waiting()
@@ -327,27 +347,27 @@ class Worker:
             await asyncio.wait(self._executions, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
         until = clock.boot() + SHUTDOWN_SECONDS
         while self._executions:
-            # Each time anew: a run that ends may have claimed the next one before it could hear of the end.
-            for drive in self._executions.values():
-                if not drive.control.release_requested:
-                    drive.claim.request_release()
+            # Repeated, because a run that ends may have claimed the next one before.
+            for execution in self._executions.values():
+                if not execution.control.release_requested:
+                    execution.claim.request_release()
             left = max(until - clock.boot(), 0)
             done, _ = await asyncio.wait(self._executions, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 await self._cancel_all()
 
     async def _cancel_all(self) -> None:
-        """Give back what has not stopped: whatever it goes on with, it is no longer this worker's."""
+        """Release the runs that have not stopped. What their code still does is refused by the stores."""
         left, self._executions = self._executions, {}
         self._unstopped.update(left)
-        backs = [start_helper(drive.claim.try_release()) for drive in left.values()]
+        releases = [start_helper(execution.claim.try_release()) for execution in left.values()]
         try:
-            await asyncio.wait(backs, timeout=RELEASE_SECONDS)
+            await asyncio.wait(releases, timeout=RELEASE_SECONDS)
         finally:
-            for drive in left.values():
-                log.warning("run %s of agent %r did not stop: it is given back", drive.row.run_id, drive.row.agent)
-                drive.control.lost = drive.control.closed = True
-                drive.claim.unregister()
-                self._forget(drive)
-            for task in (*backs, *left):
+            for execution in left.values():
+                log.warning("%s did not stop when it was cancelled: released to the queue", execution.claim.label)
+                execution.control.lost = execution.control.closed = True
+                execution.claim.unregister()
+                self._forget(execution)
+            for task in (*releases, *left):
                 task.cancel()
