@@ -152,7 +152,7 @@ async def test_a_step_that_is_not_recorded_is_refused_with_the_nearest() -> None
         with pytest.raises(InvalidArgument, match=r"no record with the key '7': there is '0', '1'"):
             await rig.runner.fork("r", ("fetch", 7))
         for wrong in (7, ("a", "b", "c"), ("a", True), ("a", 1.5)):
-            with pytest.raises(InvalidArgument, match="after_step is a step's name"):
+            with pytest.raises(InvalidArgument, match="after_step must be a step's name"):
                 await rig.runner.fork("r", wrong)  # type: ignore[arg-type]
         with pytest.raises(UnknownRun):
             await rig.runner.fork("nowhere")

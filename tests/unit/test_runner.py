@@ -145,7 +145,7 @@ async def test_an_error_in_the_result_is_a_failure_and_keeps_the_result() -> Non
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("text", "'text', not a RunResult"),
+        ("text", "must return a RunResult, got 'text'"),
         (RunResult({"x": object()}), r"final_output\.x"),
         (RunResult({"x": object()}, error=ErrorInfo("Mine", "no", retriable=False)), "Mine: no"),
     ],
@@ -226,7 +226,7 @@ async def test_a_failure_is_recorded_whatever_on_error_makes_of_it(
     ("result", "said"),
     [
         (RunResult({"x": object()}, error=ErrorInfo("Own", "said", retriable=False)), "said"),
-        (RunResult(error="text"), "is an ErrorInfo, not 'text'"),  # type: ignore[arg-type]
+        (RunResult(error="text"), "must be an ErrorInfo, got 'text'"),  # type: ignore[arg-type]
     ],
 )
 async def test_a_result_that_is_a_failure_ends_the_run(place: Path | None, result: RunResult, said: str) -> None:
@@ -303,7 +303,7 @@ async def test_an_agent_that_is_no_coroutine_function_fails_its_run(place: Path 
             raise ValueError("before there was anything to await")
 
     async with Rig(place, max_retries=1) as rig:
-        for agent, said in ((Sync(), "write async def run"), (Early(), "before there was anything")):
+        for agent, said in ((Sync(), "Write async def run"), (Early(), "before there was anything")):
             rig.registry.register(agent)
             run_id = await rig.runner.submit(agent.key)
             assert await rig.runner.run_once()
@@ -1161,10 +1161,10 @@ async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: 
 @pytest.mark.parametrize(
     ("verb", "options", "said"),
     [
-        ("runs", {"status": "done"}, "'done', but one of pending, running"),
+        ("runs", {"status": "done"}, "one of pending, running.*got 'done'"),
         ("runs", {"since": "today"}, "since.*not 'today'"),
         ("runs", {"since": dt.datetime(2026, 1, 1)}, "since .* names no time zone"),  # noqa: DTZ001
-        ("runs", {"agent": 3}, "not 3"),
+        ("runs", {"agent": 3}, "got 3"),
         ("runs", {"limit": -1}, "not -1"),
         ("wait", {"run_id": "r", "timeout": "1"}, "not '1'"),
         ("wait", {"run_id": "r", "timeout": -1}, "not -1"),
@@ -1234,9 +1234,9 @@ async def test_what_execute_cannot_run_is_named(options: dict[str, Any], said: s
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"status": "done"}, "'done', but one of pending, running"),
+        ({"status": "done"}, "one of pending, running.*got 'done'"),
         ({"status": ["pending"]}, "pending"),
-        ({"agent": 7}, "not 7"),
+        ({"agent": 7}, "got 7"),
         ({"since": "yesterday"}, "since.*not 'yesterday'"),
         ({"limit": 0}, "limit.*not 0"),
         ({"limit": "5"}, "limit.*not '5'"),
@@ -1266,7 +1266,7 @@ def test_what_is_no_backend_is_told_what_it_lacks(name: str, said: str) -> None:
         async def close(self) -> None: ...
 
     for wrong in ("sqlite", Legacy()):
-        with pytest.raises(InvalidArgument, match=f"{name} is a .*{said}"):
+        with pytest.raises(InvalidArgument, match=f"{name} must be a .*{said}"):
             AgentRunner(**{name: wrong})  # type: ignore[arg-type]
 
 

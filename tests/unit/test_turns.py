@@ -865,7 +865,7 @@ async def test_a_turn_that_expired_tells_so(place: Path | None) -> None:
         house.clock.advance(10)  # type: ignore[attr-defined]
         assert await house.runner.run_once()
         turn = await as_the_run_tells(manager)
-        assert turn.error == {"type": "Expired", "message": "the run was not begun within 5 s", "details": {}}
+        assert turn.error == {"type": "Expired", "message": "the run did not start within 5 s", "details": {}}
 
 
 async def test_a_turn_that_kills_its_workers_is_told_once(place: Path | None) -> None:

@@ -1,9 +1,9 @@
 """Write entries, errors and metrics of a run to an audit store.
 
-They are made of the run's events. How the run started and finished is taken only from events that its journal's
-records stand for: other code may have published events of the same types. Each entry has an id made of the run and the
-event's number: an entry that an earlier claim has written is not written again, and one that it could not write any
-more is. An audit store that fails is logged, and fails no run.
+They are made of the run's events. How the run started and finished is taken only from events that follow from records
+of its journal, because other code may publish events of the same types. Each entry has an id made of the run's id and
+the event's number. So an entry that an earlier claim has written is not written again, and a missing one is added. The
+failure of an audit store is logged, and fails no run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .backends import Backends
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-MAX_ENTRIES_READ = 100_000  # entries of one run that are looked at, to tell which are there
+MAX_ENTRIES_READ = 100_000  # entries of one run that are read to find the missing ones
 
 _ENTRIES = {
     "run.started": (AuditEventType.AGENT_START, "started"),
@@ -51,7 +51,7 @@ _TOKENS = {"prompt_tokens": "tokens", "completion_tokens": "tokens", "total_toke
 
 
 class AuditLog:
-    """One claim's way to an audit store."""
+    """Writes one run to an audit store, under one claim."""
 
     def __init__(self, store: AuditStore, backends: Backends, row: RunRow, conversation_id: UUID | None) -> None:
         self.store: AuditStore = store
@@ -63,23 +63,27 @@ class AuditLog:
         }  # fmt: skip
 
     async def write(self, result: RunResult | None) -> None:
-        """Write what of the run's events is not written yet, and the figures of a run that has ended."""
+        """Write entries for the events that have none yet, and the metrics of a run that has finished.
+
+        Raises:
+            LeaseLost: The store has refused the claim. Other errors are logged.
+        """
         try:
             await self._write_all(result)
-        except Exception as error:  # a store of the application may raise anything, and the run is as it is
+        except Exception as error:  # a custom store may raise anything, and the run is not affected
             if holds(error, LeaseLost):
                 raise
-            log.exception("the audit store did not take what run %s did", self.row.run_id)
+            log.exception("the audit store failed for run %s", self.row.run_id)
 
     async def _write_all(self, result: RunResult | None) -> None:
         known = {each.id for each in await self.store.get_events(run_id=self.run_id, limit=MAX_ENTRIES_READ)}
         events = await self._events()
         if result is None and events and events[-1].event_type in _ENDS:
-            events = events[:-1]  # its claim did not get to close the run: the one that does tells of it, with figures
+            events = events[:-1]  # the claim that finishes the run writes its end, with the metrics
         for event in events:
             if event.event_type in _ENTRIES and self._id(event.sequence) not in known:
                 if result is not None and event is events[-1]:
-                    await self._write_metrics(result, event)  # before the entry that says that all is told
+                    await self._write_metrics(result, event)  # before the last entry, which marks the run as written
                 await self._write(event, events)
 
     async def _events(self) -> list[Event]:
@@ -121,7 +125,7 @@ class AuditLog:
         )  # fmt: skip
         try:
             await self.store.log_event(entry)
-        except UnserialisableResult as refusal:  # what it tells may be larger than an entry
+        except UnserialisableResult as refusal:  # the payload may be larger than an entry can be
             await self.store.log_event(replace(entry, details={"left_out": str(refusal)}))
 
     async def _error(

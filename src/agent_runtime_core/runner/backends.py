@@ -1,4 +1,4 @@
-"""Where runs are kept: three backends by one URL, by their names, or as they were handed in."""
+"""Open the three backends of a runner: by one URL, by their names, or as they were passed."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ _Opened = TypeVar("_Opened", bound=Backend)
 
 
 class Backends(NamedTuple):
+    """The queue, the event bus and the state store of a runner."""
+
     queue: RunQueue
     bus: EventBus
     state: StateStore
 
     @property
     def durable(self) -> bool:
-        """Whether what they hold outlives this process."""
+        """Whether stored runs persist when this process ends."""
         return not all(
             isinstance(getattr(backend, "engine", None), MemoryEngine) for backend in (self.queue, self.state)
         )
 
     @property
     def together(self) -> bool:
-        """Whether the row of a run and its journal are on one engine, which has both or neither."""
+        """Whether the row of a run and its journal are on one engine, so that one commit writes both."""
         return self.state.commits is self.queue.commits
 
     async def close(self) -> None:
+        """Close all three, even if one of them fails."""
         async with AsyncExitStack() as closing:
             for backend in reversed(self):
                 closing.push_async_callback(backend.close)
@@ -50,11 +53,11 @@ class Backends(NamedTuple):
 
 @contextmanager
 def opening() -> Iterator[Callable[[_Opened], _Opened]]:
-    """What is handed to what this gives is let go of if the block fails: half a store is none."""
+    """Close the backends that were passed to the yielded function if the block fails, so that none stays open."""
     with ExitStack() as undo:
 
         def opened(backend: _Opened) -> _Opened:
-            # One of somebody else's may be closed in a loop only, where this is not.
+            # A custom backend may need an event loop to be closed, and there is none here.
             close = getattr(getattr(backend, "engine", None), "close_now", None)
             if close is not None:
                 undo.callback(close)
@@ -65,9 +68,10 @@ def opening() -> Iterator[Callable[[_Opened], _Opened]]:
 
 
 def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> Tracer | None:
-    """What tells these trace sinks, and the configured ones, of runs; None where there is nobody to tell.
+    """Return a tracer for these trace sinks and the configured ones, or None if there are none.
 
-    InvalidArgument: one of them is no sink.
+    Raises:
+        InvalidArgument: One of them is not a trace sink.
     """
     SETTINGS["trace_sinks"].check("trace_sinks", sinks)
     named = [get_trace_sink(sink) if isinstance(sink, str) else sink for sink in (*sinks, *config.trace_sinks)]
@@ -80,7 +84,7 @@ def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> T
 
 
 def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", max_retries: int = 3) -> Backends:
-    """The three backends of a place: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
+    """Open the backends at `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
     name, where = place_of(path_or_url)
     if name == "memory":
         where["engine"] = MemoryEngine()
@@ -103,7 +107,7 @@ def configured(
     *,
     max_retries: int = 3,
 ) -> Backends:
-    """Those handed in, and for the others what the configuration names; those in memory share an engine."""
+    """Return the passed backends, and open the configured ones for the others. Those in memory share an engine."""
     if config.backend_url is not None and queue is None and bus is None and state is None:
         return open_url(config.backend_url, durability=config.durability, max_retries=max_retries)
     given = [getattr(backend, "engine", None) for backend in (queue, bus, state)]

@@ -1,4 +1,4 @@
-"""Back-pressure: a run whose outputs are slow is made to wait before it tells more."""
+"""Slow a run down to the speed of the readers of its answer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .._core.per_loop import call_in_loop
 
 
 class Reader:
-    """A reader that a run waits for; `cursor` is the first sequence that it has not taken."""
+    """A reader that a run waits for. `cursor` is the first sequence number that it has not read."""
 
-    def __init__(self, pipe: _RunBuffer, cursor: int) -> None:
+    def __init__(self, buffer: _RunBuffer, cursor: int) -> None:
         self.cursor: int = cursor
-        self._pipe = pipe
+        self._buffer = buffer
 
     def read_up_to(self, sequence: int) -> None:
-        """It is done with that event and all before it."""
+        """Note that the events up to this sequence number were read."""
         self.cursor = max(self.cursor, sequence + 1)
-        self._pipe.release_waiters()
+        self._buffer.release_waiters()
 
 
 class _RunBuffer:
-    """One run: what it told since somebody reads it so, and who waits to tell more."""
+    """The events of one run that its readers have not read, and the calls that wait to publish more."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -36,15 +36,14 @@ class _RunBuffer:
         self._waiters: list[asyncio.Future[None]] = []
 
     def full(self) -> bool:
-        """Whether any reader is more than `most` bytes behind; what all have taken is forgotten."""
+        """Return whether the slowest reader lags by more than `most` bytes; drop events that all have read."""
         first = min((each.cursor for each in self.readers), default=None)
         while self._unread and (first is None or self._unread[0][0] < first):
             self._unsent -= self._unread.popleft()[1]
-        # The slowest reader is behind by all that is left.
         return self._unsent > self.most
 
     def published(self, sequence: int, size: int) -> asyncio.Future[None] | None:
-        """Count an event; what to wait for before the next one, if anything."""
+        """Count an event, and return what to await before the next one, if anything."""
         with self.lock:
             self._unread.append((sequence, size))
             self._unsent += size
@@ -55,7 +54,7 @@ class _RunBuffer:
             return waiter
 
     def release_waiters(self) -> None:
-        """Let those go on who may."""
+        """Resume the waiting calls if the readers have read enough."""
         with self.lock:
             if not self._waiters or self.full():
                 return
@@ -70,7 +69,11 @@ def _resume(future: asyncio.Future[None]) -> None:
 
 
 class Backpressure:
-    """The runs of this process that have an output attached, and what it has not taken yet, in bytes."""
+    """The runs of this process that have attached readers.
+
+    Args:
+        most: How many bytes a reader may lag by default.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -79,24 +82,27 @@ class Backpressure:
 
     @contextlib.contextmanager
     def attached(self, run_id: str, cursor: int, most: int | None = None) -> Iterator[Reader]:
-        """An Output for that run, from that sequence on; the run waits for it until it is left.
+        """Attach a reader to a run. The run waits for it until the block is left.
 
-        `most` is how many bytes it may be behind, where the first output of the run says so.
+        Args:
+            run_id: The run.
+            cursor: The sequence number of the first event that the reader reads.
+            most: How many bytes the readers of this run may lag. Only the value of its first reader counts.
         """
         with self._lock:
-            pipe = self._buffers.setdefault(run_id, _RunBuffer(self._most if most is None else most))
-            output = Reader(pipe, cursor)
-            pipe.readers.append(output)
+            buffer = self._buffers.setdefault(run_id, _RunBuffer(self._most if most is None else most))
+            reader = Reader(buffer, cursor)
+            buffer.readers.append(reader)
         try:
-            yield output
+            yield reader
         finally:
             with self._lock:
-                pipe.readers.remove(output)
-                if not pipe.readers:
+                buffer.readers.remove(reader)
+                if not buffer.readers:
                     self._buffers.pop(run_id, None)
-            pipe.release_waiters()
+            buffer.release_waiters()
 
     def published(self, run_id: str, sequence: int, size: int) -> asyncio.Future[None] | None:
-        """A run told an event of so many bytes: what it has to wait for before the next, or None."""
-        pipe = self._buffers.get(run_id)
-        return None if pipe is None else pipe.published(sequence, size)
+        """Count an event of a run, in bytes, and return what to await before the next one, if anything."""
+        buffer = self._buffers.get(run_id)
+        return None if buffer is None else buffer.published(sequence, size)

@@ -1,4 +1,4 @@
-"""Cancelling a run and what it called, in one commit of the queue."""
+"""Cancel a run and its child runs with one commit of the queue."""
 
 from __future__ import annotations
 
@@ -24,21 +24,28 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 class End(NamedTuple):
-    """One run that is cancelled under no claim, and the agent of it that has a say in that, with what it says."""
+    """A run that is cancelled without a claim; its agent, if that has a completion hook; and what the hook adds."""
 
     row: RunRow
     result: RunResult
     agent: CompletionHook | None
-    said: list[Op]
+    operations: list[Op]
 
 
 async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bool:
-    """Cancel a run and what it called; False if it ended meanwhile, RowChanged if its row has changed."""
+    """Cancel a run and its child runs.
+
+    Returns:
+        False if the run has finished in the meantime.
+
+    Raises:
+        RowChanged: The run's row has changed since it was read.
+    """
     queue = backends.queue
     tree, earlier, known = [row], list[RunRow](), {row.run_id}
     for each in tree:
         for child in await queue.children(each.run_id):
-            if child.run_id not in known:  # whoever submits a run may say that its own child is its parent
+            if child.run_id not in known:  # a caller may name a child of a run as its parent
                 known.add(child.run_id)
                 (tree if child.status in LIVE else earlier).append(child)
     now = queue.clock.wall()
@@ -52,17 +59,17 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
         if each is row and each.parent_id is not None:
             queue_ops.append(_message_to_parent(queue, each, each.parent_id, end.result))
         ends.append(end)
-    apart = not backends.together
-    if not apart:
+    separate = not backends.together
+    if not separate:
         queue_ops += [op for end in ends for op in _end_operations(backends, end, now)]
-    first = (await queue.commits.commit(None, queue_ops))[0]  # the queue decides
+    first = (await queue.commits.commit(None, queue_ops))[0]  # this commit decides whether the run is cancelled
     for each in tree:
         if each.status == "running":
             queue.notify_cancelled(each.run_id)
     for end in ends:
         log.info("run %s of agent %r finished: cancelled", end.row.run_key or end.row.run_id, end.row.agent)
-        await _after_end(backends, end, now, recorded=not apart)
-    for each in earlier:  # by a cancel that may have got no answer half-way
+        await _after_end(backends, end, now, recorded=not separate)
+    for each in earlier:  # a cancellation before may have been interrupted
         await cancel_with_children(backends, registry, each)
     return row.status != "running" or first[0] in LIVE
 
@@ -75,9 +82,9 @@ async def _cancelled_end(registry: Registry, row: RunRow) -> End:
 
 
 async def _after_end(backends: Backends, end: End, now: float, *, recorded: bool) -> None:
-    """Record the end, unless it is, publish what is not in the commit of that, and let its agent hear of it.
+    """Record the end unless it is recorded, publish its events if that commit does not, and call the agent's hook.
 
-    Not where the run has been begun anew since: then it is the story of another generation that goes on.
+    Nothing is written if the run has been restarted: the journal then belongs to another generation.
     """
     try:
         if not recorded:
@@ -91,7 +98,7 @@ async def _after_end(backends: Backends, end: End, now: float, *, recorded: bool
 
 
 async def _published(backends: Backends, end: End, now: float) -> None:
-    """Nobody comes after this who could publish it: what is not answered is tried again, and is there once."""
+    """Publish the end of a run. Retried while the bus is busy, because no later code would publish it; idempotent."""
     for _ in range(BUSY_ATTEMPTS):
         try:
             await _publish(backends, end, now)
@@ -102,36 +109,38 @@ async def _published(backends: Backends, end: End, now: float) -> None:
 
 
 async def _publish(backends: Backends, end: End, now: float) -> None:
-    """The end of a run, and before it what a claim that gave the run back could not publish."""
+    """Publish the end of a run, and before it the events that a claim which released the run could not publish."""
     row = end.row
-    told = await backends.state.records(row.run_id) if row.claimed_at else []
-    # Of a claim that recorded an end and could not tell of it, that end: the run has another one.
-    told = [each for each in told if each.claim_id and (each.kind != ENDED or each.attempt != row.generation)]
-    events = await missing_events(backends.bus, row.run_id, told) if told else []
+    records = await backends.state.records(row.run_id) if row.claimed_at else []
+    # Not the end that a claim recorded and could not publish: the run has another end.
+    records = [each for each in records if each.claim_id and (each.kind != ENDED or each.attempt != row.generation)]
+    events = await missing_events(backends.bus, row.run_id, records) if records else []
     events.append((f"end:{row.generation}", "run.cancelled", "{}", now))
-    ops = [Op("events.publish", (row.run_id, tuple(events))), *end.said]
+    ops = [Op("events.publish", (row.run_id, tuple(events))), *end.operations]
     if backends.bus.commits not in (backends.queue.commits, backends.state.commits):
         ops.insert(0, end_fence(row.run_id, row.claim_id or LOWEST_TOKEN))
     await backends.bus.commits.commit(None, ops)
 
 
 async def cancel_with_children(
-    backends: Backends, registry: Registry, row: RunRow, above: frozenset[str] = frozenset()
+    backends: Backends, registry: Registry, row: RunRow, ancestors: frozenset[str] = frozenset()
 ) -> None:
-    """Have it known everywhere that this run, and what it called, was cancelled, if it was: whoever did it may have
-    got no answer half-way."""
+    """Complete the cancellation of a run and its child runs, if it was interrupted between two engines.
+
+    Does nothing unless the run was cancelled.
+    """
     if row.status != "cancelled" or (backends.together and _events_derived(backends)):
         return
-    above |= {row.run_id}
+    ancestors |= {row.run_id}
     for child in await backends.queue.children(row.run_id):
-        if child.run_id not in above:
-            await cancel_with_children(backends, registry, child, above)
+        if child.run_id not in ancestors:
+            await cancel_with_children(backends, registry, child, ancestors)
     ending = await backends.state.ending(row.run_id)
     by_claim = ending is not None and ending.attempt == row.generation and ending.claim_id != ""
     if by_claim and row.reason != CANCELLED_BY_CALLER:
-        return  # its claim says all of it itself
+        return  # its claim writes all of it
     now, end = row.ended_at or backends.queue.clock.wall(), await _cancelled_end(registry, row)
-    # A claim may have recorded an end, and given the run back when it could not go on to tell of it.
+    # A claim may have recorded an end, and released the run when it could not publish it.
     recorded = ending is not None and ending.attempt >= row.generation and not by_claim
     await _after_end(backends, end if not recorded else end._replace(agent=None), now, recorded=recorded)
 
@@ -141,9 +150,10 @@ def _message_to_parent(queue: RunQueue, row: RunRow, parent: str, result: RunRes
 
 
 def _end_operations(backends: Backends, end: End, now: float) -> list[Op]:
-    """What the state's engine is told. Another cancel may do so too: the end of nobody's claim is there once.
+    """Return the writes to the engine of the state store.
 
-    No claim comes after this one whose fence would keep out what an earlier one is late with.
+    Another cancellation may write the same: an end without a claim is stored once. The fence refuses late writes of
+    the last claim, because no later claim will.
     """
     row = end.row
     record = Record(
@@ -152,7 +162,7 @@ def _end_operations(backends: Backends, end: End, now: float) -> list[Op]:
     ops = [Op("journal.append", (row.run_id, record)), Op("state.status", (row.run_id, "cancelled", now))]
     if not backends.together:
         ops.insert(0, end_fence(row.run_id, row.claim_id or LOWEST_TOKEN))
-    return [*ops, *end.said] if _events_derived(backends) else ops
+    return [*ops, *end.operations] if _events_derived(backends) else ops
 
 
 def _events_derived(backends: Backends) -> bool:

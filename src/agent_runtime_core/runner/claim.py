@@ -1,4 +1,4 @@
-"""One claim on one run: keep it, renew it, release it, or finish the run under it."""
+"""Extend, renew and release a claim on a run, or finish the run under it."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class HeldClaim:
             # The reason of the last failure or deferral, and its duration, must survive a release of the claim.
             changes = {"error": row.error, **changes}
         else:
-            # If only the queue is told of an end, the journal does not have it. A mark of 0 or more says that it may.
+            # A mark of 0 or more says that the journal has this end. An end that only the queue knows leaves -1.
             changes["mark"] = max(row.mark, 0)
         return self.backends.queue.unchanged_update(row, row.claim_id)._replace(status=status, stalls=stalls, **changes)
 
@@ -194,7 +194,7 @@ class HeldClaim:
     async def release_after(self, error: Exception, jitter: float) -> None:
         """Release the claim for some seconds, because a store was not available: that is no crash of the run.
 
-        Only the queue is told. It may be another store, and available.
+        Only the queue is written to. It may be another store, and available.
         """
         self.leaving = True
         due_at = self.clock.wall() + OUTAGE_DELAY * (1 + jitter)

@@ -1,8 +1,8 @@
-"""The conversation of a run: what was said before is read once, what is new is appended once.
+"""Load the conversation of a run, and append the run's new messages to it.
 
-What was read is pinned in the journal, so that a run that is taken up again sees the same; what is appended has ids
-made of the run's own and a number, and goes in before the run ends: after a crash between the two the same
-messages are offered again, and are there already.
+The journal records which message was the last one when the run started, so that a resumed run sees the same history.
+New messages have ids made of the run's id and a number, and are appended before the run ends: after a crash between the
+two the same messages are appended again, which changes nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ..queue.records import RunRow
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON: a history up to that is recorded in the result as well
+MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON up to which a saved result contains the history
 _UNLIMITED = 1 << 40
-_SYSTEM_ROLES = ("system", "developer")  # two names of one role
+_SYSTEM_ROLES = ("system", "developer")  # two names of the same role
 
 
 class ConversationHistory:
-    """One attempt's view of its conversation."""
+    """The conversation of a run, as one attempt sees it."""
 
     def __init__(self, store: ConversationStore, conversation_id: UUID, row: RunRow, clock: Clock) -> None:
         self.store: ConversationStore = store
@@ -43,24 +43,24 @@ class ConversationHistory:
         self.run_id: UUID = UUID(row.run_id)
         self.agent: str = row.agent
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
-        self._loaded: list[Mapping[str, Any]] = []  # without the prompts in front of it
-        self._input_messages: list[Any] = []  # of the input, what is not in the conversation yet
+        self._loaded: list[Mapping[str, Any]] = []  # without the leading prompts
+        self._input_messages: list[Any] = []  # messages of the input that are not in the conversation yet
         self._pinned_leaf: dict[str, str | None] = {}
-        self._leaf: ConversationMessage | None = None  # the last message of what was loaded
-        self._stored = False  # whether there is such a conversation
+        self._leaf: ConversationMessage | None = None  # the last loaded message
+        self._stored = False  # the conversation exists
 
     async def load(self, ctx: Context) -> None:
-        """Put what was said before in front of the run's own messages, unless they begin with it already."""
+        """Put the earlier messages before those of the input, unless the input begins with them already."""
         stored = await self.store.get(self.conversation_id)
         self._stored = stored is not None
 
         async def newest() -> dict[str, str | None]:
-            said = [] if stored is None else history(stored.messages, stored.active_branch_id)
+            path = [] if stored is None else history(stored.messages, stored.active_branch_id)
             branch = None if stored is None else stored.active_branch_id
-            return {"leaf": str(said[-1].id) if said else None, "branch": None if branch is None else str(branch)}
+            return {"leaf": str(path[-1].id) if path else None, "branch": None if branch is None else str(branch)}
 
         if ctx.started_without("history"):
-            # Its runner kept no conversations then. With a history now, code that runs again would see other messages
+            # Its runner stored no conversations then. With a history now, the code would see other messages on replay
             # than those that its recorded steps were made from.
             self._pinned_leaf = {**await newest(), "leaf": None}
         else:
@@ -73,48 +73,49 @@ class ConversationHistory:
         ctx.history = list(ctx.input_messages)
 
     async def save(self, result: RunResult) -> None:
-        """Append what this run said and heard beyond what was loaded."""
-        encode_result(result, self.omitted(result))  # what cannot be recorded must not be kept either
-        said = self._new_messages(result)
-        if not said:
+        """Append the new messages of this run to the conversation."""
+        encode_result(result, self.omitted(result))  # a result that cannot be recorded must not be appended either
+        new = self._new_messages(result)
+        if not new:
             return
         if not self._stored and await self.store.get(self.conversation_id) is None:
             await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
-        await self.store.append(self.conversation_id, self._with_ids(said))
+        await self.store.append(self.conversation_id, self._with_ids(new))
 
     def omitted(self, result: RunResult) -> OmittedHistory | None:
-        """The messages of a result that are the history as it was loaded, where they are many."""
+        """Return which messages of a result are the loaded history, if that is longer than `MAX_INLINE_HISTORY`."""
         leaf, count = self._pinned_leaf.get("leaf"), len(self._loaded)
-        told = result.final_messages or []
-        at = len(_split(told)[0])
-        if leaf is None or told[at : at + count] != self._loaded:
+        messages = result.final_messages or []
+        at = len(_split(messages)[0])
+        if leaf is None or messages[at : at + count] != self._loaded:
             return None
         if len(encode(self._loaded, max_bytes=_UNLIMITED)) <= MAX_INLINE_HISTORY:
             return None
         return OmittedHistory(str(self.conversation_id), leaf, at, count)
 
     def _new_messages(self, result: RunResult) -> list[Mapping[str, Any]]:
-        _, told = _split(result.final_messages or [])
-        if not told:
-            said = result.final_output.get("response") if isinstance(result.final_output, dict) else None
-            answer = [{"role": "assistant", "content": said}] if isinstance(said, str) else []
+        _, messages = _split(result.final_messages or [])
+        if not messages:
+            response = result.final_output.get("response") if isinstance(result.final_output, dict) else None
+            answer = [{"role": "assistant", "content": response}] if isinstance(response, str) else []
             return [*self._input_messages, *answer]
-        known = _overlap([*self._loaded, *self._input_messages], told, len(self._input_messages))
-        return [*self._input_messages, *told] if known is None else told[known - len(self._input_messages) :]
+        known = _overlap([*self._loaded, *self._input_messages], messages, len(self._input_messages))
+        return [*self._input_messages, *messages] if known is None else messages[known - len(self._input_messages) :]
 
-    def _with_ids(self, said: Sequence[Mapping[str, Any]]) -> list[ConversationMessage]:
-        """What was said as messages of the run's branch. The first one of a branch names what it follows.
+    def _with_ids(self, new: Sequence[Mapping[str, Any]]) -> list[ConversationMessage]:
+        """Return new messages as those of the run's branch. The first message of a branch names its parent.
 
-        Of one role with that it would stand in its place: such a branch begins with what it follows once more.
+        If both have the same role, the new one would replace its parent: the branch then begins with a copy of the
+        parent.
         """
         branch = uuid5(self.run_id, "branch") if self.forked else _uuid(self._pinned_leaf["branch"])
-        messages = [self._message(each, n, branch) for n, each in enumerate(said)]
+        messages = [self._message(each, n, branch) for n, each in enumerate(new)]
         leaf = self._leaf
         if leaf is None or leaf.branch_id == branch:
             return messages
         if leaf.role == messages[0].role:
-            again = {**(leaf.metadata or {}), "forked_from": str(leaf.id)}
-            messages.insert(0, replace(leaf, id=uuid5(self.run_id, "leaf"), branch_id=branch, metadata=again))
+            metadata = {**(leaf.metadata or {}), "forked_from": str(leaf.id)}
+            messages.insert(0, replace(leaf, id=uuid5(self.run_id, "leaf"), branch_id=branch, metadata=metadata))
         messages[0].parent_message_id = leaf.id
         return messages
 
@@ -126,9 +127,10 @@ class ConversationHistory:
 async def merged_history(
     store: ConversationStore, conversation_id: UUID, leaf: str | None, messages: list[Any]
 ) -> list[Any]:
-    """The messages that a run began with: these of its input, behind its conversation up to the message `leaf`.
+    """Return the messages that a run started with: its conversation up to the message `leaf`, and those of its input.
 
-    InvalidArgument: the conversation is not there any more.
+    Raises:
+        InvalidArgument: The conversation was deleted.
     """
     stored = None if leaf is None else await store.get(conversation_id)
     if leaf is not None and stored is None:
@@ -141,31 +143,31 @@ async def merged_history(
 def _joined(
     kept: Sequence[ConversationMessage], messages: Sequence[Any]
 ) -> tuple[list[Any], list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The prompts, what was said before, and what of a run's own messages is not said there yet."""
-    before, there = _split([chat_of(each) for each in kept])
-    prompts, said = _split(messages)
-    given = _beyond(said, there)
-    loaded = paired(there, given)
-    if given is said:
-        given = _beyond(said, loaded)
-    prompts += [each for each in before if not any(same_chat(each, one) for one in prompts)]
-    return prompts, loaded, given
+    """Return the prompts, the conversation, and the messages of the input that it does not contain yet."""
+    stored_prompts, stored = _split([chat_of(each) for each in kept])
+    prompts, passed = _split(messages)
+    new = _beyond(passed, stored)
+    loaded = paired(stored, new)
+    if new is passed:
+        new = _beyond(passed, loaded)
+    prompts += [each for each in stored_prompts if not any(same_chat(each, one) for one in prompts)]
+    return prompts, loaded, new
 
 
-async def restore_history(store: ConversationStore, result: RunResult, before: OmittedHistory) -> RunResult:
-    """The result with the messages that its record names, if the conversation still has them."""
-    stored = await store.get(UUID(before.conversation_id))
+async def restore_history(store: ConversationStore, result: RunResult, omitted: OmittedHistory) -> RunResult:
+    """Put the messages that a saved result refers to into it, if the conversation still has them."""
+    stored = await store.get(UUID(omitted.conversation_id))
     try:
-        path = [] if stored is None else history(stored.messages, leaf=UUID(before.leaf))
+        path = [] if stored is None else history(stored.messages, leaf=UUID(omitted.leaf))
     except InvalidArgument:
         path = []
-    known = paired(_split([chat_of(each) for each in path])[1], result.final_messages[before.at :])
-    if len(known) == before.messages:
-        result.final_messages[before.at : before.at] = known
+    known = paired(_split([chat_of(each) for each in path])[1], result.final_messages[omitted.at :])
+    if len(known) == omitted.messages:
+        result.final_messages[omitted.at : omitted.at] = known
     else:
         log.warning(
-            "conversation %s is not what run %s went on with: its result is without it",
-            before.conversation_id, result.run_id,
+            "conversation %s has changed since run %s: the result of the run does not contain it",
+            omitted.conversation_id, result.run_id,
         )  # fmt: skip
     return result
 
@@ -175,7 +177,7 @@ def _uuid(text: str | None) -> UUID | None:
 
 
 def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
-    """The prompts in front, which are the agent's own affair, and the conversation behind them."""
+    """Return the leading prompts, which belong to the agent, and the conversation after them."""
     at = 0
     while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") in _SYSTEM_ROLES:
         at += 1
@@ -186,25 +188,24 @@ def _begins(messages: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, 
     return len(messages) >= len(start) and all(map(same_chat, messages, start))
 
 
-def _overlap(known: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]], least: int) -> int | None:
-    """How many messages at the end of `known` are told again at first, `least` of them or more; None: not so many.
+def _overlap(known: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]], least: int) -> int | None:
+    """Return how many messages at the end of `known` are the first ones of `messages`; None if fewer than `least`.
 
-    Where nothing was given, whoever tells the end of a long history again adds to it: a message that is the same as the
-    last one, and all that is told, is said once more.
+    If the input had no messages (`least` is 0), messages that only repeat the end of a longer history are new ones.
     """
-    for count in range(min(len(known), len(told)), least - 1, -1):
-        adds = least > 0 or count < len(told) or count in (0, len(known))
-        if adds and _begins(told, known[len(known) - count :]):
+    for count in range(min(len(known), len(messages)), least - 1, -1):
+        adds = least > 0 or count < len(messages) or count in (0, len(known))
+        if adds and _begins(messages, known[len(known) - count :]):
             return count
     return None
 
 
 def _beyond(messages: list[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages that the conversation `known` lacks.
+    """Return the messages that the conversation `known` does not contain.
 
-    A client that keeps the conversation sends all of it again with each message, or the last part of it, and often
-    without the tool calls. Only such an input has answers in it: one that starts with the text of the last message by
-    chance is new.
+    A client that stores the conversation sends all of it with each message, or the last part of it, and often without
+    the tool calls. Only such an input contains answers. An input without one that happens to start with the text of the
+    last message is new.
     """
     if _begins(messages, known):
         return messages[len(known) :]
@@ -217,8 +218,10 @@ def _beyond(messages: list[Mapping[str, Any]], known: Sequence[Mapping[str, Any]
 
 
 def _repeated(messages: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> int:
-    """How many messages at the start are those of `known` again, tool calls and their results left out or not; 0 if
-    another message is missing."""
+    """Return how many messages at the start repeat those of `known`, with or without tool calls and their results.
+
+    Returns 0 if another message is missing.
+    """
     count = 0
     for each in known:
         if count < len(messages) and (

@@ -71,12 +71,12 @@ _RUNNING = RunStatus.RUNNING.value
 HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_held_concurrency_keys")
 #: The ids of all runs that this task is part of, the outermost first.
 ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_enclosing_runs")
-#: The run resumes when these errors are over.
+#: Temporary errors, after which the run resumes.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
 
 
 def _finished_error(run: str) -> StorageClosed:
-    return StorageClosed(f"run {run} has ended: await what it began before it returns, and call its context in it")
+    return StorageClosed(f"run {run} has ended: await all its tasks before it returns, and call its context in it")
 
 
 class RunExecution:
@@ -196,7 +196,7 @@ class RunExecution:
         except Exception as error:  # noqa: BLE001 - an audit store may raise anything, and decides nothing
             if isinstance(cause := deciding_error(error), LeaseLost):
                 raise cause from None
-            log.warning("what run %s did is not audited: %s", self.row.run_id, error)
+            log.warning("audit log of run %s is incomplete: %s", self.row.run_id, error)
 
     # -- attempts
 
@@ -208,7 +208,7 @@ class RunExecution:
             is_first = row.attempt == 1 and row.generation == 1 and row.mark < 0
             fresh = is_first and not row.parked and row.started_at == row.claimed_at
             records = await self.writer.open(fresh=fresh)
-            # Only claims that were taken over may still write; a claim that was released knows that it is over.
+            # Only claims that were taken over may still write. A claim that was released does not.
             if self.recorder is not None and (row.stalls or row.generation > 1):
                 await self.recorder.fence(self.claim.fenced_writes())
             journal = StepJournal(self.writer, records)
@@ -222,8 +222,8 @@ class RunExecution:
     def check_journal_length(self, journal: StepJournal) -> None:
         """Reject a journal that was longer when the row was last written.
 
-        Each record has a checksum, but only the row tells of records that are missing. A journal on another engine
-        than the row may have been in the memory of a process that has ended.
+        Each record has a checksum, but only the row's `mark` shows that records are missing. A journal on another
+        engine than the row is not checked: it may have been in the memory of a process that has ended.
         """
         row = self.row
         if journal.ends < row.mark and self.backends.together:
@@ -509,8 +509,10 @@ class RunExecution:
         try:
             work: Any = self.agent.run(ctx)
             if not inspect.isawaitable(work):
-                what = f"run() of agent {self.row.agent!r} gave {brief(work)} and nothing to await: write async def run"
-                raise InvalidArgument(what)
+                raise InvalidArgument(
+                    f"run() of agent {self.row.agent!r} must be a coroutine function, got {brief(work)}. "
+                    "Write async def run"
+                )
             try:
                 result = await work
             except Exception as error:
@@ -522,7 +524,7 @@ class RunExecution:
             self.control.notify()  # one iteration of the event loop before the callbacks of the task
 
     async def _cancel_agent(self, task: asyncio.Task[Any]) -> None:
-        """End all tasks of a run that goes no further here, so that their `finally` blocks run on this loop.
+        """End all tasks of a run that stops here, so that their `finally` blocks run in this event loop.
 
         The main task is cancelled first, because it may end the others itself. Until all have ended, calls on the
         context of a parked or lost run raise CancelledError. Otherwise a `finally` block that makes such a call would
@@ -553,7 +555,7 @@ class RunExecution:
             each.cancel()  # it may have continued after an earlier cancellation
 
     async def _finishes_in_time(self, task: asyncio.Task[Any]) -> bool:
-        """Wait for the attempt; False when its time is up, or when it does not stop."""
+        """Wait for the attempt; return False if its time is up, or if it does not stop."""
         control, calls = self.control, self.calls
         task.add_done_callback(lambda _: control.notify())  # `_run_agent` may never have begun
         while not await done_in_time(task, lambda: 0.0 if control.cancel_requested else calls.time_left(), calls.wait):
@@ -565,7 +567,7 @@ class RunExecution:
         return True
 
     def _restart_timer(self) -> bool:
-        """Give the attempt the time that deferrals have used, if the run has recorded a step since; False if not."""
+        """Add the time that deferrals have used, if the run has recorded a step since; return False if not."""
         if not self._deferred_seconds or len(self._completed) <= self._completed_at_start:
             return False
         self.calls.time_limit_at += self._deferred_seconds

@@ -1,8 +1,8 @@
-"""A new run that begins where another one stood after a step: what was recorded until then, under ids of its own.
+"""Create a new run from the saved results of another one.
 
-The copies are quiet: they tell no events, and nothing that they cost counts for the new run. Where state and
-queue share an engine, all of it is one commit. Elsewhere the journal goes first: without its row in the
-queue a run is not there for anybody, and the same call writes the same again.
+The copied records publish no events, and their usage does not count for the new run. If state and queue share an
+engine, one commit writes everything. Else the journal is written first: a run without a row in the queue does not exist
+yet, and a repeated call writes the same journal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .backends import Backends
 
 After = str | tuple[str, str | int] | None
 
-_MAX_READS: Final = 5  # at a run that goes on meanwhile
+_MAX_READS: Final = 5  # of the journal of a run that executes at the same time
 _MAX_NAMES_LISTED: Final = 12  # steps that an error lists
 _ENDS: Final = ("step.completed", "tool.result")
 
@@ -39,17 +39,17 @@ async def fork(
     backends: Backends, source: RunRow, after: After, new_run_id: UUID | str | None, input: Mapping[str, Any] | None,
     effects: str = "refuse",
 ) -> UUID:  # fmt: skip
-    """See `AgentRunner.fork`."""
+    """Create a fork. See `AgentRunner.fork`."""
     if effects not in EFFECTS:
         raise InvalidArgument(
             f'effects must be "refuse", "reuse", "ask" or "repeat", got {brief(effects)}. '
             'Use "refuse" to have the fork fail at a step that was done before.'
         )
     records, cut, checkpoint = await _journal_until(backends, source, after)
-    book = StepJournal(ClaimWriter(source, *backends, backends.queue.clock), records)
-    await join_lineage(book)
+    journal = StepJournal(ClaimWriter(source, *backends, backends.queue.clock), records)
+    await join_lineage(journal)
     copies = _copies(
-        book, source, [each for each in records if cut is not None and each.seq <= cut.seq], checkpoint, effects
+        journal, source, [each for each in records if cut is not None and each.seq <= cut.seq], checkpoint, effects
     )
     row = _row(backends, source, cut, new_run_id, input, effects)
     row = row.with_values(mark=sum(each.kind == DONE for each in copies))
@@ -66,7 +66,7 @@ async def fork(
 async def _journal_until(
     backends: Backends, source: RunRow, after: After
 ) -> tuple[list[Record], Record | None, str | None]:
-    """The journal, the record it is copied up to, and the checkpoint of that point."""
+    """Return the journal, the last record that is copied, and the checkpoint of that point."""
     state, run_id = backends.state, source.run_id
     for _ in range(_MAX_READS):
         records = await state.records(run_id)
@@ -82,14 +82,14 @@ async def _journal_until(
 
 
 def _cut_point(run_id: str, records: Sequence[Record], after: After) -> Record | None:
-    """The record of that step; of several, the last one."""
+    """Return the record of the step `after`; of several, the last one."""
     done = [each for each in records if each.kind == DONE]
     if after is None:
         return done[-1] if done else None
     name, key = after if isinstance(after, tuple) and len(after) == 2 else (after, None)
     if not isinstance(name, str) or (key is not None and (isinstance(key, bool) or not isinstance(key, (str, int)))):
         raise InvalidArgument(
-            f"after_step is a step's name or id, a pair (name, key or occurrence), or None, not {brief(after)}"
+            f"after_step must be a step's name or id, a pair (name, key or occurrence), or None, got {brief(after)}"
         )
     found = [each for each in done if each.name == name and (key is None or _is_key(each.key, str(key)))]
     if not found and key is None:
@@ -99,9 +99,9 @@ def _cut_point(run_id: str, records: Sequence[Record], after: After) -> Record |
     return found[-1]
 
 
-def _is_key(recorded: str, asked: str) -> bool:
-    """Keys are recorded behind what they are of: `k:` a caller's own, `s:` an occurrence, `m:` an item."""
-    return asked in (recorded, recorded.partition(":")[2])
+def _is_key(recorded: str, key: str) -> bool:
+    """Compare with a recorded key: `k:` before a key of the caller, `s:` before an occurrence, `m:` before an item."""
+    return key in (recorded, recorded.partition(":")[2])
 
 
 def _unrecorded(run_id: str, done: Sequence[Record], name: str, key: str | int | None) -> str:
@@ -123,10 +123,10 @@ def _listed(names: Sequence[str]) -> str:
 async def _checkpoint_at(
     backends: Backends, run_id: str, records: Sequence[Record], later: Sequence[Record], stored: str | None
 ) -> str | None:
-    """The last checkpoint before the first of the records `later`, or of those of them that tell events."""
+    """Return the last checkpoint before the events of the records `later`."""
     found = records[0].state if records[0].kind == FORKED else None
     if is_copied(later[0]):
-        return found  # all events came after it
+        return found  # all events of the run are later
     ends = {step_id(run_id, each.name, each.key) for each in later if each.kind == DONE}
     for event in await backends.bus.get_events(run_id):
         if event.event_type in _ENDS and payload_of(event).get("step_id") in ends:
@@ -137,7 +137,7 @@ async def _checkpoint_at(
 
 
 def _state_of(event: Event) -> str:
-    """The checkpoint that an event tells, as it is kept; whoever forks a run need not know its types."""
+    """Return the checkpoint of an event as it is stored. The types of its values need not be known here."""
     try:
         return encode(event.payload["state"])
     except UnserialisableResult:
@@ -147,13 +147,13 @@ def _state_of(event: Event) -> str:
 def _copies(
     whole: RunJournal, source: RunRow, records: Sequence[Record], checkpoint: str | None, effects: str
 ) -> list[Record]:
-    """What of these records another run can go on from: results, and failures that the code went on without."""
-    book = StepJournal(whole.writer, records)
-    given_up = {each.seq for each in book.view.swallowed_failures.values()}
-    kept = [each for each in records if each.kind in (DONE, RESET) or each.seq in given_up]
+    """Return the records that another run can resume from: results, and failures that the code has handled."""
+    journal = StepJournal(whole.ledger, records)
+    handled = {each.seq for each in journal.swallowed_failures.values()}
+    kept = [each for each in records if each.kind in (DONE, RESET) or each.seq in handled]
     claim = f"{COPIED}{source.run_id}"
-    about = {"origin": whole.view.origin, "effects": effects, "approvals": _approvals(whole, kept)}
-    forked = Record(0, FORKED, claim_id=claim, t=book.records.wall(), state=checkpoint, info=encode(about))
+    about = {"origin": whole.origin, "effects": effects, "approvals": _approvals(whole, kept)}
+    forked = Record(0, FORKED, claim_id=claim, t=journal.wall(), state=checkpoint, info=encode(about))
     return [
         forked,
         *(
@@ -163,13 +163,13 @@ def _copies(
     ]
 
 
-def _approvals(book: RunJournal, copied: Sequence[Record]) -> list[dict[str, str]]:
-    """The approvals among these records, each with the run that was given it: they count as spent in the fork."""
-    known = {(each["name"], each["key"]): each["run_id"] for each in book.view.spent_approvals}
+def _approvals(journal: StepJournal, copied: Sequence[Record]) -> list[dict[str, str]]:
+    """Return the approvals in these records, each with the run that received it. They count as spent in the fork."""
+    known = {(each["name"], each["key"]): each["run_id"] for each in journal.spent_approvals}
     return [
         {
             "name": each.name.removeprefix("signal:"), "key": each.key,
-            "run_id": known.get((each.name.removeprefix("signal:"), each.key), book.writer.run_id),
+            "run_id": known.get((each.name.removeprefix("signal:"), each.key), journal.ledger.run_id),
         }
         for each in copied
         if is_approval(each)
@@ -177,13 +177,13 @@ def _approvals(book: RunJournal, copied: Sequence[Record]) -> list[dict[str, str
 
 
 def _without_message(info: str | None) -> str | None:
-    """Without the number of the message that was consumed: in the new mailbox that is another message."""
+    """Remove the number of the consumed message, which is another message in the new mailbox."""
     if info is None or '"mail"' not in info:
         return info
-    told = cast("dict[str, Any]", decode(info))
-    if told.pop("mail", None) is None:
+    fields = cast("dict[str, Any]", decode(info))
+    if fields.pop("mail", None) is None:
         return info
-    return encode(told) if told else None
+    return encode(fields) if fields else None
 
 
 def _row(
@@ -194,32 +194,32 @@ def _row(
     if cut is not None:
         about |= {"step": cut.name, "step_id": step_id(source.run_id, cut.name, cut.key)}
     metadata = {**cast("dict[str, Any]", decode(source.metadata)), FORKED_FROM: about}
-    given = cast("dict[str, Any]", decode(source.input)) if input is None else input
+    input_ = cast("dict[str, Any]", decode(source.input)) if input is None else input
     return backends.queue.new_row(
-        new_run_id, source.agent, given, metadata, source.priority, concurrency_key=source.lane
+        new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=source.lane
     )
 
 
 def _same(row: RunRow, stored: RunRow, after: After) -> bool:
-    """Whether the stored run is the fork that was asked for; a fork of all is that of what there was then."""
+    """Return whether the stored run is the requested fork. A fork of everything may be one of an earlier state."""
     mine, theirs = (cast("dict[str, Any]", decode(each.metadata)).get(FORKED_FROM) for each in (row, stored))
     if not same_input(row, stored) or not isinstance(theirs, dict) or mine is None:
         return False
-    told = ("run_id",) if after is None else ("run_id", "step_id")
-    return mine["effects"] == theirs.get("effects", "refuse") and all(mine[each] == theirs.get(each) for each in told)
+    fields = ("run_id",) if after is None else ("run_id", "step_id")
+    return mine["effects"] == theirs.get("effects", "refuse") and all(mine[each] == theirs.get(each) for each in fields)
 
 
 async def _stored(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow | None:
-    """Store the new run, unless somebody was quicker: what is stored then, None under another fork's journal."""
-    there = await backends.state.records(row.run_id)
-    if list(map(_compared, there)) == list(map(_compared, copies[: len(there)])):
+    """Store the new run; return the stored row, perhaps of another caller, or None if another fork has the journal."""
+    stored = await backends.state.records(row.run_id)
+    if list(map(_compared, stored)) == list(map(_compared, copies[: len(stored)])):
         with contextlib.suppress(LeaseLost):
             return await _write(backends, row, copies, checkpoint)
     return await backends.queue.row(row.run_id)
 
 
 def _compared(record: Record) -> tuple[Any, ...]:
-    """What a record has in common with the same one of a repeated call."""
+    """Return the fields of a record that a repeated call writes again."""
     return (*record[:4], *record[7:9], record.info if record.kind == FORKED else None)
 
 
@@ -228,13 +228,13 @@ def _id_taken(row: RunRow, why: str) -> IdempotencyConflict:
 
 
 async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow:
-    """Store the new run; what is stored under its id then."""
+    """Store the new run, and return the row that is stored under its id then."""
     key, queue, state = row.run_id, backends.queue.commits, backends.state.commits
-    # What is claimed by then is not written to.
+    # The lowest fence is refused if the new run has been claimed already.
     ops = [Op(INSTALL, (key, LOWEST_TOKEN)), *(Op("journal.append", (key, each)) for each in copies)]
     origin, source = json.loads(copies[0].info or "{}")["origin"], copies[0].claim_id.removeprefix(COPIED)
     ops += membership(origin, key)
-    if source == origin:  # else it is a member already, or was deleted
+    if source == origin:  # else the source is a member already, or was deleted
         ops += membership(origin, origin)
     if checkpoint is not None:
         ops.append(Op("state.checkpoint", (key, checkpoint, None, row.created_at)))

@@ -78,7 +78,7 @@ class GuardedCalls:
             context: The context in which it runs.
 
         Raises:
-            TimeLimitReached: It took longer than its time, or than the grace of a run that was told to stop.
+            TimeLimitReached: It took longer than its time, or than the grace of a run that must stop.
         """
         try:
             task = start_soon(work, context=context)
@@ -94,7 +94,7 @@ class GuardedCalls:
 
         task.add_done_callback(lambda _: self.control.notify())
         if not await ended_in_time(task, left, what, self.wait, LEAVE_SECONDS):
-            raise TimeLimitReached(f"{what} took too long, and is not waited for any longer")
+            raise TimeLimitReached(f"{what} took too long, and is not awaited any longer")
         try:
             return task.result()
         except (Exception, SystemExit, KeyboardInterrupt):
@@ -114,7 +114,7 @@ class GuardedCalls:
             timer.cancel()
 
     async def pause(self, seconds: float) -> None:
-        """Sleep until the run is told to stop, and no longer than until its deadline."""
+        """Sleep, but not longer than until the run must stop or its deadline has passed."""
         if (deadline := self.row.deadline) is not None:
             seconds = min(seconds, deadline - self.clock.wall())
         sleep = start_soon(self.clock.sleep(seconds))
@@ -145,7 +145,7 @@ class GuardedCalls:
         try:
             return await self.call(_answer(hook, args), what, within=within, context=context)
         except TimeLimitReached as late:
-            log.warning("run %s goes on without a hook: %s", self.row.run_id, late)
+            log.warning("run %s continues without a hook: %s", self.row.run_id, late)
             raise
         except Exception:  # a hook that fails does not change the outcome
             log.exception("%s failed", what)

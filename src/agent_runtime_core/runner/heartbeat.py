@@ -1,4 +1,7 @@
-"""Keeping claims alive from a thread no event loop can starve, and hearing what happens to them."""
+"""Extend the leases of all claims of a runner, and pass cancellations, messages and lost leases on to their runs.
+
+The leases are extended by a thread, so that a blocked event loop cannot lose them.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,22 @@ from .settings import RunnerConfig
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-LOOP_STALL_SECONDS = 60.0  # seconds without a tick of its loop after which a run is no longer kept alive
-NEWS_INTERVAL = 0.1  # seconds between looks where the queue cannot ring
+LOOP_STALL_SECONDS = 60.0  # seconds of a blocked event loop after which its leases are not extended any more
+NEWS_INTERVAL = 0.1  # seconds between two reads of a queue that cannot notify
 
 
 @dataclass(eq=False, repr=False)
 class LeasedRun:
-    """A claim this process holds."""
+    """A claim of this process, and what is called about it in the loop of its run.
+
+    Attributes:
+        ends: Boot time after which the lease is not extended any more.
+        cancel: The run was cancelled.
+        lose: The claim was lost.
+        on_heartbeat: The lease was extended; called at most once per `heartbeat_interval_seconds`.
+        reported_at: Boot time of the last call of `on_heartbeat`.
+        seen: Number of the last mailbox message that the run was notified of.
+    """
 
     row: RunRow
     control: RunControl
@@ -34,13 +46,13 @@ class LeasedRun:
     ends: float
     cancel: Callable[[], None]
     lose: Callable[[], None]
-    on_heartbeat: Callable[[], None]  # adds a heartbeat to the log of the run
-    reported_at: float  # when that last happened
-    seen: int  # number of the last message that is known
+    on_heartbeat: Callable[[], None]
+    reported_at: float
+    seen: int
 
 
 class Heartbeat:
-    """Beats for all claims of a runner while there are any."""
+    """Extends the leases of a runner while it has any."""
 
     def __init__(self, queue: RunQueue, config: RunnerConfig) -> None:
         self._queue, self._config, self._clock = queue, config, queue.clock
@@ -50,13 +62,14 @@ class Heartbeat:
         self._stop_listening: Callable[[], None] | None = None
         self._ticks: dict[asyncio.AbstractEventLoop, float] = {}
         self._watchers: dict[asyncio.AbstractEventLoop, tuple[asyncio.Event, asyncio.Task[None]]] = {}
-        #: Where the queue can only be reached from a loop: one that beats in each loop with claims.
+        #: For a queue that only coroutines can write to: one task in each loop with claims.
         self._beaters: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._answered = self._clock.boot()
 
-    # -- holding
+    # -- claims
 
     def hold(self, held: LeasedRun) -> None:
+        """Extend the lease of this claim from now on."""
         with self._lock:
             self._leased[held.row.run_id] = held
             if self._stop_timer is None:
@@ -72,13 +85,14 @@ class Heartbeat:
         self._beat_in(held.loop)
 
     def drop(self, run_id: str, claim_id: str | None = None) -> None:
-        """Keep the run no longer; with `claim_id` only that claim: here may be a later one already."""
+        """Stop extending the lease of a run; with `claim_id` only that of this claim, and not of a later one."""
         with self._lock:
             held = self._leased.get(run_id)
             if held is not None and claim_id in (None, held.row.claim_id):
                 del self._leased[run_id]
 
     def stop(self) -> None:
+        """Stop the thread, the tasks and the listener."""
         with self._lock:
             for stop in (self._stop_timer, self._stop_listening):
                 if stop is not None:
@@ -104,10 +118,10 @@ class Heartbeat:
         if known is None or known.done():
             self._beaters[loop] = start_helper(self._beat_here(loop), "agent-runtime-beat")
 
-    # -- beating
+    # -- leases
 
     def beat(self) -> None:
-        """One beat, from the beat thread."""
+        """Extend all leases once. Called by the thread."""
         if held := self._alive():
             commit: Any = self._queue.commits
             try:
@@ -122,7 +136,7 @@ class Heartbeat:
         return Op("queue.beat", (claims, self._queue.lease_now() + self._config.lease_ttl_seconds))
 
     async def _beat_here(self, loop: asyncio.AbstractEventLoop) -> None:
-        """For a queue that can only be reached from a loop: beat for the claims of this one while there are any."""
+        """Extend the leases of the claims in this loop while there are any."""
         try:
             while any(held.loop is loop for held in tuple(self._leased.values())):
                 await self._clock.sleep(self._config.heartbeat_interval)
@@ -141,7 +155,7 @@ class Heartbeat:
                 self._apply_replies(held, answers)
 
     def _alive(self) -> list[LeasedRun]:
-        """Return the claims to extend: their loop still runs, and their time is not up."""
+        """Return the claims whose leases are extended: their event loop runs, and their time is not up."""
         now = self._clock.boot()
         with self._lock:
             return [
@@ -168,10 +182,10 @@ class Heartbeat:
             for each in held:
                 call_in_loop(each.loop, each.lose)
 
-    # -- hearing
+    # -- notifications
 
     def _cancelled(self, run_id: str) -> None:
-        """Somebody in this process, on some loop, asked for a run to be cancelled."""
+        """Cancel a run that code of this process, in any event loop, has cancelled."""
         held = self._leased.get(run_id)
         if held is None:
             return
@@ -181,51 +195,51 @@ class Heartbeat:
             call_in_loop(held.loop, held.cancel)
 
     def _mail(self) -> None:
-        """Some mailbox got a message: every loop with claims looks."""
-        for loop, (news, _) in tuple(self._watchers.items()):
-            call_in_loop(loop, news.set)
+        """Have every loop with claims read its runs, because a mailbox has a new message."""
+        for loop, (changed, _) in tuple(self._watchers.items()):
+            call_in_loop(loop, changed.set)
 
     def look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have it seen soon what came for the claims of that loop."""
+        """Have the runs of this loop read soon."""
         if (known := self._watchers.get(loop)) is not None:
             known[0].set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         known = self._watchers.get(loop)
         if known is None or known[1].done():
-            news = asyncio.Event()
-            task = start_helper(self._follow(loop, news), "agent-runtime-news")
-            self._watchers[loop] = (news, task)
+            changed = asyncio.Event()
+            task = start_helper(self._follow(loop, changed), "agent-runtime-news")
+            self._watchers[loop] = (changed, task)
 
-    async def _follow(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
-        rings = self._stop_listening is not None
+    async def _follow(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+        notifies = self._stop_listening is not None
         try:
             while True:
                 self._ticks[loop] = self._clock.boot()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(1.0 if rings else NEWS_INTERVAL):
-                        await news.wait()
-                # A copy: other loops hold and drop claims meanwhile, from their threads.
+                    async with asyncio.timeout(1.0 if notifies else NEWS_INTERVAL):
+                        await changed.wait()
+                # A copy, because the threads of other loops add and drop claims.
                 with self._lock:
                     mine = [h for h in tuple(self._leased.values()) if h.loop is loop]
                 if not mine:
                     return
-                if news.is_set() or not rings:
-                    news.clear()
+                if changed.is_set() or not notifies:
+                    changed.clear()
                     await self._look(mine)
         finally:
             self._ticks.pop(loop, None)
-            if self._watchers.get(loop, (None,))[0] is news:
+            if self._watchers.get(loop, (None,))[0] is changed:
                 del self._watchers[loop]
 
     async def _look(self, mine: list[LeasedRun]) -> None:
         try:
-            news = await self._queue.snapshots([h.row.run_id for h in mine])
-        except Exception as error:  # noqa: BLE001 - the same
-            log.warning("could not look for messages: %s", error)
+            snapshots = await self._queue.snapshots([h.row.run_id for h in mine])
+        except Exception as error:  # noqa: BLE001 - a custom queue may raise any error; the next read tries again
+            log.warning("reading mailbox updates failed, will retry: %s", error)
             return
         for held in mine:
-            new = news.get(held.row.run_id)
+            new = snapshots.get(held.row.run_id)
             if held.control.closed:
                 continue
             if new is None or new.claim_id != held.row.claim_id or new.status != "running":

@@ -35,7 +35,7 @@ AGENT = "open_run"
 
 
 class _InlineAgent(AgentRuntime):
-    """Takes the place of an agent: the code of the run is the caller's block."""
+    """The agent of a run whose code is the caller's block. It is never called."""
 
     key = AGENT
 
@@ -222,13 +222,24 @@ async def open_run(
     durability: str | None = None,
     concurrency_key: str | None = None,
 ) -> AsyncIterator[Context]:
-    """A run of your own code: `async with open_run("jobs.db", run_id="nightly") as ctx`.
+    """Execute a block of your code as a durable run: `async with open_run("jobs.db", run_id="nightly") as ctx`.
 
-    A clean exit commits succeeded, an exception failed; the same id opens the run again, its recorded
-    steps kept, also after it succeeded (then nothing can be added). Cancelling gives the run back.
-    RunBusy(worker, since) while another live process holds it, or another run has the turn of its
-    `concurrency_key`; IdempotencyConflict with another input. There is no time limit but your own.
-    `durability` as in `AgentRunner.open`.
+    If the block completes, the run has succeeded; if it raises, the run has failed. Opening the same run id again
+    resumes the run: saved results are returned, also after it succeeded, when nothing can be added. If the block is
+    cancelled, the run is released. The library sets no time limit.
+
+    Args:
+        path_or_url: As in `AgentRunner.open`, like `durability`.
+        run_id: Names the run. None makes a new id.
+        input: The run's input.
+        metadata: Stored with the run.
+        config: Settings. None means no time limit.
+        concurrency_key: Runs with the same key execute one at a time.
+
+    Raises:
+        IdempotencyConflict: The run id belongs to a run with another input.
+        RunBusy: Another process executes the run, or another run has the concurrency key.
+        RunFailed: The run was cancelled.
     """
     runner, session, ctx = await _open(path_or_url, run_id, input, metadata, config, durability, concurrency_key)
     outer = CURRENT_CLAIM.get()
@@ -245,14 +256,14 @@ async def open_run(
 
 
 class SyncRun:
-    """A run of your own code for callers without an event loop."""
+    """An open run for code without an event loop."""
 
     def __init__(self, ctx: Context, claim: FencedWrites) -> None:
         self.ctx: Context = ctx
         self._claim = claim
 
     def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`run.call(executor.run, steps)`: await a coroutine function of this run, and give its result."""
+        """Await a coroutine function of this run and return its result, as in `run.call(executor.run, steps)`."""
         takes_function("run.call", fn)
 
         async def run() -> T:
@@ -274,7 +285,7 @@ def open_run_sync(
     durability: str | None = None,
     concurrency_key: str | None = None,
 ) -> Iterator[SyncRun]:
-    """`open_run` for callers without an event loop: `with open_run_sync("jobs.db", run_id="nightly") as run`."""
+    """`open_run` for code without an event loop: `with open_run_sync("jobs.db", run_id="nightly") as run`."""
     runner, session, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key)
     try:
         yield SyncRun(ctx, session.fenced_writes)

@@ -145,14 +145,14 @@ class Released:
 
 @dataclass(frozen=True)
 class NothingToDo:
-    """The run was lost to another worker, or is parked: this claim writes nothing more."""
+    """Another worker has the run, or the run is parked: this claim writes nothing more."""
 
 
 Decision = End | Cancelled | AskAgent | Retry | Released | NothingToDo
 
 
 class OutcomePolicy:
-    """A pure function of (result or error, run, settings), in parts."""
+    """Decides from the result or error of an attempt, the run and the settings. A pure function in several parts."""
 
     def __init__(self, config: RunnerConfig) -> None:
         self.config: RunnerConfig = config
@@ -173,7 +173,7 @@ class OutcomePolicy:
         if row.cancel_at is not None or facts.cancelled:
             return End(RunStatus.CANCELLED, RunResult(), {})
         if row.expires_at is not None and facts.now > row.expires_at and not recorded:
-            message = f"the run was not begun within {row.expires_at - row.created_at:g} s"
+            message = f"the run did not start within {row.expires_at - row.created_at:g} s"
             return self._timed_out(unused, "Expired", message, {})
         if row.deadline is not None and facts.now >= row.deadline:
             return self._past_deadline(unused, row.deadline)
@@ -184,12 +184,14 @@ class OutcomePolicy:
         if facts.cancelled:  # the agent checked ctx.cancelled() and returned
             return Cancelled(result if isinstance(result, RunResult) else None)
         if not isinstance(result, RunResult):
-            what = f"agent {facts.row.agent!r} returned {brief(result)}, not a RunResult"
+            what = f"run() of agent {facts.row.agent!r} must return a RunResult, got {brief(result)}"
             return AskAgent(InvalidArgument(what))
         if result.error is None:
             return End(RunStatus.SUCCEEDED, result)
         if not isinstance(result.error, ErrorInfo):
-            what = f"the error that agent {facts.row.agent!r} returned is an ErrorInfo, not {brief(result.error)}"
+            what = (
+                f"agent {facts.row.agent!r}: the error of a RunResult must be an ErrorInfo, got {brief(result.error)}"
+            )
             return AskAgent(InvalidArgument(what))
         return self.failed(result, result.error, facts)
 
@@ -229,7 +231,7 @@ class OutcomePolicy:
         return self.failed(RunResult(usage=facts.usage()), error, facts)
 
     def of_timeout(self, facts: AttemptFacts) -> Decision:
-        """Decide what follows when the attempt did not finish before it was told to stop, or in its time."""
+        """Decide what follows when the attempt did not finish in its time, or before it had to stop."""
         if facts.lost or facts.parked:
             return NothingToDo()
         if facts.cancelled:

@@ -1,4 +1,4 @@
-"""Deleting runs that have ended."""
+"""Delete runs that have finished."""
 
 from __future__ import annotations
 
@@ -16,36 +16,42 @@ from .backends import Backends
 async def vacuum(
     backends: Backends, retention: Mapping[str, float], stores: Sequence[Committer] = (), compact: bool | None = None
 ) -> int:
-    """Delete ended runs older than their status's retention (seconds), and give space back; how many."""
+    """Delete finished runs older than their status's retention in seconds; return how many."""
     queue = backends.queue
     deleted, now = 0, queue.clock.wall()
     for status, age in retention.items():
-        # Page by page: one that a damaged index lists and does not find is left out, and not met again and again.
+        # By pages, each after the last one: a row that a damaged index lists and cannot find is not read forever.
         wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
         while (rows := await queue.find(wanted)) and rows[-1].n > wanted.after:
             for row in rows:
-                with contextlib.suppress(RowChanged):  # somebody has resumed it meanwhile
+                with contextlib.suppress(RowChanged):  # it has been resumed since
                     await forget(backends, row, stores)
                     deleted += 1
             wanted = wanted._replace(after=rows[-1].n)
     for commits in {id(backend.commits): backend.commits for backend in backends}.values():
-        gives_back = getattr(commits, "compact", None)
-        if gives_back is not None and (compact or (compact is None and deleted)):
-            await (gives_back(always=True) if compact else gives_back())
+        compacts = getattr(commits, "compact", None)
+        if compacts is not None and (compact or (compact is None and deleted)):
+            await (compacts(always=True) if compact else compacts())
     return deleted
 
 
 async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] = ()) -> None:
-    """Delete an ended run and everything stored of it; RowChanged if it is not ended, or was reopened since `seen`.
+    """Delete a finished run with its journal, events and messages.
 
-    `stores` forget its last claim.
+    Args:
+        backends: Where the run is stored.
+        seen: The run as it was read.
+        stores: Further stores, which delete the fence of its last claim.
+
+    Raises:
+        RowChanged: The run is live, or has been restarted since it was read.
     """
     run_id = seen.run_id
-    # It may have been seen long ago, with many others: another end is another run's, and so is what is kept by now.
+    # Read again: the first read may be old, and another run may have the id now.
     row = await backends.queue.row(run_id)
     if row is None or row.status in LIVE or (row.generation, row.n) != (seen.generation, seen.n):
         raise RowChanged
-    # The queue's row goes last: a crash in between leaves it to be found again.
+    # The queue's row is deleted last: after a crash in between the next `vacuum` finds it again.
     queue = backends.queue.commits
     last = [Op("queue.delete", (run_id, row.generation, row.n))]
     for backend, name in ((backends.state, "state.delete"), (backends.bus, "events.delete")):
@@ -65,7 +71,7 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] =
 
 
 async def _origin(state: StateStore, row: RunRow) -> str:
-    """The first run of the lineage of forks that the run belongs to."""
+    """Return the first run of the run's lineage of forks."""
     if row.parent_id is not None or FORKED_FROM in row.metadata:
         for each in await state.effects(row.run_id, "", ""):
             if each.run_id == row.run_id and each.result is not None:

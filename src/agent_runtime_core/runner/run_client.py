@@ -1,4 +1,4 @@
-"""Runs that are stored: where they stand, what they say, and what can be done with them from outside."""
+"""Ask about stored runs and act on them, from any process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _manager(name: str) -> Any:
 
 
 class RunClient:
-    """What `AgentRunner` does with runs whoever executes them: it asks after them, and acts on them."""
+    """The part of `AgentRunner` that asks about runs and acts on them, whichever process executes them."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class RunClient:
         self._keeps_conversations: bool = persistence is not None
         self._warned_of: set[str] = set()  # keys of agents whose conversations are not kept
         self._own_stores: PersistenceManager | None = None
-        #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
+        #: Queue, events and state are at one URL, so the stores are there too.
         self._has_store_url: bool = False
 
     def _prepare(self) -> None:
@@ -76,11 +76,11 @@ class RunClient:
         if self._closed:  # also over stores in memory, which are never closed: no process would execute the run
             raise closed()
 
-    # -- where they are
+    # -- stores
 
     @property
     def persistence(self) -> PersistenceManager:
-        """The stores of `ctx.persistence`: as given, or where `open` or `backend_url` says, else the process's."""
+        """The stores of `ctx.persistence`: those passed, else those at the runner's URL, else those of the process."""
         if self._stores is not None:
             return self._stores
         if not self._has_store_url:
@@ -91,7 +91,7 @@ class RunClient:
         return cast("PersistenceManager", self._own_stores)
 
     def _fenced_stores(self) -> list[Committer]:
-        """Where else the claims of runs may be known."""
+        """Return the stores that may know claims of runs, besides the backends."""
         return [] if self._stores is None else [each.commits for each in self._stores.homes()]
 
     def _recorder(self, row: RunRow, *, audited: bool = True) -> RunRecorder:
@@ -101,7 +101,7 @@ class RunClient:
     def _conversation_services(
         self,
     ) -> tuple[Callable[[RunRow], RunRecorder | None] | None, Callable[[RunRow], None] | None]:
-        """`Services.recorder` and `Services.not_kept` of this runner."""
+        """Return `Services.recorder` and `Services.not_kept` of this runner."""
         if self._stores is not None:
             return self._recorder, None
         if not self._keeps_conversations:
@@ -116,7 +116,7 @@ class RunClient:
         return self._recorder(row, audited=False) if '"conversation_id"' in row.input else None
 
     def _warn_not_kept(self, row: RunRow) -> None:
-        """Warn once per agent that its runs name conversations and that nothing keeps them."""
+        """Warn once per agent that its runs name conversations which are not stored."""
         if row.agent not in self._warned_of:
             self._warned_of.add(row.agent)
             log.warning(
@@ -141,7 +141,11 @@ class RunClient:
     # -- asking
 
     async def get_run(self, run_id: UUID | str) -> RunInfo:
-        """Where a run stands; UnknownRun if it is not stored here."""
+        """Return the status and description of a run.
+
+        Raises:
+            UnknownRun: No such run is stored.
+        """
         return RunInfo.of(await self.queue.require(run_id))
 
     async def runs(
@@ -152,22 +156,37 @@ class RunClient:
         *,
         limit: int = 1000,
     ) -> list[RunInfo]:
-        """Runs in order of arrival, by status, agent key and time of creation; dead letters are status "dead"."""
+        """List runs in order of submission.
+
+        Args:
+            status: Only runs with this status. Dead letters have the status "dead".
+            agent: Only runs of the agent with this key.
+            since: Only runs created after this time.
+            limit: How many runs at most.
+        """
         if status is not None and status not in RunStatus.__members__.values():
-            raise InvalidArgument(f"no run is {brief(status)}, but one of {', '.join(RunStatus)}")
+            raise InvalidArgument(f"status must be one of {', '.join(RunStatus)}, got {brief(status)}")
         if agent is not None and not isinstance(agent, str):
-            raise InvalidArgument(f"agent is the key of an agent, not {brief(agent)}")
+            raise InvalidArgument(f"agent must be the key of an agent, got {brief(agent)}")
         statuses = None if status is None else (RunStatus(status).value,)
         after = (checked_time("since", since) if since else None) or 0.0
         wanted = RunFilter(statuses, agent, after, limit=checked_int("limit", limit))
         return [RunInfo.of(row) for row in await self.queue.find(wanted)]
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
-        """The result of a run once it has ended; TimeoutError after `timeout` seconds, of which 0 is a look."""
+        """Return the run's result, waiting up to `timeout` seconds for it to finish.
+
+        Args:
+            run_id: The run.
+            timeout: Seconds. 0 only checks whether the run has finished; None waits without a limit.
+
+        Raises:
+            TimeoutError: The run has not finished in that time.
+            UnknownRun: No such run is stored.
+        """
         if timeout is not None:
             timeout = checked_seconds("timeout", timeout)
         key = (await self.queue.require(run_id)).run_id
-        # Looking takes a store that is not in this process some time as well.
         ended = await self._until_ended(key, at_most=timeout)
         if ended is None:
             raise TimeoutError(f"run {run_id} has not ended within {timeout} s")
@@ -185,9 +204,9 @@ class RunClient:
         succeeded = row.status == "succeeded" and row.output is None
         had_journal = row.mark >= 0 and self.backends.together
         if succeeded and (had_journal or await self.state_store.records(row.run_id)):
-            await self.queue.require(row.run_id)  # it may have been deleted meanwhile
+            await self.queue.require(row.run_id)  # it may have just been deleted
             raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
-        # Ended through the queue's own methods, or before its journal could be written.
+        # Finished by methods of the queue, or before its journal could be written.
         output = row.decoded("output", decode_dict) if row.output else {}
         error = row.decoded("error", error_in) if row.error else None
         return RunResult(
@@ -198,11 +217,15 @@ class RunClient:
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
         *, max_unsent_bytes: int | None = None,
     ) -> AsyncGenerator[Event, None]:  # fmt: skip
-        """The run's events from `since_sequence` on, replayed and then live, until the run has ended.
+        """Yield the run's events, stored ones and then live ones, until the run has finished.
 
-        With `backpressure` a run of this process waits with further pieces of an answer while more than
-        `max_unsent_bytes` (by default the setting) of them were not taken here: an event is taken when the next one
-        is asked for. Without, and where another process has the run, it is never slowed.
+        Args:
+            run_id: The run.
+            since_sequence: The sequence number of the first event.
+            backpressure: Slow down a run of this process. It waits before it publishes more of an answer while more
+                than `max_unsent_bytes` have not been read here. An event counts as read when the next one is
+                requested. Runs of other processes are never slowed down.
+            max_unsent_bytes: Bytes. None means the runner's setting.
         """
         key = (await self.queue.require(run_id)).run_id
         checked_int("since_sequence", since_sequence, least=0)
@@ -219,9 +242,10 @@ class RunClient:
     # -- acting on runs
 
     async def cancel(self, run_id: UUID | str, *, wait: bool = False) -> bool | RunStatus:
-        """Ask for a run and its children to be cancelled.
+        """Cancel a run and its child runs.
 
-        True: the request is recorded. False: the run is over already. With `wait`, the final status.
+        Returns:
+            True if the request is stored, False if the run had finished before. With `wait`, the final status.
         """
         self._refuse_closed()
         recorded = False
@@ -244,9 +268,19 @@ class RunClient:
     async def signal(
         self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None
     ) -> bool:
-        """Give a run a signal; kept until it waits for one of that name. False if the run has ended.
+        """Send a signal to a run. It is kept until the run waits for a signal of that name.
 
-        The same `message_id` is delivered once.
+        Args:
+            run_id: The run.
+            name: Name of the signal.
+            payload: Its content, a JSON value.
+            message_id: Signals with the same id are delivered once.
+
+        Returns:
+            False if the run has finished.
+
+        Raises:
+            UnknownRun: No such run is stored.
         """
         self._refuse_closed()
         name = unbroken("a signal's name", name)
@@ -267,11 +301,21 @@ class RunClient:
         request_id: str | None = None,
         message_id: str | None = None,
     ) -> bool:
-        """Answer `ctx.approve(name, …)`: False if the run has ended, or that question was answered before.
+        """Answer `ctx.approve(name, …)`.
 
-        Of several questions of that name the latest open one is meant, or that whose "approval.requested" event
-        told `request_id`. What comes before the first of them is kept for it. InvalidArgument if the answer
-        does not fit the schema asked for.
+        Args:
+            run_id: The run.
+            name: Name of the approval. An answer that arrives before the run asks is kept for it.
+            answer: The answer, a JSON value.
+            request_id: That of the "approval.requested" event. None means the latest open request of that name.
+            message_id: Answers with the same id are delivered once.
+
+        Returns:
+            False if the run has finished, or the request was answered before.
+
+        Raises:
+            InvalidArgument: The answer does not match the schema of the request, or there is no such request.
+            UnknownRun: No such run is stored.
         """
         self._refuse_closed()
         key = stored_id(run_id)
@@ -281,15 +325,15 @@ class RunClient:
             event.payload["request_id"]: event.payload
             for event in await self.event_bus.get_events(key)
             if event.event_type == "approval.requested" and event.payload.get("name") == name
-            if isinstance(event.payload.get("request_id"), str)  # else somebody's own event of that type
+            if isinstance(event.payload.get("request_id"), str)  # other code may publish events of that type
         }
         if request_id is not None and (not isinstance(request_id, str) or request_id not in asked):
             raise InvalidArgument(f"run {run_id} has no question {brief(name)} with request_id={brief(request_id)}")
         if not asked:
             return await self.signal(run_id, name, answer, message_id=message_id)
-        told = [mail.msg_id for mail in await self.queue.mail(key)]
-        done = {each for msg_id in told if (each := answered_request(msg_id)) is not None}
-        again = message_id and next((each for each in asked if answer_id(each, message_id) in told), None)
+        received = [message.msg_id for message in await self.queue.mail(key)]
+        done = {each for msg_id in received if (each := answered_request(msg_id)) is not None}
+        again = message_id and next((each for each in asked if answer_id(each, message_id) in received), None)
         wanted = again or request_id or next((each for each in reversed(asked) if each not in done), None)
         if wanted is None or (wanted in done and wanted != again):
             return False
@@ -323,10 +367,10 @@ class RunClient:
         ended = await self.queue.require(run_id)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
-        told = Op("state.status", (key, RunStatus.PENDING.value, now))
+        pending = Op("state.status", (key, RunStatus.PENDING.value, now))
         queue, state = self.queue.commits, self.state_store.commits
         try:
-            ops = [Op("queue.reopen", (key, expect, now)), *([told] if state is queue else [])]
+            ops = [Op("queue.reopen", (key, expect, now)), *([pending] if state is queue else [])]
             if named:
                 ops.append(self.queue.post_op(key, LIMITS, "", encode(named)))
             await queue.commit(None, ops)
@@ -336,8 +380,8 @@ class RunClient:
                 f"run {run_id} is {row.status}: only one that failed, timed out, was cancelled or is dead is resumed"
             ) from None
         if state is not queue:
-            with contextlib.suppress(LeaseLost):  # a worker was quicker: what it tells is later
-                await state.commit(None, [end_fence(key, ended.claim_id or LOWEST_TOKEN), told])
+            with contextlib.suppress(LeaseLost):  # a worker has claimed the run already: its status is newer
+                await state.commit(None, [end_fence(key, ended.claim_id or LOWEST_TOKEN), pending])
         return await self.get_run(key)
 
     async def requeue(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
@@ -345,27 +389,33 @@ class RunClient:
         return await self.resume(run_id, limits=limits)
 
     async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
-        """Delete ended runs older than their status's retention (seconds), and give space back; how many.
+        """Delete finished runs that are older than the retention of their status.
 
-        Live runs are never deleted. Without `retention` the config's is used; a status it does not name is kept.
-        A SQLite file of more than 64 MiB keeps its size, and its free space is used again: nobody can write while it is
-        compacted. `compact` True does so all the same, and False never.
+        Args:
+            retention: Seconds by final status. A status without an entry is kept. None means the runner's setting.
+            compact: Shrink the SQLite file. No process can write to it in that time, so by default (None) a file of
+                more than 64 MiB keeps its size and reuses its free space. True always shrinks it, False never.
+
+        Returns:
+            How many runs were deleted. Live runs never are.
         """
         self._refuse_closed()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
         return await vacuum(self.backends, kept, self._fenced_stores(), compact)
 
     async def discard(self, run_id: UUID | str) -> None:
-        """Delete a run that has ended, with its journal, its events and its messages; its id is free again.
+        """Delete a finished run with its journal, events and messages. Its id can be used again.
 
-        IllegalTransition for a run that has not ended, UnknownRun for one that is not stored here.
+        Raises:
+            IllegalTransition: The run has not finished.
+            UnknownRun: No such run is stored.
         """
         self._refuse_closed()
         row = await self.queue.require(run_id)
         while row.status not in LIVE:
             try:
                 return await forget(self.backends, row, self._fenced_stores())
-            except RowChanged:  # begun anew since it was read, and maybe ended again
+            except RowChanged:  # it was restarted since it was read, and has perhaps finished again
                 row = await self.queue.require(run_id)
         raise IllegalTransition(f"run {run_id} is {row.status}: only one that has ended is deleted; cancel it first")
 
@@ -378,18 +428,28 @@ class RunClient:
         input: Mapping[str, Any] | None = None,
         effects: str = "refuse",
     ) -> UUID:
-        """Store a new run that begins where this one was right after a step; its id, once it is durable.
+        """Store a new run that resumes from a step of this one.
 
-        `after_step` is a step's name (the last of that name), a (name, key or occurrence) or a step id;
-        None copies all that is recorded, also of a run that still goes on. Results are copied by value,
-        those of waits and children too, with the checkpoint and the state of that point; what was in
-        flight is not. The new run has new idempotency keys, uses nothing yet, and is pending; its
-        metadata says what it was `forked_from`. With another `input` recorded results stay as they are.
-        `effects` says what the new run does at a step with `on_in_doubt` other than "retry" that a run of the same
-        lineage has done or begun: "refuse" fails with EffectAlreadyDone, "reuse" takes the recorded result, "ask"
-        requests the approval `repeat:<step name>`, "repeat" runs it again.
-        Repeating a call with the same `new_run_id` gives the same run. InvalidArgument for a step that is
-        not recorded, IdempotencyConflict where `new_run_id` is another run's.
+        The new run gets the saved results of steps, waits and child runs, with the checkpoint of that point. Steps
+        that had not completed are not copied. The new run is pending, has new idempotency keys and no usage yet; its
+        metadata has `forked_from`.
+
+        Args:
+            run_id: The run, which may still be executing.
+            after_step: A step's name (its last occurrence), a pair (name, key or occurrence) or a step id. None copies
+                all saved results.
+            new_run_id: Names the new run. Repeating the call with the same id returns the same run.
+            input: Another input. Saved results stay as they are.
+            effects: What the new run does at a step with `on_in_doubt` other than "retry" that a run of the same
+                lineage has completed or started: "refuse" raises EffectAlreadyDone, "reuse" takes the saved result,
+                "ask" requests the approval `repeat:<step name>`, and "repeat" runs the step again.
+
+        Returns:
+            The id of the new run, once it is durable.
+
+        Raises:
+            IdempotencyConflict: `new_run_id` belongs to another run.
+            InvalidArgument: The step has no saved result.
         """
         self._refuse_closed()
         return await fork(self.backends, await self.queue.require(run_id), after_step, new_run_id, input, effects)
@@ -397,13 +457,13 @@ class RunClient:
     # -- without a loop
 
     def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
-        """`wait` for callers without an event loop, or beside one."""
+        """`wait` for code without an event loop, or in a thread next to one."""
         return call(self.wait, *args, **kwargs)
 
     def resume_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
-        """`resume` for callers without an event loop, or next to one."""
+        """`resume` for code without an event loop, or in a thread next to one."""
         return call(self.resume, *args, **kwargs)
 
     def requeue_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
-        """`requeue` for callers without an event loop, or next to one."""
+        """`requeue` for code without an event loop, or in a thread next to one."""
         return call(self.requeue, *args, **kwargs)

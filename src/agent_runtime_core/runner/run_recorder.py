@@ -1,4 +1,4 @@
-"""What outlives a run, kept in the stores that its runner was given: its conversation, and what is audited."""
+"""Store the conversation and the audit entries of a run in the stores of its runner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .conversation_history import ConversationHistory, restore_history
 
 
 class StoredRunRecorder:
-    """One claim's part of it."""
+    """The `RunRecorder` of one claim. See there for its methods."""
 
     def __init__(self, stores: PersistenceManager, backends: Backends, row: RunRow, *, audited: bool = True) -> None:
         self.stores: PersistenceManager = stores
@@ -29,7 +29,7 @@ class StoredRunRecorder:
         self.ctx: Context | None = None
 
     async def fence(self, claim: FencedWrites) -> None:
-        """Have the claims before this one refused by every store that the run may write to."""
+        """Have every store that the run may write to refuse the run's earlier claims."""
         fenced: list[Committer] = []
         for documents in self.stores.homes():
             target = documents.commits
@@ -38,6 +38,7 @@ class StoredRunRecorder:
                 await claim.install(target)
 
     async def load(self, ctx: Context) -> None:
+        """Load the earlier messages of the conversation into the context."""
         self.ctx = ctx
         if ctx.conversation_id is not None:
             self.history = ConversationHistory(
@@ -46,25 +47,27 @@ class StoredRunRecorder:
             await self.history.load(ctx)
 
     async def save(self, result: RunResult) -> None:
+        """Append the run's new messages to the conversation."""
         if self.history is not None and not self._owned:
             await self.history.save(result)
 
     def omitted_history(self, result: RunResult) -> OmittedHistory | None:
-        """The messages of a result that need not be recorded, as the conversation has them."""
-        # An agent that keeps the conversation may change it, and the result must stay what it was.
+        """Return which messages of a result need not be recorded, because the conversation has them."""
+        # An agent that stores the conversation itself may change it, and the saved result must stay the same.
         return None if self.history is None or self._owned else self.history.omitted(result)
 
     @property
     def _owned(self) -> bool:
-        """Whether the agent keeps the conversation itself."""
+        """Whether the agent stores the conversation itself."""
         return self.ctx is not None and self.ctx.owns_conversation
 
     async def restore(self, text: str) -> RunResult:
-        """A recorded result, with the messages that it names."""
-        result, before = decode_result(text), omitted_history_in(text)
-        return result if before is None else await restore_history(self.stores.conversations, result, before)
+        """Return a saved result, with the messages that it refers to."""
+        result, omitted = decode_result(text), omitted_history_in(text)
+        return result if omitted is None else await restore_history(self.stores.conversations, result, omitted)
 
     async def audit(self, result: RunResult | None) -> None:
+        """Write to the audit store what happened; `result` is that of a run that has finished."""
         audit = self.stores.audit if self.audited and self.stores.has_audit() else None
         if audit is not None:
             named = cast("dict[str, Any]", decode_known(self.row.input)).get("conversation_id")

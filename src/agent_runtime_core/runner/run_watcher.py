@@ -1,4 +1,4 @@
-"""Following runs from outside: until their ends, or event by event."""
+"""Wait for runs to finish, and stream their events."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from ..events.event import Event
 from ..queue.base import RunQueue
 from ..queue.records import LIVE, RunRow
 
-CHECK_INTERVAL = 1.0  # seconds between looks at runs that are waited for, behind the bell
-MIN_CHECK_PAUSE = 0.005  # seconds between looks at more than one of them, however often the bell rings,
-PAUSE_FACTOR = 4  # or so many times what the last look took,
-PAUSE_PER_RUN = (
-    0.0002  # though no more for each of them: a store that was slow once is no reason to look at few of them late
-)
-MAX_RUNS_PER_READ = 500  # runs that are asked about in one read
+CHECK_INTERVAL = 1.0  # seconds between two reads of the awaited runs if no notification arrives
+MIN_CHECK_PAUSE = 0.005  # shortest pause in seconds between two reads of several runs, after notifications
+PAUSE_FACTOR = 4  # the pause is so many times the duration of the last read
+#: Longest pause in seconds for each run that is read, so that one slow read does not delay the results of a few runs.
+PAUSE_PER_RUN = 0.0002
+MAX_RUNS_PER_READ = 500
 
 _End = asyncio.Future[RunRow]
 
 
 class RunWatcher:
-    """Tells whoever waits for the end of a run of it, on every event loop, until it is closed."""
+    """Waits for the ends of runs, in any event loop, until it is closed."""
 
     def __init__(self, queue: RunQueue) -> None:
         self._queue = queue
@@ -37,7 +36,12 @@ class RunWatcher:
         self._closed = False
 
     async def until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
-        """The run's row once it has ended; None after `at_most` seconds."""
+        """Return the run's row once it has ended, or None after `at_most` seconds.
+
+        Raises:
+            StorageClosed: The watcher was closed.
+            UnknownRun: No such run is stored.
+        """
         waits = self._here()
         end = waits.add(run_id)
         try:
@@ -56,7 +60,7 @@ class RunWatcher:
             return self._by_loop.here()
 
     def close(self) -> None:
-        """Tell all who wait that nobody looks any more."""
+        """Have every call of `until_ended` raise StorageClosed."""
         with self._lock:
             self._closed = True
         for loop, waits in self._by_loop.items():
@@ -64,6 +68,7 @@ class RunWatcher:
 
 
 def closed() -> StorageClosed:
+    """Return the error of calls on a closed runner."""
     return StorageClosed("this runner was closed: make another one")
 
 
@@ -73,14 +78,14 @@ class _LoopWatcher:
     def __init__(self, queue: RunQueue, loop: asyncio.AbstractEventLoop) -> None:
         self._queue, self._loop = queue, loop
         self._waiting: dict[str, set[_End]] = {}
-        self._new: set[str] = set()  # of them, those that were not read yet
-        self._notified = False  # whether a run has ended since all of them were read
+        self._new: set[str] = set()  # awaited runs that have not been read yet
+        self._notified = False  # a run has ended since all awaited runs were read
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] | None = None
 
     def add(self, run_id: str) -> _End:
-        """Return a future for the end of that run, which is read now, and each time a run ends."""
+        """Return a future for the end of a run. The run is read now, and each time a run has ended."""
         if not self._waiting:
             self._stop_listening = self._queue.listen("done", self._notify)
         end: _End = self._loop.create_future()
@@ -90,16 +95,19 @@ class _LoopWatcher:
         return end
 
     def drop(self, run_id: str, end: _End) -> None:
+        """Stop waiting for a run."""
         ends = self._waiting.get(run_id, set())
         ends.discard(end)
         if not ends and self._waiting.pop(run_id, None) is not None:
             self._stop_if_idle()
 
     def cancel_all(self) -> None:
+        """Have every waiting call raise StorageClosed."""
         for run_id in tuple(self._waiting):
             self._resolve(run_id, closed())
 
     def stop_listening(self) -> None:
+        """Receive no more notifications."""
         if self._stop_listening is not None:
             self._stop_listening()
         self._stop_listening = None
@@ -107,11 +115,11 @@ class _LoopWatcher:
     def _stop_if_idle(self) -> None:
         if not self._waiting:
             self.stop_listening()
-            if not self._loop.is_closed():  # else a wait was collected after its loop was closed
+            if not self._loop.is_closed():  # as when a wait is garbage-collected after its loop was closed
                 self._changed.set()
 
     def _notify(self) -> None:
-        """Some run has ended; called from any thread."""
+        """Have the awaited runs read, because a run has ended. Thread-safe."""
         if not self._notified:
             self._notified = True
             call_in_loop(self._loop, self._wake)
@@ -127,15 +135,15 @@ class _LoopWatcher:
             self._loop.call_later(CHECK_INTERVAL, self._wake)
 
     async def _follow(self) -> None:
-        """Read new runs at once, and all runs after an end or every `CHECK_INTERVAL` seconds, until none is awaited."""
+        """Read new runs at once, and all runs when one has ended or after `CHECK_INTERVAL`, while any is awaited."""
         time = self._loop.time
-        earliest, latest = 0.0, time() + CHECK_INTERVAL  # of the next read of all of them
+        earliest, latest = 0.0, time() + CHECK_INTERVAL  # times of the next read of all runs
         while self._waiting:
             self._changed.clear()
             new, self._new = self._new, set()
             began = time()
             if began >= (earliest if self._notified else latest):
-                self._notified = False  # a run that ends from now on may be missing in what is read
+                self._notified = False  # a run that ends from now on may be missing in this read
                 count = len(self._waiting)
                 await self._read_all(tuple(self._waiting))
                 pause = (
@@ -161,17 +169,17 @@ class _LoopWatcher:
             return
         try:
             news = await self._queue.snapshots(run_ids)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who wait
+        except Exception as error:  # noqa: BLE001 - the waiting calls raise it
             for run_id in run_ids:
                 self._resolve(run_id, error)
             return
-        over = [run_id for run_id in run_ids if run_id not in news or news[run_id].status not in LIVE]
-        await asyncio.gather(*map(self._read_one, over))
+        ended = [run_id for run_id in run_ids if run_id not in news or news[run_id].status not in LIVE]
+        await asyncio.gather(*map(self._read_one, ended))
 
     async def _read_one(self, run_id: str) -> None:
         try:
             row = await self._queue.require(run_id)
-        except Exception as error:  # noqa: BLE001 - the same
+        except Exception as error:  # noqa: BLE001 - the waiting calls raise it
             self._resolve(run_id, error)
             return
         if row.status not in LIVE:
@@ -186,34 +194,34 @@ class _LoopWatcher:
                 continue
             if isinstance(what, Exception):
                 end.set_exception(what)
-                end.exception()  # who waited for it may be gone
+                end.exception()  # else asyncio logs it if the waiting task has ended
             else:
                 end.set_result(what)
         self._stop_if_idle()
 
 
 async def events_until_ended(watch: RunWatcher, bus: EventBus, run_id: str, since: int) -> AsyncGenerator[Event, None]:
-    """The run's events from `since` on, replayed and then live, until the run has ended."""
+    """Yield the run's events from `since` on, stored ones and then live ones, until the run has ended."""
     events = bus.subscribe(run_id, since)
     ended = start_soon(_confirm_ended(watch, run_id))
     upcoming: asyncio.Task[Event] | None = None
     cursor = since
 
-    def over() -> bool:
+    def has_ended() -> bool:
         return ended.done() and ended.result() is None
 
     try:
         while True:
             upcoming = upcoming or start_soon(anext(events))
-            await asyncio.wait({upcoming} if over() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({upcoming} if has_ended() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not upcoming.done():
-                if over() and cursor >= await bus.head(run_id):
+                if has_ended() and cursor >= await bus.head(run_id):
                     return
                 await asyncio.wait({upcoming})
             event, upcoming = upcoming.result(), None
             cursor = event.sequence + 1
             yield event
-            if over() and cursor >= await bus.head(run_id):
+            if has_ended() and cursor >= await bus.head(run_id):
                 return
     finally:
         left = [ended] if upcoming is None else [ended, upcoming]
@@ -224,7 +232,7 @@ async def events_until_ended(watch: RunWatcher, bus: EventBus, run_id: str, sinc
 
 
 async def _confirm_ended(watch: RunWatcher, run_id: str) -> None:
-    """Return once the run has ended: that the queue did not answer is no end."""
+    """Return once the run has ended. While the queue is not available, it waits."""
     while True:
         try:
             await watch.until_ended(run_id)

@@ -40,7 +40,7 @@ class RunnerConfig:
             holds, and for an audit store to answer.
         retention: How long `vacuum` keeps finished runs, by status.
         limits: Limits of the agent loop of each run. An agent and a run can only set stricter ones.
-        max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may be late.
+        max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may lag.
     """
 
     worker_id: str = "worker-1"
