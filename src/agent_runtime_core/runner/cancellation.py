@@ -90,14 +90,14 @@ async def _after_end(backends: Backends, end: End, now: float, *, recorded: bool
         if not recorded:
             await backends.state.commits.commit(None, _end_operations(backends, end, now))
         if not _events_derived(backends):
-            await _published(backends, end, now)
+            await _publish_repeatedly(backends, end, now)
     except LeaseLost:
         return
     if end.agent is not None:
         await call_on_end(end.agent, end.row, end.result)
 
 
-async def _published(backends: Backends, end: End, now: float) -> None:
+async def _publish_repeatedly(backends: Backends, end: End, now: float) -> None:
     """Publish the end of a run. Retried while the bus is busy, because no later code would publish it; idempotent."""
     for _ in range(BUSY_ATTEMPTS):
         try:

@@ -321,23 +321,23 @@ class RunClient:
         key = stored_id(run_id)
         if message_id:
             message_id = unbroken("a message_id", message_id)
-        asked = {
+        requests = {
             event.payload["request_id"]: event.payload
             for event in await self.event_bus.get_events(key)
             if event.event_type == "approval.requested" and event.payload.get("name") == name
             if isinstance(event.payload.get("request_id"), str)  # other code may publish events of that type
         }
-        if request_id is not None and (not isinstance(request_id, str) or request_id not in asked):
+        if request_id is not None and (not isinstance(request_id, str) or request_id not in requests):
             raise InvalidArgument(f"run {run_id} has no question {brief(name)} with request_id={brief(request_id)}")
-        if not asked:
+        if not requests:
             return await self.signal(run_id, name, answer, message_id=message_id)
         received = [message.msg_id for message in await self.queue.mail(key)]
         done = {each for msg_id in received if (each := answered_request(msg_id)) is not None}
-        again = message_id and next((each for each in asked if answer_id(each, message_id) in received), None)
-        wanted = again or request_id or next((each for each in reversed(asked) if each not in done), None)
-        if wanted is None or (wanted in done and wanted != again):
+        repeated = message_id and next((each for each in requests if answer_id(each, message_id) in received), None)
+        wanted = repeated or request_id or next((each for each in reversed(requests) if each not in done), None)
+        if wanted is None or (wanted in done and wanted != repeated):
             return False
-        wrong = misfit(answer, asked[wanted].get("schema") or {})
+        wrong = misfit(answer, requests[wanted].get("schema") or {})
         if wrong is not None:
             raise InvalidArgument(f"the answer to {brief(name)} does not fit: {wrong}")
         return await self.signal(run_id, name, answer, message_id=answer_id(wanted, message_id))

@@ -168,12 +168,12 @@ class _LoopWatcher:
             await self._read_one(run_ids[0])
             return
         try:
-            news = await self._queue.snapshots(run_ids)
+            snapshots = await self._queue.snapshots(run_ids)
         except Exception as error:  # noqa: BLE001 - the waiting calls raise it
             for run_id in run_ids:
                 self._resolve(run_id, error)
             return
-        ended = [run_id for run_id in run_ids if run_id not in news or news[run_id].status not in LIVE]
+        ended = [run_id for run_id in run_ids if run_id not in snapshots or snapshots[run_id].status not in LIVE]
         await asyncio.gather(*map(self._read_one, ended))
 
     async def _read_one(self, run_id: str) -> None:

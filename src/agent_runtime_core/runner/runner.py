@@ -137,11 +137,16 @@ class AgentRunner(RunClient):
         config = config or RunnerConfig.of(settings)
         durability = settings.durability if durability is None else durability
         with opening() as opened:
-            places = open_url(path_or_url, durability=durability, max_retries=config.max_retries)
-            for backend in places:
+            opened_backends = open_url(path_or_url, durability=durability, max_retries=config.max_retries)
+            for backend in opened_backends:
                 opened(backend)
             runner = cls(
-                *places, config, tools=tools, trace_sinks=trace_sinks, persistence=persistence, registry=registry
+                *opened_backends,
+                config,
+                tools=tools,
+                trace_sinks=trace_sinks,
+                persistence=persistence,
+                registry=registry,
             )
         runner._has_store_url = True
         return runner
