@@ -23,7 +23,7 @@ from agent_runtime_core.queue.memory import MemoryTransitions
 from agent_runtime_core.queue.records import ClaimRequest, RunRow, RunUpdate
 from agent_runtime_core.queue.sqlite import SQLiteTransitions
 from agent_runtime_core.queue.transitions import RunTransitions
-from agent_runtime_core.runner.worker import Worker
+from agent_runtime_core.runner.crash_suspects import CrashSuspects
 from agent_runtime_core.steps.graph import Graph
 
 Patch = tuple[Any, str, Any]
@@ -189,7 +189,7 @@ def _durable() -> list[Patch]:
 
 def _alone() -> list[Patch]:
     """A run whose next crash is its last is executed beside others."""
-    return [(Worker, "may_start", lambda self, row: True), (Worker, "_is_careful", lambda self: False)]
+    return [(CrashSuspects, "may_start", lambda self, row: True), (CrashSuspects, "is_careful", lambda self: False)]
 
 
 def _inside() -> list[Patch]:
