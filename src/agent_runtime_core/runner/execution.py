@@ -22,8 +22,8 @@ from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
 from .._execution.result_codec import decode_result, error_payload
 from .._execution.run_control import RunControl, RunRecorder, Services
-from .._execution.step_journal import StepJournal
-from .._execution.step_keys import Identity
+from .._execution.step_journal import RunJournal, StepJournal
+from .._execution.step_scope import Identity
 from .._journal.record import ATTEMPT, RESUMED, Record
 from ..errors import (
     AgentRuntimeError,
@@ -211,7 +211,7 @@ class RunExecution:
             # Only claims that were taken over may still write. A claim that was released does not.
             if self.recorder is not None and (row.stalls or row.generation > 1):
                 await self.recorder.fence(self.claim.fenced_writes())
-            journal = StepJournal(self.writer, records)
+            journal = StepJournal(self.writer, records, self.control)
             self.check_journal_length(journal)
             if (result := await self.end_without_running(journal)) is not None:
                 return result
@@ -219,37 +219,37 @@ class RunExecution:
             if not isinstance(await self._attempt(journal), RetryHere):
                 return self.result
 
-    def check_journal_length(self, journal: StepJournal) -> None:
+    def check_journal_length(self, journal: RunJournal) -> None:
         """Reject a journal that was longer when the row was last written.
 
         Each record has a checksum, but only the row's `mark` shows that records are missing. A journal on another
         engine than the row is not checked: it may have been in the memory of a process that has ended.
         """
         row = self.row
-        if journal.ends < row.mark and self.backends.together:
+        if journal.view.ends < row.mark and self.backends.together:
             raise StorageCorrupt(
-                f"run {row.run_id}: the ends of {row.mark} steps were recorded and {journal.ends} are found; it is "
-                "left as it is: restore a backup"
+                f"run {row.run_id}: the ends of {row.mark} steps were recorded and {journal.view.ends} are found; "
+                "it is left as it is: restore a backup"
             )
-        if journal.ends and not row.stalls:  # else the mark is written together with the crash counter
-            self.claim.replace_row(mark=journal.ends)
+        if journal.view.ends and not row.stalls:  # else the mark is written together with the crash counter
+            self.claim.replace_row(mark=journal.view.ends)
 
-    async def end_without_running(self, journal: StepJournal) -> RunResult | None:
+    async def end_without_running(self, journal: RunJournal) -> RunResult | None:
         """Finish the run without executing any code, if it must not or need not start.
 
         Returns:
             The run's result; None if it may start.
         """
         row = self.row
-        if journal.end_record is not None and journal.end_record.attempt == row.generation:
-            return await self._finish_interrupted_end(journal.end_record)
+        if journal.view.end_record is not None and journal.view.end_record.attempt == row.generation:
+            return await self._finish_interrupted_end(journal.view.end_record)
         crashes = 0
         if row.stalls:
-            crashes = crashes_without_progress(row, journal.ends)
+            crashes = crashes_without_progress(row, journal.view.ends)
             if crashes < MAX_CRASHES_WITHOUT_PROGRESS or self.inline:
-                await self.claim.update(stalls=crashes, mark=journal.ends)
-        facts = self._facts(journal.usage)._replace(row=row)  # as it was claimed
-        end = self.policy.before_start(facts, crashes, journal.length)
+                await self.claim.update(stalls=crashes, mark=journal.view.ends)
+        facts = self._facts(journal.view.usage)._replace(row=row)  # as it was claimed
+        end = self.policy.before_start(facts, crashes, journal.view.length)
         return None if end is None else await self.end(end)
 
     async def _finish_interrupted_end(self, ended: Record) -> RunResult:
@@ -265,7 +265,7 @@ class RunExecution:
         try:
             if is_crash_suspect(self.row):
                 with contextlib.suppress(AgentRuntimeError):
-                    recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).ends
+                    recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).view.ends
                     if (stalls := crashes_without_progress(self.row, recorded)) < self.row.stalls:
                         self.claim.replace_row(stalls=stalls, mark=recorded)
         finally:
@@ -276,24 +276,24 @@ class RunExecution:
         self.started = True
         await self.claim.release_unstarted()
 
-    async def record_start(self, journal: StepJournal) -> None:
+    async def record_start(self, journal: RunJournal) -> None:
         """Record that the attempt started."""
         row = self.row
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
         self.claim.attempt_recorded = True
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s, attempt %d", self.claim.label, "resumed" if row.parked else "started", row.attempt)
-        record = journal.boundary_record(kind, row.agent, attempt=row.attempt, nev=1, info=info)
+        record = journal.records.boundary(kind, row.agent, attempt=row.attempt, nev=1, info=info)
         await self.writer.status(_RUNNING, record)
 
-    async def _attempt(self, journal: StepJournal) -> Decision:
+    async def _attempt(self, journal: RunJournal) -> Decision:
         """Execute the agent's `run` once, and carry out what its outcome means."""
         self._deferred_seconds = deferred_seconds(self.row)
         self.calls.time_limit_at = (
             self.claim.clock.boot() + self.config.run_timeout_seconds - self._deferred_seconds
             - self.control.paused_seconds
         )  # fmt: skip
-        self._completed, self._completed_at_start = journal.completed, len(journal.completed)
+        self._completed, self._completed_at_start = journal.view.completed, len(journal.view.completed)
         try:
             ctx = Context(self.row, journal, self.services, self.control, await self.limit_overrides())
         except UnserialisableResult as unknown:

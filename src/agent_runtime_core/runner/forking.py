@@ -148,12 +148,12 @@ def _copies(
     whole: RunJournal, source: RunRow, records: Sequence[Record], checkpoint: str | None, effects: str
 ) -> list[Record]:
     """Return the records that another run can resume from: results, and failures that the code has handled."""
-    journal = StepJournal(whole.ledger, records)
-    handled = {each.seq for each in journal.swallowed_failures.values()}
+    journal = StepJournal(whole.writer, records)
+    handled = {each.seq for each in journal.view.swallowed_failures.values()}
     kept = [each for each in records if each.kind in (DONE, RESET) or each.seq in handled]
     claim = f"{COPIED}{source.run_id}"
-    about = {"origin": whole.origin, "effects": effects, "approvals": _approvals(whole, kept)}
-    forked = Record(0, FORKED, claim_id=claim, t=journal.wall(), state=checkpoint, info=encode(about))
+    about = {"origin": whole.view.origin, "effects": effects, "approvals": _approvals(whole, kept)}
+    forked = Record(0, FORKED, claim_id=claim, t=journal.records.wall(), state=checkpoint, info=encode(about))
     return [
         forked,
         *(
@@ -163,13 +163,13 @@ def _copies(
     ]
 
 
-def _approvals(journal: StepJournal, copied: Sequence[Record]) -> list[dict[str, str]]:
+def _approvals(journal: RunJournal, copied: Sequence[Record]) -> list[dict[str, str]]:
     """Return the approvals in these records, each with the run that received it. They count as spent in the fork."""
-    known = {(each["name"], each["key"]): each["run_id"] for each in journal.spent_approvals}
+    known = {(each["name"], each["key"]): each["run_id"] for each in journal.view.spent_approvals}
     return [
         {
             "name": each.name.removeprefix("signal:"), "key": each.key,
-            "run_id": known.get((each.name.removeprefix("signal:"), each.key), journal.ledger.run_id),
+            "run_id": known.get((each.name.removeprefix("signal:"), each.key), journal.writer.run_id),
         }
         for each in copied
         if is_approval(each)

@@ -14,9 +14,9 @@ from .._execution.context import Context
 from .._execution.read_only_writer import ReadOnlyWriter
 from .._execution.result_codec import error_payload
 from .._execution.run_control import RunControl
+from .._execution.run_writer import RunWriter
 from .._execution.step_journal import StepJournal
-from .._journal.record import STARTED, Record
-from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
+from ..errors import LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..portal import call, takes_function
@@ -43,39 +43,6 @@ class _InlineAgent(AgentRuntime):
         return RunResult()
 
 
-class ReadOnlyWriter(ClaimWriter):
-    """The ledger of a run that has succeeded: what is recorded answers, nothing is added."""
-
-    async def open(self, *, fresh: bool = False) -> list[Record]:
-        self.closed_error: Callable[[str], Exception] | None = self._already_finished
-        return await self.state.records(self.run_id)
-
-    def _already_finished(self, name: str) -> IllegalTransition:
-        return IllegalTransition(
-            f"run {self.run_id} has succeeded, nothing can be added to it ({name!r}): use another run_id"
-        )
-
-    async def buffer(self, *records: Record) -> None:
-        for record in records:
-            if record.kind == STARTED:  # of a wait, or a child
-                raise self._already_finished(record.name)
-
-    async def emit(self, rows: Sequence[Any]) -> list[int]:
-        return [0 for _ in rows]
-
-    async def checkpoint(self, text: str, mark: str, row: Any) -> None:
-        return
-
-    def record(self, records: Sequence[Record]) -> Awaitable[Any]:
-        return self.append(*records)
-
-    async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
-        raise self._already_finished(records[0].name)
-
-    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
-        raise self._already_finished(place.name)
-
-
 class OpenRunSession:
     """An open run: a claim whose code is the caller's block."""
 
@@ -92,14 +59,15 @@ class OpenRunSession:
         Args:
             ended: The run has succeeded before: its saved results are returned and nothing is added.
         """
-        execution, writer = self.execution, self.execution.writer
+        execution = self.execution
+        writer: RunWriter = execution.writer
         if not ended:
             execution.log_claim()
             execution.claim.register()
             execution.trace_start()
         else:
             writer = ReadOnlyWriter(execution.row, *execution.backends, execution.claim.clock)
-        journal = StepJournal(writer, await writer.open())
+        journal = StepJournal(writer, await writer.open(), self.control)
         self.finished = ended
         if not ended:
             early = await execution.end_without_running(journal)
@@ -136,7 +104,7 @@ class OpenRunSession:
             if isinstance(cause, asyncio.CancelledError) and not cancelled_here:
                 return  # the caller's own cancellation is raised
             raise RunFailed(f"run {execution.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
-        await self.ctx.journal.resolve_at_end(error)
+        await self.ctx.journal.unconfirmed.resolve_at_end(error)
         if error is None:
             await self._end(RunStatus.SUCCEEDED)
         elif isinstance(cause, Postponed):
