@@ -230,7 +230,7 @@ OPENS: dict[str, dict[str, int]] = {
         "DurableDirectory.read": 2,
         "_flush": 1,
     },  # JSON files, by their names
-    "persistence/documents/file_lock.py": {"_made": 2, "_taken": 1},  # a lock file
+    "persistence/documents/file_lock.py": {"_acquire": 1, "_open_or_create": 2},  # a lock file
     "testing/cassettes.py": {"Cassette.load": 1, "Cassette.save": 1},
     "turns/settings_files.py": {"_read": 2},  # settings and packs
 }

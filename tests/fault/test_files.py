@@ -18,7 +18,7 @@ import pytest
 
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.persistence.documents.base import Collection, Document, Entry
-from agent_runtime_core.persistence.documents.file_format import read_page
+from agent_runtime_core.persistence.documents.file_format import decode_record
 from agent_runtime_core.persistence.documents.file_lock import locked
 from agent_runtime_core.persistence.documents.files import FileDocuments
 from tests.fault.children import PATIENCE, Child, Command, until
@@ -49,7 +49,7 @@ async def killed(root: Path, kills: int) -> None:
 def whole(root: Path) -> None:
     """No file that has its name is torn, in the state that the killed one left behind."""
     for path in root.glob("documents/*/*/**/*.json"):
-        read_page(path.read_bytes(), str(path))
+        decode_record(path.read_bytes(), str(path))
 
 
 async def checked(root: Path, done: int) -> int:

@@ -199,7 +199,7 @@ def test_many_edits_of_an_edit_are_walked() -> None:
 
 def test_many_branches_in_a_circle_end() -> None:
     circle = [said(n, parent=n % MANY + 1, branch=n) for n in range(1, MANY + 1)]
-    with pytest.raises(BrokenHistory, match="circle"):
+    with pytest.raises(BrokenHistory, match="cycle"):
         path(circle, UUID(int=5))
 
 

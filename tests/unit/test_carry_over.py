@@ -149,7 +149,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     told = json.loads(capsys.readouterr().out)
     assert told == {"directory": str(directory), "carried": {}, "kept": ALL, "unreadable": {}, "opens": True}
     assert main(["carry-over", str(tmp_path / "nowhere")]) == 2
-    assert "has no files of version 0.5.2" in capsys.readouterr().err
+    assert "no files of version 0.5.2" in capsys.readouterr().err
 
 
 async def test_the_home_directory_is_that_of_the_user_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ async def test_what_was_written_once_is_carried_however_large(tmp_path: Path) ->
 async def test_an_empty_directory_is_no_old_store(tmp_path: Path) -> None:
     (tmp_path / ".agent_runtime" / "memory").mkdir(parents=True)
     assert await Memory(tmp_path).get("theme") is None
-    with pytest.raises(InvalidArgument, match="has no files of version"):
+    with pytest.raises(InvalidArgument, match="no files of version"):
         await carry_over(tmp_path)
 
 
@@ -406,7 +406,7 @@ async def test_a_file_that_save_refuses_is_named_and_stops_no_other(
 async def test_tasks_that_wait_for_each_other_are_left(tmp_path: Path) -> None:
     tasks = [{"id": id_of(n), "name": str(n), "dependencies": [id_of(3 - n)]} for n in (1, 2)]
     write(tmp_path / ".agent_runtime" / "tasks" / "x.json", {"id": LIST, "name": "x", "tasks": tasks})
-    assert "circle" in (await carry_over(tmp_path)).unreadable["tasks/x.json"]
+    assert "cycle" in (await carry_over(tmp_path)).unreadable["tasks/x.json"]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFOs")

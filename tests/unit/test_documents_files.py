@@ -259,7 +259,7 @@ async def test_a_file_that_is_none_of_ours_is_named(root: Path, name: str) -> No
     store = Store(root)
     await store.put("theme", rank=0.0)
     shutil.copy(memory(root) / "000000~theme.json", memory(root) / name)
-    with pytest.raises(StorageCorrupt, match="is no document"):
+    with pytest.raises(StorageCorrupt, match="is not a document"):
         await Store(root).table.find()
 
 
@@ -267,7 +267,7 @@ async def test_one_document_twice_is_named(root: Path) -> None:
     store = Store(root)
     await store.put("theme", rank=0.0)
     shutil.copy(memory(root) / "000000~theme.json", memory(root) / "000007~theme.json")
-    with pytest.raises(StorageCorrupt, match="one document twice"):
+    with pytest.raises(StorageCorrupt, match="hold the same document"):
         await Store(root).table.find()
     store, before = Store(root), files(root)
     answers = await asyncio.gather(*(store.put(key) for key in ("theme", "theme", "new")), return_exceptions=True)
@@ -333,16 +333,16 @@ async def test_a_pipe_is_not_waited_for(root: Path) -> None:
     os.mkfifo(memory(root) / "000002~pipe.json")
     os.mkdir(memory(root) / "000003~folder.json")
     for key in ("pipe", "folder"):
-        with pytest.raises(StorageCorrupt, match="no regular file"):
+        with pytest.raises(StorageCorrupt, match="must be a regular file"):
             await Store(root).table.get(key)
 
 
 async def test_a_root_that_is_a_file(root: Path) -> None:
     root.write_text("x")
     for again in (root, root / "below"):
-        with pytest.raises(StorageError, match=r"is a file|no directory"):
+        with pytest.raises(StorageError, match=r"must be a directory|no directory"):
             await Store(again).put("a")
-        with pytest.raises(StorageError, match=r"is a file|no directory"):
+        with pytest.raises(StorageError, match=r"must be a directory|no directory"):
             await Store(again).table.find()
     assert root.read_text() == "x"
 
@@ -683,11 +683,11 @@ def test_a_directory_that_is_made_while_it_is_looked_for_was_not_removed(
         try:
             return look(path, **more)
         except FileNotFoundError:
-            disk._seen = True  # by another thread, which came right after it was made
+            disk._existed = True  # by another thread, which came right after it was made
             raise
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", slow)
-        assert disk.there() is False
+        assert disk.exists() is False
     with pytest.raises(StorageError, match="removed"):
-        disk.there()
+        disk.exists()

@@ -151,7 +151,7 @@ def test_names_that_cannot_be_stored_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="session_id"):
         InMemoryHome(session_id="half \ud800")
     with pytest.raises(InvalidArgument, match="project"):
-        InMemoryHome(project=7)
+        InMemoryHome(project=7)  # type: ignore[arg-type]
 
 
 def test_a_file_has_one_name(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_server_has_one_name() -> None:
 
 @pytest.mark.parametrize("bad", ["", "a\0b", "a\ud800"])
 def test_what_is_no_path_of_a_project_is_refused(bad: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"project_dir=.* is no path of a directory"):
+    with pytest.raises(InvalidArgument, match="project_dir must be the path of a directory"):
         FileHome(bad)
 
 

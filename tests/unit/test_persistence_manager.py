@@ -292,7 +292,7 @@ def test_the_process_has_one() -> None:
 def test_a_setting_nobody_reads_is_refused() -> None:
     with pytest.raises(UnknownSetting, match="memory_store_class"):
         configure_persistence(memory_store_clas=Theirs)
-    with pytest.raises(UnknownSetting, match="no setting 'nonsense' of persistence: there are audit_store, "):
+    with pytest.raises(UnknownSetting, match="unknown setting 'nonsense' of persistence: there are audit_store, "):
         configure_persistence(nonsense=1)
 
 
@@ -382,5 +382,5 @@ def test_a_store_of_theirs_that_fails_fails_the_run_and_says_so() -> None:
 
 @pytest.mark.parametrize("wrong", [{"project_dir": "x"}, "a.db", 5])
 def test_a_configuration_is_one(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"config is a PersistenceConfig, not .*PersistenceManager\.open"):
+    with pytest.raises(InvalidArgument, match=r"config must be a PersistenceConfig, got .*PersistenceManager\.open"):
         PersistenceManager(wrong)

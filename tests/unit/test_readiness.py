@@ -19,7 +19,7 @@ from agent_runtime_core.persistence.documents.base import Collection, Document, 
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.model_codec import text_of
 from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState
-from agent_runtime_core.persistence.task_order import circle, ready_of
+from agent_runtime_core.persistence.task_order import find_cycle, ready_of
 from agent_runtime_core.testing.clock import VirtualClock
 
 
@@ -37,16 +37,16 @@ def test_circles_are_found_where_there_are_any() -> None:
     for _ in range(600):
         count = chance.randrange(1, 9)
         edges = {str(n): [str(chance.randrange(count + 1)) for _ in range(chance.randrange(3))] for n in range(count)}
-        found = circle(edges, lambda key, edges=edges: edges.get(key, ()))  # type: ignore[misc]
+        found = find_cycle(edges, lambda key, edges=edges: edges.get(key, ()))  # type: ignore[misc]
         assert bool(found) == _reaches_itself(edges), edges
         with_one += bool(found)
         for key, follower in zip(found, [*found[1:], *found[:1]], strict=True):
-            assert follower in edges[key], f"{found} is no circle of {edges}"
+            assert follower in edges[key], f"{found} is no cycle of {edges}"
     assert 100 < with_one < 500
 
 
 def test_a_long_chain_is_no_circle_and_ends() -> None:
-    assert circle(["0"], lambda key: [str(int(key) + 1)] if int(key) < 100_000 else []) == []
+    assert find_cycle(["0"], lambda key: [str(int(key) + 1)] if int(key) < 100_000 else []) == []
 
 
 class _Counted(MemoryDocuments):

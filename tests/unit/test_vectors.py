@@ -93,17 +93,17 @@ def test_a_unit_has_the_length_of_one() -> None:
 @pytest.mark.parametrize(
     ("vector", "said"),
     [
-        ([], "is empty"),
-        ([0.0, -0.0], "has 2 components, all 0"),
-        ([1.0, math.nan], "holds nan at 1"),
-        ([-math.inf], "holds -inf at 0"),
-        (["1"], "is a sequence of numbers"),
-        (None, "is a sequence of numbers"),
-        ([10**400], "is a sequence of numbers"),
+        ([], "query_vector must have .*, got an empty sequence"),
+        ([0.0, -0.0], "query_vector must have .*, got 2 zeros"),
+        ([1.0, math.nan], "query_vector must be a finite number, got nan at index 1"),
+        ([-math.inf], "query_vector must be a finite number, got -inf at index 0"),
+        (["1"], "query_vector must be a sequence of numbers"),
+        (None, "query_vector must be a sequence of numbers"),
+        ([10**400], "query_vector must be a sequence of numbers"),
     ],
 )
 def test_what_has_no_direction_is_named(vector: list[float], said: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"query_vector {said}"):
+    with pytest.raises(InvalidArgument, match=said):
         floats(vector, "query_vector")
 
 

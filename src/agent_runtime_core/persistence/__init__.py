@@ -1,4 +1,4 @@
-"""Conversations, tasks, memory, preferences, knowledge and audit: what outlives a run, on every backend."""
+"""Stores for what persists across runs: conversations, tasks, memory, preferences, knowledge and audit records."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         ToolResult,
     )
 
-#: The module of each technology, the beginning of its classes' names, and the rest of them.
+#: The module of each backend, and the prefix of its class names. `KINDS` are the rest of the names.
 TECHNOLOGIES = {
     "files": (".backends.files", "File"),
     "sqlite": (".backends.sqlite", "SQLite"),

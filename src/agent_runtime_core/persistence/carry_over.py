@@ -1,7 +1,7 @@
-"""The way from version 0.5.2: what its files hold, put into the documents of today beside them.
+"""Migrate the files of version 0.5.2 to documents.
 
-The old files stay as they are. What is in the new store already stays too, so that it may be interrupted and run
-again. Only once every old file was carried over does the new store open.
+The old files are not modified. A document that exists already is not modified either, so that an interrupted migration
+can be repeated. The new store opens only after every old file was migrated.
 """
 
 from __future__ import annotations
@@ -23,102 +23,115 @@ from .document_stores.arguments import stored_key
 from .document_stores.base import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
 from .document_stores.conversation_save import Header, header_entry, message_entry
 from .documents.base import Collection, Entry
-from .documents.file_directory import DurableDirectory, told
+from .documents.file_directory import DurableDirectory, storage_errors
 from .documents.file_lock import LOCK, locked
 from .documents.files import FileDocuments
 from .legacy_files import CARRIED, PREFERENCES, old_files, root_of
 from .legacy_models import conversation_of, task_list_of
 from .model_codec import model_of, text_of
 from .models import Task, moment
-from .task_order import circle
+from .task_order import find_cycle
 
-_LARGEST: Final = 1 << 30  # bytes of a value: what was written once is not refused now
-_AT_ONCE: Final = 100  # documents in one commit
+_MAX_BYTES: Final = 1 << 30  # bytes of a value. A value that version 0.5.2 wrote must not be rejected now
+_BATCH: Final = 100  # documents in one commit
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, UnserialisableResult, InvalidArgument)
 
-Put = tuple[str, Entry]  # a kind, and what is added to it
+Put = tuple[str, Entry]  # a kind, and a document to add to it
 
 
 @dataclass
 class CarriedOver:
-    """What became of the files of a directory."""
+    """The result of migrating a directory.
+
+    The counts are by kind of document: memory, preferences, conversations, messages, tasks and so on.
+    """
 
     directory: str
-    #: How many of each sort are new in the store: memory, preferences, conversations, messages, tasks ...
+    #: How many documents were added to the store.
     carried: dict[str, int] = field(default_factory=dict)
-    #: How many of each sort were there already, and were left alone.
+    #: How many documents existed already, and were not modified.
     kept: dict[str, int] = field(default_factory=dict)
-    #: Files that could not be read, or have tasks that could not, and why; they are left where they are.
+    #: The reasons, by file, why a file or some of its tasks could not be read. The files are not modified.
     unreadable: dict[str, str] = field(default_factory=dict)
-    #: Whether every file could be read, so that the store opens. Tasks that could not be read are not in it.
+    #: Whether every file could be read, so that the store opens. It does not contain tasks that could not be read.
     opens: bool = True
 
 
 async def carry_over(project_dir: str | os.PathLike[str] | None = None, *, clock: Clock = SYSTEM) -> CarriedOver:
-    """Carry over `<project_dir>/.agent_runtime/`, by default that of the current directory.
+    """Migrate the files of version 0.5.2 in `<project_dir>/.agent_runtime/`.
 
-    The store opens from then on, unless a file is unreadable: it does after another call, once the file is repaired
-    or moved away. A task that a store may not hold is left out; another call adds it once it is repaired.
+    The store opens afterwards, unless a file is unreadable. In that case repair the file or move it away, and call
+    this function again. A task that is not valid is left out; another call adds it after it was repaired.
+
+    Args:
+        project_dir: The directory of the project. None is the current directory.
+        clock: For tests.
+
+    Returns:
+        How many documents were added, and which files could not be read.
 
     Raises:
         InvalidArgument: There are no files of version 0.5.2.
     """
     directory = project_directory(project_dir)
-    told_of = CarriedOver(directory)
+    result = CarriedOver(directory)
     files = old_files(directory)
     if not files:
-        raise InvalidArgument(f"{directory} has no files of version 0.5.2: name the directory that it lies in")
+        raise InvalidArgument(
+            f"no files of version 0.5.2 in {directory}. Pass the directory that contains {os.path.basename(directory)}."
+        )
     spaces = ["project", "global"] if directory == home_directory() else ["project"]
     documents, old = FileDocuments(root_of(directory), clock=clock), DurableDirectory(directory)
     try:
         for each in files:
             try:
-                left_out = list[str]()
-                puts = list(_puts(old, each, clock, left_out))
+                invalid = list[str]()
+                puts = list(_puts(old, each, clock, invalid))
             except _UNREADABLE as error:
-                told_of.unreadable[each] = f"{type(error).__name__}: {error}"
-                told_of.opens = False
+                result.unreadable[each] = f"{type(error).__name__}: {error}"
+                result.opens = False
                 continue
-            if left_out:
-                told_of.unreadable[each] = "; ".join(left_out)
+            if invalid:
+                result.unreadable[each] = "; ".join(invalid)
             for space in spaces:
-                await _put(documents, space, await _apart(documents, space, puts), told_of)
+                await _put(documents, space, await _with_unique_ids(documents, space, puts), result)
     finally:
         await documents.close()
-    if told_of.opens:
-        _open_from_now_on(directory, len(files), clock)
-    return told_of
+    if result.opens:
+        _mark_as_migrated(directory, len(files), clock)
+    return result
 
 
-async def _apart(documents: FileDocuments, space: str, puts: Sequence[Put]) -> list[Put]:
-    """A task that another list has too, which is one of each from now on, has an id of its own in this one."""
+async def _with_unique_ids(documents: FileDocuments, space: str, puts: Sequence[Put]) -> list[Put]:
+    """Give a new id to each task that another list contains too: a task is now in one list only."""
     lists = {entry.key: entry.group for kind, entry in puts if kind == TASK}
-    there = await Collection(documents, space, TASK).many(list(lists))
-    new = {UUID(each.key): uuid5(UUID(lists[each.key]), each.key) for each in there if each.group != lists[each.key]}
-    return [(kind, _renamed(entry, new) if kind == TASK and new else entry) for kind, entry in puts]
+    stored = await Collection(documents, space, TASK).many(list(lists))
+    new = {UUID(each.key): uuid5(UUID(lists[each.key]), each.key) for each in stored if each.group != lists[each.key]}
+    return [(kind, _with_new_id(entry, new) if kind == TASK and new else entry) for kind, entry in puts]
 
 
-def _renamed(entry: Entry, new: Mapping[UUID, UUID]) -> Entry:
+def _with_new_id(entry: Entry, new: Mapping[UUID, UUID]) -> Entry:
     task = model_of(Task, entry.text)
     task.id = new.get(task.id, task.id)
     if task.parent_id is not None:
         task.parent_id = new.get(task.parent_id, task.parent_id)
-    return entry._replace(key=str(task.id), text=text_of(task, max_bytes=_LARGEST))
+    return entry._replace(key=str(task.id), text=text_of(task, max_bytes=_MAX_BYTES))
 
 
-async def _put(documents: FileDocuments, space: str, puts: Sequence[Put], told_of: CarriedOver) -> None:
-    for at in range(0, len(puts), _AT_ONCE):
-        part = puts[at : at + _AT_ONCE]
+async def _put(documents: FileDocuments, space: str, puts: Sequence[Put], result: CarriedOver) -> None:
+    for start in range(0, len(puts), _BATCH):
+        part = puts[start : start + _BATCH]
         ops: list[Op] = [Collection(documents, space, kind).add(entry) for kind, entry in part]
         for (kind, _), rank in zip(part, await documents.commit(None, ops), strict=True):
-            counts = told_of.kept if rank is None else told_of.carried
+            counts = result.kept if rank is None else result.carried
             counts[kind] = counts.get(kind, 0) + 1
 
 
-def _puts(old: DurableDirectory, name: str, clock: Clock, left_out: list[str]) -> Iterator[Put]:
-    """Yield what is to be added for a file, and a header after its parts, which are not seen without it.
+def _puts(old: DurableDirectory, name: str, clock: Clock, invalid: list[str]) -> Iterator[Put]:
+    """Yield the documents of a file.
 
-    Why a task of the file is left out goes into `left_out`.
+    A header comes after its parts, because readers do not find the parts without it. So an interrupted migration shows
+    no incomplete conversation or list. The reasons why tasks are left out are added to `invalid`.
     """
     plain = _read(old, name)
     if name == PREFERENCES:
@@ -132,57 +145,57 @@ def _puts(old: DurableDirectory, name: str, clock: Clock, left_out: list[str]) -
         case "conversations":
             yield from _conversation(plain, clock)
         case "tasks":
-            yield from _task_list(plain, left_out)
+            yield from _task_list(plain, invalid)
 
 
 def _read(old: DurableDirectory, name: str) -> Any:
     try:
-        return json.loads(old.read(name, _LARGEST))
+        return json.loads(old.read(name, _MAX_BYTES))
     except (StorageError, FileNotFoundError) as error:
         raise ValueError(str(error)) from error
 
 
 def _items(plain: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(plain, dict):
-        raise TypeError(f"a JSON object is expected, got {brief(plain)}")
+        raise TypeError(f"the file must hold a JSON object, got {brief(plain)}")
     yield from plain.items()
 
 
 def _value(key: Any, value: Any) -> Entry:
-    return Entry(stored_key(key), encode(value, max_bytes=_LARGEST), rank=0.0)
+    return Entry(stored_key(key), encode(value, max_bytes=_MAX_BYTES), rank=0.0)
 
 
 def _conversation(plain: Any, clock: Clock) -> Iterator[Put]:
     found = conversation_of(plain)
     key = str(found.id)
     for message in found.messages:
-        yield MESSAGE, message_entry(key, message, max_bytes=_LARGEST)
+        yield MESSAGE, message_entry(key, message, max_bytes=_MAX_BYTES)
     names = [each for each in vars(found) if each != "messages"]
     header = Header(**{name: getattr(found, name) for name in names}, born=new_ulid(clock))
     yield CONVERSATION, header_entry(key, header, moment(found.updated_at))
 
 
-def _task_list(plain: Any, left_out: list[str]) -> Iterator[Put]:
-    found, wrong = task_list_of(plain)
-    left_out += wrong
+def _task_list(plain: Any, invalid: list[str]) -> Iterator[Put]:
+    found, reasons = task_list_of(plain)
+    invalid += reasons
     key = str(found.id)
-    waits = {str(task.id): [str(each) for each in task.dependencies] for task in found.tasks}
-    if circle(list(waits), lambda each: waits.get(each, ())):
-        raise ValueError("its tasks wait for each other in a circle")
+    dependencies = {str(task.id): [str(each) for each in task.dependencies] for task in found.tasks}
+    if find_cycle(list(dependencies), lambda each: dependencies.get(each, ())):
+        raise ValueError("the dependencies of its tasks form a cycle")
     for task in found.tasks:
         try:
-            yield TASK, Entry(str(task.id), text_of(task, max_bytes=_LARGEST), key)
+            yield TASK, Entry(str(task.id), text_of(task, max_bytes=_MAX_BYTES), key)
         except UnserialisableResult as error:
-            left_out.append(f"task {brief(task.name)}: {error}")
+            invalid.append(f"task {brief(task.name)}: {error}")
     text = text_of(found, leave_out=frozenset({"tasks"}))
     yield TASK_LIST, Entry(key, text, str(found.conversation_id or ""), moment(found.updated_at))
 
 
-def _open_from_now_on(directory: str, files: int, clock: Clock) -> None:
+def _mark_as_migrated(directory: str, files: int, clock: Clock) -> None:
     disk = DurableDirectory(root_of(directory))
     disk.make("")
     note = {"from": "0.5.2", "files": files, "at": aware(clock.wall()).isoformat()}
-    with told(disk.root), locked(disk.path(LOCK)):
+    with storage_errors(disk.root), locked(disk.path(LOCK)):
         draft = disk.draft(json.dumps(note).encode() + b"\n")
         disk.flush(draft)
         disk.rename(draft, CARRIED)

@@ -1,4 +1,4 @@
-"""Stored messages as the chat messages that agents and models exchange, and back."""
+"""Convert stored messages to the chat messages of agents and models, and back."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from ..interfaces import ToolCallDict
 from ..tools.arguments import read_arguments
 from .models import ConversationMessage, ToolCall
 
-RAW = "chat"  # in a message's metadata: the chat message, where the fields of the model do not say all of it
+#: Key in the metadata of a message: the chat message, if the fields of the model do not hold all of it.
+RAW = "chat"
 
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id")
-#: In its place there, what is the content of the message itself: an answer of 10 MiB fits into a message once.
-_ABOVE = {"in": "content"}
+#: Replaces the content in that chat message, because the message itself has it. A content of 10 MiB fits only once.
+_SAME_CONTENT = {"in": "content"}
 
 
 def chat_of(message: ConversationMessage) -> dict[str, Any]:
-    """The message in OpenAI's chat format."""
+    """Return a message in OpenAI's chat format."""
     chat = _chat_of(message)
-    raw = (message.metadata or {}).get(RAW)  # other people's stores may give None
-    if not isinstance(raw, dict) or str(raw.get("role", "")) != message.role:  # something of the caller's own
+    raw = (message.metadata or {}).get(RAW)  # a custom store may return None as metadata
+    if not isinstance(raw, dict) or str(raw.get("role", "")) != message.role:  # metadata of the application
         return chat
-    kept = cast("dict[str, Any]", decode(encode(raw)))
-    if kept.get("content") == _ABOVE:
-        kept["content"] = copy.deepcopy(message.content)
-    was = _chat_of(_message_of(kept, message.id))
+    original = cast("dict[str, Any]", decode(encode(raw)))
+    if original.get("content") == _SAME_CONTENT:
+        original["content"] = copy.deepcopy(message.content)
+    before = _chat_of(_message_of(original, message.id))
     for name in _FIELDS:
-        if chat.get(name) != was.get(name):  # it was changed since
-            kept.pop(name, None)
-            kept |= {name: chat[name]} if name in chat else {}
-    return kept
+        if chat.get(name) != before.get(name):  # a field of the message was changed after it was stored
+            original.pop(name, None)
+            original |= {name: chat[name]} if name in chat else {}
+    return original
 
 
 def _chat_of(message: ConversationMessage) -> dict[str, Any]:
-    """What the fields of the model say."""
+    """Return the chat message that the fields of the model describe."""
     chat: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         chat["tool_calls"] = [_call_of(each) for each in message.tool_calls]
@@ -55,11 +56,11 @@ def _call_of(call: ToolCall) -> dict[str, Any]:
 
 
 def message_of(chat: Mapping[str, Any], message_id: UUID, **fields: Any) -> ConversationMessage:
-    """The chat message under that id. What the model has no field for is kept, and `chat_of` gives it back."""
+    """Return a chat message as a stored message. `chat_of` restores it, including data the model has no field for."""
     message = _message_of(chat, message_id, **fields)
     if _chat_of(message) != dict(chat):
-        above = {"content": dict(_ABOVE)} if message.content else {}
-        message.metadata = {**message.metadata, RAW: {**chat, **above}}
+        content = {"content": dict(_SAME_CONTENT)} if message.content else {}
+        message.metadata = {**message.metadata, RAW: {**chat, **content}}
     return message
 
 
@@ -69,45 +70,46 @@ def _message_of(chat: Mapping[str, Any], message_id: UUID, **fields: Any) -> Con
         id=message_id,
         role=str(chat.get("role", "")),
         content=content if isinstance(content, (str, dict, list)) else "",
-        tool_calls=[ToolCall(**call) for each in chat.get("tool_calls") or () if (call := _called(each))],
+        tool_calls=[ToolCall(**call) for each in chat.get("tool_calls") or () if (call := _tool_call_fields(each))],
         tool_call_id=chat.get("tool_call_id"),
         **fields,
     )
 
 
-def _called(call: Any) -> dict[str, Any] | None:
+def _tool_call_fields(call: Any) -> dict[str, Any] | None:
     if not isinstance(call, Mapping):
         return None
-    told = ToolCallDict(call)
+    tool_call = ToolCallDict(call)
     try:
-        arguments = read_arguments(told.arguments)
-        encode([[[arguments]]])  # as deep as a message has them
+        arguments = read_arguments(tool_call.arguments)
+        encode([[[arguments]]])  # nested as deeply as in a stored message, which has a limit
     except (BadArguments, UnserialisableResult):
         arguments = {}
-    return {"id": told.id, "name": told.name, "arguments": arguments}
+    return {"id": tool_call.id, "name": tool_call.name, "arguments": arguments}
 
 
 def paired(chats: Iterable[Mapping[str, Any]], following: Iterable[Any] = ()) -> list[Mapping[str, Any]]:
-    """The chat messages, each tool call followed by a result and no result without its call: providers refuse others,
-    and would refuse the conversation for ever.
+    """Return chat messages in which each tool call has a result, and each result a tool call.
 
-    Results that are missing say so; one of a call at the end may be among the first messages `following`.
+    Providers reject other messages, and a stored conversation with them would be rejected forever. A missing result
+    is replaced by an error text. A result without a call is dropped. For calls at the end, a result may be at the
+    beginning of `following`.
     """
     pairs: list[Mapping[str, Any]] = []
-    left: list[Any] = []  # ids of calls without a result
+    unanswered: list[Any] = []  # ids of calls without a result
     for chat in chats:
         if chat.get("role") != "tool":
-            pairs += map(_missing, left)
+            pairs += map(_missing_result, unanswered)
             pairs.append(chat)
-            left = [each.get("id") for each in chat.get("tool_calls") or () if isinstance(each, Mapping)]
-        elif chat.get("tool_call_id") in left:
+            unanswered = [each.get("id") for each in chat.get("tool_calls") or () if isinstance(each, Mapping)]
+        elif chat.get("tool_call_id") in unanswered:
             pairs.append(chat)
-            left.remove(chat.get("tool_call_id"))
-    told = [each.get("tool_call_id") for each in takewhile(_is_result, following)]
-    return [*pairs, *(_missing(each) for each in left if each not in told)]
+            unanswered.remove(chat.get("tool_call_id"))
+    answered = [each.get("tool_call_id") for each in takewhile(_is_result, following)]
+    return [*pairs, *(_missing_result(each) for each in unanswered if each not in answered)]
 
 
-def _missing(call_id: Any) -> dict[str, Any]:
+def _missing_result(call_id: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": "Error: no result of this call is known"}
 
 
@@ -116,11 +118,11 @@ def _is_result(chat: Any) -> bool:
 
 
 def same_chat(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two chat messages are the same one: what else clients hang on them has no part in it."""
-    return all(_told(one, name) == _told(other, name) for name in _FIELDS)
+    """Return whether two chat messages are the same. Fields that some clients add are not compared."""
+    return all(_comparable(one, name) == _comparable(other, name) for name in _FIELDS)
 
 
-def _told(chat: Mapping[str, Any], name: str) -> Any:
+def _comparable(chat: Mapping[str, Any], name: str) -> Any:
     value = chat.get(name)
     if name == "tool_calls":
         return [each.get("id") for each in value or () if isinstance(each, Mapping)]

@@ -1,7 +1,8 @@
-"""Whose writes these are: the claim of the run whose code is being carried out, wherever it was called from.
+"""Fence the writes of a run's code to document stores, so that a superseded claim writes nothing.
 
-Only our own document stores look at it. Where the queue is on the same engine the fence is the claim itself;
-elsewhere each write brings its claim along, which a greater one that came before refuses.
+The claim is found through a context variable, from any code that the run calls. Only the built-in stores use it. If the
+queue is on the same engine, a write is guarded by the claim itself. On another engine each write carries its fencing
+token, and the engine rejects it if it has seen a greater one.
 """
 
 from __future__ import annotations
@@ -15,26 +16,35 @@ from ..errors import LeaseLost
 
 
 class FencedWrites:
-    """The claim of one attempt on a run. `guard` names it as it is now; `home` is the engine of the queue.
+    """Commits writes under the claim of one attempt of a run.
 
-    Once the attempt is `over`, what it left running writes nothing any more.
+    Args:
+        guard: Returns the present claim.
+        queue_engine: The engine of the queue.
+        ended: Whether the attempt has ended. Code that it left running can then write no more.
     """
 
-    def __init__(self, guard: Callable[[], Guard], home: Committer, over: Callable[[], bool] = lambda: False) -> None:
-        self._guard, self._home, self._over = guard, home, over
+    def __init__(
+        self, guard: Callable[[], Guard], queue_engine: Committer, ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._guard, self._queue_engine, self._ended = guard, queue_engine, ended
 
     async def commit(self, target: Committer, ops: Sequence[Op]) -> list[Any]:
-        """Apply `ops` only while the claim holds."""
+        """Commit `ops` if the claim is still valid.
+
+        Raises:
+            LeaseLost: The claim was superseded or released, or the attempt has ended.
+        """
         guard = self._guard()
-        if self._over() or not guard.token:
+        if self._ended() or not guard.token:
             raise LeaseLost(*guard)
-        if target is self._home:
+        if target is self._queue_engine:
             return await target.commit(guard, ops)
         return (await target.commit(None, [Op(INSTALL, tuple(guard)), *ops]))[1:]
 
     async def install(self, target: Committer) -> None:
-        """Have every earlier claim on the run refused there."""
-        if target is not self._home:
+        """Make the engine `target` reject every earlier claim on the run."""
+        if target is not self._queue_engine:
             await target.commit(None, [Op(INSTALL, tuple(self._guard()))])
 
 

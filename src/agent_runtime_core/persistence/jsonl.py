@@ -1,4 +1,4 @@
-"""Models as lines of JSON for those who know nothing of this library."""
+"""Export models as lines of JSON that other programs can read."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from .documents.base import Document
 
 
 def line(kind: str, model: Any) -> str:
-    """One JSON object on one line, with its type first."""
+    """Return a model as a JSON object on one line. Its first field is "type"."""
     fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
     text = json.dumps({"type": kind, **fields}, default=json_form, ensure_ascii=False)
-    if HALF.search(text):  # which no file takes
+    if HALF.search(text):  # a lone surrogate cannot be written to a file
         text = json.dumps({"type": kind, **fields}, default=json_form)
     return text
 
 
 def json_form(value: Any) -> Any:
-    """What JSON can hold of a value that has no form there: as text, or a list. For `default=`; not to be read back."""
+    """Return a string or list for a value that JSON lacks. It cannot be decoded again.
+
+    It is a function for `default=` of `json.dumps`.
+    """
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, _dt.datetime):
@@ -36,19 +39,22 @@ def json_form(value: Any) -> Any:
     return value.isoformat() if isinstance(value, _dt.date | _dt.time) else str(value)
 
 
-async def in_order_of_time(sources: Mapping[str, AsyncIterator[list[Document]]]) -> AsyncIterator[tuple[str, Document]]:
-    """Documents of several sources, each in order of rank, in one order; of equal ones the source named first."""
-    waiting: dict[str, list[Document]] = {name: [] for name in sources}
+async def merge_by_rank(sources: Mapping[str, AsyncIterator[list[Document]]]) -> AsyncIterator[tuple[str, Document]]:
+    """Yield the documents of several sources in order of rank. Each source is sorted by rank.
+
+    Of documents with the same rank, that of the first source comes first.
+    """
+    pages: dict[str, list[Document]] = {name: [] for name in sources}
     open_ = set(sources)
     while True:
-        for name in [each for each in sources if each in open_ and not waiting[each]]:
+        for name in [each for each in sources if each in open_ and not pages[each]]:
             page = await anext(sources[name], None)
             if page is None:
                 open_.discard(name)
             else:
-                waiting[name] = page[::-1]
-        ready = [name for name in sources if waiting[name]]
+                pages[name] = page[::-1]
+        ready = [name for name in sources if pages[name]]
         if not ready:
             return
-        first = min(ready, key=lambda name: waiting[name][-1].rank)
-        yield first, waiting[first].pop()
+        first = min(ready, key=lambda name: pages[name][-1].rank)
+        yield first, pages[first].pop()

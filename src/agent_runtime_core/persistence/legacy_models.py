@@ -1,4 +1,4 @@
-"""What version 0.5.2 wrote into its files, as models of today: what is there is kept, what is not has its default."""
+"""Convert the files of version 0.5.2 to the present models. A field that is missing gets its default."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ from ..errors import InvalidArgument, brief
 from .document_stores.task_validation import check_list, check_task
 from .models import Conversation, Task, TaskList
 
-EXTRA = "0.5.2"  # under which metadata keeps fields that no model has
+EXTRA = "0.5.2"  # the key in `metadata` for fields that the present models do not have
 
 
 def conversation_of(plain: Any) -> Conversation:
-    """ValueError, KeyError, TypeError: it is none."""
+    """Return the conversation of a file.
+
+    Raises:
+        ValueError, KeyError, TypeError: The file holds no conversation.
+    """
     whole, messages = _parts(plain, "messages")
     return cast(Conversation, build({**whole, "messages": messages}, Conversation, _OLD))
 
 
 def task_list_of(plain: Any) -> tuple[TaskList, list[str]]:
-    """Return the list with the tasks that a store may hold, and why it may not hold the others.
+    """Return the list with its valid tasks, and the reasons why other tasks are not valid.
 
     Raises:
-        ValueError, KeyError, TypeError, InvalidArgument: It is no task list.
+        ValueError, KeyError, TypeError, InvalidArgument: The file holds no task list.
     """
     whole, tasks = _parts(plain, "tasks")
-    found, wrong = check_list(cast(TaskList, build({**whole, "tasks": []}, TaskList, _OLD))), []
+    found, reasons = check_list(cast(TaskList, build({**whole, "tasks": []}, TaskList, _OLD))), []
     for each in tasks:
         try:
             found.tasks.append(check_task(cast(Task, build(each, Task, _OLD))))
         except (ValueError, KeyError, TypeError, InvalidArgument) as error:
-            wrong.append(f"task {brief(each.get('name'))}: {error}")
-    return found, wrong
+            reasons.append(f"task {brief(each.get('name'))}: {error}")
+    return found, reasons
 
 
 def _parts(plain: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the object and its parts, each with an id of its own.
+    """Return the object and its parts, each with a unique id.
 
-    A part without an id, or with that of an earlier part, has the same new id each time that the file is read.
+    A part without an id, or with the id of an earlier part, gets a new one. It is the same each time the file is read,
+    so that a repeated migration adds no part twice.
     """
     whole = cast("dict[str, Any]", build(plain, dict[str, Any], _OLD))
     known, parts = set[str](), list[dict[str, Any]]()
@@ -53,8 +58,8 @@ def _parts(plain: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]
     return whole, parts
 
 
-def _known(cls: type, tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the model `cls`, with all others in its metadata."""
+def _with_extra_in_metadata(cls: type, tree: dict[str, Any]) -> dict[str, Any]:
+    """Move the fields that the model `cls` does not have into its metadata."""
     names = [field.name for field in dataclasses.fields(cls)]
     extra = {name: value for name, value in tree.items() if name not in names}
     if extra and "metadata" in names:
@@ -62,8 +67,8 @@ def _known(cls: type, tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-#: Ids, times and enumerations are strings. A priority may have a fraction, as in `save`.
+#: Ids, times and enumerations are strings. A priority may be a float, as in `TaskStore.save`.
 _OLD: Final = Policy(
-    enums_by_value=True, special=as_text, adapt=_known,
+    enums_by_value=True, special=as_text, adapt=_with_extra_in_metadata,
     strict={UUID: (UUID, str), _dt.datetime: (_dt.datetime, str), int: (int, float)},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Six stores behind one object, made when they are first asked for."""
+"""The six stores of a process as one object. Each store is created on first use."""
 
 from __future__ import annotations
 
@@ -31,16 +31,22 @@ from .document_stores.base import DocumentBackedStore
 from .documents.base import DocumentStore
 
 KINDS = ("memory", "conversation", "task", "preferences", "knowledge", "audit")
-_TECHNOLOGIES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis"}
+_PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis"}
 
 
 @dataclass
 class PersistenceConfig:
-    """Where each kind of store comes from: an instance, else a factory, else a class and its keyword arguments.
+    """The configuration of the six stores.
 
-    Memory, conversations, tasks and preferences are files by default, in `.agent_runtime` of `project_dir` (by default
-    the current directory) and of the user's home; knowledge and audit are nothing unless they are named.
-    `session_id` names the session whose Scope.SESSION this is; by default it is a new one, gone at close().
+    Each kind of store has three settings: `<kind>_store` is an instance, `<kind>_store_factory` a function that
+    creates one, and `<kind>_store_class` a class, called with `<kind>_store_kwargs`. The first one that is set is used.
+
+    By default memory, conversations, tasks and preferences are files, and there is no knowledge or audit store.
+
+    Attributes:
+        project_dir: The files of a project are in `<project_dir>/.agent_runtime`. None is the current directory. The
+            files of Scope.GLOBAL are in `.agent_runtime` of the user's home directory.
+        session_id: The session of Scope.SESSION. None starts a new session, which `close()` deletes.
     """
 
     memory_store_class: type[Any] | None = FileMemoryStore
@@ -72,99 +78,125 @@ class PersistenceConfig:
 
     @classmethod
     def at(cls, path_or_url: str | os.PathLike[str], **more: Any) -> PersistenceConfig:
-        """All six kinds in one place: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
-        technology, where = place_of(path_or_url)
-        return cls._all(technology, {"engine": MemoryEngine()} if technology == "memory" else where, more)
+        """Configure all six stores with one store URL.
+
+        Args:
+            path_or_url: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`.
+            **more: Further settings.
+        """
+        backend, options = place_of(path_or_url)
+        return cls._all(backend, {"engine": MemoryEngine()} if backend == "memory" else options, more)
 
     @classmethod
     def on(cls, engine: Engine, **more: Any) -> PersistenceConfig:
-        """All six kinds on an engine that other backends use too."""
+        """Configure all six stores on an engine that a queue, an event bus or a state store uses too."""
         return cls._all(engine.kind, {"engine": engine}, more)
 
     @classmethod
-    def _all(cls, technology: str, options: dict[str, Any], more: dict[str, Any]) -> PersistenceConfig:
-        prefix = _TECHNOLOGIES[technology]
+    def _all(cls, backend: str, options: dict[str, Any], more: dict[str, Any]) -> PersistenceConfig:
+        prefix = _PREFIXES[backend]
         settings: dict[str, Any] = {}
         for kind in KINDS:
-            dotted = f".backends.{technology}:{prefix}{kind.capitalize()}Store"
-            settings[f"{kind}_store_class"] = load(dotted, package=__package__)
+            class_path = f".backends.{backend}:{prefix}{kind.capitalize()}Store"
+            settings[f"{kind}_store_class"] = load(class_path, package=__package__)
             settings[f"{kind}_store_kwargs"] = dict(options)
         return cls(**settings, **more)
 
     @classmethod
     def of(cls, **settings: Any) -> PersistenceConfig:
-        """A configuration by names; UnknownSetting (a ValueError) for one that nobody reads."""
+        """Return a configuration with these settings.
+
+        Raises:
+            UnknownSetting: A setting does not exist. It is also a ValueError.
+        """
         known = [each.name for each in dataclasses.fields(cls)]
         for name in settings:
             if name not in known:
-                raise UnknownSetting(f"no setting {brief(name)} of persistence: {nearest_name(name, known)}")
+                raise UnknownSetting(f"unknown setting {brief(name)} of persistence: {nearest_name(name, known)}")
         return cls(**settings)
 
 
 class PersistenceManager:
-    """Memory, conversations, tasks, preferences and, where they are configured, knowledge and audit.
+    """The stores of a process: memory, conversations, tasks, preferences and, if configured, knowledge and audit.
 
-    A store is made when it is first asked for, once; an instance is given as it is. `async with` closes it.
+    A store is created on first use, once. `async with` closes all of them.
+
+    Args:
+        config: The configuration. None uses files in the current directory and the user's home directory.
+
+    Raises:
+        InvalidArgument: `config` is not a PersistenceConfig.
     """
 
     def __init__(self, config: PersistenceConfig | None = None) -> None:
         if config is not None and not isinstance(config, PersistenceConfig):
             raise InvalidArgument(
-                f"config is a PersistenceConfig, not {brief(config)}: PersistenceConfig.of(**settings), or "
-                "PersistenceManager.open(path_or_url)"
+                f"config must be a PersistenceConfig, got {brief(config)}. Use PersistenceConfig.of(**settings) or "
+                "PersistenceManager.open(path_or_url)."
             )
         self.config: PersistenceConfig = config if config is not None else PersistenceConfig()
         self.session_id: str = self.config.session_id or new_ulid(SYSTEM)
-        self._made: dict[str, Any] = {}
+        self._created: dict[str, Any] = {}
         self._lock = threading.RLock()
 
     @classmethod
     def open(cls, path_or_url: str | os.PathLike[str], *, session_id: str | None = None) -> PersistenceManager:
-        """All six stores in one place: a SQLite file, `memory://` or `redis://host`, as in `AgentRunner.open`."""
+        """Open all six stores with one store URL, as `AgentRunner.open` does.
+
+        Args:
+            path_or_url: The path of a SQLite file, `sqlite:///path`, `memory://` or `redis://host`.
+            session_id: The session of Scope.SESSION. None starts a new session, which `close()` deletes.
+        """
         return cls(PersistenceConfig.at(path_or_url, session_id=session_id))
 
     @property
     def memory(self) -> MemoryStore:
-        return cast(MemoryStore, self._wanted("memory"))
+        """The store for the memory of agents."""
+        return cast(MemoryStore, self._require("memory"))
 
     @property
     def conversations(self) -> ConversationStore:
-        return cast(ConversationStore, self._wanted("conversation"))
+        """The store for conversations."""
+        return cast(ConversationStore, self._require("conversation"))
 
     @property
     def tasks(self) -> TaskStore:
-        return cast(TaskStore, self._wanted("task"))
+        """The store for lists of tasks."""
+        return cast(TaskStore, self._require("task"))
 
     @property
     def preferences(self) -> PreferencesStore:
-        return cast(PreferencesStore, self._wanted("preferences"))
+        """The store for preferences."""
+        return cast(PreferencesStore, self._require("preferences"))
 
     @property
     def knowledge(self) -> KnowledgeStore | None:
-        """None unless it is configured."""
+        """The store for facts, summaries and embeddings. None if it is not configured."""
         return cast("KnowledgeStore | None", self._store("knowledge"))
 
     @property
     def audit(self) -> AuditStore | None:
-        """None unless it is configured."""
+        """The store for audit entries, errors and metrics. None if it is not configured."""
         return cast("AuditStore | None", self._store("audit"))
 
     def has_knowledge(self) -> bool:
+        """Return whether a knowledge store is configured."""
         return self._configured("knowledge")
 
     def has_audit(self) -> bool:
+        """Return whether an audit store is configured."""
         return self._configured("audit")
 
     def _configured(self, kind: str) -> bool:
         config = self.config
         return any(getattr(config, f"{kind}_store{how}") is not None for how in ("", "_factory", "_class"))
 
-    def _wanted(self, kind: str) -> Any:
+    def _require(self, kind: str) -> Any:
         store = self._store(kind)
         if store is None:
             raise InvalidArgument(
-                f"no {kind} store is configured: PersistenceConfig({kind}_store=...), "
-                f"{kind}_store_factory= or {kind}_store_class="
+                f"no {kind} store is configured. Set {kind}_store, {kind}_store_factory or {kind}_store_class of "
+                "PersistenceConfig."
             )
         return store
 
@@ -173,9 +205,9 @@ class PersistenceManager:
         if instance is not None:
             return instance
         with self._lock:
-            if kind not in self._made and self._configured(kind):
-                self._made[kind] = self._make(kind)
-            return self._made.get(kind)
+            if kind not in self._created and self._configured(kind):
+                self._created[kind] = self._make(kind)
+            return self._created.get(kind)
 
     def _make(self, kind: str) -> Any:
         config = self.config
@@ -183,31 +215,34 @@ class PersistenceManager:
         if factory is not None:
             return factory()
         cls = getattr(config, f"{kind}_store_class")
-        given = getattr(config, f"{kind}_store_kwargs")
-        store = cls(**{**self._ours(cls), **given})
-        if isinstance(store, DocumentBackedStore) and "session_id" not in given:
-            store.home.shared_session = config.session_id is not None  # one that this manager began ends with it
+        options = getattr(config, f"{kind}_store_kwargs")
+        store = cls(**{**self._default_options(cls), **options})
+        if isinstance(store, DocumentBackedStore) and "session_id" not in options:
+            store.home.shared_session = config.session_id is not None  # close() deletes a session of this manager
         return store
 
-    def _ours(self, cls: type[Any]) -> dict[str, Any]:
-        """Keywords for a store of ours: somebody else's takes what it is given and no more."""
+    def _default_options(self, cls: type[Any]) -> dict[str, Any]:
+        """Return arguments for a built-in store. A custom store receives only its own `kwargs`."""
         if not issubclass(cls, DocumentBackedStore):
             return {}
-        known = inspect.signature(cls).parameters
-        every = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
-        settings: dict[str, Any] = {}
-        if self.config.project_dir is not None and "project_dir" in known:
-            settings["project_dir"] = Path(self.config.project_dir)
-        if every or "session_id" in known:
-            settings["session_id"] = self.session_id
-        return settings
+        parameters = inspect.signature(cls).parameters
+        has_kwargs = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+        options: dict[str, Any] = {}
+        if self.config.project_dir is not None and "project_dir" in parameters:
+            options["project_dir"] = Path(self.config.project_dir)
+        if has_kwargs or "session_id" in parameters:
+            options["session_id"] = self.session_id
+        return options
 
-    def homes(self) -> list[DocumentStore]:
-        """The document stores that these stores write to, each once; what only a factory could make is left alone."""
+    def document_stores(self) -> list[DocumentStore]:
+        """Return the document stores that the stores write to, each once.
+
+        It calls no factory: a store that only a factory can create, and that is not in use yet, is left out.
+        """
         found: list[DocumentStore] = []
         for kind in KINDS:
-            unmade = kind not in self._made and getattr(self.config, f"{kind}_store") is None
-            if unmade and getattr(self.config, f"{kind}_store_factory") is not None:
+            missing = kind not in self._created and getattr(self.config, f"{kind}_store") is None
+            if missing and getattr(self.config, f"{kind}_store_factory") is not None:
                 continue
             store = self._store(kind)
             if isinstance(store, DocumentBackedStore):
@@ -215,15 +250,15 @@ class PersistenceManager:
         return found
 
     async def close(self) -> None:
-        """Close the stores made so far; those handed in are their owner's, and closed too, as they always were."""
+        """Close all stores that were created so far, and those that were passed as instances."""
         with self._lock:
-            stores = [*self._made.values(), *(getattr(self.config, f"{kind}_store") for kind in KINDS)]
-            self._made = {}
-        known: list[Any] = []
-        async with AsyncExitStack() as closing:  # one that fails leaves none of the others open
+            stores = [*self._created.values(), *(getattr(self.config, f"{kind}_store") for kind in KINDS)]
+            self._created = {}
+        closed: list[Any] = []
+        async with AsyncExitStack() as closing:  # if one close fails, the others are still closed
             for store in stores:
-                if store is not None and not any(store is each for each in known):
-                    known.append(store)
+                if store is not None and not any(store is each for each in closed):
+                    closed.append(store)
                     closing.push_async_callback(store.close)
 
     async def __aenter__(self) -> PersistenceManager:
@@ -234,7 +269,7 @@ class PersistenceManager:
 
 
 class _Default:
-    """The manager of this process, made from the configuration when it is first asked for."""
+    """The manager of this process, created from the configuration on first use."""
 
     def __init__(self) -> None:
         self.config: PersistenceConfig | None = None
@@ -246,9 +281,13 @@ _default = _Default()
 
 
 def configure_persistence(**settings: Any) -> PersistenceConfig:
-    """Set where this process keeps what it persists, by the fields of PersistenceConfig; the next manager reads it.
+    """Configure the stores of this process. The next call of `get_persistence_manager` creates a new manager.
 
-    UnknownSetting (a ValueError) for a name nobody reads.
+    Args:
+        **settings: Fields of PersistenceConfig.
+
+    Raises:
+        UnknownSetting: A setting does not exist. It is also a ValueError.
     """
     config = PersistenceConfig.of(**settings)
     with _default.lock:
@@ -257,7 +296,11 @@ def configure_persistence(**settings: Any) -> PersistenceConfig:
 
 
 def get_persistence_manager() -> PersistenceManager:
-    """The one manager of this process: as configured, else where `backend_url` says, else files."""
+    """Return the manager of this process.
+
+    It uses the configuration of `configure_persistence`. Without one, it uses the setting `backend_url`, and without
+    that, files.
+    """
     with _default.lock:
         if _default.manager is None:
             config = _default.config

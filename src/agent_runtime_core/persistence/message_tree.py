@@ -1,11 +1,11 @@
-"""Which message follows which: pure functions over the messages of a conversation, in the order they came.
+"""Branches of a conversation: pure functions over its messages, in order of arrival.
 
-1. A message without a parent follows the one before it on its branch; `branch_id` None is the main line.
-2. The first message of a branch stands in the place of its parent where both have one role (an edit, another
-   answer): it follows what the parent follows. Where the roles differ it follows the parent.
-3. A later message of a branch follows the parent it names.
+1. A message without a parent follows the previous message of its branch. `branch_id` None is the main line.
+2. The first message of a branch replaces its parent if both have the same role: it is an edit, or another answer.
+   It then follows the predecessor of the parent. If the roles differ, it follows the parent.
+3. A later message of a branch follows its parent, if it has one.
 
-No message is ever changed or left out by an edit: the old path stays whole beside the new one.
+An edit adds a branch. It never changes or removes a message, so the old path remains complete.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ from uuid import UUID
 from ..errors import InvalidArgument, brief
 from .models import ConversationMessage, new_id
 
-#: Set by the place of a new message in the tree, and so not by who edits it.
+#: Fields that the position of a new message in the tree determines. A caller cannot set them.
 PLACED = frozenset({"role", "content", "parent_message_id", "branch_id"})
 FREE = frozenset(ConversationMessage.__dataclass_fields__) - PLACED
 
-#: A branch, None for the main line, or `...` for the one that is active.
+#: A branch, None for the main line, or `...` for the active branch.
 BranchChoice: TypeAlias = UUID | EllipsisType | None
 
 
 class BrokenHistory(InvalidArgument):
-    """Messages whose parents lead nowhere: to one that is not there, or in a circle."""
+    """The parents of messages are inconsistent: one is missing, or they form a cycle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """The messages that share a branch id, None for the main line.
+    """A branch: the messages that share a branch id.
 
-    `follows` is the message its first one follows, None where it begins the conversation; `replaces` the one in
-    whose place the first one stands; `leaf` its last; `messages` how many it has of its own.
+    Attributes:
+        id: The branch id. None for the main line.
+        leaf: The last message of the branch.
+        messages: How many messages the branch has. Those before it are not counted.
+        follows: The message that its first message follows. None if the branch begins the conversation.
+        replaces: The message that its first message replaces, if any.
+        updated_at: The timestamp of the last message.
     """
 
     id: UUID | None
@@ -49,64 +54,67 @@ class Branch:
 
 
 class Tree:
-    """The messages of one conversation by what they follow; every look is a walk, never a recursion."""
+    """The messages of one conversation, and which message each of them follows.
+
+    All methods are iterative, because a long conversation would exceed the recursion limit.
+    """
 
     def __init__(self, messages: Iterable[ConversationMessage]) -> None:
         self.by_id: dict[UUID, ConversationMessage] = {}
         self.on_branch: dict[UUID | None, list[ConversationMessage]] = {}
-        self._before: dict[UUID, UUID] = {}
+        self._previous: dict[UUID, UUID] = {}
         self._follows: dict[UUID, UUID | None] = {}
         for message in messages:
             if message.id in self.by_id:
-                raise BrokenHistory(f"two messages have the id {message.id}")
+                raise BrokenHistory(f"message ids must be unique, got {message.id} twice")
             self.by_id[message.id] = message
-            line = self.on_branch.setdefault(message.branch_id, [])
-            if line:
-                self._before[message.id] = line[-1].id
-            line.append(message)
+            branch = self.on_branch.setdefault(message.branch_id, [])
+            if branch:
+                self._previous[message.id] = branch[-1].id
+            branch.append(message)
 
     def message(self, message_id: UUID) -> ConversationMessage:
         if not isinstance(message_id, UUID | str) or message_id not in self.by_id:
-            raise InvalidArgument(f"there is no message {_named(message_id)} in this conversation")
+            raise InvalidArgument(f"message {_named(message_id)} not found in this conversation")
         return self.by_id[message_id]
 
     def replaces(self, message: ConversationMessage) -> ConversationMessage | None:
-        """The message in whose place this one stands."""
-        if message.parent_message_id is None or message.id in self._before:
+        """Return the message that this one replaces, or None."""
+        if message.parent_message_id is None or message.id in self._previous:
             return None
         parent = self._parent(message)
         return parent if parent.role == message.role else None
 
     def follows(self, message: ConversationMessage) -> UUID | None:
-        """The id of the message before this one on its path; None where it is the first."""
+        """Return the id of the message before this one on its path, or None for the first message."""
         chain: list[UUID] = []
         while message.id not in self._follows and (parent := self.replaces(message)) is not None:
             chain.append(message.id)
             if len(chain) > len(self.by_id):
-                raise _circle(message.id)
+                raise _cycle(message.id)
             message = parent
         if message.id not in self._follows:
-            named = message.parent_message_id
-            self._follows[message.id] = self._before.get(message.id) if named is None else self._parent(message).id
-        found = self._follows[message.id]
-        self._follows.update(dict.fromkeys(chain, found))
-        return found
+            has_parent = message.parent_message_id is not None
+            self._follows[message.id] = self._parent(message).id if has_parent else self._previous.get(message.id)
+        predecessor = self._follows[message.id]
+        self._follows.update(dict.fromkeys(chain, predecessor))
+        return predecessor
 
     def path(self, leaf: UUID) -> list[ConversationMessage]:
-        """The messages from the first one to that leaf."""
-        walked: dict[UUID, ConversationMessage] = {}
-        at: UUID | None = self.message(leaf).id
-        while at is not None:
-            if at in walked:
-                raise _circle(at)
-            walked[at] = self.by_id[at]
-            at = self.follows(self.by_id[at])
-        return list(walked.values())[::-1]
+        """Return the messages from the first one to the leaf."""
+        reversed_path: dict[UUID, ConversationMessage] = {}
+        current: UUID | None = self.message(leaf).id
+        while current is not None:
+            if current in reversed_path:
+                raise _cycle(current)
+            reversed_path[current] = self.by_id[current]
+            current = self.follows(self.by_id[current])
+        return list(reversed_path.values())[::-1]
 
     def _parent(self, message: ConversationMessage) -> ConversationMessage:
         parent = None if message.parent_message_id is None else self.by_id.get(message.parent_message_id)
         if parent is None:
-            raise BrokenHistory(f"the parent {_named(message.parent_message_id)} of message {message.id} is not there")
+            raise BrokenHistory(f"the parent {_named(message.parent_message_id)} of message {message.id} not found")
         return parent
 
 
@@ -114,24 +122,39 @@ def _named(id_: object) -> str:
     return str(id_) if isinstance(id_, UUID) else brief(id_)
 
 
-def _circle(at: UUID) -> BrokenHistory:
-    return BrokenHistory(f"the parents of message {at} go round in a circle")
+def _cycle(message_id: UUID) -> BrokenHistory:
+    return BrokenHistory(f"the parents of message {message_id} form a cycle")
 
 
 def path(messages: Iterable[ConversationMessage], leaf: UUID) -> list[ConversationMessage]:
-    """The messages from the first one to that leaf. InvalidArgument: no such message; BrokenHistory."""
+    """Return the messages from the first one to a leaf.
+
+    Raises:
+        InvalidArgument: The message does not exist.
+        BrokenHistory: A parent is missing, or parents form a cycle.
+    """
     return Tree(messages).path(leaf)
 
 
 def leaves(messages: Iterable[ConversationMessage]) -> list[UUID]:
-    """The messages that none follows: each message is on the path to one of them. BrokenHistory."""
+    """Return the ids of the messages that no other message follows.
+
+    Each message is on the path to at least one of them.
+
+    Raises:
+        BrokenHistory: A parent is missing, or parents form a cycle.
+    """
     tree = Tree(messages)
     followed = {tree.follows(message) for message in tree.by_id.values()}
     return [each for each in tree.by_id if each not in followed]
 
 
 def branches(messages: Iterable[ConversationMessage]) -> list[Branch]:
-    """The branches in the order of their first messages. BrokenHistory."""
+    """Return the branches, in the order of their first messages.
+
+    Raises:
+        BrokenHistory: A parent is missing, or parents form a cycle.
+    """
     tree = Tree(messages)
     return [_branch(tree, branch_id, own) for branch_id, own in tree.on_branch.items()]
 
@@ -153,10 +176,20 @@ def history(
     messages: Sequence[ConversationMessage], active: UUID | None = None, *,
     leaf: UUID | None = None, branch_id: BranchChoice = ...,
 ) -> list[ConversationMessage]:  # fmt: skip
-    """The path to `leaf`, else to the last message of `branch_id`, else of the active branch.
+    """Return one path of messages, from the first message to a leaf.
 
-    An active branch that has no message yet leaves it at the main line; where that has none either, it is the path
-    to the last message. InvalidArgument: no such message, no such branch; BrokenHistory.
+    If the active branch has no message yet, the path is that of the main line. If the main line has no message either,
+    it is the path to the last message.
+
+    Args:
+        messages: All messages of the conversation.
+        active: The active branch.
+        leaf: The last message of the path. None: the last message of the branch.
+        branch_id: The branch if there is no `leaf`. None is the main line, `...` the active branch.
+
+    Raises:
+        InvalidArgument: The message or the branch does not exist.
+        BrokenHistory: A parent is missing, or parents form a cycle.
     """
     tree = Tree(messages)
     if leaf is not None:
@@ -164,35 +197,39 @@ def history(
     if isinstance(branch_id, EllipsisType):
         last = tree.on_branch.get(active) or tree.on_branch.get(None) or messages[-1:]
     else:
-        known = isinstance(branch_id, UUID | str | None)
-        last = (known and tree.on_branch.get(branch_id)) or []
+        hashable = isinstance(branch_id, UUID | str | None)
+        last = (hashable and tree.on_branch.get(branch_id)) or []
         if not last and branch_id is not None:
             raise no_branch(branch_id)
     return tree.path(last[-1].id) if last else []
 
 
 def no_branch(branch_id: UUID) -> InvalidArgument:
-    return InvalidArgument(f"there is no branch {_named(branch_id)} in this conversation: None is the main line")
+    return InvalidArgument(f"branch {_named(branch_id)} not found in this conversation. Use None for the main line.")
 
 
 def replacement(
     messages: Iterable[ConversationMessage], message_id: UUID, content: Any, fields: dict[str, Any],
 ) -> ConversationMessage:  # fmt: skip
-    """A message to stand in the place of another one, on a branch of its own.
+    """Return a message that replaces another one, on a new branch.
 
-    InvalidArgument: no such message; a field of `fields` that its place decides, or that is none.
+    Raises:
+        InvalidArgument: The message does not exist, or the caller may not set one of `fields`.
     """
     for name in fields:
         if name not in FREE:
             raise InvalidArgument(
-                f"{brief(name)} cannot be given to another message in its place: {', '.join(sorted(FREE))}"
+                f"field {brief(name)} of a replacement cannot be set. Use one of {', '.join(sorted(FREE))}."
             )
     old = Tree(messages).message(message_id)
     return ConversationMessage(**fields, role=old.role, content=content, parent_message_id=old.id, branch_id=new_id())
 
 
 def copies(messages: Iterable[ConversationMessage]) -> list[ConversationMessage]:
-    """A path once more, as the main line of a conversation of its own: new ids, `metadata["forked_from"]` the old."""
+    """Return copies of the messages of a path, as the main line of another conversation.
+
+    Each copy has a new id, and the old one in `metadata["forked_from"]`.
+    """
     return [
         replace(
             message,

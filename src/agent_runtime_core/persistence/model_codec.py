@@ -1,4 +1,4 @@
-"""Models of persistence as JSON text and back."""
+"""Encode models as JSON text, and decode them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _STORED: Final = Policy(enums_by_value=True)
 
 
 def text_of(model: Any, *, leave_out: frozenset[str] = frozenset(), max_bytes: int = MAX_BYTES) -> str:
-    """Return the JSON of a model without the fields of `leave_out`.
+    """Return a model as JSON, without the fields in `leave_out`.
 
     Raises:
-        UnserialisableResult: A field has no JSON form.
+        UnserialisableResult: A field is not JSON-serializable, or the text is longer than `max_bytes`.
     """
     return encode(_plain(model, leave_out), max_bytes=max_bytes)
 
@@ -48,10 +48,10 @@ def _is_model(value: object) -> bool:
 
 
 def model_of(cls: type[M], text: str, **more: Any) -> M:
-    """Return the model that `text_of` wrote, with the fields of `more`. Fields of a later version are dropped.
+    """Decode the text that `text_of` wrote, and add the fields of `more`. Fields of a later version are dropped.
 
     Raises:
-        StorageCorrupt: The text is not one of such a model.
+        StorageCorrupt: The text does not hold such a model.
     """
     try:
         return cast(M, build({**cast("dict[str, Any]", decode(text)), **more}, cls, _STORED))

@@ -1,7 +1,7 @@
-"""What persistence keeps: conversations, tasks, knowledge and audit records, as plain dataclasses.
+"""The models that stores keep: conversations, tasks, knowledge and audit records, as plain dataclasses.
 
-All are built with keywords. A datetime without a zone means UTC wherever it is compared or sorted, and comes
-back as it was given.
+All fields are keyword-only. A datetime without a time zone is compared and sorted as UTC. A store returns it as it
+was passed, without a time zone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .._core.ids import run_uuid
 
 
 class Scope(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """How far what is kept reaches: all projects of a user, one project, or one session that ends."""
+    """The range of a stored value: all projects of a user, one project, or one session that ends."""
 
     GLOBAL = "global"
     PROJECT = "project"
@@ -25,7 +25,7 @@ class Scope(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class TaskState(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """Where a task stands."""
+    """The state of a task."""
 
     NOT_STARTED = "not_started"
     IN_PROGRESS = "in_progress"
@@ -34,7 +34,7 @@ class TaskState(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class FactType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """What a fact is about."""
+    """The subject of a fact."""
 
     USER = "user"
     PROJECT = "project"
@@ -44,7 +44,7 @@ class FactType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class AuditEventType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """What an audit entry tells of."""
+    """The kind of event that an audit entry records."""
 
     CONVERSATION_START = "conversation_start"
     CONVERSATION_END = "conversation_end"
@@ -62,7 +62,7 @@ class AuditEventType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class ErrorSeverity(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """How bad an error is."""
+    """The severity of an error."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -72,21 +72,23 @@ class ErrorSeverity(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 def now() -> _dt.datetime:
+    """Return the current time in UTC."""
     return aware(SYSTEM.wall())
 
 
 def new_id() -> UUID:
+    """Return a new random id."""
     return run_uuid(None, SYSTEM)[0]
 
 
 def moment(when: _dt.datetime) -> float:
-    """Seconds since the epoch; a datetime without a zone is in UTC."""
+    """Return the seconds since the epoch. A datetime without a time zone is in UTC."""
     return (when if when.tzinfo is not None else when.replace(tzinfo=_dt.UTC)).timestamp()
 
 
 @dataclass(kw_only=True)
 class ToolCall:
-    """A call of a tool that a message asks for; `id` is the provider's."""
+    """A tool call that a message requests. The model provider chooses `id`."""
 
     id: str
     name: str
@@ -96,7 +98,7 @@ class ToolCall:
 
 @dataclass(kw_only=True)
 class ToolResult:
-    """What a tool call gave."""
+    """The result of a tool call."""
 
     tool_call_id: str
     result: Any = None
@@ -106,10 +108,11 @@ class ToolResult:
 
 @dataclass(kw_only=True)
 class ConversationMessage:
-    """One message. Without a `parent_message_id` it follows the one before it on its branch.
+    """One message of a conversation.
 
-    The first message of a branch that has the role of its parent stands in its parent's place (an edit, a
-    new answer); any other one follows its parent.
+    A message without a `parent_message_id` follows the previous message of its branch. A message with one follows its
+    parent. The first message of a branch replaces its parent if both have the same role: it is an edit, or another
+    answer.
     """
 
     id: UUID = field(default_factory=new_id)
@@ -130,7 +133,7 @@ Message = ConversationMessage
 
 @dataclass(kw_only=True)
 class Conversation:
-    """A conversation and its messages of all branches, in the order they came."""
+    """A conversation with the messages of all its branches, in order of arrival."""
 
     id: UUID = field(default_factory=new_id)
     title: str | None = None
@@ -146,9 +149,10 @@ class Conversation:
 
 @dataclass(kw_only=True)
 class Task:
-    """Something to do. It is ready once all its `dependencies` are complete; greater `priority` first.
+    """A task.
 
-    `claimed_by` and `claimed_until` say which worker has it, and until when it counts on it.
+    A task is ready once all its `dependencies` are complete. Of the ready tasks, those with the highest `priority`
+    come first. `claimed_by` names the worker that has claimed the task, and `claimed_until` is the end of its lease.
     """
 
     id: UUID = field(default_factory=new_id)
@@ -174,7 +178,7 @@ class Task:
 
 @dataclass(kw_only=True)
 class TaskList:
-    """Tasks in their order."""
+    """An ordered list of tasks."""
 
     id: UUID = field(default_factory=new_id)
     name: str
@@ -187,7 +191,7 @@ class TaskList:
 
 @dataclass(kw_only=True)
 class Fact:
-    """Something learned, found by its id or its key; gone after `expires_at`."""
+    """A fact that an agent learned. It is found by its id or its key, and is absent after `expires_at`."""
 
     id: UUID = field(default_factory=new_id)
     key: str
@@ -203,7 +207,7 @@ class Fact:
 
 @dataclass(kw_only=True)
 class Summary:
-    """What a conversation, or several, came to."""
+    """A summary of one or several conversations."""
 
     id: UUID = field(default_factory=new_id)
     content: str
@@ -217,7 +221,7 @@ class Summary:
 
 @dataclass(kw_only=True)
 class Embedding:
-    """A text and its vector; `dimensions` 0 stands for the vector's length."""
+    """A text and its vector. `dimensions` is the length of the vector, or 0 for any length."""
 
     id: UUID = field(default_factory=new_id)
     vector: list[float]
@@ -232,7 +236,7 @@ class Embedding:
 
 @dataclass(kw_only=True)
 class AuditEntry:
-    """Something that happened."""
+    """An event in the audit log."""
 
     id: UUID = field(default_factory=new_id)
     event_type: AuditEventType
@@ -251,7 +255,7 @@ class AuditEntry:
 
 @dataclass(kw_only=True)
 class ErrorRecord:
-    """Something that went wrong, until it is resolved."""
+    """An error that is open until it is resolved."""
 
     id: UUID = field(default_factory=new_id)
     timestamp: _dt.datetime = field(default_factory=now)
@@ -271,7 +275,7 @@ class ErrorRecord:
 
 @dataclass(kw_only=True)
 class PerformanceMetric:
-    """One measured value."""
+    """One measured value of a metric."""
 
     id: UUID = field(default_factory=new_id)
     name: str

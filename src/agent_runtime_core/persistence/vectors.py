@@ -1,4 +1,4 @@
-"""Vectors held for exact cosine search, with the standard library alone; with NumPy where there is one."""
+"""Exact cosine search over vectors in memory, with NumPy if it is installed, else with the standard library."""
 
 from __future__ import annotations
 
@@ -13,59 +13,70 @@ from .._core.lazy_import import load
 from ..errors import InvalidArgument, MissingDependency, brief
 
 _sumprod = getattr(math, "sumprod", None)
-_STEPS = 127
-_STEP = [float(step) for step in (*range(_STEPS + 1), *range(-_STEPS, 0))]  # by number, the negative ones from its end
-ALIKE = 1e-12  # cosines closer than that are the same but for rounding
+_MAX_STEP = 127
+_STEP_VALUES = [
+    float(step) for step in (*range(_MAX_STEP + 1), *range(-_MAX_STEP, 0))
+]  # indexed by the step; negative steps count from the end
+ALIKE = 1e-12  # cosines with a smaller difference are equal except for rounding
 
 
 def floats(vector: Iterable[float], what: str) -> array[float]:
-    """The vector as doubles. InvalidArgument: it is empty, all zeros, or holds what is no finite number."""
+    """Return a vector as doubles.
+
+    Raises:
+        InvalidArgument: It is empty, has only zeros, or has a component that is not a finite number.
+    """
     try:
         values = array("d", vector)
     except (TypeError, OverflowError) as error:
-        raise InvalidArgument(f"{what} is a sequence of numbers: {error}") from error
+        raise InvalidArgument(f"{what} must be a sequence of numbers: {error}") from error
     for index, value in enumerate(values):
         if not math.isfinite(value):
-            raise InvalidArgument(f"{what} holds {brief(value)} at {index}: every component is a finite number")
+            raise InvalidArgument(
+                f"every component of {what} must be a finite number, got {brief(value)} at index {index}"
+            )
     if not any(values):
-        zeros = f"has {len(values)} components, all 0" if values else "is empty"
-        raise InvalidArgument(f"{what} {zeros}: it has no direction to compare")
+        got = f"{len(values)} zeros" if values else "an empty sequence"
+        raise InvalidArgument(f"{what} must have a component other than 0, got {got}")
     return values
 
 
 def unit(vector: array[float]) -> array[float]:
-    """The vector of length 1 in that direction."""
+    """Return the vector of length 1 in the same direction."""
     largest = max(max(vector), -min(vector))
-    scaled = [value / largest for value in vector]  # whose length can neither overflow nor vanish
+    scaled = [value / largest for value in vector]  # the length of the vector itself may overflow or underflow
     length = math.hypot(*scaled)
     return array("d", [value / length for value in scaled])
 
 
 def dot(one: Sequence[float], other: Sequence[float]) -> float:
-    """The cosine of two vectors of length 1."""
+    """Return the cosine of two vectors of length 1."""
     total = _sumprod(one, other) if _sumprod is not None else math.fsum(map(operator.mul, one, other))
     return min(1.0, max(-1.0, total))
 
 
 class VectorRows(Protocol):
-    """Vectors of length 1, numbered from 0."""
+    """Vectors of length 1, indexed from 0."""
 
     def __len__(self) -> int: ...
 
     def append(self, vector: array[float]) -> None: ...
 
-    def drop(self, number: int) -> None:
-        """The last one takes the place of that one."""
+    def drop(self, index: int) -> None:
+        """Remove a row. The last row moves to its index."""
 
     def frozen(self) -> VectorRows:
-        """These as they are now, to be searched in another thread."""
+        """Return a copy that another thread can search while rows are added and removed here."""
 
     def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
-        """Cosines and numbers of the `count` nearest, in no order, and of all that are as near as the last of them."""
+        """Return (cosine, index) of the `count` nearest rows, and of all rows that are as near as the last of them.
+
+        They are not sorted.
+        """
 
 
 class PlainRows:
-    """Doubles in arrays, summed one row at a time."""
+    """Rows as arrays of doubles, without any library."""
 
     def __init__(self, rows: Sequence[array[float]] = ()) -> None:
         self._rows = list(rows)
@@ -76,8 +87,8 @@ class PlainRows:
     def append(self, vector: array[float]) -> None:
         self._rows.append(vector)
 
-    def drop(self, number: int) -> None:
-        self._rows[number] = self._rows[-1]
+    def drop(self, index: int) -> None:
+        self._rows[index] = self._rows[-1]
         self._rows.pop()
 
     def frozen(self) -> VectorRows:
@@ -89,11 +100,12 @@ class PlainRows:
 
 
 class QuantizedRows(PlainRows):
-    """Doubles, and beside them each row in 255 steps, whose floats are a few that all rows share.
+    """Rows as arrays of doubles, and as quantized rows for a faster first pass.
 
-    math.sumprod is through with a tuple of these in less than half the time that it takes for an array, where each
-    float has to be made. A row is scale * steps, and `error` the length of what that leaves out: by Cauchy and Schwarz
-    a product with a vector of length 1 is off by that at most. What cannot be told apart so is left to the doubles.
+    A quantized row is a scale times a tuple of 255 possible steps. All rows share the float objects of these steps.
+    math.sumprod needs less than half the time for such a tuple as for an array, which creates each float. `error` is
+    the length of the difference between a row and its quantized row. By the Cauchy-Schwarz inequality, the product with
+    a vector of length 1 is inexact by at most `error`. Rows that this cannot exclude are compared by their doubles.
     """
 
     def __init__(
@@ -101,44 +113,44 @@ class QuantizedRows(PlainRows):
         scales: Sequence[float] = (), errors: Sequence[float] = (),
     ) -> None:  # fmt: skip
         super().__init__(rows)
-        self._coarse = list(coarse)
+        self._quantized = list(coarse)
         self._scales, self._errors = array("d", scales), array("d", errors)
 
     def append(self, vector: array[float]) -> None:
-        scale = max(max(vector), -min(vector)) / _STEPS
-        steps = tuple([_STEP[round(value / scale)] for value in vector])
-        self._coarse.append(steps)
+        scale = max(max(vector), -min(vector)) / _MAX_STEP
+        steps = tuple([_STEP_VALUES[round(value / scale)] for value in vector])
+        self._quantized.append(steps)
         self._scales.append(scale)
         self._errors.append(math.dist(vector, [step * scale for step in steps]) + ALIKE)
         super().append(vector)
 
-    def drop(self, number: int) -> None:
-        super().drop(number)
-        self._coarse[number], self._scales[number], self._errors[number] = (
-            self._coarse[-1],
+    def drop(self, index: int) -> None:
+        super().drop(index)
+        self._quantized[index], self._scales[index], self._errors[index] = (
+            self._quantized[-1],
             self._scales[-1],
             self._errors[-1],
         )
-        for column in (self._coarse, self._scales, self._errors):
+        for column in (self._quantized, self._scales, self._errors):
             column.pop()
 
     def frozen(self) -> VectorRows:
-        return QuantizedRows(self._rows, self._coarse, self._scales, self._errors)
+        return QuantizedRows(self._rows, self._quantized, self._scales, self._errors)
 
     def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
         assert _sumprod is not None
         other = tuple(vector)
-        about = list(map(operator.mul, [_sumprod(row, other) for row in self._coarse], self._scales))
+        estimates = list(map(operator.mul, [_sumprod(row, other) for row in self._quantized], self._scales))
         worst = -math.inf
-        if count < len(about):
-            worst = heapq.nlargest(count, map(operator.sub, about, self._errors))[-1] - ALIKE
-        most = map(operator.add, about, self._errors)
-        maybe = [number for number, each in enumerate(most) if each >= worst]
-        return _nearest(((number, _sumprod(self._rows[number], other)) for number in maybe), count)
+        if count < len(estimates):
+            worst = heapq.nlargest(count, map(operator.sub, estimates, self._errors))[-1] - ALIKE
+        upper_bounds = map(operator.add, estimates, self._errors)
+        candidates = [index for index, each in enumerate(upper_bounds) if each >= worst]
+        return _nearest(((index, _sumprod(self._rows[index], other)) for index in candidates), count)
 
 
 class NumpyRows:
-    """A matrix that grows by doubling."""
+    """Rows of a NumPy matrix that grows by doubling."""
 
     def __init__(self, numpy: Any) -> None:
         self._numpy = numpy
@@ -158,12 +170,12 @@ class NumpyRows:
         self._matrix[self._count] = self._numpy.frombuffer(vector)
         self._count += 1
 
-    def drop(self, number: int) -> None:
+    def drop(self, index: int) -> None:
         self._count -= 1
-        self._matrix[number] = self._matrix[self._count]
+        self._matrix[index] = self._matrix[self._count]
 
     def frozen(self) -> VectorRows:
-        return self  # it is fast enough to be searched where it is
+        return self  # the search is fast enough for the event loop, so no thread reads it
 
     def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
         scores = self._matrix[: self._count] @ self._numpy.frombuffer(vector)
@@ -175,7 +187,7 @@ class NumpyRows:
 
 
 def _nearest(scores: Iterable[tuple[int, float]], count: int) -> list[tuple[float, int]]:
-    known = [(score, number) for number, score in scores]
+    known = [(score, index) for index, score in scores]
     if count >= len(known):
         return known
     worst = heapq.nlargest(count, known)[-1][0] - ALIKE
@@ -189,7 +201,7 @@ def _fastest() -> VectorRows:
         return PlainRows() if _sumprod is None else QuantizedRows()
 
 
-#: What holds vectors: the fastest there is here. A benchmark or a test may put another one in its place.
+#: Creates rows: by default the fastest kind that is available. Benchmarks and tests replace it.
 choose_rows: Callable[[], VectorRows] = _fastest
 
 

@@ -25,7 +25,7 @@ def check_parts(config: object, tools: object, trace_sinks: object, persistence:
             f"tools must be a ToolRegistry, got {brief(tools)}. Register each tool in one with register(tool)"
         )
     SETTINGS["trace_sinks"].check("trace_sinks", trace_sinks)
-    if persistence is not None and persistence != "default" and not hasattr(persistence, "homes"):
+    if persistence is not None and persistence != "default" and not hasattr(persistence, "document_stores"):
         raise InvalidArgument(
             f"persistence must be a PersistenceManager, None or 'default', got a {type(persistence).__name__}. "
             "Make one with PersistenceManager.open(path_or_url)"

@@ -91,8 +91,8 @@ class RunClient:
         return cast("PersistenceManager", self._own_stores)
 
     def _fenced_stores(self) -> list[Committer]:
-        """Return the stores that may know claims of runs, besides the backends."""
-        return [] if self._stores is None else [each.commits for each in self._stores.homes()]
+        """Where else the claims of runs may be known."""
+        return [] if self._stores is None else [each.commits for each in self._stores.document_stores()]
 
     def _recorder(self, row: RunRow, *, audited: bool = True) -> RunRecorder:
         make = cast("Any", load(".run_recorder:StoredRunRecorder", package=__package__))

@@ -31,7 +31,7 @@ class StoredRunRecorder:
     async def fence(self, claim: FencedWrites) -> None:
         """Have every store that the run may write to refuse the run's earlier claims."""
         fenced: list[Committer] = []
-        for documents in self.stores.homes():
+        for documents in self.stores.document_stores():
             target = documents.commits
             if not any(target is each for each in fenced):
                 fenced.append(target)

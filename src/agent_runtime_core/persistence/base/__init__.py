@@ -1,1 +1,1 @@
-"""What each store must do: the six contracts."""
+"""The contracts of the six stores."""

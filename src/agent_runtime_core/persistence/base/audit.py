@@ -1,4 +1,4 @@
-"""What happened, what went wrong, and how long it took."""
+"""The contract of stores for audit entries, errors and metrics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, Per
 
 
 class AuditStore(ABC):
-    """Entries, errors and metrics. Times are compared as moments: `start_time` is in, `end_time` too."""
+    """Stores audit entries, errors and metrics.
+
+    Times in different zones are compared as points in time. `start_time` and `end_time` are inclusive.
+    """
 
     @abstractmethod
-    async def log_event(self, entry: AuditEntry, scope: Scope = Scope.PROJECT) -> None: ...
+    async def log_event(self, entry: AuditEntry, scope: Scope = Scope.PROJECT) -> None:
+        """Store an audit entry."""
 
     @abstractmethod
     async def get_events(
@@ -29,10 +33,21 @@ class AuditStore(ABC):
         end_time: _dt.datetime | None = None,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        """The newest first."""
+        """Return audit entries, the newest first.
+
+        Args:
+            scope: The scope to read.
+            conversation_id: Only the entries of this conversation. None: of all.
+            run_id: Only the entries of this run. None: of all.
+            event_types: Only entries of these types. None: of all.
+            start_time: The earliest time, inclusive.
+            end_time: The latest time, inclusive.
+            limit: At most this many entries.
+        """
 
     @abstractmethod
-    async def log_error(self, error: ErrorRecord, scope: Scope = Scope.PROJECT) -> None: ...
+    async def log_error(self, error: ErrorRecord, scope: Scope = Scope.PROJECT) -> None:
+        """Store an error."""
 
     @abstractmethod
     async def get_errors(
@@ -44,16 +59,26 @@ class AuditStore(ABC):
         end_time: _dt.datetime | None = None,
         limit: int = 100,
     ) -> list[ErrorRecord]:
-        """The newest first."""
+        """Return errors, the newest first.
+
+        Args:
+            scope: The scope to read.
+            severity: Only errors of exactly this severity. None: of all.
+            resolved: Only resolved errors, or only open ones. None: both.
+            start_time: The earliest time, inclusive.
+            end_time: The latest time, inclusive.
+            limit: At most this many errors.
+        """
 
     @abstractmethod
     async def resolve_error(
         self, error_id: UUID, resolution_notes: str | None = None, scope: Scope = Scope.PROJECT
     ) -> bool:
-        """Whether there is such an error."""
+        """Mark an error as resolved, and return whether it exists."""
 
     @abstractmethod
-    async def record_metric(self, metric: PerformanceMetric, scope: Scope = Scope.PROJECT) -> None: ...
+    async def record_metric(self, metric: PerformanceMetric, scope: Scope = Scope.PROJECT) -> None:
+        """Store a measured value."""
 
     @abstractmethod
     async def get_metrics(
@@ -65,7 +90,16 @@ class AuditStore(ABC):
         tags: Mapping[str, Any] | None = None,
         limit: int = 1000,
     ) -> list[PerformanceMetric]:
-        """The newest first, of those that carry all of `tags`."""
+        """Return the values of a metric, the newest first.
+
+        Args:
+            name: The name of the metric.
+            scope: The scope to read.
+            start_time: The earliest time, inclusive.
+            end_time: The latest time, inclusive.
+            tags: Only values that have all these tags.
+            limit: At most this many values.
+        """
 
     @abstractmethod
     async def get_metric_summary(
@@ -75,13 +109,31 @@ class AuditStore(ABC):
         start_time: _dt.datetime | None = None,
         end_time: _dt.datetime | None = None,
     ) -> dict[str, float]:
-        """count, min, max, avg, sum, p50, p95 and p99 of the values."""
+        """Summarize the values of a metric.
+
+        Returns:
+            count, min, max, avg, sum, p50, p95 and p99. All are 0 if there are no values.
+        """
 
     async def prune(
         self, scope: Scope = Scope.PROJECT, *, older_than: float | None = None, keep: int | None = None
     ) -> int:
-        """Delete what is older than so many seconds and all but the newest `keep` of each kind; how many."""
-        raise NotSupported(f"{type(self).__name__} cannot be pruned; the stores of agent_runtime_core.persistence can")
+        """Delete old entries, errors and metrics.
+
+        Args:
+            scope: The scope to prune.
+            older_than: Delete what is older than this many seconds.
+            keep: Keep only the newest `keep` of each kind.
+
+        Returns:
+            How many were deleted.
+
+        Raises:
+            NotSupported: This store cannot be pruned.
+        """
+        raise NotSupported(
+            f"{type(self).__name__} does not support prune(). Use a store of agent_runtime_core.persistence."
+        )
 
     def export(
         self,
@@ -90,8 +142,21 @@ class AuditStore(ABC):
         start_time: _dt.datetime | None = None,
         end_time: _dt.datetime | None = None,
     ) -> AsyncIterator[str]:
-        """Lines of JSON, the oldest first, each an object whose "type" is event, error or metric."""
-        raise NotSupported(f"{type(self).__name__} cannot export; the stores of agent_runtime_core.persistence can")
+        """Yield lines of JSON, the oldest first.
 
-    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
-        """Let go of what this store holds."""
+        Each line is an object whose "type" is "event", "error" or "metric".
+
+        Args:
+            scope: The scope to export.
+            start_time: The earliest time, inclusive.
+            end_time: The latest time, inclusive.
+
+        Raises:
+            NotSupported: This store cannot export.
+        """
+        raise NotSupported(
+            f"{type(self).__name__} does not support export(). Use a store of agent_runtime_core.persistence."
+        )
+
+    async def close(self) -> None:  # noqa: B027 - many stores have nothing to release
+        """Release the connections and files of this store."""

@@ -1,4 +1,4 @@
-"""Conversations and their messages."""
+"""The contract of stores for conversations."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PAGE = 100
 
 
 class ConversationStore(ABC):
-    """Conversations with the messages of all their branches, in the order they came.
+    """Stores conversations with the messages of all their branches, in order of arrival.
 
-    Six methods are yours to write; those below them are made of these six, and are then reads and writes that others
-    may come between: where `switch_branch` saves, a message appended meanwhile is lost if your `save` writes the whole
-    conversation. In ours each is one commit, and none is lost.
+    A store must implement the six abstract methods. The other methods are built on them, so they are separate reads
+    and writes. A message that another writer appends between `switch_branch`'s read and its `save` is lost if your
+    `save` writes the whole conversation. In the built-in stores each method is one commit, and no message is lost.
     """
 
     @abstractmethod
@@ -32,23 +32,35 @@ class ConversationStore(ABC):
         """Store a conversation, and set its `updated_at`."""
 
     @abstractmethod
-    async def get(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> Conversation | None: ...
+    async def get(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> Conversation | None:
+        """Return a conversation with its messages, or None if there is none."""
 
     @abstractmethod
     async def delete(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        """Whether there was one."""
+        """Delete a conversation with its messages, and return whether it existed."""
 
     @abstractmethod
     async def list_conversations(
         self, scope: Scope = Scope.PROJECT, limit: int = 100, offset: int = 0, agent_key: str | None = None
     ) -> list[Conversation]:
-        """Those of that agent, or of all, the last changed first."""
+        """Return conversations, the most recently changed first.
+
+        Args:
+            scope: The scope to read.
+            limit: At most this many conversations.
+            offset: Skip this many conversations.
+            agent_key: Only the conversations of this agent. None: of all.
+        """
 
     @abstractmethod
     async def add_message(
         self, conversation_id: UUID, message: ConversationMessage, scope: Scope = Scope.PROJECT
     ) -> None:
-        """Append a message. InvalidArgument: there is no such conversation."""
+        """Append a message.
+
+        Raises:
+            InvalidArgument: The conversation does not exist.
+        """
 
     @abstractmethod
     async def get_messages(
@@ -58,101 +70,170 @@ class ConversationStore(ABC):
         limit: int | None = None,
         before: _dt.datetime | None = None,
     ) -> list[ConversationMessage]:
-        """Messages of all branches in the order they came: the last `limit` of those before that time."""
+        """Return the messages of all branches, in order of arrival.
+
+        Args:
+            conversation_id: The conversation.
+            scope: The scope of the conversation.
+            limit: Only the last `limit` messages. None: all.
+            before: Only messages with an earlier timestamp.
+        """
 
     async def append(
         self, conversation_id: UUID, messages: Sequence[ConversationMessage], scope: Scope = Scope.PROJECT
     ) -> int:
-        """Append those messages whose ids are not there yet; how many were. InvalidArgument: no such conversation."""
-        there = {message.id for message in (await self._known(conversation_id, scope)).messages}
+        """Append the messages whose ids the conversation does not contain yet.
+
+        Returns:
+            How many messages were appended.
+
+        Raises:
+            InvalidArgument: The conversation does not exist.
+        """
+        ids = {message.id for message in (await self._require(conversation_id, scope)).messages}
         added = 0
         for message in messages:
-            if message.id not in there:
+            if message.id not in ids:
                 await self.add_message(conversation_id, message, scope)
-                there.add(message.id)
+                ids.add(message.id)
                 added += 1
         return added
 
     # -- branches
 
     async def branches(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> list[Branch]:
-        """Its branches in the order of their first messages. InvalidArgument: no such conversation; BrokenHistory."""
-        return branches_of((await self._known(conversation_id, scope)).messages)
+        """Return the branches of a conversation, in the order of their first messages.
+
+        Raises:
+            InvalidArgument: The conversation does not exist.
+            BrokenHistory: A parent of a message is missing, or parents form a cycle.
+        """
+        return branches_of((await self._require(conversation_id, scope)).messages)
 
     async def history(
         self, conversation_id: UUID, scope: Scope = Scope.PROJECT, *, leaf: UUID | None = None,
         branch_id: BranchChoice = ...,
     ) -> list[ConversationMessage]:  # fmt: skip
-        """The messages from the first one to `leaf`, else to the last one of `branch_id` (None: the main line), else of
-        the active branch.
+        """Return one path of messages, from the first message to a leaf.
 
-        InvalidArgument: no such conversation, message or branch; BrokenHistory: the parents lead nowhere.
+        Args:
+            conversation_id: The conversation.
+            scope: The scope of the conversation.
+            leaf: The last message of the path. None: the last message of the branch.
+            branch_id: The branch if there is no `leaf`. None is the main line, `...` the active branch.
+
+        Raises:
+            InvalidArgument: The conversation, the message or the branch does not exist.
+            BrokenHistory: A parent of a message is missing, or parents form a cycle.
         """
-        known = await self._known(conversation_id, scope)
-        return history_of(known.messages, known.active_branch_id, leaf=leaf, branch_id=branch_id)
+        conversation = await self._require(conversation_id, scope)
+        return history_of(conversation.messages, conversation.active_branch_id, leaf=leaf, branch_id=branch_id)
 
     async def edit_message(
         self, conversation_id: UUID, message_id: UUID, content: str | dict[str, Any] | list[Any],
         scope: Scope = Scope.PROJECT, *, switch: bool = True, **fields: Any,
     ) -> ConversationMessage:  # fmt: skip
-        """A message in the place of another one, with its role, on a branch of its own, which becomes the active one.
+        """Replace a message by an edited one, on a new branch.
 
-        `fields` are further ones of the new message; with an `id` that is there already, that message is the answer.
-        InvalidArgument: no such conversation or message, or a field that is not for the caller to set.
+        The edited message has the role of the old one. The old message and its branch are not modified.
+
+        Args:
+            conversation_id: The conversation.
+            message_id: The message to replace.
+            content: The content of the new message.
+            scope: The scope of the conversation.
+            switch: Make the new branch the active one.
+            **fields: Further fields of the new message. If a message with the passed `id` exists, it is returned
+                instead, so that the call can be repeated.
+
+        Returns:
+            The new message.
+
+        Raises:
+            InvalidArgument: The conversation or the message does not exist, or the caller may not set a field.
         """
-        known = await self._known(conversation_id, scope)
-        return await self._replace(known, message_id, content, scope, switch, fields)
+        conversation = await self._require(conversation_id, scope)
+        return await self._replace(conversation, message_id, content, scope, switch, fields)
 
     async def regenerate(
         self, conversation_id: UUID, message_id: UUID, content: str | dict[str, Any] | list[Any],
         scope: Scope = Scope.PROJECT, *, switch: bool = True, **fields: Any,
     ) -> ConversationMessage:  # fmt: skip
-        """Another answer in the place of one of the assistant's, as `edit_message` puts it there."""
-        known = await self._known(conversation_id, scope)
-        role = Tree(known.messages).message(message_id).role
+        """Replace an answer of the assistant by another one, on a new branch.
+
+        The arguments are those of `edit_message`.
+
+        Returns:
+            The new message.
+
+        Raises:
+            InvalidArgument: As in `edit_message`, or the message is not from the assistant.
+        """
+        conversation = await self._require(conversation_id, scope)
+        role = Tree(conversation.messages).message(message_id).role
         if role != "assistant":
             raise InvalidArgument(
-                f"message {message_id} is of the {role}, no answer: edit_message puts one in its place"
+                f"message {message_id} must have the role 'assistant', got {role!r}. Use edit_message to replace it."
             )
-        return await self._replace(known, message_id, content, scope, switch, fields)
+        return await self._replace(conversation, message_id, content, scope, switch, fields)
 
     async def switch_branch(
         self, conversation_id: UUID, branch_id: UUID | None, scope: Scope = Scope.PROJECT
     ) -> None:  # fmt: skip
-        """Make a branch the active one; None: the main line. InvalidArgument: no such conversation or branch."""
-        known = await self._known(conversation_id, scope)
-        if branch_id is not None and all(message.branch_id != branch_id for message in known.messages):
+        """Make a branch the active one. None is the main line.
+
+        Raises:
+            InvalidArgument: The conversation or the branch does not exist.
+        """
+        conversation = await self._require(conversation_id, scope)
+        if branch_id is not None and all(message.branch_id != branch_id for message in conversation.messages):
             raise no_branch(branch_id)
-        await self._activate(known, branch_id, scope)
+        await self._activate(conversation, branch_id, scope)
 
     async def fork(
         self, conversation_id: UUID, scope: Scope = Scope.PROJECT, *, at: UUID | None = None, title: str | None = None
     ) -> Conversation:
-        """A new conversation with copies of the messages up to `at`, else of the active branch.
+        """Copy one path of messages into a new conversation.
 
-        It keeps agent, metadata and, where no other one is given, the title; not the summary, which may tell of more.
-        `metadata["forked_from"]` of each message is the id of the one it was copied from.
+        The fork keeps the agent and the metadata. It does not keep the summary, which may cover more messages. The id
+        of the original message is in `metadata["forked_from"]` of each copy.
+
+        Args:
+            conversation_id: The conversation to copy from.
+            scope: The scope of both conversations.
+            at: The last message to copy. None copies the active branch.
+            title: The title of the fork. None keeps the title.
+
+        Returns:
+            The new conversation.
+
+        Raises:
+            InvalidArgument: The conversation or the message does not exist.
+            BrokenHistory: A parent of a message is missing, or parents form a cycle.
         """
-        known = await self._known(conversation_id, scope)
-        made = Conversation(
-            title=known.title if title is None else title,
-            messages=copies(history_of(known.messages, known.active_branch_id, leaf=at)),
-            metadata=known.metadata,
-            agent_key=known.agent_key,
-            parent_conversation_id=known.id,
+        conversation = await self._require(conversation_id, scope)
+        fork = Conversation(
+            title=conversation.title if title is None else title,
+            messages=copies(history_of(conversation.messages, conversation.active_branch_id, leaf=at)),
+            metadata=conversation.metadata,
+            agent_key=conversation.agent_key,
+            parent_conversation_id=conversation.id,
         )
-        await self.save(made, scope)
-        return made
+        await self.save(fork, scope)
+        return fork
 
     # -- search
 
     async def search(
         self, query: str, scope: Scope = Scope.PROJECT, limit: int = 20
     ) -> list[tuple[UUID, ConversationMessage]]:
-        """Messages whose content holds every word of `query`, with the ids of their conversations, best first.
+        """Return at most `limit` messages that contain all words of `query`, the best match first.
 
-        Words are compared without case and accents; the last one may be the start of another. Ours ask the full-text
-        index of their store where it has one; here every conversation is read.
+        Case and accents are ignored. The last word of `query` also matches words that begin with it. The built-in
+        stores use the full-text index of their backend if it has one. Here every conversation is read.
+
+        Returns:
+            Pairs of a conversation id and a message.
         """
         found = [each async for each in self._all_messages(scope)]
         texts = ((str(n), moment(each.timestamp), folded(text_in(each.content))) for n, (_, each) in enumerate(found))
@@ -167,39 +248,45 @@ class ConversationStore(ABC):
             if len(page) < _PAGE:
                 return
 
-    # -- what the methods above are made of
+    # -- helpers
 
-    async def _known(self, conversation_id: UUID, scope: Scope) -> Conversation:
+    async def _require(self, conversation_id: UUID, scope: Scope) -> Conversation:
         found = await self.get(conversation_id, scope)
         if found is None:
             raise no_conversation(conversation_id)
         return found
 
     async def _replace(
-        self, known: Conversation, message_id: UUID, content: Any, scope: Scope, switch: bool, fields: dict[str, Any]
+        self,
+        conversation: Conversation,
+        message_id: UUID,
+        content: Any,
+        scope: Scope,
+        switch: bool,
+        fields: dict[str, Any],
     ) -> ConversationMessage:
-        made = next((each for each in known.messages if each.id == fields.get("id")), None)
-        if made is None:
-            made = replacement(known.messages, message_id, content, fields)
-            await self._branch_off(known.id, made, scope, switch)
+        new = next((each for each in conversation.messages if each.id == fields.get("id")), None)
+        if new is None:
+            new = replacement(conversation.messages, message_id, content, fields)
+            await self._branch_off(conversation.id, new, scope, switch)
         elif switch:
-            await self._activate(known, made.branch_id, scope)
-        return made
+            await self._activate(conversation, new.branch_id, scope)
+        return new
 
     async def _branch_off(
         self, conversation_id: UUID, message: ConversationMessage, scope: Scope, switch: bool
     ) -> None:  # fmt: skip
         await self.add_message(conversation_id, message, scope)
         if switch:
-            await self._activate(await self._known(conversation_id, scope), message.branch_id, scope)
+            await self._activate(await self._require(conversation_id, scope), message.branch_id, scope)
 
     async def _activate(self, conversation: Conversation, branch_id: UUID | None, scope: Scope) -> None:
         conversation.active_branch_id = branch_id
         await self.save(conversation, scope)
 
-    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
-        """Let go of what this store holds."""
+    async def close(self) -> None:  # noqa: B027 - many stores have nothing to release
+        """Release the connections and files of this store."""
 
 
 def no_conversation(conversation_id: object) -> InvalidArgument:
-    return InvalidArgument(f"there is no conversation {conversation_id} in this scope: save it first")
+    return InvalidArgument(f"conversation {conversation_id} not found in this scope. Save it first.")

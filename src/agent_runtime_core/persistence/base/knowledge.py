@@ -1,4 +1,4 @@
-"""Facts, summaries, and texts found by their vectors."""
+"""The contract of stores for facts, summaries and embeddings."""
 
 from __future__ import annotations
 
@@ -10,54 +10,65 @@ from ...errors import NotSupported
 from ..documents.full_text import best, folded, text_in, words_of
 from ..models import Embedding, Fact, FactType, Scope, Summary, moment
 
-_SEARCHED = 10_000  # facts
+_SEARCHED = 10_000  # facts that a search without a full-text index reads, at most
 
 
 class NoEmbeddings(NotSupported, NotImplementedError):
-    """This store keeps no embeddings."""
+    """The store does not support embeddings."""
 
 
 class KnowledgeStore(ABC):
-    """What was learned. Embeddings are optional: a store without them raises NotImplementedError."""
+    """Stores facts, summaries and, optionally, embeddings.
+
+    The methods for embeddings raise NoEmbeddings, which is a NotImplementedError, unless a store implements them.
+    """
 
     @abstractmethod
-    async def save_fact(self, fact: Fact, scope: Scope = Scope.PROJECT) -> None: ...
+    async def save_fact(self, fact: Fact, scope: Scope = Scope.PROJECT) -> None:
+        """Store a fact. An earlier fact with the same id is replaced."""
 
     @abstractmethod
-    async def get_fact(self, fact_id: UUID, scope: Scope = Scope.PROJECT) -> Fact | None: ...
+    async def get_fact(self, fact_id: UUID, scope: Scope = Scope.PROJECT) -> Fact | None:
+        """Return a fact by its id, or None if there is none."""
 
     @abstractmethod
-    async def get_fact_by_key(self, key: str, scope: Scope = Scope.PROJECT) -> Fact | None: ...
+    async def get_fact_by_key(self, key: str, scope: Scope = Scope.PROJECT) -> Fact | None:
+        """Return a fact by its key, or None if there is none."""
 
     @abstractmethod
     async def list_facts(
         self, scope: Scope = Scope.PROJECT, fact_type: FactType | None = None, limit: int = 100
-    ) -> list[Fact]: ...
+    ) -> list[Fact]:
+        """Return at most `limit` facts, of one type or of all, the newest first."""
 
     @abstractmethod
     async def delete_fact(self, fact_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        """Whether there was one."""
+        """Delete a fact, and return whether it existed."""
 
     @abstractmethod
-    async def save_summary(self, summary: Summary, scope: Scope = Scope.PROJECT) -> None: ...
+    async def save_summary(self, summary: Summary, scope: Scope = Scope.PROJECT) -> None:
+        """Store a summary. An earlier summary with the same id is replaced."""
 
     @abstractmethod
-    async def get_summary(self, summary_id: UUID, scope: Scope = Scope.PROJECT) -> Summary | None: ...
+    async def get_summary(self, summary_id: UUID, scope: Scope = Scope.PROJECT) -> Summary | None:
+        """Return a summary by its id, or None if there is none."""
 
     @abstractmethod
     async def get_summaries_for_conversation(
         self, conversation_id: UUID, scope: Scope = Scope.PROJECT
-    ) -> list[Summary]: ...
+    ) -> list[Summary]:
+        """Return the summaries of a conversation, the newest first."""
 
     @abstractmethod
     async def delete_summary(self, summary_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        """Whether there was one."""
+        """Delete a summary, and return whether it existed."""
 
     async def search_facts(self, query: str, scope: Scope = Scope.PROJECT, limit: int = 20) -> list[Fact]:
-        """Facts with all words of `query` in their key, source and texts of their value, best first.
+        """Return at most `limit` facts that contain all words of `query`, the best match first.
 
-        Words are compared without case and accents; the last one may be the start of another. Ours ask the full-text
-        index of their store where it has one; here the newest 10,000 facts are read.
+        A fact contains the words of its key, its source and the strings in its value. Case and accents are ignored.
+        The last word of `query` also matches words that begin with it. The built-in stores use the full-text index
+        of their backend if it has one. Here the newest 10,000 facts are read.
         """
         facts = await self.list_facts(scope, None, _SEARCHED)
         texts = (
@@ -67,7 +78,12 @@ class KnowledgeStore(ABC):
         return [facts[int(n)] for n in best(words_of(query), texts, limit)]
 
     async def save_embedding(self, embedding: Embedding, scope: Scope = Scope.PROJECT) -> None:
-        raise NoEmbeddings(f"{type(self).__name__} keeps no embeddings")
+        """Store a text with its vector.
+
+        Raises:
+            NoEmbeddings: This store does not support embeddings.
+        """
+        raise NoEmbeddings(f"{type(self).__name__} does not support embeddings")
 
     async def search_similar(
         self,
@@ -76,12 +92,29 @@ class KnowledgeStore(ABC):
         scope: Scope = Scope.PROJECT,
         content_type: str | None = None,
     ) -> list[tuple[Embedding, float]]:
-        """The embeddings nearest to a vector with their cosine similarity, from -1 to 1, the nearest first."""
-        raise NoEmbeddings(f"{type(self).__name__} keeps no embeddings")
+        """Return the embeddings that are most similar to a vector, the most similar first.
+
+        Args:
+            query_vector: The vector to compare with.
+            limit: At most this many embeddings.
+            scope: The scope to search.
+            content_type: Only embeddings of this content type. None: of all.
+
+        Returns:
+            Pairs of an embedding and its cosine similarity, from -1 to 1.
+
+        Raises:
+            NoEmbeddings: This store does not support embeddings.
+        """
+        raise NoEmbeddings(f"{type(self).__name__} does not support embeddings")
 
     async def delete_embedding(self, embedding_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        """Whether there was one."""
-        raise NoEmbeddings(f"{type(self).__name__} keeps no embeddings")
+        """Delete an embedding, and return whether it existed.
 
-    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
-        """Let go of what this store holds."""
+        Raises:
+            NoEmbeddings: This store does not support embeddings.
+        """
+        raise NoEmbeddings(f"{type(self).__name__} does not support embeddings")
+
+    async def close(self) -> None:  # noqa: B027 - many stores have nothing to release
+        """Release the connections and files of this store."""

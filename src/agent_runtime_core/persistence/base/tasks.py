@@ -1,4 +1,4 @@
-"""Tasks, in lists."""
+"""The contract of stores for lists of tasks."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ from ...errors import InvalidArgument, NotSupported, brief
 from ..models import Scope, Task, TaskList, TaskState
 from ..task_order import ready_of
 
-_LISTWISE = frozenset({"state", "name", "description"})
+_CHANGED_IN_LIST = frozenset({"state", "name", "description"})
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Task)) - {"id"}
 
 
 class TaskStore(ABC):
-    """Lists of tasks.
+    """Stores lists of tasks.
 
-    What is abstract is all that a store has to bring. `update`, `ready`, `list_of`, `find_task` and `save_task` are
-    answered from that where they can be; claims need a store that can compare and set, as all of this package can.
+    A store must implement the abstract methods. `update`, `ready`, `list_of`, `find_task` and `save_task` are built on
+    those, with the limits that their docstrings name. Claims need a store that can compare and set, as all built-in
+    stores can. In other stores they raise NotSupported.
     """
 
     @abstractmethod
     async def save(self, task_list: Any, scope: Scope = Scope.PROJECT) -> None:
-        """Store a TaskList, and set its `updated_at`. Ours take a Task too, for the list of its conversation."""
+        """Store a TaskList, and set its `updated_at`.
+
+        The built-in stores also accept a Task. They store it in the list of its conversation.
+        """
 
     @abstractmethod
-    async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None: ...
+    async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:
+        """Return a list with its tasks, or None if there is none."""
 
     @abstractmethod
     async def delete(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        """Whether there was one."""
+        """Delete a list with its tasks, and return whether it existed."""
 
     @abstractmethod
-    async def get_by_conversation(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None: ...
+    async def get_by_conversation(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:
+        """Return the list of a conversation, or None if there is none."""
 
     @abstractmethod
     async def update_task(
@@ -49,40 +55,54 @@ class TaskStore(ABC):
         description: str | None = None,
         scope: Scope = Scope.PROJECT,
     ) -> None:
-        """Change what is given. InvalidArgument: there is no such list or task."""
+        """Change the fields of a task that are not None.
+
+        Raises:
+            InvalidArgument: The list or the task does not exist.
+        """
 
     async def update(
         self, task_id: UUID, *, scope: Scope = Scope.PROJECT, task_list_id: UUID | None = None, **fields: Any
     ) -> None:
-        """Change fields of a task by their names.
+        """Change fields of a task.
 
-        InvalidArgument: there is no such task or field. NotSupported: this store cannot find a task without its
-        list, or change other fields than its state, name and description.
+        Args:
+            task_id: The task to change.
+            scope: The scope of the task.
+            task_list_id: The list of the task. The built-in stores find the task without it.
+            **fields: New values by the names of the fields of `Task`, except `id`.
+
+        Raises:
+            InvalidArgument: The task or the field does not exist.
+            NotSupported: This store needs `task_list_id`, or can change only state, name and description.
         """
         check_fields(fields)
-        if task_list_id is None or not fields.keys() <= _LISTWISE:
+        if task_list_id is None or not fields.keys() <= _CHANGED_IN_LIST:
             raise NotSupported(
-                f"{type(self).__name__} changes {', '.join(sorted(_LISTWISE))} of a task in a list that is named: "
-                "update(task_id, task_list_id=..., state=...)"
+                f"{type(self).__name__} can change only {', '.join(sorted(_CHANGED_IN_LIST))}, "
+                "and only with task_list_id. Use update(task_id, task_list_id=..., state=...)."
             )
         await self.update_task(task_list_id, task_id, scope=scope, **fields)
 
     async def list_of(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> UUID | None:
-        """The id of the list that `get_by_conversation` gives."""
+        """Return the id of the list that `get_by_conversation` returns, or None."""
         found = await self.get_by_conversation(conversation_id, scope)
         return None if found is None else found.id
 
     async def find_task(self, task_list_id: UUID, task_id: UUID, scope: Scope = Scope.PROJECT) -> Task | None:
-        """The task of that id, where it is in that list."""
+        """Return a task of a list, or None if the list does not contain it."""
         found = await self.get(task_list_id, scope)
         return None if found is None else next((each for each in found.tasks if each.id == task_id), None)
 
     async def save_task(self, task_list: TaskList, task: Task, scope: Scope = Scope.PROJECT) -> None:
-        """Store that task alone, at the end of its list if it is new there; the list is made where there is none."""
+        """Store one task of a list.
+
+        A new task is appended to the list. A list that does not exist is created without its other tasks.
+        """
         found = await self.get(task_list.id, scope) or dataclasses.replace(task_list, tasks=[])
-        places = [place for place, each in enumerate(found.tasks) if each.id == task.id]
-        if places:
-            found.tasks[places[0]] = task
+        indexes = [index for index, each in enumerate(found.tasks) if each.id == task.id]
+        if indexes:
+            found.tasks[indexes[0]] = task
         else:
             found.tasks.append(task)
         await self.save(found, scope)
@@ -90,13 +110,21 @@ class TaskStore(ABC):
     async def ready(
         self, task_list_id: UUID | None = None, scope: Scope = Scope.PROJECT, limit: int | None = None
     ) -> list[Task]:
-        """Tasks that can be begun: nobody has them, and all their dependencies are complete.
+        """Return the tasks that a worker can start: unclaimed, and with all dependencies complete.
 
-        Greater priority first, then what is due earlier, then what was created earlier. A dependency that was
-        cancelled, or that there is none of, blocks. A claim that has run out counts as none.
+        They are sorted by descending priority, then by `due_at`, then by `created_at`. A dependency that was cancelled
+        or does not exist blocks its task. A task whose claim has expired is unclaimed.
+
+        Args:
+            task_list_id: The list to read. None reads all lists.
+            scope: The scope to read.
+            limit: At most this many tasks. None: all.
+
+        Raises:
+            NotSupported: This store needs `task_list_id`.
         """
         if task_list_id is None:
-            raise self._cannot("look through all lists: ready(task_list_id)")
+            raise self._unsupported("ready() without task_list_id")
         found = await self.get(task_list_id, scope)
         return [] if found is None else ready_of(found.tasks, SYSTEM.wall())[:limit]
 
@@ -108,58 +136,132 @@ class TaskStore(ABC):
         lease_seconds: float | None = None,
         scope: Scope = Scope.PROJECT,
     ) -> Task | None:
-        """The first of the ready tasks, in progress for that worker alone and one more attempt; None: there is none.
+        """Claim the first ready task for a worker.
 
-        It is the worker's for `lease_seconds`, or until it ends or gives back the task.
+        The task is then in progress and counts one more attempt. No other worker can claim it until the lease
+        expires, or the worker completes, fails or releases the task.
+
+        Args:
+            worker: The name of the worker.
+            task_list_id: Claim only from this list. None claims from all lists.
+            lease_seconds: Seconds until the claim expires. None: it does not expire.
+            scope: The scope of the tasks.
+
+        Returns:
+            The task, or None if no task is ready.
+
+        Raises:
+            NotSupported: This store has no claims.
         """
-        raise self._cannot("give a task to one worker only")
+        raise self._unsupported("claim()")
 
     async def renew(
         self, task: Task | UUID, worker: str | None = None, *, lease_seconds: float, scope: Scope = Scope.PROJECT
     ) -> Task:
-        """Keep a claimed task for so many seconds from now on.
+        """Extend the claim on a task to `lease_seconds` from now.
 
-        This and the following take the task that `claim` gave, which stands for that claim and no later one, or its
-        id and the worker. TaskNotHeld: somebody else has it, or nobody any more.
+        Args:
+            task: The task that `claim` returned, or its id. The returned task identifies that one claim; an id also
+                matches later claims of the same worker.
+            worker: The name of the worker. Required with an id.
+            lease_seconds: Seconds from now until the claim expires.
+            scope: The scope of the task.
+
+        Raises:
+            TaskNotHeld: The worker no longer has this claim.
+            NotSupported: This store has no claims.
         """
-        raise self._cannot("tell who has a task")
+        raise self._unsupported("renew()")
 
     async def checkpoint(
         self, task: Task | UUID, worker: str | None = None, data: Mapping[str, Any] | None = None, *,
         lease_seconds: float | None = None, scope: Scope = Scope.PROJECT,
     ) -> Task:  # fmt: skip
-        """Keep `data` with the task for whoever goes on with it, and renew the claim where that is given."""
-        raise self._cannot("tell who has a task")
+        """Store progress with a claimed task, for the worker that continues it.
+
+        Args:
+            task: The task that `claim` returned, or its id.
+            worker: The name of the worker. Required with an id.
+            data: Replaces the `checkpoint_data` of the task.
+            lease_seconds: Also extend the claim to this many seconds from now. None leaves it as it is.
+            scope: The scope of the task.
+
+        Raises:
+            TaskNotHeld: The worker no longer has this claim.
+            NotSupported: This store has no claims.
+        """
+        raise self._unsupported("checkpoint()")
 
     async def complete(
         self, task: Task | UUID, worker: str | None = None, data: Mapping[str, Any] | None = None, *,
         scope: Scope = Scope.PROJECT,
     ) -> Task:  # fmt: skip
-        """The task is done; `data` takes the place of its checkpoint where that is given."""
-        raise self._cannot("tell who has a task")
+        """Mark a claimed task as complete.
+
+        Args:
+            task: The task that `claim` returned, or its id.
+            worker: The name of the worker. Required with an id.
+            data: Replaces the `checkpoint_data` of the task. None leaves it as it is.
+            scope: The scope of the task.
+
+        Raises:
+            TaskNotHeld: The worker no longer has this claim.
+            NotSupported: This store has no claims.
+        """
+        raise self._unsupported("complete()")
 
     async def fail(
         self, task: Task | UUID, worker: str | None = None, error: object = None, retry: bool = True, *,
         scope: Scope = Scope.PROJECT,
     ) -> Task:  # fmt: skip
-        """It did not work, for the reason `error`: the task is ready again, or cancelled where `retry` is false."""
-        raise self._cannot("tell who has a task")
+        """Record that a claimed task failed.
+
+        Args:
+            task: The task that `claim` returned, or its id.
+            worker: The name of the worker. Required with an id.
+            error: The reason, an exception or a string. It is stored in `last_error`.
+            retry: Make the task ready again. If False, it is cancelled.
+            scope: The scope of the task.
+
+        Raises:
+            TaskNotHeld: The worker no longer has this claim.
+            NotSupported: This store has no claims.
+        """
+        raise self._unsupported("fail()")
 
     async def release(
         self, task: Task | UUID, worker: str | None = None, *, scope: Scope = Scope.PROJECT
     ) -> Task:  # fmt: skip
-        """Give the task back; it is ready again."""
-        raise self._cannot("tell who has a task")
+        """Release a claimed task. It is ready again.
 
-    def _cannot(self, what: str) -> NotSupported:
-        return NotSupported(f"{type(self).__name__} cannot {what}; the stores of agent_runtime_core.persistence can")
+        Args:
+            task: The task that `claim` returned, or its id.
+            worker: The name of the worker. Required with an id.
+            scope: The scope of the task.
 
-    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
-        """Let go of what this store holds."""
+        Raises:
+            TaskNotHeld: The worker no longer has this claim.
+            NotSupported: This store has no claims.
+        """
+        raise self._unsupported("release()")
+
+    def _unsupported(self, call: str) -> NotSupported:
+        return NotSupported(
+            f"{type(self).__name__} does not support {call}. Use a store of agent_runtime_core.persistence."
+        )
+
+    async def close(self) -> None:  # noqa: B027 - many stores have nothing to release
+        """Release the connections and files of this store."""
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """InvalidArgument: a task has no such field, or not one that can be changed."""
+    """Check the names of fields to change.
+
+    Raises:
+        InvalidArgument: A task has no such field, or the field cannot be changed.
+    """
     for name in fields:
         if name not in _FIELDS:
-            raise InvalidArgument(f"a task has no field {brief(name)} to be changed; {nearest_name(name, _FIELDS)}")
+            raise InvalidArgument(
+                f"a task has no field {brief(name)} that can be changed; {nearest_name(name, _FIELDS)}"
+            )

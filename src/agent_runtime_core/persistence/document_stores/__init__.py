@@ -1,1 +1,1 @@
-"""The six stores, written once over documents."""
+"""The six stores, implemented once on documents."""

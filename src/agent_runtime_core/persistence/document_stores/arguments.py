@@ -1,4 +1,4 @@
-"""Check what callers pass before it is stored: a list that holds one wrong value could not be read again."""
+"""Check arguments before they are stored. A list with one invalid value could be stored, but not read again."""
 
 from __future__ import annotations
 
@@ -13,48 +13,64 @@ from ..models import moment
 
 E = TypeVar("E", bound=Enum)
 
-# A NUL cuts text off in some stores, and lone surrogates have no UTF-8. Each is stored as an escape sequence.
+# Some backends truncate a string at NUL, and lone surrogates cannot be encoded as UTF-8. Both are escaped.
 _ESCAPED = re.compile("[\x00\x1b\ud800-\udfff]")
 _ESCAPE = re.compile("\x1b([0-9a-f]{4})")
 
 
 def choice(kind: type[E], value: Any, what: str) -> E:
-    """Return the member, or the member of that value. InvalidArgument: there is none."""
+    """Return the member of an enumeration for a member or its value.
+
+    Raises:
+        InvalidArgument: There is no such member.
+    """
     try:
         return kind(value)
-    except Exception:  # noqa: BLE001 - ValueError, or what the repr raises that Enum puts into it
+    except Exception:  # noqa: BLE001 - ValueError, or an error of the value's repr, which Enum calls
         names = ", ".join(each.name for each in kind)
-        raise InvalidArgument(f"{brief(value)} is no {what}: there are {names}") from None
+        raise InvalidArgument(f"the {what} must be one of {names}, got {brief(value)}") from None
 
 
 def seconds_of(when: Any, what: str) -> float:
-    """Return the seconds since the epoch. InvalidArgument: `when` is no datetime."""
+    """Return the seconds since the epoch.
+
+    Raises:
+        InvalidArgument: `when` is not a datetime.
+    """
     if not isinstance(when, _dt.datetime):
-        raise InvalidArgument(f"{what} is a datetime, not {brief(when)}")
+        raise InvalidArgument(f"{what} must be a datetime, got {brief(when)}")
     return moment(when)
 
 
 def check_model(kind: type[Any], model: Any) -> None:
     if not isinstance(model, kind):
-        raise InvalidArgument(f"a model of {kind.__name__} is stored here, not {brief(model)}")
+        raise InvalidArgument(f"the model to store must be of the type {kind.__name__}, got {brief(model)}")
 
 
 def check_link(other: Any, name: str) -> None:
-    """InvalidArgument: it is neither None nor the id of another thing, a UUID or a string."""
+    """Check a reference to another object.
+
+    Raises:
+        InvalidArgument: It is neither None, nor a UUID, nor a string.
+    """
     if not isinstance(other, UUID | str | None):
-        raise InvalidArgument(f"{name} is a UUID or None, not {brief(other)}")
+        raise InvalidArgument(f"{name} must be a UUID or None, got {brief(other)}")
 
 
 def check_count(count: Any, name: str) -> None:
-    """InvalidArgument: it is neither None nor an integer of at least 0."""
+    """Check a limit or an offset.
+
+    Raises:
+        InvalidArgument: It is neither None nor an integer of at least 0.
+    """
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-        raise InvalidArgument(f"{name} is a number of at least 0, not {brief(count)}")
+        raise InvalidArgument(f"{name} must be an integer of at least 0, got {brief(count)}")
 
 
 def stored_key(key: Any, what: str = "key") -> str:
-    """Return the document key of a string that is not empty. Keys with a common prefix keep one."""
+    """Return the document key of a string that is not empty. A prefix of the string becomes a prefix of the key."""
     if not isinstance(key, str) or not key:
-        raise InvalidArgument(f"a {what} is a string that is not empty, not {brief(key)}")
+        raise InvalidArgument(f"the {what} must be a non-empty string, got {brief(key)}")
     return escaped(key)
 
 
@@ -63,15 +79,19 @@ def escaped(text: str) -> str:
 
 
 def original(key: str) -> str:
-    """Return the argument of `escaped`."""
+    """Undo `escaped`."""
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), key)
 
 
 def id_text(value: Any, what: str) -> str:
-    """Return the text of a UUID, or of a string that is one."""
+    """Return a UUID, or a string that is one, as a string.
+
+    Raises:
+        InvalidArgument: It is not a UUID.
+    """
     if isinstance(value, UUID):
         return str(value)
     try:
         return str(UUID(value))
     except (TypeError, ValueError, AttributeError):
-        raise InvalidArgument(f"the id of a {what} is a UUID, not {brief(value)}") from None
+        raise InvalidArgument(f"the id of a {what} must be a UUID, got {brief(value)}") from None

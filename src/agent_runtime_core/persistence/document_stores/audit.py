@@ -1,4 +1,4 @@
-"""Entries, errors and metrics as documents, in order of their times."""
+"""Audit entries, errors and metrics as documents, sorted by time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..._core.validation import is_number
 from ...errors import InvalidArgument, brief
 from ..base.audit import AuditStore
 from ..documents.base import PAGE, Collection, Document, Entry
-from ..jsonl import in_order_of_time, line
+from ..jsonl import line, merge_by_rank
 from ..model_codec import model_of, text_of
 from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope, now
 from .arguments import check_count, check_link, check_model, choice, id_text, seconds_of, stored_key
@@ -23,21 +23,25 @@ from .base import DocumentBackedStore
 M = TypeVar("M", AuditEntry, ErrorRecord, PerformanceMetric)
 
 KINDS: dict[str, type[Any]] = {"event": AuditEntry, "error": ErrorRecord, "metric": PerformanceMetric}
-PRUNE_EVERY = 100  # writes of a kind after which `max_age` and `max_entries` are applied again
+PRUNE_EVERY = 100  # writes of one kind between two applications of `max_age` and `max_entries`
 
 
 class StoredAudit(DocumentBackedStore, AuditStore):
-    """What happened, kept until it is pruned; what has been written is never replaced.
+    """Stores audit entries, errors and metrics until they are pruned. It never replaces an entry.
 
-    With `max_age` (seconds) and `max_entries` (of each kind and scope) it prunes by itself at the first write and at
-    every 100th after it, so that each writer may leave up to 100 more than that for a while.
+    With `max_age` or `max_entries`, the store prunes itself at its first write of a kind, and at every 100th write
+    after that. So each writer may exceed the limit by up to 100 for a while.
+
+    Args:
+        max_age: Delete what is older than this many seconds.
+        max_entries: Keep only this many of each kind and scope.
     """
 
     def __init__(
-        self, *place: Any, max_age: float | None = None, max_entries: int | None = None, **options: Any
+        self, *position: Any, max_age: float | None = None, max_entries: int | None = None, **options: Any
     ) -> None:
         _check_bounds(max_age, max_entries, "max_age", "max_entries")
-        super().__init__(*place, **options)
+        super().__init__(*position, **options)
         self.max_age: float | None = max_age
         self.max_entries: int | None = max_entries
         self._written: dict[tuple[str, str], int] = {}
@@ -66,20 +70,20 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         await table.write(
             table.add(Entry(id_text(model.id, kind), text_of(model), group, seconds_of(model.timestamp, "timestamp")))
         )
-        await self._now_and_then(table)
+        await self._prune_if_due(table)
 
     async def resolve_error(
         self, error_id: UUID, resolution_notes: str | None = None, scope: Scope | None = None
     ) -> bool:
-        def resolved(there: Document | None) -> Entry | None:
-            if there is None:
+        def resolved(stored: Document | None) -> Entry | None:
+            if stored is None:
                 return None
-            error = model_of(ErrorRecord, there.text)
+            error = model_of(ErrorRecord, stored.text)
             if error.resolved and resolution_notes in (None, error.resolution_notes):
                 return None
             error.resolved_at = error.resolved_at or now()
             error.resolved, error.resolution_notes = True, resolution_notes or error.resolution_notes
-            return Entry(there.key, text_of(error), there.group, there.rank, there.expires)
+            return Entry(stored.key, text_of(error), stored.group, stored.rank, stored.expires)
 
         return await self.home.table(scope, "error").change(id_text(error_id, "error"), resolved) is not None
 
@@ -96,7 +100,7 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         limit: int = 100,
     ) -> list[AuditEntry]:
         if event_types is not None and (isinstance(event_types, str) or not isinstance(event_types, Iterable)):
-            raise InvalidArgument(f"event_types is a list of AuditEventType, or None for all, not {brief(event_types)}")
+            raise InvalidArgument(f"event_types must be a list of AuditEventType or None, got {brief(event_types)}")
         types = None if event_types is None else {choice(AuditEventType, each, "event type") for each in event_types}
 
         def wanted(entry: AuditEntry) -> bool:
@@ -107,7 +111,7 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         check_link(run_id, "run_id")
         check_link(conversation_id, "conversation_id")
         if isinstance(run_id, str) and HALF.search(run_id):
-            return []  # no store keeps such an id, nor can be asked for it
+            return []  # an id with a lone surrogate cannot be stored, and some backends reject a query for it
         group = None if run_id is None else str(run_id)
         return await self._newest(AuditEntry, "event", scope, group, wanted, start_time, end_time, limit)
 
@@ -120,10 +124,10 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         end_time: _dt.datetime | None = None,
         limit: int = 100,
     ) -> list[ErrorRecord]:
-        wished = None if severity is None else choice(ErrorSeverity, severity, "severity")
+        wanted_severity = None if severity is None else choice(ErrorSeverity, severity, "severity")
 
         def wanted(error: ErrorRecord) -> bool:
-            return wished in (None, error.severity) and resolved in (None, error.resolved)
+            return wanted_severity in (None, error.severity) and resolved in (None, error.resolved)
 
         return await self._newest(ErrorRecord, "error", scope, None, wanted, start_time, end_time, limit)
 
@@ -137,11 +141,11 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         limit: int = 1000,
     ) -> list[PerformanceMetric]:
         if tags is not None and not isinstance(tags, Mapping):
-            raise InvalidArgument(f"tags is a dict of what the metrics have, not {brief(tags)}")
-        asked = dict(tags or {}).items()
+            raise InvalidArgument(f"tags must be a dict, got {brief(tags)}")
+        required_tags = dict(tags or {}).items()
 
         def wanted(metric: PerformanceMetric) -> bool:
-            return all(key in metric.tags and metric.tags[key] == value for key, value in asked)
+            return all(key in metric.tags and metric.tags[key] == value for key, value in required_tags)
 
         return await self._newest(
             PerformanceMetric, "metric", scope, stored_key(name, "metric's name"), wanted, start_time, end_time, limit
@@ -159,7 +163,7 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         return summary([model_of(PerformanceMetric, each.text).value async for page in found for each in page])
 
     async def _newest(
-        self, cls: type[M], kind: str, scope: Scope | None, group: str | None, wanted: Callable[[M], bool],
+        self, model_class: type[M], kind: str, scope: Scope | None, group: str | None, wanted: Callable[[M], bool],
         start_time: _dt.datetime | None, end_time: _dt.datetime | None, limit: int | None,
     ) -> list[M]:  # fmt: skip
         check_count(limit, "limit")
@@ -167,42 +171,56 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         found: list[M] = []
         size = PAGE if limit is None else max(1, min(limit, PAGE))
         async for page in self.home.table(scope, kind).pages(group, low=low, high=high, descending=True, size=size):
-            found += filter(wanted, (model_of(cls, each.text) for each in page))
+            found += filter(wanted, (model_of(model_class, each.text) for each in page))
             if limit is not None and len(found) >= limit:
                 return found[:limit]
         return found
 
-    # -- keeping it small, and taking it elsewhere
+    # -- pruning and exporting
 
     async def prune(
         self, scope: Scope | None = None, *, older_than: float | None = None, keep: int | None = None
     ) -> int:
-        """Delete what is older than so many seconds, and all but the newest `keep` of each kind; how many those were.
+        """Delete old entries, errors and metrics.
 
-        Without either, what the store's own `max_age` and `max_entries` say.
+        Args:
+            scope: The scope to prune.
+            older_than: Delete what is older than this many seconds.
+            keep: Keep only the newest `keep` of each kind.
+
+        Without `older_than` and `keep`, the store applies its `max_age` and `max_entries`.
+
+        Returns:
+            How many were deleted.
+
+        Raises:
+            InvalidArgument: Neither an argument nor the store sets a limit, or a limit is negative.
         """
         if older_than is None and keep is None:
             older_than, keep = self.max_age, self.max_entries
         if older_than is None and keep is None:
-            raise InvalidArgument("prune(older_than=seconds) or prune(keep=count): this store has no bound of its own")
+            raise InvalidArgument(
+                "prune() needs a limit, and this store has neither max_age nor max_entries. "
+                "Pass older_than=seconds or keep=count."
+            )
         _check_bounds(older_than, keep, "older_than", "keep")
         return sum([await self._prune(self.home.table(scope, kind), older_than, keep) for kind in KINDS])
 
-    async def _now_and_then(self, table: Collection) -> None:
+    async def _prune_if_due(self, table: Collection) -> None:
         if self.max_age is None and self.max_entries is None:
             return
-        place = (table.space, table.kind)
-        written = self._written[place] = self._written.get(place, 0) + 1
+        position = (table.space, table.kind)
+        written = self._written[position] = self._written.get(position, 0) + 1
         if written % PRUNE_EVERY == 1:
             await self._prune(table, self.max_age, self.max_entries)
 
     async def _prune(self, table: Collection, older_than: float | None, keep: int | None) -> int:
-        gone = 0
+        deleted = 0
         if older_than is not None:
-            gone += await _delete(table, high=self.clock.wall() - older_than)
+            deleted += await _delete(table, high=self.clock.wall() - older_than)
         if keep is not None:
-            gone += await _delete(table, descending=True, offset=keep)
-        return gone
+            deleted += await _delete(table, descending=True, offset=keep)
+        return deleted
 
     async def export(
         self,
@@ -211,27 +229,31 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         start_time: _dt.datetime | None = None,
         end_time: _dt.datetime | None = None,
     ) -> AsyncIterator[str]:
-        """Lines of JSON, the oldest first, each an object whose "type" is event, error or metric.
+        """Yield lines of JSON, the oldest first.
 
-        Times are ISO 8601 with their zone, ids are strings; what has no place in JSON is its text.
+        Each line is an object whose "type" is "event", "error" or "metric". Times are in ISO 8601 with their time
+        zone. Ids, and values that JSON lacks, are strings.
         """
         low, high = _between(start_time, end_time)
         sources = {kind: self.home.table(scope, kind).pages(low=low, high=high) for kind in KINDS}
-        async for kind, document in in_order_of_time(sources):
+        async for kind, document in merge_by_rank(sources):
             yield line(kind, model_of(KINDS[kind], document.text))
 
 
 async def _delete(table: Collection, **which: Any) -> int:
-    """Delete what is found so; what a damaged index lists and does not find is left."""
-    gone, last = 0, None
+    """Delete the documents that `find` returns.
+
+    A damaged index may list documents that cannot be deleted. Then it stops, instead of repeating forever.
+    """
+    deleted, last = 0, None
     while (found := await table.find(**which, limit=PAGE)) and found != last:
-        gone += sum(await table.write(*(table.delete(each.key) for each in found)))
+        deleted += sum(await table.write(*(table.delete(each.key) for each in found)))
         last = found
-    return gone
+    return deleted
 
 
 def _between(start: _dt.datetime | None, end: _dt.datetime | None) -> tuple[float | None, float | None]:
-    """Ranks from `low` to below `high`, the end among them."""
+    """Return the range of ranks from `low` to below `high`. It includes `end`."""
     low = None if start is None else seconds_of(start, "start_time")
     return low, None if end is None else math.nextafter(seconds_of(end, "end_time"), math.inf)
 
@@ -239,28 +261,28 @@ def _between(start: _dt.datetime | None, end: _dt.datetime | None) -> tuple[floa
 def _check_metric(metric: PerformanceMetric) -> None:
     value, tags = metric.value, metric.tags
     if not isinstance(tags, dict):
-        raise InvalidArgument(f"the tags of metric {brief(metric.name)} are a dict, not {brief(tags)}")
+        raise InvalidArgument(f"the tags of metric {brief(metric.name)} must be a dict, got {brief(tags)}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise InvalidArgument(f"metric {brief(metric.name)} is a finite number, not {brief(value)}")
+        raise InvalidArgument(f"the value of metric {brief(metric.name)} must be a finite number, got {brief(value)}")
 
 
 def _check_bounds(seconds: Any, count: Any, seconds_name: str, count_name: str) -> None:
     if seconds is not None and not (is_number(seconds) and seconds >= 0):
-        raise InvalidArgument(f"{seconds_name} is a number of seconds of at least 0, not {brief(seconds)}")
+        raise InvalidArgument(f"{seconds_name} must be a number of seconds of at least 0, got {brief(seconds)}")
     check_count(count, count_name)
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """count, min, max, avg, sum, p50, p95 and p99; of no values all are 0.
+    """Return count, min, max, avg, sum, p50, p95 and p99 of values. All are 0 if there are no values.
 
-    A percentile lies between the two values closest to it in rank, in proportion (as NumPy's default does).
+    A percentile is interpolated linearly between the two nearest values, as NumPy does by default.
     """
     ordered = sorted(map(float, values))
     if not ordered:
         return dict.fromkeys(("count", "min", "max", "avg", "sum", "p50", "p95", "p99"), 0)
     try:
         total = math.fsum(ordered)
-    except OverflowError:  # past the largest float
+    except OverflowError:  # fsum raises if the sum exceeds the largest float; sum returns infinity
         total = sum(ordered)
     return {
         "count": len(ordered),
@@ -275,10 +297,10 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which that share of the sorted values lies."""
-    place = (len(ordered) - 1) * share
-    below = math.floor(place)
-    part = place - below
-    if not part:
+    """Return the value below which a share (0 to 1) of the sorted values lies."""
+    position = (len(ordered) - 1) * share
+    below = math.floor(position)
+    fraction = position - below
+    if not fraction:
         return ordered[below]
-    return ordered[below] * (1 - part) + ordered[below + 1] * part
+    return ordered[below] * (1 - fraction) + ordered[below + 1] * fraction

@@ -1,11 +1,9 @@
-"""What the six stores share: the place of their documents, and the kinds of documents that they consist of."""
+"""The base of the six stores: where their documents are, and the kinds of documents."""
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypedDict
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
@@ -15,9 +13,10 @@ from ..models import Scope
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-SESSION_TTL = 30 * 24 * 3600.0  # seconds after its last write that a session is kept, if it can outlive its process
+#: Seconds after its last write that a session is kept, if it can outlive its process.
+SESSION_TTL = 30 * 24 * 3600.0
 
-# Kinds of documents, as they are written in every store.
+# Kinds of documents. The names are part of every stored file.
 MEMORY: Final = "memory"  # key: the key
 PREFERENCE: Final = "preference"  # key: the key
 CONVERSATION: Final = "conversation"  # key: its id; rank: updated_at
@@ -26,29 +25,39 @@ TASK_LIST: Final = "task_list"  # key: its id; rank: updated_at; group: the conv
 TASK: Final = "task"  # key: its id; group: the list's id
 
 
-class DocumentHome:
-    """The document stores of the three scopes, and which part of them belongs to this project and session.
+class HomeOptions(TypedDict, total=False):
+    """The options that the stores of all backends have.
 
-    Args:
-        session_id: Names the session. By default it is a new one, which ends when the home is closed.
+    Attributes:
+        session_id: Names the session. By default it is a new one, which ends when the store is closed.
         project: Separates projects that share a document store.
         session_ttl: Seconds after its last write that a session is kept, if it can outlive its process.
-        clock: By default that of the documents, which is that of their engine.
+        clock: By default the clock of the engine.
+    """
 
-    A subclass calls `keep_in` once its arguments were checked.
+    session_id: str | None
+    project: str
+    session_ttl: float
+    clock: Clock
+
+
+class DocumentHome:
+    """The document stores of the three scopes, and the part of them that belongs to this project and session.
+
+    The options are described in `HomeOptions`. A subclass checks its own arguments, and then calls `keep_in`.
     """
 
     sessions_expire: ClassVar[bool] = False
-    """Whether a session can outlive its process, so that its documents must expire."""
+    """Whether a session can outlive its process, so that its documents need a time to live."""
 
     def __init__(
         self, *, session_id: str | None = None, project: str = "", session_ttl: float = SESSION_TTL,
         clock: Clock = SYSTEM,
     ) -> None:  # fmt: skip
-        for name, value in (("session_id", session_id or ""), ("project", project)):
-            storable(value, name, "store")
+        for name, text in (("session_id", session_id or ""), ("project", project)):
+            storable(text, name, "store")
         self.clock: Clock = clock
-        #: Whether others use the session too. Then it does not end with this home.
+        #: Whether other homes may use the session too. Then `close` does not delete it.
         self.shared_session: bool = session_id is not None
         self.session_id: str = session_id if session_id is not None else new_ulid(clock)
         self.project = project
@@ -59,7 +68,7 @@ class DocumentHome:
     def keep_in(
         self, documents: DocumentStore, *, in_home: DocumentStore | None = None, in_session: DocumentStore | None = None
     ) -> None:  # fmt: skip
-        """Use this document store, and if they are given, another one for Scope.GLOBAL and for Scope.SESSION."""
+        """Use a document store for all scopes, or other ones for Scope.GLOBAL and Scope.SESSION."""
         self._documents = {
             Scope.GLOBAL: in_home or documents, Scope.PROJECT: documents, Scope.SESSION: in_session or documents
         }  # fmt: skip
@@ -67,18 +76,21 @@ class DocumentHome:
             self.clock = documents.clock
 
     def documents(self, scope: Scope) -> DocumentStore:
+        """Return the document store of a scope."""
         return self._documents[scope]
 
     def expires(self, scope: Scope) -> float | None:
-        """Return the seconds after its last write that a document is kept, or None for all time."""
+        """Return the seconds after its last write that a document is kept. None: it does not expire."""
         return self.session_ttl if self.sessions_expire and scope is Scope.SESSION else None
 
     def table(self, scope: Scope | None, kind: str, default: Scope = Scope.PROJECT) -> Collection:
+        """Return the documents of one kind in a scope."""
         where = default if scope is None else _scope(scope)
         self._session_begun |= where is Scope.SESSION
         return Collection(self.documents(where), self.space(where), kind, self.expires(where))
 
     def space(self, scope: Scope) -> str:
+        """Return the name of a scope in its document store."""
         match scope:
             case Scope.GLOBAL:
                 return "global"
@@ -92,7 +104,7 @@ class DocumentHome:
         return list({id(each): each for each in self._documents.values()}.values())
 
     async def close(self) -> None:
-        """Close the document stores once. A session that only this home uses is deleted."""
+        """Close the document stores. A session that only this home uses is deleted. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -109,20 +121,23 @@ class DocumentHome:
         except StorageError as error:
             if self.expires(Scope.SESSION) is None:
                 raise
-            log.warning("session %s is left to expire, it could not be cleared: %s", self.session_id, error)
+            log.warning("session %s could not be deleted, it will expire: %s", self.session_id, error)
 
 
 def _scope(scope: Any) -> Scope:
     try:
         return Scope(scope)
     except Exception:  # noqa: BLE001 - ValueError, or what the repr raises that Enum puts into it
-        raise InvalidArgument(f"there is no scope {brief(scope)}: GLOBAL, PROJECT and SESSION") from None
+        raise InvalidArgument(
+            f"unknown scope {brief(scope)}. Use Scope.GLOBAL, Scope.PROJECT or Scope.SESSION."
+        ) from None
 
 
 class DocumentBackedStore:
-    """A store of documents. `class SQLiteTaskStore(StoredTasks, home=SQLiteHome)` names where they are.
+    """The base of a store that keeps its models as documents.
 
-    The arguments of such a class are those of its home, and the options of the store.
+    A backend adds the home: `class SQLiteTaskStore(StoredTasks, home=SQLiteHome)`. The arguments of such a class are
+    those of its home, and the options of the store.
     """
 
     home_class: ClassVar[type[Any]]
@@ -131,23 +146,15 @@ class DocumentBackedStore:
         super().__init_subclass__(**more)
         if home is not None:
             cls.home_class = home
-            cls.__init__ = _with_signature_of(home, cls.__init__)  # type: ignore[method-assign]
 
-    def __init__(self, *place: Any, **options: Any) -> None:
-        self.home: DocumentHome = self.home_class(*place, **options)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.home: DocumentHome = self.home_class(*arguments, **options)
         self.clock: Clock = self.home.clock
 
     def documents(self, scope: Scope) -> DocumentStore:
+        """Return the document store of a scope."""
         return self.home.documents(scope)
 
     async def close(self) -> None:
+        """Close the document stores. A session that only this store uses is deleted."""
         await self.home.close()
-
-
-def _with_signature_of(home: type[Any], init: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, *place: Any, **options: Any) -> None:
-        init(self, *place, **options)
-
-    # So that help() and PersistenceManager see which arguments there are.
-    __init__.__signature__ = inspect.signature(home.__init__)  # type: ignore[attr-defined]
-    return __init__

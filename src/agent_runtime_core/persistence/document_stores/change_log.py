@@ -1,4 +1,4 @@
-"""Which documents of a kind changed, so that an index of them reads only those again."""
+"""A log of changed documents, so that an index in memory reads only those again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..._engines.base import Op
 from ..documents.base import Collection, Document, Entry
 from ..models import new_id
 
-KEPT = 500  # entries that are kept: a reader that is further back reads everything again
-PART = 1000  # keys in one entry, and documents that are loaded at once
+KEPT = 500  # entries that are kept. A reader that has not read for longer loads all documents again
+PART = 1000  # keys in one entry, and documents in one page of a load
 
 
 class LogCursor(NamedTuple):
@@ -23,33 +23,35 @@ class LogCursor(NamedTuple):
 
 
 class ChangeLog:
-    """Entries with the keys of a table's changed documents, each written in the commit of its change.
+    """Entries with the keys of changed documents. An entry is written in the same commit as its change.
 
-    They are documents of the kind `<kind>_change`. The store counts their ranks; old ones are deleted as new ones come.
+    Entries are documents of the kind `<kind>_change`. The store assigns their ranks. Old entries are deleted as new
+    ones are written.
     """
 
     def __init__(self, table: Collection) -> None:
         self._entries = replace(table, kind=f"{table.kind}_change")
 
     def note(self, keys: Iterable[str]) -> list[Op]:
-        """Return what to write after the changes of those documents, as the last operations of their commit."""
-        all_ = list(keys)
-        parts = [all_[start : start + PART] for start in range(0, len(all_), PART)]
+        """Return operations that log the change of documents. They must be the last operations of the same commit."""
+        changed = list(keys)
+        parts = [changed[start : start + PART] for start in range(0, len(changed), PART)]
         return [self._entries.add(Entry(new_id().hex, json.dumps(part))) for part in parts]
 
     async def trim(self, ranks: Iterable[float]) -> None:
-        """Delete old entries if one of these answers to `note` is a multiple of `KEPT`."""
+        """Delete old entries at every `KEPT`-th entry. `ranks` are the results of the operations of `note`."""
         for rank in ranks:
             if rank % KEPT == 0 and rank > KEPT:
                 async for page in self._entries.pages(high=rank - KEPT):
                     await self._entries.write(*(self._entries.delete(each.key) for each in page))
 
     async def last(self) -> LogCursor | None:
+        """Return the last entry, or None if there is none."""
         found = await self._entries.find(descending=True, limit=1)
         return _cursor(found[0]) if found else None
 
     async def since(self, cursor: LogCursor | None) -> tuple[set[str], LogCursor | None] | None:
-        """Return the keys that changed since then and the last entry now, or None if those entries are gone."""
+        """Return the keys that changed after `cursor`, and the last entry. None: those entries were deleted."""
         if cursor is None:
             return None if await self._entries.find(limit=1) else (set(), None)
         found = await self._entries.find(low=cursor.rank)
@@ -64,8 +66,10 @@ def _cursor(document: Document) -> LogCursor:
 
 
 class DocumentIndex(Protocol):
+    """An index in memory of documents."""
+
     async def load(self, documents: Sequence[Document]) -> None:
-        """Add documents to a new index, which nothing else uses yet."""
+        """Add documents to a new index that no other task uses yet."""
 
     async def add(self, documents: Sequence[Document]) -> None:
         """Add documents, or replace those with the same keys."""
@@ -77,7 +81,7 @@ I = TypeVar("I", bound=DocumentIndex)  # noqa: E741 - an index
 
 
 class TrackedIndex(Generic[I]):
-    """An index in memory of all documents of a table. It is loaded once, and then reads what the log says."""
+    """An index in memory of all documents of a table. It is loaded once, then updated from the change log."""
 
     def __init__(self, table: Collection, log: ChangeLog, new: Callable[[], I]) -> None:
         self._table, self._log, self._new = table, log, new
@@ -101,7 +105,7 @@ class TrackedIndex(Generic[I]):
         return index
 
     async def read(self, index: I, keys: set[str]) -> None:
-        """Read these documents again."""
+        """Read documents again, and update the index."""
         found = await self._table.many(sorted(keys))
         for key in keys - {each.key for each in found}:
             index.drop(key)

@@ -1,4 +1,4 @@
-"""How a conversation is written: what of it is new or changed since its object was read, and nothing else."""
+"""Save a conversation: write only what is new, or changed since the conversation object was read."""
 
 from __future__ import annotations
 
@@ -28,45 +28,50 @@ _FIELDS = tuple(
 
 @dataclass(kw_only=True)
 class Header(Conversation):
-    """A conversation as it is stored, its messages apart.
+    """A conversation as it is stored, without its messages.
 
-    `born` tells it from one of the same id that was deleted, or is in another scope or store.
+    `born` is a creation id. It distinguishes the conversation from a deleted one with the same id, and from one in
+    another scope or store.
     """
 
     born: str = ""
 
 
-# -- its documents
+# -- documents
 
 
-def instant(table: Collection) -> float:
-    """Now, in whole microseconds, as datetimes count."""
+def now_in_microseconds(table: Collection) -> float:
+    """Return the current time in seconds, rounded to microseconds like a datetime."""
     return moment(aware(table.documents.clock.wall()))
 
 
 def header_entry(key: str, header: Header, now: float) -> Entry:
-    header.updated_at = _like(header.updated_at, now)
+    """Return the document of a header, and set its `updated_at`."""
+    header.updated_at = _in_zone_of(header.updated_at, now)
     return Entry(key, text_of(header, leave_out=_WITHOUT_MESSAGES), group_of(header.agent_key), rank=now)
 
 
 def group_of(agent_key: str | None) -> str:
-    """What the conversations of one agent are found by."""
+    """Return the document group of the conversations of an agent."""
     if not isinstance(agent_key, str | None):
-        raise InvalidArgument(f"an agent_key is a string, not {brief(agent_key)}")
+        raise InvalidArgument(f"agent_key must be a string or None, got {brief(agent_key)}")
     return "" if agent_key is None else f"agent:{escaped(agent_key)}"
 
 
 def message_entry(conversation: str, message: ConversationMessage, *, max_bytes: int = MAX_BYTES) -> Entry:
+    """Check a message, and return its document."""
     if not isinstance(message, ConversationMessage):
-        raise InvalidArgument(f"a ConversationMessage is appended here, not {brief(message)}")
+        raise InvalidArgument(f"a message must be a ConversationMessage, got {brief(message)}")
     key = f"{conversation}/{id_text(message.id, 'message')}"
-    # These would be stored, and could not be read or compared.
+    # Other types could be stored, but not read again or compared.
     if not isinstance(message.timestamp, _dt.datetime):
-        raise InvalidArgument(f"the timestamp of message {message.id} is a datetime, not {brief(message.timestamp)}")
+        raise InvalidArgument(
+            f"the timestamp of message {message.id} must be a datetime, got {brief(message.timestamp)}"
+        )
     if not isinstance(message.tool_calls, list) or any(type(each) is not ToolCall for each in message.tool_calls):
         raise InvalidArgument(
-            f"the tool_calls of message {message.id} are a list of ToolCall(id=, name=, arguments=), "
-            f"not {brief(message.tool_calls)}"
+            f"the tool_calls of message {message.id} must be a list of ToolCall(id=, name=, arguments=), "
+            f"got {brief(message.tool_calls)}"
         )
     check_link(message.parent_message_id, "the parent_message_id of a message")
     check_link(message.branch_id, "the branch_id of a message")
@@ -74,105 +79,121 @@ def message_entry(conversation: str, message: ConversationMessage, *, max_bytes:
 
 
 def read_back(header: Document, messages: Sequence[Document]) -> Conversation:
-    kept = model_of(Header, header.text)
-    found = Conversation(**{name: getattr(kept, name) for name in _FIELDS})
-    # An append moves the rank alone.
-    moved = header.rank > moment(kept.updated_at)
-    found.updated_at = _like(kept.updated_at, header.rank) if moved else kept.updated_at
+    """Return the conversation of a header and the documents of its messages."""
+    stored = model_of(Header, header.text)
+    found = Conversation(**{name: getattr(stored, name) for name in _FIELDS})
+    # An append changes only the rank of the header, so the rank may be later than `updated_at`.
+    moved = header.rank > moment(stored.updated_at)
+    found.updated_at = _in_zone_of(stored.updated_at, header.rank) if moved else stored.updated_at
     found.messages = [model_of(ConversationMessage, each.text) for each in messages]
     return found
 
 
-def _like(when: Any, seconds: float) -> _dt.datetime:
-    """That time, naive where `when` is, else in its zone."""
+def _in_zone_of(when: Any, seconds: float) -> _dt.datetime:
+    """Return a time in the time zone of `when`, or naive if `when` is naive."""
     now = aware(seconds)
     if not isinstance(when, _dt.datetime):
         return now
     return now.replace(tzinfo=None) if when.tzinfo is None else now.astimezone(when.tzinfo)
 
 
-# -- what an object held
+# -- the state of an object when it was read
 
 
 class StoredMessage(NamedTuple):
-    """A message that is stored: the digest of its text, and where it stands."""
+    """A message as it was read or saved: the digest of its text, and its rank."""
 
     digest: str
     rank: float
 
 
 class LoadedState(NamedTuple):
-    """What a conversation object held when it was read or saved.
+    """The state of a conversation object when it was last read or saved.
 
-    `header` is None where it was built by hand: then it decides every field, and deletes no message.
+    `header` is None if the application created the object. Then all its fields are saved, and no message is deleted.
     """
 
-    born: str
+    creation_id: str
     header: str | None
     messages: dict[str, StoredMessage]
 
     @classmethod
     def of(cls, header: Document, messages: Sequence[Document], *, by_hand: bool = False) -> LoadedState:
-        kept = {each.key: StoredMessage(digest(each.text), each.rank) for each in messages}
-        return cls(model_of(Header, header.text).born, None if by_hand else header.text, kept)
+        stored = {each.key: StoredMessage(digest(each.text), each.rank) for each in messages}
+        return cls(model_of(Header, header.text).born, None if by_hand else header.text, stored)
 
     def is_of(self, header: Document) -> bool:
-        return self.born == model_of(Header, header.text).born
+        """Return whether this is a state of the stored conversation."""
+        return self.creation_id == model_of(Header, header.text).born
 
 
 def entries_of(key: str, conversation: Conversation) -> dict[str, Entry]:
-    """The documents of its messages by their keys, in order."""
+    """Check the messages of a conversation, and return their documents by key, in order."""
     entries: dict[str, Entry] = {}
     if not isinstance(conversation.messages, list | tuple):
-        raise InvalidArgument(f"the messages of conversation {key} are a list, not {brief(conversation.messages)}")
+        raise InvalidArgument(f"the messages of conversation {key} must be a list, got {brief(conversation.messages)}")
     for message in conversation.messages:
         entry = message_entry(key, message)
         if entry.key in entries:
-            raise InvalidArgument(f"two messages of conversation {key} have the id {message.id}")
+            raise InvalidArgument(f"message ids of conversation {key} must be unique, got {message.id} twice")
         entries[entry.key] = entry
     return entries
 
 
 class ConversationSave:
-    """One try of saving a conversation over what is stored."""
+    """One attempt to save a conversation.
+
+    Args:
+        key: The key of the conversation.
+        conversation: The object to save.
+        entries: The documents of its messages, from `entries_of`.
+        header: The stored header, or None if there is none.
+        loaded: The state of the object when it was read.
+        now: The current time in seconds.
+        creation_id: The creation id of a new conversation.
+    """
 
     def __init__(
-        self, key: str, conversation: Conversation, entries: dict[str, Entry], there: Document | None,
-        held: LoadedState | None, now: float, born: str,
+        self, key: str, conversation: Conversation, entries: dict[str, Entry], header: Document | None,
+        loaded: LoadedState | None, now: float, creation_id: str,
     ) -> None:  # fmt: skip
-        self._key, self._there, self._entries = key, there, entries
-        self._held = held if there is not None else None
-        self._mine = text_of(conversation, leave_out=_WITHOUT_MESSAGES)
-        self.header: Header = _merged(conversation, self._mine, there, self._held, born)
+        self._key, self._stored_header, self._entries = key, header, entries
+        self._loaded = loaded if header is not None else None
+        self._text = text_of(conversation, leave_out=_WITHOUT_MESSAGES)
+        self.header: Header = _merged(conversation, self._text, header, self._loaded, creation_id)
         self._header_entry = header_entry(key, self.header, now)
-        known = self._held.messages if self._held is not None else {}
+        loaded_messages = self._loaded.messages if self._loaded is not None else {}
         self._digests = {key: digest(entry.text) for key, entry in entries.items()}
-        self._ranks = ranks_for(list(entries), {key: kept.rank for key, kept in known.items()})
-        self._written = [key for key in entries if known.get(key) != (self._digests[key], self._ranks[key])]
-        #: Messages that the caller left as they were and put elsewhere among the others.
+        self._ranks = ranks_for(list(entries), {key: stored.rank for key, stored in loaded_messages.items()})
+        self._written = [key for key in entries if loaded_messages.get(key) != (self._digests[key], self._ranks[key])]
+        #: Messages that the caller moved to another position, but did not change.
         self.moved: list[str] = [
-            key for key in self._written if key in known and known[key].digest == self._digests[key]
+            key for key in self._written if key in loaded_messages and loaded_messages[key].digest == self._digests[key]
         ]
-        self._gone = [] if self._held is None or self._held.header is None else [
-            key for key in known if key not in entries
+        self._deleted = [] if self._loaded is None or self._loaded.header is None else [
+            key for key in loaded_messages if key not in entries
         ]  # fmt: skip
 
     def ops(self, headers: Collection, messages: Collection, moved: Sequence[Document]) -> list[Op]:
-        """The header first, then what is written in its order, then what is deleted.
+        """Return the operations: put the header, put messages in their order, delete messages.
 
-        `moved` are those of `self.moved` that are there: they stay as others have changed or deleted them.
+        Args:
+            headers: The documents of headers.
+            messages: The documents of messages.
+            moved: The stored documents of `self.moved`. They keep the changes of other writers, and one that another
+                writer deleted stays deleted.
         """
         stored = {each.key: each for each in moved}
         deleted = set(self.moved) - stored.keys()
         self._written = [key for key in self._written if key not in deleted]
-        expect = 0 if self._there is None else self._there.version
-        # Messages may outlive a header that expired.
-        before = [messages.clear(self._key)] if self._there is None else []
+        expect = 0 if self._stored_header is None else self._stored_header.version
+        # The header may have expired before its messages.
+        before = [messages.clear(self._key)] if self._stored_header is None else []
         return [
             *before,
             headers.put(self._header_entry, expect),
             *(self._put(messages, key, stored.get(key)) for key in self._written),
-            *(messages.delete(key) for key in self._gone),
+            *(messages.delete(key) for key in self._deleted),
         ]
 
     def _put(self, messages: Collection, key: str, moved: Document | None) -> Op:
@@ -184,24 +205,24 @@ class ConversationSave:
             entry = entry._replace(text=moved.text, words=words)
         return messages.put(entry, moved.version)
 
-    def held(self, results: Sequence[Any]) -> LoadedState:
-        """What the object holds once it is saved."""
-        first = 2 if self._there is None else 1
+    def saved_state(self, results: Sequence[Any]) -> LoadedState:
+        """Return the state of the object after the commit. `results` are those of `ops`."""
+        first = 2 if self._stored_header is None else 1
         ranks = dict(self._ranks)
         for key, (_, rank) in zip(self._written, results[first:], strict=False):
             ranks[key] = rank
-        kept = {key: StoredMessage(self._digests[key], ranks[key] or 0.0) for key in self._entries}
-        return LoadedState(self.header.born, self._mine, kept)
+        stored = {key: StoredMessage(self._digests[key], ranks[key] or 0.0) for key in self._entries}
+        return LoadedState(self.header.born, self._text, stored)
 
 
 def _merged(
-    conversation: Conversation, mine: str, there: Document | None, held: LoadedState | None, born: str
+    conversation: Conversation, text: str, header: Document | None, loaded: LoadedState | None, creation_id: str
 ) -> Header:  # fmt: skip
-    """The caller's fields; of those it left as it had read them, the stored ones."""
+    """Return the fields that the caller changed, and the stored ones of the others."""
     fields = {name: getattr(conversation, name) for name in _FIELDS}
-    if there is not None and held is not None:
-        born = held.born
-        if held.header is not None:
-            theirs, changed = model_of(Header, there.text), changed_fields(mine, held.header)
+    if header is not None and loaded is not None:
+        creation_id = loaded.creation_id
+        if loaded.header is not None:
+            theirs, changed = model_of(Header, header.text), changed_fields(text, loaded.header)
             fields = {name: value if name in changed else getattr(theirs, name) for name, value in fields.items()}
-    return Header(**fields, updated_at=conversation.updated_at, born=born)
+    return Header(**fields, updated_at=conversation.updated_at, born=creation_id)

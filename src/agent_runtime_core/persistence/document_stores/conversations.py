@@ -1,5 +1,7 @@
-"""Conversations: a header each, and every message a document of its own behind it, so that an append is one small
-commit however long the conversation is."""
+"""Conversations as documents: a header for each conversation, and a document for each message.
+
+So an append is one small commit, regardless of the length of the conversation.
+"""
 
 from __future__ import annotations
 
@@ -27,48 +29,59 @@ from .conversation_save import (
     entries_of,
     group_of,
     header_entry,
-    instant,
     message_entry,
+    now_in_microseconds,
     read_back,
 )
 from .three_way_merge import IdentityMap
 
 _PAGE = 200
-_AT_ONCE = 16  # conversations of a list whose messages are read side by side
+_CONCURRENT_READS = 16  # conversations of a list whose messages are read concurrently
 
 
 class StoredConversations(DocumentBackedStore, ConversationStore):
+    """Stores conversations. Each method is one commit, which is repeated after a conflict."""
+
     def __init__(self, *place: Any, **options: Any) -> None:
         super().__init__(*place, **options)
-        self._held: IdentityMap[LoadedState] = IdentityMap()
+        self._loaded: IdentityMap[LoadedState] = IdentityMap()
 
     # -- whole conversations
 
     async def save(self, conversation: Conversation, scope: Scope | None = None) -> None:
         """Store a conversation, and set its `updated_at`.
 
-        What the object was read or saved with is remembered here, and only what the caller changed since then is
-        written: a message taken out of the object is deleted, one that another writer appended or changed stays as it
-        is. An object built by hand deletes nothing. InvalidArgument: an id that is none, or that two messages have.
+        The store remembers the state of each object that it read or saved, and writes only what the caller changed
+        since then. A message that was removed from the object is deleted. A message that another writer appended or
+        changed is not modified. An object that the application created deletes nothing.
+
+        Raises:
+            InvalidArgument: The conversation is not valid: an id is not a UUID, or two messages have the same id.
         """
         if not isinstance(conversation, Conversation):
-            raise InvalidArgument(f"a Conversation is saved here, not {brief(conversation)}")
+            raise InvalidArgument(f"conversation must be a Conversation, got {brief(conversation)}")
         headers, messages = self._tables(scope)
         key = id_text(conversation.id, "conversation")
         check_link(conversation.active_branch_id, "the active_branch_id of a conversation")
         entries = entries_of(key, conversation)
 
         async def attempt() -> None:
-            there = await headers.get(key)
-            held = self._held.of(conversation)
-            if there is not None and not (held and held.is_of(there)):
-                held = LoadedState.of(there, await messages.find(key), by_hand=True)
+            stored = await headers.get(key)
+            loaded = self._loaded.of(conversation)
+            if stored is not None and not (loaded and loaded.is_of(stored)):
+                loaded = LoadedState.of(stored, await messages.find(key), by_hand=True)
             save = ConversationSave(
-                key, conversation, entries, there, held, instant(headers), new_ulid(headers.documents.clock)
+                key,
+                conversation,
+                entries,
+                stored,
+                loaded,
+                now_in_microseconds(headers),
+                new_ulid(headers.documents.clock),
             )
             moved = await messages.many(save.moved)
             results = await headers.write(*save.ops(headers, messages, moved))
-            self._held.remember(conversation, save.held(results))
+            self._loaded.remember(conversation, save.saved_state(results))
             conversation.updated_at = save.header.updated_at
 
         await retry_conflicts(f"conversation {key}", attempt)
@@ -82,24 +95,24 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     async def delete(self, conversation_id: UUID, scope: Scope | None = None) -> bool:
         headers, messages = self._tables(scope)
         key = id_text(conversation_id, "conversation")
-        was_there, _ = await headers.write(headers.delete(key), messages.clear(key))
-        return bool(was_there)
+        existed, _ = await headers.write(headers.delete(key), messages.clear(key))
+        return bool(existed)
 
     async def list_conversations(
         self, scope: Scope | None = None, limit: int | None = 100, offset: int = 0, agent_key: str | None = None
     ) -> list[Conversation]:
-        """Those of that agent, or of all, the last changed first, with their messages."""
+        """Return conversations with their messages, the most recently changed first."""
         if offset is None:
-            raise InvalidArgument("`offset` is a number of at least 0, not None")
-        check_count(limit, "`limit`")
-        check_count(offset, "`offset`")
+            raise InvalidArgument("offset must be an integer of at least 0, got None")
+        check_count(limit, "limit")
+        check_count(offset, "offset")
         headers, messages = self._tables(scope)
         group = None if agent_key is None else group_of(agent_key)
         found = await headers.find(group, descending=True, offset=offset, limit=limit)
-        turns = asyncio.Semaphore(_AT_ONCE)
+        semaphore = asyncio.Semaphore(_CONCURRENT_READS)
 
         async def whole(header: Document) -> Conversation:
-            async with turns:
+            async with semaphore:
                 return await self._whole(header, messages)
 
         return list(await asyncio.gather(*(whole(header) for header in found)))
@@ -107,7 +120,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     async def _whole(self, header: Document, messages: Collection) -> Conversation:
         found = await messages.find(header.key)
         conversation = read_back(header, found)
-        self._held.remember(conversation, LoadedState.of(header, found))
+        self._loaded.remember(conversation, LoadedState.of(header, found))
         return conversation
 
     # -- messages
@@ -115,7 +128,11 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     async def add_message(
         self, conversation_id: UUID, message: ConversationMessage, scope: Scope | None = None
     ) -> None:
-        """Append a message, unless one of its id is there. InvalidArgument: there is no such conversation."""
+        """Append a message, unless the conversation contains one with its id.
+
+        Raises:
+            InvalidArgument: The conversation does not exist.
+        """
         await self.append(conversation_id, [message], scope)
 
     async def append(
@@ -124,11 +141,11 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         headers, table = self._tables(scope)
         key = id_text(conversation_id, "conversation")
         if not isinstance(messages, Iterable):
-            raise InvalidArgument(f"a list of ConversationMessage is appended here, not {brief(messages)}")
+            raise InvalidArgument(f"messages must be a list of ConversationMessage, got {brief(messages)}")
         ops = [table.add(message_entry(key, message)) for message in messages]
         if not ops and await headers.get(key) is None:
             raise no_conversation(conversation_id)
-        ranks = await self._beside(headers, conversation_id, ops) if ops else []
+        ranks = await self._commit_and_touch(headers, conversation_id, ops) if ops else []
         return sum(rank is not None for rank in ranks)
 
     async def get_messages(
@@ -139,14 +156,14 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         before: _dt.datetime | None = None,
     ) -> list[ConversationMessage]:
         table, key = self._tables(scope)[1], id_text(conversation_id, "conversation")
-        check_count(limit, "`limit`")
+        check_count(limit, "limit")
         if limit == 0:
             return []
         if before is None:
             last = await table.find(key, descending=True, limit=limit)
             return [_message(each) for each in reversed(last)]
         if not isinstance(before, _dt.datetime):
-            raise InvalidArgument(f"`before` is a datetime, not {brief(before)}")
+            raise InvalidArgument(f"before must be a datetime, got {brief(before)}")
         found: list[ConversationMessage] = []
         async for page in table.pages(key, descending=True, size=_PAGE):
             found += [each for each in map(_message, page) if moment(each.timestamp) < moment(before)]
@@ -158,9 +175,9 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         self, query: str, scope: Scope | None = None, limit: int | None = 20
     ) -> list[tuple[UUID, ConversationMessage]]:
         table = self._tables(scope)[1]
-        check_count(limit, "`limit`")
+        check_count(limit, "limit")
         if not isinstance(query, str):
-            raise InvalidArgument(f"what is searched for is a string of words, not {brief(query)}")
+            raise InvalidArgument(f"query must be a string, got {brief(query)}")
         return [(UUID(each.group), _message(each)) for each in await table.search(query, limit=limit)]
 
     # -- branches
@@ -173,30 +190,30 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         if switch:
             await self._switch(headers, conversation_id, message.branch_id, add)
         else:
-            await self._beside(headers, conversation_id, [add])
+            await self._commit_and_touch(headers, conversation_id, [add])
 
     async def _activate(self, conversation: Conversation, branch_id: UUID | None, scope: Scope | None) -> None:
         await self._switch(self._tables(scope)[0], conversation.id, branch_id)
 
     async def _switch(self, headers: Collection, conversation_id: UUID, branch_id: UUID | None, *also: Op) -> None:
-        key, now = id_text(conversation_id, "conversation"), instant(headers)
+        key, now = id_text(conversation_id, "conversation"), now_in_microseconds(headers)
 
-        def switched(there: Document | None) -> Entry:
-            if there is None:
+        def switched(stored: Document | None) -> Entry:
+            if stored is None:
                 raise no_conversation(conversation_id)
-            header = model_of(Header, there.text)
+            header = model_of(Header, stored.text)
             header.active_branch_id = branch_id
             return header_entry(key, header, now)
 
         await headers.change(key, switched, *also)
         await self._renew(headers, replace(headers, kind=MESSAGE), key)
 
-    # -- what they share
+    # -- helpers
 
-    async def _beside(self, headers: Collection, conversation_id: UUID, ops: Sequence[Op]) -> list[Any]:
-        """Commit `ops` with the time of the change, which needs the conversation to be there."""
+    async def _commit_and_touch(self, headers: Collection, conversation_id: UUID, ops: Sequence[Op]) -> list[Any]:
+        """Commit `ops`, and set the time of the last change of the conversation. It must exist."""
         key = id_text(conversation_id, "conversation")
-        touch = headers.touch(key, instant(headers))
+        touch = headers.touch(key, now_in_microseconds(headers))
         try:
             results = (await headers.write(*ops, touch))[:-1]
         except DocumentMissing:
@@ -205,17 +222,20 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         return results
 
     async def _renew(self, headers: Collection, messages: Collection, key: str) -> None:
-        """Have the messages of a session last as long as their conversation, though none is written again.
+        """Extend the lifetime of messages in a session to that of their conversation.
 
-        They are looked through once in half of the time that a session is kept.
+        Otherwise messages that are not written again would expire before the conversation. This reads all messages at
+        most once in half of the session's lifetime.
         """
         if headers.ttl is None:
             return
-        due = headers.documents.clock.wall() + headers.ttl / 2
+        renewal_time = headers.documents.clock.wall() + headers.ttl / 2
         first = await messages.find(key, limit=1)
-        if all(each.expires is None or each.expires > due for each in first):
+        if all(each.expires is None or each.expires > renewal_time for each in first):
             return
-        with contextlib.suppress(DocumentMissing):  # one was deleted meanwhile: the next write looks again
+        with contextlib.suppress(
+            DocumentMissing
+        ):  # a message was deleted at the same time: the next write renews the others
             async for page in messages.pages(key):
                 await messages.write(*(messages.touch(each.key, each.rank) for each in page))
 

@@ -1,4 +1,4 @@
-"""Facts, summaries and embeddings as documents, and an index of the vectors in memory."""
+"""Facts, summaries and embeddings as documents, with an index of the vectors in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from .embeddings import MAX_VECTORS, Vectors
 
 
 class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
-    """What was learned. `max_vectors` is how many embeddings a scope may hold."""
+    """Stores facts, summaries and embeddings.
+
+    Args:
+        max_vectors: How many embeddings a scope may have.
+    """
 
     def __init__(self, *place: Any, max_vectors: int = MAX_VECTORS, **options: Any) -> None:
         super().__init__(*place, **options)
@@ -33,11 +37,13 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         check_model(Fact, fact)
         choice(FactType, fact.fact_type, "type of a fact")
         group = stored_key(fact.key, "fact's key")
-        end = None if fact.expires_at is None else seconds_of(fact.expires_at, "expires_at")
+        expires = None if fact.expires_at is None else seconds_of(fact.expires_at, "expires_at")
         key, rank, text = id_text(fact.id, "fact"), seconds_of(fact.created_at, "created_at"), text_of(fact)
-        words = text_in([fact.key, fact.value, fact.source])  # no cycle comes here: the text would hold it for ever
+        words = text_in(
+            [fact.key, fact.value, fact.source]
+        )  # after text_of, which rejects a cyclic value: text_in would not end
         table = self.home.table(scope, "fact")
-        entry = Entry(key, text, group, rank, end, words)
+        entry = Entry(key, text, group, rank, expires, words)
         await table.write(table.put(entry))
 
     async def get_fact(self, fact_id: UUID, scope: Scope | None = None) -> Fact | None:
@@ -45,41 +51,41 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         return None if found is None else model_of(Fact, found.text)
 
     async def get_fact_by_key(self, key: str, scope: Scope | None = None) -> Fact | None:
-        """The newest of that key that has not expired."""
+        """Return the newest fact with this key that has not expired, or None."""
         found = await self.home.table(scope, "fact").find(stored_key(key, "fact's key"), descending=True, limit=1)
         return model_of(Fact, found[0].text) if found else None
 
     async def list_facts(
         self, scope: Scope | None = None, fact_type: FactType | None = None, limit: int = 100
     ) -> list[Fact]:
-        """The newest first."""
+        """Return at most `limit` facts, of one type or of all, the newest first."""
         _check_limit(limit)
-        wanted = None if fact_type is None else choice(FactType, fact_type, "type of a fact")
+        wanted_type = None if fact_type is None else choice(FactType, fact_type, "type of a fact")
         facts: list[Fact] = []
         async for page in self.home.table(scope, "fact").pages(descending=True, size=max(1, min(limit, PAGE))):
-            facts += [fact for fact in _facts(page) if wanted in (None, fact.fact_type)]
+            facts += [fact for fact in _facts(page) if wanted_type in (None, fact.fact_type)]
             if len(facts) >= limit:
                 break
         return facts[:limit]
 
     async def search_facts(self, query: str, scope: Scope | None = None, limit: int = 20) -> list[Fact]:
-        """Facts with all words of `query` in their key, source and texts of their value, best first."""
+        """Return at most `limit` facts that contain all words of `query`, the best match first."""
         _check_limit(limit)
         if not isinstance(query, str):
-            raise InvalidArgument(f"what is searched for is a string of words, not {brief(query)}")
+            raise InvalidArgument(f"query must be a string, got {brief(query)}")
         return list(_facts(await self.home.table(scope, "fact").search(query, limit=limit)))
 
     async def delete_fact(self, fact_id: UUID, scope: Scope | None = None) -> bool:
         table = self.home.table(scope, "fact")
-        [there] = await table.write(table.delete(id_text(fact_id, "fact")))
-        return bool(there)
+        [stored] = await table.write(table.delete(id_text(fact_id, "fact")))
+        return bool(stored)
 
-    # -- summaries, each with a document per conversation that leads to it
+    # -- summaries. Each has a `summary_link` document for each of its conversations
 
     async def save_summary(self, summary: Summary, scope: Scope | None = None) -> None:
         check_model(Summary, summary)
         if not isinstance(summary.conversation_ids, list | tuple):
-            raise InvalidArgument(f"conversation_ids is a list, not {brief(summary.conversation_ids)}")
+            raise InvalidArgument(f"conversation_ids must be a list, got {brief(summary.conversation_ids)}")
         for each in (summary.conversation_id, *summary.conversation_ids):
             check_link(each, "a conversation of a summary")
         table, links = self.home.table(scope, "summary"), self.home.table(scope, "summary_link")
@@ -87,9 +93,9 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         entry = Entry(key, text_of(summary), rank=rank)
 
         async def attempt() -> None:
-            there = await table.get(key)
-            ops = [table.put(entry, 0 if there is None else there.version), *_unlink(links, there)]
-            ops += [links.put(Entry(f"{each}/{key}", key, each, rank)) for each in _conversations(summary)]
+            stored = await table.get(key)
+            ops = [table.put(entry, 0 if stored is None else stored.version), *_unlink(links, stored)]
+            ops += [links.put(Entry(f"{each}/{key}", key, each, rank)) for each in _conversation_ids(summary)]
             await table.write(*ops)
 
         await retry_conflicts(f"summary {key}", attempt)
@@ -99,7 +105,7 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         return None if found is None else model_of(Summary, found.text)
 
     async def get_summaries_for_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> list[Summary]:
-        """Those with it as their conversation or one of them, the newest first."""
+        """Return the summaries whose `conversation_id` or `conversation_ids` contain it, the newest first."""
         links = self.home.table(scope, "summary_link")
         keys = [each.text for each in await links.find(id_text(conversation_id, "conversation"), descending=True)]
         found = await self.home.table(scope, "summary").many(keys)
@@ -107,9 +113,9 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
 
     async def delete_summary(self, summary_id: UUID, scope: Scope | None = None) -> bool:
         table, links = self.home.table(scope, "summary"), self.home.table(scope, "summary_link")
-        there = await table.get(id_text(summary_id, "summary"))
-        answers = await table.write(table.delete(id_text(summary_id, "summary")), *_unlink(links, there))
-        return bool(answers[0])
+        stored = await table.get(id_text(summary_id, "summary"))
+        results = await table.write(table.delete(id_text(summary_id, "summary")), *_unlink(links, stored))
+        return bool(results[0])
 
     # -- embeddings
 
@@ -120,10 +126,12 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         return self._vectors[table.space]
 
     async def save_embedding(self, embedding: Embedding, scope: Scope | None = None) -> None:
-        """Keep a text with its vector.
+        """Store a text with its vector.
 
-        InvalidArgument: the vector is empty, all zeros, not of `dimensions`, or holds what is no finite number.
-        TooManyVectors: the scope holds `max_vectors` already.
+        Raises:
+            InvalidArgument: The vector is empty, has only zeros, does not have the length `dimensions`, or has a
+                component that is not a finite number.
+            TooManyVectors: The scope has `max_vectors` embeddings already.
         """
         await self._embeddings(scope).save(embedding)
 
@@ -149,18 +157,18 @@ def _facts(documents: Iterable[Document]) -> Iterator[Fact]:
     return (model_of(Fact, each.text) for each in documents)
 
 
-def _conversations(summary: Summary) -> list[str]:
-    """The conversations it is of, each once."""
+def _conversation_ids(summary: Summary) -> list[str]:
+    """Return the ids of the conversations of a summary, each once."""
     ids = [summary.conversation_id, *summary.conversation_ids]
     return list(dict.fromkeys(str(each) for each in ids if each is not None))
 
 
-def _unlink(links: Collection, there: Document | None) -> list[Op]:
-    if there is None:
+def _unlink(links: Collection, stored: Document | None) -> list[Op]:
+    if stored is None:
         return []
-    return [links.delete(f"{each}/{there.key}") for each in _conversations(model_of(Summary, there.text))]
+    return [links.delete(f"{each}/{stored.key}") for each in _conversation_ids(model_of(Summary, stored.text))]
 
 
 def _check_limit(limit: object) -> None:
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-        raise InvalidArgument(f"limit is a number of at least 0, not {brief(limit)}")
+        raise InvalidArgument(f"limit must be an integer of at least 0, got {brief(limit)}")

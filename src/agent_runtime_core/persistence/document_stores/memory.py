@@ -1,4 +1,4 @@
-"""What an agent remembers, as one document to each key."""
+"""The memory of agents as documents, one for each key."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .base import MEMORY, DocumentBackedStore
 
 
 class StoredMemory(DocumentBackedStore, MemoryStore):
+    """Stores values by key. A value is encoded as JSON text."""
+
     async def get(self, key: str, scope: Scope | None = None) -> Any | None:
         found = await self.home.table(scope, MEMORY).get(stored_key(key))
         return None if found is None else decode(found.text)
@@ -24,24 +26,24 @@ class StoredMemory(DocumentBackedStore, MemoryStore):
         await table.write(table.put(_entry(stored_key(key), value)))
 
     async def change(self, key: str, fn: Callable[[Any | None], Any], scope: Scope | None = None) -> Any:
-        at, made = stored_key(key), None
+        document_key, new_value = stored_key(key), None
 
-        def changed(there: Document | None) -> Entry:
-            nonlocal made
-            made = fn(None if there is None else decode(there.text))
-            return _entry(at, made)
+        def changed(stored: Document | None) -> Entry:
+            nonlocal new_value
+            new_value = fn(None if stored is None else decode(stored.text))
+            return _entry(document_key, new_value)
 
-        await self.home.table(scope, MEMORY).change(at, changed)
-        return made
+        await self.home.table(scope, MEMORY).change(document_key, changed)
+        return new_value
 
     async def delete(self, key: str, scope: Scope | None = None) -> bool:
         table = self.home.table(scope, MEMORY)
-        [was_there] = await table.write(table.delete(stored_key(key)))
-        return bool(was_there)
+        [existed] = await table.write(table.delete(stored_key(key)))
+        return bool(existed)
 
     async def list_keys(self, scope: Scope | None = None, prefix: str | None = None) -> list[str]:
         if not isinstance(prefix, str | None):
-            raise InvalidArgument(f"a prefix is a string, not {brief(prefix)}")
+            raise InvalidArgument(f"prefix must be a string or None, got {brief(prefix)}")
         found = await self.home.table(scope, MEMORY).find(prefix=escaped(prefix or ""))
         return sorted(original(each.key) for each in found)
 

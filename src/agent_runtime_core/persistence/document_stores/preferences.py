@@ -1,4 +1,4 @@
-"""Preferences, as one document to each key."""
+"""Preferences as documents, one for each key."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from .base import PREFERENCE, DocumentBackedStore
 
 
 class StoredPreferences(DocumentBackedStore, PreferencesStore):
+    """Stores preferences by key. A value is encoded as JSON text."""
+
     async def get(self, key: str, scope: Scope | None = None) -> Any | None:
         found = await self._table(scope).get(stored_key(key))
         return None if found is None else decode(found.text)
@@ -23,8 +25,8 @@ class StoredPreferences(DocumentBackedStore, PreferencesStore):
 
     async def delete(self, key: str, scope: Scope | None = None) -> bool:
         table = self._table(scope)
-        [was_there] = await table.write(table.delete(stored_key(key)))
-        return bool(was_there)
+        [existed] = await table.write(table.delete(stored_key(key)))
+        return bool(existed)
 
     async def get_all(self, scope: Scope | None = None) -> dict[str, Any]:
         found = await self._table(scope).find()

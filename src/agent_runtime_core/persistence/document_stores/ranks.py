@@ -1,4 +1,4 @@
-"""Ranks that put documents into the order in which somebody wants them, leaving most of them where they are."""
+"""Assign ranks so that documents get a wanted order, and most of them keep the rank they have."""
 
 from __future__ import annotations
 
@@ -6,40 +6,44 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 
-def ranks_for(keys: Sequence[str], known: Mapping[str, float]) -> dict[str, float | None]:
-    """A rank for each key, growing in their order; `known` are those they have.
+def ranks_for(keys: Sequence[str], present: Mapping[str, float]) -> dict[str, float | None]:
+    """Return an ascending rank for each key, in the order of `keys`.
 
-    New ones at the end have None: they go behind all there are.
+    New keys at the end get None: the store assigns a rank after all others.
+
+    Args:
+        keys: The keys in the wanted order.
+        present: The ranks that documents have now.
     """
-    old = [key for key in keys if key in known]
-    if not old:
+    ranked = [key for key in keys if key in present]
+    if not ranked:
         return dict.fromkeys(keys)
-    body = keys[: keys.index(old[-1]) + 1]
-    held = dict(zip(old, sorted(known[key] for key in old), strict=True))
-    ranks = _between(body, held)
+    span = keys[: keys.index(ranked[-1]) + 1]
+    assigned = dict(zip(ranked, sorted(present[key] for key in ranked), strict=True))
+    ranks = _interpolated(span, assigned)
     if any(after <= before for before, after in pairwise(ranks)):
-        ranks = _spread(len(body), min(held.values()), max(held.values()))
-    return {**dict.fromkeys(keys), **dict(zip(body, ranks, strict=True))}
+        ranks = _spread(len(span), min(assigned.values()), max(assigned.values()))
+    return {**dict.fromkeys(keys), **dict(zip(span, ranks, strict=True))}
 
 
-def _between(body: Sequence[str], held: Mapping[str, float]) -> list[float]:
-    """New ones lie evenly between their neighbours; those before the first, a whole step apart."""
+def _interpolated(span: Sequence[str], assigned: Mapping[str, float]) -> list[float]:
+    """Space new ranks evenly between their neighbors. Those before the first one are 1 apart."""
     ranks: list[float] = []
-    new = 0
-    for key in body:
-        if key not in held:
-            new += 1
+    pending = 0
+    for key in span:
+        if key not in assigned:
+            pending += 1
             continue
-        end = held[key]
-        start = ranks[-1] if ranks else end - new - 1
-        ranks += [start + (end - start) * n / (new + 1) for n in range(1, new + 1)]
+        end = assigned[key]
+        start = ranks[-1] if ranks else end - pending - 1
+        ranks += [start + (end - start) * n / (pending + 1) for n in range(1, pending + 1)]
         ranks.append(end)
-        new = 0
+        pending = 0
     return ranks
 
 
 def _spread(count: int, low: float, high: float) -> list[float]:
-    """Evenly from one to the other, where there is room no longer."""
+    """Space all ranks evenly from `low` to `high`, if no number is left between two neighbors."""
     step = (high - low) / max(count - 1, 1)
     if low + step <= low or high - step >= high:
         step = 1.0

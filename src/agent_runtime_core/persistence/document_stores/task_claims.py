@@ -1,4 +1,4 @@
-"""Which tasks of a scope are ready, and which worker holds which task."""
+"""The claims of workers on the tasks of one scope."""
 
 from __future__ import annotations
 
@@ -21,49 +21,51 @@ from .task_validation import settled
 
 
 class TaskClaims:
-    """Claims on the tasks of one scope. Each change of a task compares and sets its document."""
+    """Claims on the tasks of one scope. Each change of a task is a compare-and-set of its document."""
 
     def __init__(self, collection: TaskCollection, clock: Clock) -> None:
         self.collection: TaskCollection = collection
         self._clock = clock
         self._index = TrackedIndex(collection.tasks, collection.log, ReadyTasks)
-        self._claiming: set[str] = set()  # tasks that another coroutine of this process tries to claim
+        self._claiming: set[str] = set()  # tasks that another coroutine of this process is claiming
 
     async def ready(self, group: str | None) -> Iterator[Document]:
-        """Return the ready tasks of a list, or of all lists, in the order in which they are claimed."""
+        """Return the ready tasks of a list, or of all lists, in the order in which workers claim them."""
         return (await self._index.current()).ready(group, self._clock.wall())
 
     async def claim(self, worker: str, group: str | None, lease_seconds: float | None) -> Task | None:
+        """Claim the first ready task of a list, or of all lists. None: no task is ready."""
         if not isinstance(worker, str) or not worker:
-            raise InvalidArgument(f"a worker has a name, not {brief(worker)}")
-        self.lease_end(lease_seconds)  # checked before anything is read
-        lost: Document | None = None
+            raise InvalidArgument(f"worker must be a non-empty string, got {brief(worker)}")
+        self.lease_end(lease_seconds)  # an invalid value must raise even if no task is ready
+        conflicting: Document | None = None
         while True:
             index = await self._index.current()
             ready = index.ready(group, self._clock.wall())
-            there = next((each for each in ready if each.key not in self._claiming), None)
-            if there is None:
+            stored = next((each for each in ready if each.key not in self._claiming), None)
+            if stored is None:
                 return None
-            if there is lost:  # It has expired: the log of changes does not say so.
-                await self._index.read(index, {there.key})
+            if stored is conflicting:  # it has expired, which the change log does not contain
+                await self._index.read(index, {stored.key})
                 continue
-            self._claiming.add(there.key)
+            self._claiming.add(stored.key)
             try:
-                return await self._claim(there, worker, lease_seconds)
+                return await self._claim(stored, worker, lease_seconds)
             except VersionConflict:
-                lost = there  # to another process, whose change is in the log
+                conflicting = stored  # another process changed it, and the change log contains that
             finally:
-                self._claiming.discard(there.key)
+                self._claiming.discard(stored.key)
 
-    async def _claim(self, there: Document, worker: str, lease_seconds: float | None) -> Task:
-        task = settled(model_of(Task, there.text), {"state": TaskState.IN_PROGRESS}, self._clock.wall())
+    async def _claim(self, stored: Document, worker: str, lease_seconds: float | None) -> Task:
+        task = settled(model_of(Task, stored.text), {"state": TaskState.IN_PROGRESS}, self._clock.wall())
         task.attempts += 1
         task.claimed_by, task.claimed_until = worker, self.lease_end(lease_seconds)
-        entry = replaced(there, task)
-        await self.collection.write(Change([(entry, there)]))
+        entry = replaced(stored, task)
+        await self.collection.write(Change([(entry, stored)]))
         return self.collection.task_of(entry.text)
 
     def lease_end(self, seconds: float | None) -> _dt.datetime | None:
+        """Return the time at which a claim of so many seconds expires. None: it does not expire."""
         if seconds is None:
             return None
         if not (is_number(seconds) and 0 < seconds < TOO_LATE):
@@ -71,32 +73,37 @@ class TaskClaims:
         return aware(self._clock.wall() + seconds)
 
     async def change(self, claim: Task | UUID, worker: str | None, fields: Mapping[str, Any]) -> Task:
-        """Set fields of a task that the worker holds. TaskNotHeld: it does not hold the task."""
+        """Set fields of a task that the worker has claimed.
 
-        def changed(there: Document) -> Entry:
-            task, now = model_of(Task, there.text), self._clock.wall()
-            _refuse_others(task, claim, worker, now)
-            return replaced(there, settled(task, fields, now))
+        Raises:
+            TaskNotHeld: The worker no longer has this claim.
+        """
+
+        def changed(stored: Document) -> Entry:
+            task, now = model_of(Task, stored.text), self._clock.wall()
+            _check_claim(task, claim, worker, now)
+            return replaced(stored, settled(task, fields, now))
 
         return await self.collection.change(id_text(claim.id if isinstance(claim, Task) else claim, "task"), changed)
 
 
-def replaced(there: Document, task: Task) -> Entry:
-    """The task in the place of its document, in the same list and at the same position."""
-    return Entry(there.key, text_of(task), there.group, there.rank)
+def replaced(stored: Document, task: Task) -> Entry:
+    """Return the new document of a task, in the same list and with the same rank."""
+    return Entry(stored.key, text_of(task), stored.group, stored.rank)
 
 
-def _refuse_others(task: Task, claim: Task | UUID, worker: str | None, now: float) -> None:
+def _check_claim(task: Task, claim: Task | UUID, worker: str | None, now: float) -> None:
     attempt = claim.attempts if isinstance(claim, Task) else task.attempts
-    who = claim.claimed_by if worker is None and isinstance(claim, Task) else worker
-    over = task.claimed_until is not None and moment(task.claimed_until) <= now
-    held = task.state is TaskState.IN_PROGRESS and task.claimed_by == who and task.attempts == attempt
-    if who is None or not held or over:
-        state = f"it is {task.state.value}"
-        if held:
-            state = "its time was over, and it is ready for others"
+    claimant = claim.claimed_by if worker is None and isinstance(claim, Task) else worker
+    expired = task.claimed_until is not None and moment(task.claimed_until) <= now
+    is_owner = task.state is TaskState.IN_PROGRESS and task.claimed_by == claimant and task.attempts == attempt
+    if claimant is None or not is_owner or expired:
+        reason = f"it is {task.state.value}"
+        if is_owner:
+            reason = "the claim has expired, so other workers can claim the task"
         elif task.claimed_by is not None:
-            state = f"{task.claimed_by!r} has it, at attempt {task.attempts}"
+            reason = f"{task.claimed_by!r} has claimed it, with attempt {task.attempts}"
         raise TaskNotHeld(
-            f"worker {brief(who)} does not have task {brief(task.name)} ({task.id}): {state}; nothing was written"
+            f"worker {brief(claimant)} has no claim on task {brief(task.name)} ({task.id}): {reason}; "
+            "nothing was written"
         )

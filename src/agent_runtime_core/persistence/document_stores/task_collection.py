@@ -12,7 +12,7 @@ from ...errors import InvalidArgument
 from ..documents.base import Collection, Document, Entry, retry_conflicts
 from ..model_codec import model_of, text_of
 from ..models import Task, new_id
-from ..task_order import circle
+from ..task_order import find_cycle
 from .change_log import ChangeLog
 from .three_way_merge import IdentityMap, three_way_merge
 
@@ -27,40 +27,44 @@ class Change:
 
 
 class TaskCollection:
-    """Reads and writes the task lists of one scope, and keeps their dependencies free of circles."""
+    """Reads and writes the task lists of one scope, and rejects cycles of dependencies."""
 
     def __init__(self, lists: Collection, tasks: Collection) -> None:
         self.lists: Collection = lists
         self.tasks: Collection = tasks
-        #: The text of each task object as it was read or saved last; of each list also the keys of its tasks.
+        #: The text of each task object as it was last read or saved. For a list also the keys of its tasks.
         self.read_tasks: IdentityMap[str] = IdentityMap()
         self.read_lists: IdentityMap[tuple[str, frozenset[str]]] = IdentityMap()
         self.log: ChangeLog = ChangeLog(tasks)
         self._graph = replace(tasks, kind="task_graph")
 
     def task_of(self, text: str) -> Task:
-        """Return the task of a stored text, and remember what it was read with."""
+        """Decode a stored task, and remember the state in which it was read."""
         task = model_of(Task, text)
         self.read_tasks.remember(task, text_of(task))
         return task
 
-    def merged(self, task: Task, text: str, there: Document | None) -> str:
-        """Return the stored text with what the caller changed in the task since it was read; `text` is all of it."""
-        return three_way_merge(text, self.read_tasks.of(task), there and there.text)
+    def merged(self, task: Task, text: str, stored: Document | None) -> str:
+        """Return the stored text with the fields that the caller changed since the task was read.
+
+        `text` is the task as the caller has it.
+        """
+        return three_way_merge(text, self.read_tasks.of(task), stored and stored.text)
 
     async def write(self, change: Change) -> list[Any]:
         """Commit a change as a whole, and return the results of its operations.
 
         Raises:
-            Changed: A replaced document has another version by now.
-            InvalidArgument: Dependencies would form a circle.
+            VersionConflict: A replaced document has another version now.
+            InvalidArgument: Dependencies would form a cycle.
         """
-        ops = [self.tasks.put(entry, 0 if there is None else there.version) for entry, there in change.puts]
+        ops = [self.tasks.put(entry, 0 if stored is None else stored.version) for entry, stored in change.puts]
         ops += [*map(self.tasks.delete, change.drops), *change.more]
-        if any(_adds_dependencies(entry, there) for entry, there in change.puts):
-            # Two commits could each add half of a circle. So all that add a dependency replace one document.
+        if any(_adds_dependencies(entry, stored) for entry, stored in change.puts):
+            # Two concurrent commits could each add one half of a cycle. So commits that add dependencies replace one
+            # common document, and one of the two conflicts.
             graph = await self._graph.get("edges")
-            await self._refuse_circles(change)
+            await self._reject_cycles(change)
             ops.append(self._graph.put(Entry("edges", f'"{new_id().hex}"'), 0 if graph is None else graph.version))
         results = await self.tasks.write(
             *ops, *self.log.note([*(entry.key for entry, _ in change.puts), *change.drops])
@@ -72,48 +76,54 @@ class TaskCollection:
         """Delete a list and its tasks, and return whether the list existed."""
         found = False
         while True:
-            there = await self.tasks.find(group)
-            if found and (not there or await self.lists.get(group) is not None):
-                return True  # the tasks that are there now were saved after the deletion
-            results = await self.write(Change(drops=[each.key for each in there], more=[self.lists.delete(group)]))
-            if not (found or results[len(there)]):
+            stored = await self.tasks.find(group)
+            if found and (not stored or await self.lists.get(group) is not None):
+                return True  # the present tasks were saved after the deletion
+            results = await self.write(Change(drops=[each.key for each in stored], more=[self.lists.delete(group)]))
+            if not (found or results[len(stored)]):
                 return False
             found = True
 
-    async def _refuse_circles(self, change: Change) -> None:
+    async def _reject_cycles(self, change: Change) -> None:
         known = {entry.key: model_of(Task, entry.text) for entry, _ in change.puts}
         starts = tuple(known)
         absent = set(change.drops)
-        frontier = list(known.values())
-        while wanted := {str(each) for task in frontier for each in task.dependencies} - known.keys() - absent:
-            frontier = [model_of(Task, each.text) for each in await self.tasks.many(sorted(wanted))]
-            known.update((str(task.id), task) for task in frontier)
+        unvisited = list(known.values())
+        while wanted := {str(each) for task in unvisited for each in task.dependencies} - known.keys() - absent:
+            unvisited = [model_of(Task, each.text) for each in await self.tasks.many(sorted(wanted))]
+            known.update((str(task.id), task) for task in unvisited)
             absent |= wanted - known.keys()
 
         def dependencies(key: str) -> Sequence[str]:
             return [str(each) for each in known[key].dependencies] if key in known else ()
 
-        if found := circle(starts, dependencies):
+        if found := find_cycle(starts, dependencies):
             names = " -> ".join(known[key].name for key in [*found, found[0]])
-            raise InvalidArgument(f"tasks would wait for each other in a circle: {names}; leave one out")
+            raise InvalidArgument(f"task dependencies must not form a cycle, got {names}. Remove one of them.")
 
     async def change(self, key: str, decide: Callable[[Document], Entry]) -> Task:
-        """Replace a task by what `decide` makes of its document, and return it. InvalidArgument: there is none."""
+        """Replace a task by the document that `decide` returns for the stored one, and return it.
+
+        `decide` is called again after a conflict, so it must have no side effects.
+
+        Raises:
+            InvalidArgument: The task does not exist.
+        """
 
         async def attempt() -> Task:
-            there = await self.tasks.get(key)
-            if there is None:
-                raise InvalidArgument(f"there is no task {key} here")
-            entry = decide(there)
-            await self.write(Change([(entry, there)]))
+            stored = await self.tasks.get(key)
+            if stored is None:
+                raise InvalidArgument(f"task {key} not found in this scope")
+            entry = decide(stored)
+            await self.write(Change([(entry, stored)]))
             return self.task_of(entry.text)
 
         return await retry_conflicts(f"task {key}", attempt)
 
 
-def _adds_dependencies(entry: Entry, there: Document | None) -> bool:
+def _adds_dependencies(entry: Entry, stored: Document | None) -> bool:
     def dependencies(text: str) -> set[UUID]:
         return set(model_of(Task, text).dependencies)
 
     new = dependencies(entry.text)
-    return bool(new) and (there is None or not new <= dependencies(there.text))
+    return bool(new) and (stored is None or not new <= dependencies(stored.text))

@@ -1,4 +1,4 @@
-"""What a task may hold, and what else changes with its state."""
+"""Validate tasks, and set the fields that depend on the state of a task."""
 
 from __future__ import annotations
 
@@ -14,40 +14,50 @@ from ...errors import InvalidArgument, brief
 from ..models import Task, TaskList, TaskState
 from .arguments import choice
 
-_KINDS: dict[str, type] = {"dependencies": list, "metadata": dict, "checkpoint_data": dict, "attempts": int}
+_FIELD_TYPES: dict[str, type] = {"dependencies": list, "metadata": dict, "checkpoint_data": dict, "attempts": int}
 
 
 def check_list(task_list: TaskList) -> TaskList:
-    """The list, without its tasks, as it may be stored; InvalidArgument names what it may not hold."""
+    """Check a list, except its tasks, and return it.
+
+    Raises:
+        InvalidArgument: A field is not valid.
+    """
     if not isinstance(task_list.name, str):
-        raise InvalidArgument(f"the name of a task list is text, not {brief(task_list.name)}")
+        raise InvalidArgument(f"the name of a task list must be a string, got {brief(task_list.name)}")
     if not isinstance(task_list.tasks, list | tuple):
-        raise InvalidArgument(f"the tasks of list {brief(task_list.name)} are a list, not {brief(task_list.tasks)}")
+        raise InvalidArgument(
+            f"the tasks of task list {brief(task_list.name)} must be a list, got {brief(task_list.tasks)}"
+        )
     _check_times(task_list, ("created_at", "updated_at"), f"task list {brief(task_list.name)}")
     return task_list
 
 
 def check_task(task: Task) -> Task:
-    """The task as it may be stored; InvalidArgument names what it may not hold."""
+    """Check a task, and return it.
+
+    Raises:
+        InvalidArgument: A field is not valid.
+    """
     if not isinstance(task, Task):
-        raise InvalidArgument(f"a list holds tasks, not {brief(task)}")
+        raise InvalidArgument(f"a task must be a Task, got {brief(task)}")
     what = f"task {brief(task.name)}"
     if not isinstance(task.name, str):
-        raise InvalidArgument(f"the name of a task is text, not {brief(task.name)}")
+        raise InvalidArgument(f"the name of a task must be a string, got {brief(task.name)}")
     choice(TaskState, task.state, "state of a task")
-    for name, kind in _KINDS.items():
-        if not isinstance(getattr(task, name), kind):
-            raise InvalidArgument(f"{what}: its {name} is a {kind.__name__}, not {brief(getattr(task, name))}")
+    for name, field_type in _FIELD_TYPES.items():
+        if not isinstance(getattr(task, name), field_type):
+            raise InvalidArgument(f"{what}: {name} must be a {field_type.__name__}, got {brief(getattr(task, name))}")
     for each in (task.id, *task.dependencies):
         if not isinstance(each, UUID):
-            raise InvalidArgument(f"{what}: tasks are named by their UUID, not by {brief(each)}")
+            raise InvalidArgument(f"{what}: its id and its dependencies must be UUIDs, got {brief(each)}")
     if not is_number(task.priority) or math.isnan(task.priority):
-        raise InvalidArgument(f"{what}: its priority is a number, not {brief(task.priority)}")
+        raise InvalidArgument(f"{what}: priority must be a number, got {brief(task.priority)}")
     _check_times(task, ("created_at", "updated_at"), what)
-    given = (
+    set_times = (
         name for name in ("due_at", "completed_at", "checkpoint_at", "claimed_until") if getattr(task, name) is not None
     )
-    _check_times(task, given, what)
+    _check_times(task, set_times, what)
     return task
 
 
@@ -55,17 +65,20 @@ def _check_times(model: Any, names: Iterable[str], what: str) -> None:
     for name in names:
         when = getattr(model, name)
         if not isinstance(when, _dt.datetime):
-            raise InvalidArgument(f"{what}: its {name} is a datetime, not {brief(when)}")
+            raise InvalidArgument(f"{what}: {name} must be a datetime, got {brief(when)}")
 
 
 def now_like(wall: float, when: _dt.datetime) -> _dt.datetime:
-    """That moment as the other time tells it: naive, or in its zone."""
+    """Return a time in the time zone of `when`, or naive if `when` is naive."""
     now = aware(wall)
     return now.replace(tzinfo=None) if when.tzinfo is None else now.astimezone(when.tzinfo)
 
 
 def settled(task: Task, fields: Mapping[str, Any], now: float) -> Task:
-    """The task with these fields, its claim and the time of its completion as its state then says."""
+    """Set fields of a task, and return it.
+
+    A change of the state also sets `completed_at`, and clears the claim of a task that is no longer in progress.
+    """
     for name, value in fields.items():
         setattr(task, name, choice(TaskState, value, "state of a task") if name == "state" else value)
     if "updated_at" not in fields:

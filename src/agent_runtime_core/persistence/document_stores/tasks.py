@@ -23,13 +23,16 @@ from .task_collection import Change, TaskCollection
 from .task_validation import check_list, check_task, now_like, settled
 from .three_way_merge import three_way_merge
 
-# Part of every store ever written: with another value tasks saved alone would go into new lists.
-_LISTS = UUID("6d0f1c4e-2b7a-5d93-8a51-94e3c7b2f06d")
+# Existing stores contain ids derived from it. With another value, a task saved alone would go into a new list.
+_DEFAULT_LISTS = UUID("6d0f1c4e-2b7a-5d93-8a51-94e3c7b2f06d")
 _TASKS = frozenset({"tasks"})
 
 
 class StoredTasks(DocumentBackedStore, TaskStore):
-    """Lists of tasks. A task that is saved alone goes into the list of its conversation, or into the inbox."""
+    """Stores lists of tasks.
+
+    A task that is saved without a list is stored in the list of its conversation, or without one in the list "Inbox".
+    """
 
     def __init__(self, *place: Any, **options: Any) -> None:
         super().__init__(*place, **options)
@@ -46,123 +49,145 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         return self._claims_of(scope).collection
 
     async def save(self, task_list: TaskList | Task, scope: Scope | None = None) -> None:
-        """Store a list, or a task alone, and set its `updated_at`.
+        """Store a list, or one task, and set its `updated_at`.
 
-        Of what was read from this store only what was changed since then is written: what others did meanwhile stays.
-        A list built by hand is written as it is, and deletes nothing. InvalidArgument: tasks would wait for each other.
+        Of an object that was read from this store, only what the caller changed since then is written. Changes of
+        other writers are kept. A list that the application created is written as it is, and deletes no task.
+
+        Raises:
+            InvalidArgument: A field is not valid, or dependencies would form a cycle.
         """
         if not isinstance(task_list, TaskList | Task):
-            raise InvalidArgument(f"a TaskList or a Task is saved here, not {brief(task_list)}")
+            raise InvalidArgument(f"task_list must be a TaskList or a Task, got {brief(task_list)}")
         collection = self._collection(scope)
         if isinstance(task_list, Task):
-            await self._saved(check_task(task_list), partial(self._save_one, collection, task_list))
+            await self._save_with_time(check_task(task_list), partial(self._save_one, collection, task_list))
         else:
-            await self._saved(check_list(task_list), partial(self._save_all, collection, task_list))
+            await self._save_with_time(check_list(task_list), partial(self._save_all, collection, task_list))
 
     async def save_task(self, task_list: TaskList, task: Task, scope: Scope | None = None) -> None:
         save = partial(self._save_one, self._collection(scope), task, check_list(task_list))
-        await self._saved(check_task(task), save)
+        await self._save_with_time(check_task(task), save)
 
-    async def _saved(self, what: TaskList | Task, save: Callable[[], Awaitable[None]]) -> None:
-        before = what.updated_at
-        what.updated_at = now_like(self.clock.wall(), before)
+    async def _save_with_time(self, model: TaskList | Task, save: Callable[[], Awaitable[None]]) -> None:
+        before = model.updated_at
+        model.updated_at = now_like(self.clock.wall(), before)
         try:
-            await retry_conflicts(brief(what.name), save)
+            await retry_conflicts(brief(model.name), save)
         except BaseException:
-            what.updated_at = before
+            model.updated_at = before
             raise
 
     async def _save_all(self, collection: TaskCollection, task_list: TaskList) -> None:
-        mine = {str(check_task(task).id): task for task in task_list.tasks}
-        if len(mine) != len(task_list.tasks):
-            raise InvalidArgument(f"a task stands twice in the list {brief(task_list.name)}")
-        texts = {key: _text(task) for key, task in mine.items()}
+        tasks = {str(check_task(task).id): task for task in task_list.tasks}
+        if len(tasks) != len(task_list.tasks):
+            raise InvalidArgument(f"task ids of list {brief(task_list.name)} must be unique, got one twice")
+        texts = {key: _text(task) for key, task in tasks.items()}
         key = id_text(task_list.id, "task list")
         header = await collection.lists.get(key)
-        base, read = collection.read_lists.of(task_list) or (None, frozenset())
-        change = await self._parts(collection, key, mine, texts, read if header is not None else frozenset())
+        base, read_keys = collection.read_lists.of(task_list) or (None, frozenset())
+        change = await self._changed_tasks(
+            collection, key, tasks, texts, read_keys if header is not None else frozenset()
+        )
         text = text_of(task_list, leave_out=_TASKS)
-        whole = three_way_merge(text, base, header and header.text)
-        change.more = [collection.lists.put(_header(task_list, whole), 0 if header is None else header.version)]
+        merged = three_way_merge(text, base, header and header.text)
+        change.more = [collection.lists.put(_header(task_list, merged), 0 if header is None else header.version)]
         await collection.write(change)
-        collection.read_lists.remember(task_list, (text, frozenset(mine)))
-        for key, task in mine.items():
+        collection.read_lists.remember(task_list, (text, frozenset(tasks)))
+        for key, task in tasks.items():
             collection.read_tasks.remember(task, texts[key])
 
-    async def _parts(
+    async def _changed_tasks(
         self,
         collection: TaskCollection,
         group: str,
-        mine: Mapping[str, Task],
+        tasks: Mapping[str, Task],
         texts: Mapping[str, str],
-        read: frozenset[str],
+        read_keys: frozenset[str],
     ) -> Change:
-        """What is to be written of the tasks of a list of which those in `read` were read."""
-        there = {each.key: each for each in await collection.tasks.find(group)}
-        drops = [key for key in there if key in read and key not in mine]
-        there = {key: each for key, each in there.items() if key not in drops}
-        elsewhere = {each.key: each for each in await collection.tasks.many([key for key in mine if key not in there])}
-        known = there | elsewhere
-        # What others deleted, and the holder of this list left alone, stays deleted.
-        kept = [
-            key for key in mine if key in known or key not in read or collection.read_tasks.of(mine[key]) != texts[key]
+        """Return which tasks of a list to put and to delete.
+
+        Args:
+            collection: The lists and tasks.
+            group: The key of the list.
+            tasks: The tasks of the list object, by key.
+            texts: The same tasks as JSON.
+            read_keys: The tasks that the list object had when it was read.
+        """
+        stored = {each.key: each for each in await collection.tasks.find(group)}
+        drops = [key for key in stored if key in read_keys and key not in tasks]
+        stored = {key: each for key, each in stored.items() if key not in drops}
+        in_other_lists = {
+            each.key: each for each in await collection.tasks.many([key for key in tasks if key not in stored])
+        }
+        present = stored | in_other_lists
+        # A task that another writer deleted stays deleted, unless the caller changed it.
+        written = [
+            key
+            for key in tasks
+            if key in present or key not in read_keys or collection.read_tasks.of(tasks[key]) != texts[key]
         ]
         change = Change(drops=drops)
-        for key, rank in ranks_for(kept, {key: each.rank for key, each in there.items()}).items():
-            old = known.get(key)
-            _put(change, key, collection.merged(mine[key], texts[key], old), group, rank, old)
+        for key, rank in ranks_for(written, {key: each.rank for key, each in stored.items()}).items():
+            document = present.get(key)
+            _put_if_changed(change, key, collection.merged(tasks[key], texts[key], document), group, rank, document)
         return change
 
     async def _save_one(self, collection: TaskCollection, task: Task, task_list: TaskList | None = None) -> None:
         text, key = _text(task), str(task.id)
-        there = await collection.tasks.get(key)
+        stored = await collection.tasks.get(key)
         change = Change()
         if task_list is not None:
-            group = await self._in_list(collection, task_list, change)
+            group = await self._existing_or_new_list(collection, task_list, change)
         else:
-            group = there.group if there is not None else await self._list_for(collection, task, change)
-        _put(change, key, collection.merged(task, text, there), group, None, there)
+            group = stored.group if stored is not None else await self._default_list(collection, task, change)
+        _put_if_changed(change, key, collection.merged(task, text, stored), group, None, stored)
         await collection.write(change)
         collection.read_tasks.remember(task, text)
 
-    async def _list_for(self, collection: TaskCollection, task: Task, change: Change) -> str:
-        """The list of its conversation or the inbox, to be made by that change where there is none."""
+    async def _default_list(self, collection: TaskCollection, task: Task, change: Change) -> str:
+        """Return the key of the list of a task's conversation, or of the inbox. `change` creates a missing list."""
         conversation = task.conversation_id
-        if conversation is not None and (found := await self._of_conversation(collection, conversation)) is not None:
-            change.more = [collection.lists.touch(found.key, 0.0)]  # refused if it is deleted meanwhile
+        if (
+            conversation is not None
+            and (found := await self._header_of_conversation(collection, conversation)) is not None
+        ):
+            change.more = [collection.lists.touch(found.key, 0.0)]  # conflicts if the list is deleted before the commit
             return found.key
         name = "Inbox" if conversation is None else "Tasks"
-        made = TaskList(id=uuid5(_LISTS, str(conversation or "inbox")), name=name, conversation_id=conversation)
-        made.created_at = made.updated_at = aware(self.clock.wall())
-        change.more = [_made(collection, made)]
-        return str(made.id)
+        new_list = TaskList(
+            id=uuid5(_DEFAULT_LISTS, str(conversation or "inbox")), name=name, conversation_id=conversation
+        )
+        new_list.created_at = new_list.updated_at = aware(self.clock.wall())
+        change.more = [_add_list(collection, new_list)]
+        return str(new_list.id)
 
-    async def _in_list(self, collection: TaskCollection, task_list: TaskList, change: Change) -> str:
+    async def _existing_or_new_list(self, collection: TaskCollection, task_list: TaskList, change: Change) -> str:
         key = id_text(task_list.id, "task list")
-        there = await collection.lists.get(key)
-        change.more = [_made(collection, task_list) if there is None else collection.lists.touch(key, 0.0)]
+        stored = await collection.lists.get(key)
+        change.more = [_add_list(collection, task_list) if stored is None else collection.lists.touch(key, 0.0)]
         return key
 
     async def get(self, task_list_id: UUID, scope: Scope | None = None) -> TaskList | None:
         collection = self._collection(scope)
         header = await collection.lists.get(id_text(task_list_id, "task list"))
-        return None if header is None else await self._list(collection, header)
+        return None if header is None else await self._read_list(collection, header)
 
     async def get_by_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> TaskList | None:
-        """The last saved list of that conversation."""
+        """Return the list of a conversation that was saved last, or None."""
         collection = self._collection(scope)
-        header = await self._of_conversation(collection, conversation_id)
-        return None if header is None else await self._list(collection, header)
+        header = await self._header_of_conversation(collection, conversation_id)
+        return None if header is None else await self._read_list(collection, header)
 
-    async def _of_conversation(self, collection: TaskCollection, conversation_id: UUID) -> Document | None:
+    async def _header_of_conversation(self, collection: TaskCollection, conversation_id: UUID) -> Document | None:
         found = await collection.lists.find(id_text(conversation_id, "conversation"), descending=True, limit=1)
         return found[0] if found else None
 
     async def list_of(self, conversation_id: UUID, scope: Scope | None = None) -> UUID | None:
-        header = await self._of_conversation(self._collection(scope), conversation_id)
+        header = await self._header_of_conversation(self._collection(scope), conversation_id)
         return None if header is None else UUID(header.key)
 
-    async def _list(self, collection: TaskCollection, header: Document) -> TaskList:
+    async def _read_list(self, collection: TaskCollection, header: Document) -> TaskList:
         tasks = [collection.task_of(each.text) for each in await collection.tasks.find(header.key)]
         task_list = model_of(TaskList, header.text, tasks=tasks)
         parts = frozenset(str(task.id) for task in tasks)
@@ -170,6 +195,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         return task_list
 
     async def get_task(self, task_id: UUID, scope: Scope | None = None) -> Task | None:
+        """Return a task of any list, or None if there is none."""
         collection = self._collection(scope)
         found = await collection.tasks.get(id_text(task_id, "task"))
         return None if found is None else collection.task_of(found.text)
@@ -182,13 +208,20 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         return collection.task_of(found.text)
 
     async def delete(self, task_list_id: UUID, scope: Scope | None = None) -> bool:
-        """Delete the list and its tasks; what depends on one of them is blocked."""
+        """Delete a list with its tasks, and return whether it existed.
+
+        A task of another list that depends on one of them is blocked.
+        """
         return await self._collection(scope).delete(id_text(task_list_id, "task list"))
 
     async def update(
         self, task_id: UUID, *, scope: Scope | None = None, task_list_id: UUID | None = None, **fields: Any
     ) -> None:
-        """Change fields of a task by their names. InvalidArgument: there is no such task, list or field."""
+        """Change fields of a task.
+
+        Raises:
+            InvalidArgument: The task or the field does not exist, or the task is not in the list `task_list_id`.
+        """
         check_fields(fields)
         await self._update(task_id, scope, task_list_id, fields)
 
@@ -201,21 +234,21 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         description: str | None = None,
         scope: Scope | None = None,
     ) -> None:
-        given = {"state": state, "name": name, "description": description}
-        fields = {name: value for name, value in given.items() if value is not None}
+        arguments = {"state": state, "name": name, "description": description}
+        fields = {name: value for name, value in arguments.items() if value is not None}
         await self._update(task_id, scope, task_list_id, fields)
 
     async def _update(
         self, task_id: UUID, scope: Scope | None, task_list_id: UUID | None, fields: Mapping[str, Any]
     ) -> None:  # fmt: skip
-        def changed(there: Document) -> Entry:
-            if task_list_id is not None and there.group != id_text(task_list_id, "task list"):
-                raise InvalidArgument(f"there is no task {task_id} in a list {task_list_id} here")
-            return replaced(there, settled(model_of(Task, there.text), fields, self.clock.wall()))
+        def changed(stored: Document) -> Entry:
+            if task_list_id is not None and stored.group != id_text(task_list_id, "task list"):
+                raise InvalidArgument(f"task {task_id} not found in list {task_list_id} of this scope")
+            return replaced(stored, settled(model_of(Task, stored.text), fields, self.clock.wall()))
 
         await self._collection(scope).change(id_text(task_id, "task"), changed)
 
-    # -- workers
+    # -- claims
 
     async def ready(
         self, task_list_id: UUID | None = None, scope: Scope | None = None, limit: int | None = None
@@ -254,8 +287,8 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         self, task: Task | UUID, worker: str | None = None, data: Mapping[str, Any] | None = None, *,
         scope: Scope | None = None,
     ) -> Task:  # fmt: skip
-        more = {} if data is None else self._data(data)
-        return await self._claims_of(scope).change(task, worker, {"state": TaskState.COMPLETE, **more})
+        checkpoint = {} if data is None else self._data(data)
+        return await self._claims_of(scope).change(task, worker, {"state": TaskState.COMPLETE, **checkpoint})
 
     async def fail(
         self, task: Task | UUID, worker: str | None = None, error: object = None, retry: bool = True, *,
@@ -274,7 +307,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
 
     def _data(self, data: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(data, Mapping):
-            raise InvalidArgument(f"the data of a task's checkpoint is a dict, not {brief(data)}")
+            raise InvalidArgument(f"data must be a dict, got {brief(data)}")
         return {"checkpoint_data": dict(data), "checkpoint_at": aware(self.clock.wall())}
 
 
@@ -287,17 +320,19 @@ def _text(task: Task) -> str:
 
 
 def _header(task_list: TaskList, text: str) -> Entry:
-    """`text` is what is stored, in which others may have given the list another conversation."""
+    """Return the document of a list. Its conversation is that of `text`, which another writer may have changed."""
     stored = model_of(TaskList, text)
     return Entry(str(task_list.id), text, str(stored.conversation_id or ""), moment(task_list.updated_at))
 
 
-def _made(collection: TaskCollection, task_list: TaskList) -> Op:
+def _add_list(collection: TaskCollection, task_list: TaskList) -> Op:
     return collection.lists.add(_header(task_list, text_of(task_list, leave_out=_TASKS)))
 
 
-def _put(change: Change, key: str, text: str, group: str, rank: float | None, there: Document | None) -> None:
-    """Have the task written, unless it is there as it should be."""
-    alike = there is not None and there.text == text
-    if there is None or not alike or there.group != group or rank not in (None, there.rank):
-        change.puts.append((Entry(key, text, group, rank), there))
+def _put_if_changed(
+    change: Change, key: str, text: str, group: str, rank: float | None, stored: Document | None
+) -> None:
+    """Add the task to the puts of a change, unless the stored document is the same."""
+    same_text = stored is not None and stored.text == text
+    if stored is None or not same_text or stored.group != group or rank not in (None, stored.rank):
+        change.puts.append((Entry(key, text, group, rank), stored))

@@ -1,4 +1,4 @@
-"""Save only what the caller changed: what an object was read with, and how its changes are put into what is stored."""
+"""Merge the changes of a caller into a stored document, so that changes of other writers are kept."""
 
 from __future__ import annotations
 
@@ -10,25 +10,33 @@ T = TypeVar("T")
 
 
 class IdentityMap(Generic[T]):
-    """A value for each object, as long as the object lives. The object need not be hashable; a copy has no value."""
+    """Values by the identity of objects. A value is dropped with its object.
+
+    The objects need not be hashable. A copy of an object has no value.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[weakref.ref[Any], T]] = {}
+        self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
 
     def remember(self, thing: Any, value: T) -> None:
-        at = id(thing)
-        self._kept[at] = (weakref.ref(thing, lambda _: self._kept.pop(at, None)), value)
+        """Set the value of an object."""
+        object_id = id(thing)
+        self._entries[object_id] = (weakref.ref(thing, lambda _: self._entries.pop(object_id, None)), value)
 
     def of(self, thing: Any) -> T | None:
-        ref, value = self._kept.get(id(thing), (None, None))
+        """Return the value of an object, or None."""
+        ref, value = self._entries.get(id(thing), (None, None))
         return value if ref is not None and ref() is thing else None
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
 
 def three_way_merge(mine: str, base: str | None, theirs: str | None) -> str:
-    """Return `theirs` with the fields in which `mine` differs from `base`, or `mine` if one of them is None."""
+    """Return `theirs` with the fields in which `mine` differs from `base`. All are JSON objects.
+
+    If `base` or `theirs` is None, return `mine`.
+    """
     if base is None or theirs is None:
         return mine
     if mine == base:
@@ -39,5 +47,5 @@ def three_way_merge(mine: str, base: str | None, theirs: str | None) -> str:
 def changed_fields(mine: str, base: str) -> dict[str, Any]:
     """Return the fields in which `mine` differs from `base`."""
     new, old = json.loads(mine), json.loads(base)
-    # As texts: 1, 1.0 and True are equal.
+    # The JSON texts are compared, because 1 == 1.0 == True.
     return {name: each for name, each in new.items() if json.dumps(each) != json.dumps(old.get(name))}

@@ -1,1 +1,1 @@
-"""Texts with a key, a version and a rank, on each technology."""
+"""Document stores on each backend: texts with a key, a version, a group and a rank."""

@@ -1,7 +1,8 @@
-"""Documents: texts with a key, a version, a group and a rank, which all stores of this package are made of.
+"""The contract of document stores. All stores of this package keep their models as documents.
 
-A *space* is a scope of one owner ("global", "project", "session:<id>"), a *kind* one sort of document in it
-("message", "fact"). Keys are unique within a kind. Within a kind documents are in order of (rank, key).
+A document is a text with a key, a version, a group and a rank. A *space* is the scope of one owner: "global",
+"project", or "session:<id>". A *kind* is a type of document in a space, for example "message" or "fact". Keys are
+unique within a kind. The documents of a kind are sorted by (rank, key).
 """
 
 from __future__ import annotations
@@ -22,15 +23,24 @@ from .full_text import best, folded, words_of
 
 T = TypeVar("T")
 
-CHANGE_TRIES = 100  # a change that meets another one each time is given up after so many
-MOST_RANK = 1e300  # either way: there is always one behind it
-MARK_BITS = 52  # so that a double holds it
-PAGE = 500  # documents in one page, if the caller does not say how many
-FOUND = 20  # documents that a search answers with, where it is not said
+CHANGE_TRIES = 100  # attempts of a change that conflicts each time
+MOST_RANK = 1e300  # the largest absolute rank, so that a greater one always exists
+MARK_BITS = 52  # a double, which Lua uses for numbers, holds such an integer exactly
+PAGE = 500  # documents in one page, by default
+SEARCH_LIMIT = 20  # documents that a search returns, by default
 
 
 class Document(NamedTuple):
-    """A stored text. `version` is 1 at first and one more at each put; `expires` is the wall time of its end."""
+    """A stored document.
+
+    Attributes:
+        key: Unique within its kind.
+        text: The content.
+        version: 1 at first, plus one for each put.
+        rank: The position in its kind.
+        group: The group, or an empty string.
+        expires: The time at which it expires, in seconds since the epoch. None: it does not expire.
+    """
 
     key: str
     text: str
@@ -41,11 +51,17 @@ class Document(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A text to be stored.
+    """A document to store.
 
-    `rank` None: behind all others of its group, which are counted from 1, or where the document is already.
-    `words` is the text that a full-text search finds it by; "" nothing. `mark` tells this write from another one of
-    the same text; the table gives it.
+    Attributes:
+        key: Unique within its kind.
+        text: The content.
+        group: The group, or an empty string.
+        rank: The position in its kind. None keeps the rank of a stored document of the same group. A new document gets
+            a rank after all others of its group, from 1.
+        expires: The time at which it expires, in seconds since the epoch. None: it does not expire.
+        words: The text that a full-text search matches. An empty string is never found.
+        mark: A random id of this write, which `Collection` sets. It identifies a repeated write.
     """
 
     key: str
@@ -58,7 +74,20 @@ class Entry(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Which documents of a kind: of a group, with keys that begin so, of ranks from `low` to below `high`."""
+    """A query for documents of a kind.
+
+    Attributes:
+        space: The space.
+        kind: The kind.
+        now: The current time, in seconds since the epoch.
+        group: Only documents of this group. None: of all.
+        prefix: Only documents whose key begins with it.
+        low: The smallest rank, inclusive.
+        high: The greatest rank, exclusive.
+        descending: Return the documents in descending order.
+        offset: Skip this many documents.
+        limit: Return at most this many documents. None: all.
+    """
 
     space: str
     kind: str
@@ -73,15 +102,15 @@ class Query(NamedTuple):
 
 
 class VersionConflict(Exception):
-    """The document is not of the version that the writer has seen: it looks again."""
+    """The document no longer has the version that the writer has read. The writer must read it again."""
 
 
 class DocumentMissing(Exception):
-    """There is no such document to be touched."""
+    """The document to touch does not exist."""
 
 
 def touched(document: Document, rank: float, expires: float | None) -> Document:
-    """The document, of that rank at least, and not to expire before then."""
+    """Return a document with at least this rank, that does not expire before this time."""
     end = document.expires
     if end is not None and expires is not None:
         end = max(end, expires)
@@ -89,66 +118,102 @@ def touched(document: Document, rank: float, expires: float | None) -> Document:
 
 
 def next_rank(last: float) -> float:
-    """The rank behind that one."""
+    """Return a rank greater than `last`."""
     return last + 1.0 if last + 1.0 > last else last * (1 + 2**-52)
 
 
-class DocumentStore(Backend):
-    """Where documents are kept.
+class DocumentStore(ABC):
+    """Stores documents.
 
-    What it guarantees, on every backend:
+    Guarantees, on every backend:
 
-    1. A commit is applied whole or not at all, also when the process is killed in it.
-    2. Two writers of one document never both succeed on the same `expect`; no two documents of a group
-       get the same rank from one that was left to the store.
-    3. A write under a claim that was superseded is refused with LeaseLost.
-    4. What is past its `expires` is absent, to readers and to writers.
-    5. What is found and cannot be read is an error that names it (StorageCorrupt, StorageTooNew): never overwritten.
-       What a damaged index or list of kinds does not lead to any more is absent.
+    1. A commit is applied completely or not at all, also if the process is killed during it.
+    2. Two writers of one document never both succeed with the same `expect`. The store never assigns the same rank to
+       two documents of a group.
+    3. A write under a superseded claim raises LeaseLost.
+    4. A document past its `expires` is absent, for readers and for writers.
+    5. A document that is found but cannot be read raises StorageCorrupt or StorageTooNew, which name it. It is never
+       overwritten. A document that a damaged index or list of kinds no longer contains is absent.
 
-    A backend brings two methods. `commit(guard, ops)` applies, besides the fences `fence.install` and `fence.forget`,
+    A backend implements two methods. `commit(guard, ops)` applies the fences `fence.install` and `fence.forget`, and:
 
-    - `documents.put(space, kind, Entry, expect, now)` -> (version, rank); `expect` None: whatever is there, 0: nothing
-      is, else that version, or Changed. A put whose text and mark are there at version `expect` + 1 has happened
-      already.
-    - `documents.add(space, kind, Entry, now)` -> its rank, or None where the key is taken (nothing changes).
-    - `documents.touch(space, kind, key, rank, expires, now)`: its rank is at least that from now on, and if it
-      expires, not before `expires`; Absent.
-    - `documents.delete(space, kind, key, now)` -> whether it was there.
-    - `documents.clear(space, kind, group, now)` -> how many there were; `group` None: all of the kind.
-    - `documents.drop(space, now)`: there is nothing of any kind in the space any more.
+    - `documents.put(space, kind, Entry, expect, now)` returns (version, rank). With `expect` None it replaces any
+      document. With 0 there must be none, and with a number that version, or it raises VersionConflict. If the stored
+      document has version `expect` + 1 and the same text and mark, the put was already applied, and succeeds.
+    - `documents.add(space, kind, Entry, now)` returns the rank, or None if the key exists. Then nothing changes.
+    - `documents.touch(space, kind, key, rank, expires, now)` raises the rank to at least `rank`. A document that
+      expires does not expire before `expires`. It raises DocumentMissing.
+    - `documents.delete(space, kind, key, now)` returns whether the document existed.
+    - `documents.clear(space, kind, group, now)` deletes a group and returns how many documents it had. `group` None:
+      all documents of the kind.
+    - `documents.drop(space, now)` deletes all documents of the space.
 
-    `read(what, ...)` answers get(space, kind, keys, now), the documents that are there, in the order of `keys`;
-    find(Query); words(space, kind, now), (key, rank, words) of each document that has any.
+    `read(what, ...)` implements:
 
-    The words of an entry come to a backend as `words.folded` makes them. A document that was deleted and is made
-    anew begins at version 1 again.
+    - `get(space, kind, keys, now)` returns the existing documents, in the order of `keys`.
+    - `find(Query)` returns the documents of a query.
+    - `words(space, kind, now)` returns (key, rank, words) of each document that has words.
+
+    A backend receives the words of an entry as `full_text.folded` returns them. A document that was deleted and is
+    stored again has version 1 again.
+
+    Args:
+        clock: The clock of the store.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
         self.clock = clock
 
     @abstractmethod
-    async def read(self, what: str, *args: Any) -> Any:
-        """Return what is stored, as the class describes it for each `what`."""
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Apply operations, all or nothing.
 
-    async def close(self) -> None:
-        """Close what this store holds. A second call does nothing."""
+        Args:
+            guard: Apply them only if this claim is valid. None: always.
+            ops: The operations.
+
+        Returns:
+            The result of each operation.
+
+        Raises:
+            LeaseLost: The claim was superseded or released.
+            VersionConflict: A put found another version than it expects.
+            DocumentMissing: A touch found no document.
+        """
+
+    @abstractmethod
+    async def read(self, what: str, *args: Any) -> Any:
+        """Execute the read `what` with its arguments, and return its result."""
+
+    @property
+    def commits(self) -> Committer:
+        """The object that commits for this store: its engine, which other stores may share, or the store itself."""
+        return cast(Committer, getattr(self, "engine", self))
+
+    async def close(self) -> None:  # noqa: B027 - many stores have nothing to release
+        """Release the connections and files of this store."""
 
     async def write(self, *ops: Op) -> list[Any]:
-        """Commit `ops` for the run whose code this is called from, or for nobody in particular."""
+        """Commit `ops` under the claim of the run that calls this, if a run does.
+
+        Returns:
+            The result of each operation.
+
+        Raises:
+            LeaseLost: The claim of the run was superseded or released.
+        """
         claim = CURRENT_CLAIM.get()
         return await (self.commits.commit(None, ops) if claim is None else claim.commit(self.commits, ops))
 
     async def drop(self, space: str) -> None:
-        """Delete all documents of a space, whoever's code this is called from."""
+        """Delete all documents of a space, without a claim."""
         await self.commits.commit(None, [Op("documents.drop", (space, self.clock.wall()))])
 
     async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:
-        """Documents whose `words` hold every word of these, the last of them perhaps as the start of one, best first.
+        """Return at most `limit` documents that contain all `words`, the best match first.
 
-        Here it looks at all documents of the kind that have words, and the best are those that have the most of
-        them, then the newest. A backend with an index asks that.
+        The last word also matches words that begin with it. Documents with the most matching words come first, then
+        the newest. Here all documents of the kind that have words are read. A backend may use a full-text index.
         """
         now = self.clock.wall()
         keys = best(words_of(words), await self.read("words", space, kind, now), limit)
@@ -158,7 +223,14 @@ class DocumentStore(Backend):
 
 @dataclass(frozen=True)
 class Collection:
-    """One kind of documents in one space. `ttl`: seconds after its last write that a document is kept."""
+    """The documents of one kind in one space.
+
+    Attributes:
+        documents: The document store.
+        space: The space.
+        kind: The kind.
+        ttl: Seconds after its last write that a document is kept. None: it does not expire.
+    """
 
     documents: DocumentStore
     space: str
@@ -183,41 +255,47 @@ class Collection:
         mark = self.documents.clock.random.getrandbits(MARK_BITS)
         return entry._replace(words=folded(entry.words) if entry.words else "", mark=mark)
 
-    # -- operations, to be written together
+    # -- operations, for `write`
 
     def put(self, entry: Entry, expect: int | None = None) -> Op:
+        """Store a document. `expect` is the version to replace, 0 for none, or None for any."""
         now = self._now()
         return Op("documents.put", (self.space, self.kind, self._entry(entry, now), expect, now))
 
     def add(self, entry: Entry) -> Op:
+        """Store a document, unless its key exists."""
         now = self._now()
         return Op("documents.add", (self.space, self.kind, self._entry(entry, now), now))
 
     def touch(self, key: str, rank: float) -> Op:
+        """Raise the rank of a document to at least `rank`, and extend its lifetime."""
         now = self._now()
         storable(key, "key", self.kind)
         _number(rank, "rank", key)
         return Op("documents.touch", (self.space, self.kind, key, rank, self._end(now), now))
 
     def delete(self, key: str) -> Op:
+        """Delete a document."""
         storable(key, "key", self.kind)
         return Op("documents.delete", (self.space, self.kind, key, self._now()))
 
     def clear(self, group: str | None = None) -> Op:
+        """Delete all documents of a group. None: of the kind."""
         return Op("documents.clear", (self.space, self.kind, group, self._now()))
 
     async def write(self, *ops: Op) -> list[Any]:
-        """Commit operations of this and other tables of the same store, all or nothing."""
+        """Commit operations of collections of the same store, all or nothing. Return the result of each operation."""
         return await self.documents.write(*ops)
 
     # -- reads
 
     async def get(self, key: str) -> Document | None:
+        """Return a document, or None if there is none."""
         found = await self.many([key])
         return found[0] if found else None
 
     async def many(self, keys: Sequence[str]) -> list[Document]:
-        """The documents there are of these keys, in that order."""
+        """Return the existing documents with these keys, in their order."""
         for key in keys:
             storable(key, "key", self.kind)
         if not keys:
@@ -229,9 +307,22 @@ class Collection:
         self, group: str | None = None, *, prefix: str = "", low: float | None = None, high: float | None = None,
         descending: bool = False, offset: int = 0, limit: int | None = None,
     ) -> list[Document]:  # fmt: skip
-        """Documents in order of (rank, key), or in the opposite one."""
+        """Return documents, sorted by (rank, key).
+
+        Args:
+            group: Only documents of this group. None: of all.
+            prefix: Only documents whose key begins with it.
+            low: The smallest rank, inclusive.
+            high: The greatest rank, exclusive.
+            descending: Return the documents in descending order.
+            offset: Skip this many documents.
+            limit: Return at most this many documents. None: all.
+
+        Raises:
+            InvalidArgument: `offset` or `limit` is negative.
+        """
         if offset < 0 or (limit is not None and limit < 0):
-            raise InvalidArgument(f"offset and limit are 0 or more, not {offset} and {limit}")
+            raise InvalidArgument(f"offset and limit must be at least 0, got {offset} and {limit}")
         storable(prefix, "prefix", self.kind)
         query = Query(self.space, self.kind, self._now(), group, prefix, low, high, descending, offset, limit)
         found: list[Document] = await self.documents.read("find", query)
@@ -241,65 +332,88 @@ class Collection:
         self, group: str | None = None, *, low: float | None = None, high: float | None = None,
         descending: bool = False, size: int = PAGE,
     ) -> AsyncIterator[list[Document]]:  # fmt: skip
-        """Yield documents in order of rank, about `size` at a time, each once while other writers change the table.
+        """Yield documents in order of rank, in pages of about `size`.
 
-        A page begins at the rank at which the last one ended. An offset would move with each write.
+        Each document is yielded once, also if other writers change the collection. For that a page begins at the rank
+        at which the previous one ended; an offset would change its meaning with each write.
         """
-        edge: set[str] = set()  # keys of the last rank that were yielded already
+        last_keys: set[str] = set()  # keys with the last rank that were already yielded
         while True:
-            limit = size + len(edge)
+            limit = size + len(last_keys)
             found = await self.find(group, low=low, high=high, descending=descending, limit=limit)
-            if fresh := [each for each in found if each.key not in edge]:
-                yield fresh
+            if new := [each for each in found if each.key not in last_keys]:
+                yield new
             if len(found) < limit:
                 return
             rank = found[-1].rank
-            edge = {each.key for each in found if each.rank == rank}
+            last_keys = {each.key for each in found if each.rank == rank}
             low, high = (low, math.nextafter(rank, math.inf)) if descending else (rank, high)
 
-    async def search(self, words: str, *, limit: int | None = FOUND) -> list[Document]:
-        """Documents whose `words` hold every word of these, best first; nothing where there is no word in them."""
+    async def search(self, words: str, *, limit: int | None = SEARCH_LIMIT) -> list[Document]:
+        """Return at most `limit` documents that contain all `words`, the best match first.
+
+        If `words` contains no word, nothing is found.
+        """
         return await self.documents.search(self.space, self.kind, words, limit)
 
     async def change(self, key: str, fn: Callable[[Document | None], Entry | None], *also: Op) -> Document | None:
-        """Put what `fn` makes of the document, and commit `also` with it; what it made it of.
+        """Replace a document by `fn(document)`, as a compare-and-set.
 
-        Repeated where somebody else was faster, so `fn` does nothing but decide; None from it changes nothing.
-        StorageBusy: somebody else always was.
+        Args:
+            key: The key of the document.
+            fn: Receives the stored document, or None, and returns the new one. If it returns None, nothing changes. It
+                is called again after a conflict, so it must have no side effects.
+            *also: Operations for the same commit.
+
+        Returns:
+            The document that was passed to `fn` last.
+
+        Raises:
+            StorageBusy: Each of 100 attempts conflicted with another writer.
         """
 
         async def attempt() -> Document | None:
-            there = await self.get(key)
-            entry = fn(there)
+            stored = await self.get(key)
+            entry = fn(stored)
             if entry is not None:
-                await self.write(self.put(entry, there.version if there is not None else 0), *also)
-            return there
+                await self.write(self.put(entry, stored.version if stored is not None else 0), *also)
+            return stored
 
         return await retry_conflicts(f"{self.kind} {key!a:.60}", attempt)
 
 
 async def retry_conflicts(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeat `attempt` while another writer is faster. StorageBusy: it was each time."""
+    """Repeat `attempt` while it conflicts with another writer.
+
+    Raises:
+        StorageBusy: Each of 100 attempts conflicted. The message begins with `what`.
+    """
     for _ in range(CHANGE_TRIES):
         with contextlib.suppress(VersionConflict, DocumentMissing):
             return await attempt()
-    raise StorageBusy(f"{what} was changed by others {CHANGE_TRIES} times in a row; try again")
+    raise StorageBusy(f"{what} was changed by other writers during {CHANGE_TRIES} attempts in a row. Try again.")
 
 
 def storable(text: Any, what: str, kind: str) -> None:
-    """InvalidArgument for what is no text, or one that UTF-8 cannot say."""
+    """Check that a value can be stored as text.
+
+    Raises:
+        InvalidArgument: It is not a string, or it has a lone surrogate, which UTF-8 cannot encode.
+    """
     if not isinstance(text, str):
-        raise InvalidArgument(f"the {what} of a {kind} is a str, not {brief(text)}")
+        raise InvalidArgument(f"the {what} of a {kind} must be a string, got {brief(text)}")
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidArgument(f"the {what} of a {kind} has half of a surrogate pair in it: {text!a:.80}") from None
+            raise InvalidArgument(f"the {what} of a {kind} must not have a lone surrogate, got {text!a:.80}") from None
 
 
 def _number(value: Any, what: str, key: str) -> None:
     if value is not None and not (isinstance(value, int | float) and -MOST_RANK <= value <= MOST_RANK):
-        raise InvalidArgument(f"the {what} of {brief(key)} is a number within {MOST_RANK:g}, not {brief(value)}")
+        raise InvalidArgument(
+            f"the {what} of {brief(key)} must be a number from -{MOST_RANK:g} to {MOST_RANK:g}, got {brief(value)}"
+        )
 
 
 #: Names of 0.6.0.

@@ -1,17 +1,17 @@
-"""A directory of documents: commits and reads, under one lock of the directory.
+"""Commits and reads of a directory of documents, under one lock of the directory.
 
-    <root>/lock                                        locked by who writes or reads
+    <root>/lock                                        locked for each commit and read
     <root>/intent                                      a commit of several files that is being applied
-    <root>/drafts/                                     files that are not renamed to their names yet
+    <root>/drafts/                                     files that are not renamed to their final names yet
     <root>/fences/<run>.json                           the fencing token of a run
     <root>/documents/<space>/<kind>/<rank>~<key>.json  a document
     <root>/documents/<space>/<kind>/<group>/...        the documents of a group
 
 A commit of one file is one rename. A commit of several files is decided when the file `intent` has its name: it lists
-the renames and removals to do. If the writer dies, the next process that takes the lock does them. A commit is
-acknowledged after the disk has it.
+the renames and removals to do. If the writer dies, the next process that takes the lock does them. A commit returns
+after it is on the disk.
 
-A commit holds the lock alone, reads share it. So a read waits for the commits before it, and a commit for the reads.
+A commit has the lock alone, reads share it. So a read waits for earlier commits, and a commit for earlier reads.
 Measured on a busy disk, where a commit takes 25 ms: a read takes 0.3 ms alone, 4 ms (99 %: 47 ms) while one process
 commits without a pause, and 52 ms (99 %: 170 ms) while four do.
 """
@@ -32,7 +32,7 @@ from ..._engines.base import FENCE_OPS, FENCE_REPLAYS, NotApplied
 from ..._engines.commit_request import CommitRequest
 from ...errors import LeaseLost, StorageBusy, StorageCorrupt, StorageError
 from .base import Document, Query
-from .file_directory import DRAFTS, DurableDirectory, told
+from .file_directory import DRAFTS, DurableDirectory, storage_errors
 from .file_format import VERSION, sealed, unsealed
 from .file_index import DOCUMENTS, NameIndex, directory_of
 from .file_lock import LOCK, locked
@@ -53,37 +53,43 @@ class ReadRequest(NamedTuple):
 
 
 class FileDatabase:
-    """What is below `root`. `ready()` is called before the first use, until it raises nothing."""
+    """The documents and fences below `root`.
 
-    def __init__(self, root: str, clock: Clock, ready: Callable[[], None]) -> None:
+    Args:
+        root: The directory.
+        clock: For the expiry of documents.
+        check_usable: Called before the first use. If it raises, it is called again before the next use.
+    """
+
+    def __init__(self, root: str, clock: Clock, check_usable: Callable[[], None]) -> None:
         self.disk: DurableDirectory = DurableDirectory(root)
         self.clock: Clock = clock
-        self._ready: Callable[[], None] | None = ready
+        self._check_usable: Callable[[], None] | None = check_usable
         self._indexes: dict[str, NameIndex] = {}
 
     def index(self, directory: str) -> NameIndex:
-        """The index of the kind with that directory."""
+        """Return the index of the kind with this directory."""
         return self._indexes.setdefault(directory, NameIndex(self.disk, directory))
 
-    def _exists(self, where: str) -> bool:
-        return os.path.lexists(self.disk.path(where))
+    def _exists(self, relative: str) -> bool:
+        return os.path.lexists(self.disk.path(relative))
 
     def _check(self) -> bool:
         """Return whether the directory exists.
 
         Raises:
-            StorageError: It cannot be used, or was removed.
+            StorageError: It is not usable, or was removed.
         """
-        if self._ready is not None:
-            self._ready()
-            self._ready = None
-        return self.disk.there()
+        if self._check_usable is not None:
+            self._check_usable()
+            self._check_usable = None
+        return self.disk.exists()
 
     @contextlib.contextmanager
     def _lock(self, *, shared: bool = False, writable: bool = True) -> Iterator[None]:
         path = self.disk.path(LOCK)
         with contextlib.ExitStack() as stack:
-            with told(path):
+            with storage_errors(path):
                 stack.enter_context(locked(path, shared=shared, writable=writable))
             yield
 
@@ -92,7 +98,7 @@ class FileDatabase:
             index.recheck()
 
     def _removed(self) -> StorageError:
-        return StorageError(f"{self.disk.root} was removed while it was in use: open a new store")
+        return StorageError(f"{self.disk.root} was removed while it was in use. Open a new store.")
 
     # -- committing
 
@@ -103,18 +109,18 @@ class FileDatabase:
             self.disk.make("")
             with self._lock():
                 self._recover()
-                # A caller that waited too long for the lock was told that its write may be repeated.
-                self._commit([each for each in batch if not each.timed_out])
+                # The caller of a withdrawn commit waited too long for the lock. It got an error and may repeat it.
+                self._commit([each for each in batch if not each.withdrawn])
         except FileNotFoundError:
             _fail(batch, self._removed())
-        except Exception as error:  # noqa: BLE001 - raised to the callers; the thread serves others
+        except Exception as error:  # noqa: BLE001 - raised to the callers; the thread must continue
             _fail(batch, error)
 
     def _commit(self, batch: Sequence[CommitRequest]) -> None:
-        """Apply all commits with the same flushes of the disk; each alone if they cannot be written together."""
+        """Apply all commits with the same flushes of the disk. If that fails, apply each of them alone."""
         drafts = list[str]()
         try:
-            changes = self._carry_out(batch)
+            changes = self._execute(batch)
             if not changes.writes and not changes.removes:
                 return
             renames = self._write_drafts(changes, drafts)
@@ -131,64 +137,65 @@ class FileDatabase:
             return
         self._apply(changes, renames)
 
-    def _carry_out(self, batch: Sequence[CommitRequest]) -> Changes:
+    def _execute(self, batch: Sequence[CommitRequest]) -> Changes:
         self._recheck()
         transaction = FileTransaction(self.disk, self.index)
         for request in batch:
             request.result = request.error = None
-            before = transaction.saved()
+            savepoint = transaction.savepoint()
             try:
                 request.result = _results(transaction, request)
             except Exception as error:  # noqa: BLE001 - raised to the caller of this commit
-                transaction.restore(before)
+                transaction.restore(savepoint)
                 request.error = error
         transaction.remove_expired(self.clock.wall())
         return transaction.changes()
 
     def _write_drafts(self, changes: Changes, drafts: list[str]) -> list[tuple[str, str]]:
-        """Write the files of a commit, and its intent, into `drafts`; return the renames it takes."""
+        """Write the files of a commit, and its intent. Add their names to `drafts`, and return the renames to do."""
         renames = []
-        for where, data in changes.writes.items():
-            self.disk.make(os.path.dirname(where))
+        for relative, data in changes.writes.items():
+            self.disk.make(os.path.dirname(relative))
             drafts.append(self.disk.draft(data))
-            renames.append((drafts[-1], where))
+            renames.append((drafts[-1], relative))
         if changes.is_several:
             intent = {"v": VERSION, "renames": renames, "removes": changes.removes, "kinds": changes.kinds}
             drafts.append(self.disk.draft(sealed(json.dumps(intent).encode()[:-1])))
             renames.append((drafts[-1], INTENT))
-        # The root holds the removal of the last intent, which after a power loss must not be applied to new files.
+        # Flushing the root makes the removal of the last intent durable. Otherwise a power loss could bring the intent
+        # back, and recovery would apply it to the new files.
         self.disk.flush("", *([DRAFTS] if changes.is_several else []), *drafts)
         return renames
 
     def _apply(self, changes: Changes, renames: list[tuple[str, str]]) -> None:
         if not changes.is_several:
-            self._follow(renames, changes.removes, changes.kinds)
+            self._apply_renames(renames, changes.removes, changes.kinds)
             return
         self.disk.rename(*renames.pop())
         try:
             self.disk.flush("")
-            self._follow(renames, changes.removes, changes.kinds)
+            self._apply_renames(renames, changes.removes, changes.kinds)
             self.disk.remove(INTENT)
         except Exception as error:
             raise StorageBusy(
-                f"{self.disk.root}: {error}; it is decided, and completed with the next one: repeat it"
+                f"{self.disk.root}: {error}. The commit is decided, and the next commit completes it. Repeat it."
             ) from error
 
-    def _follow(
-        self, renames: Sequence[Sequence[str]], removes: Sequence[str], kinds: Sequence[str], *, again: bool = False
+    def _apply_renames(
+        self, renames: Sequence[Sequence[str]], removes: Sequence[str], kinds: Sequence[str], *, repeated: bool = False
     ) -> None:
-        """Rename and remove, durably. `again`: some of it may have been done before."""
+        """Rename and remove files, durably. `repeated`: an interrupted attempt may have done some of it."""
         for directory in kinds:
-            # Without its change token a process of version 0.6.0 lists the kind again.
+            # A process of version 0.6.0 lists the kind again if its change token is missing.
             self.disk.remove(f"{directory}/{CHANGE_TOKEN}")
         for source, target in renames:
             try:
                 self.disk.rename(source, target)
             except FileNotFoundError:
-                if not again:
+                if not repeated:
                     raise
-        for where in removes:
-            self.disk.remove(where)
+        for relative in removes:
+            self.disk.remove(relative)
         paths = [*(each for pair in renames for each in pair), *removes]
         self.disk.flush(*({os.path.dirname(each) for each in paths} - {DRAFTS}))
 
@@ -197,8 +204,8 @@ class FileDatabase:
         try:
             data = self.disk.read(INTENT)
         except FileNotFoundError:
-            for where in self.disk.drafts():
-                self.disk.remove(where)
+            for relative in self.disk.drafts():
+                self.disk.remove(relative)
             return
         path = self.disk.path(INTENT)
         try:
@@ -206,9 +213,9 @@ class FileDatabase:
             renames, removes, kinds = intent["renames"], intent["removes"], intent["kinds"]
         except (ValueError, KeyError) as error:
             raise StorageCorrupt(
-                f"{path} is no commit of this library ({error!r}): restore it from a backup"
+                f"{path} must be a commit of this library, got {error!r}. Restore it from a backup."
             ) from error
-        self._follow(renames, removes, kinds, again=True)
+        self._apply_renames(renames, removes, kinds, repeated=True)
         self.disk.remove(INTENT)
 
     # -- reading
@@ -216,7 +223,7 @@ class FileDatabase:
     def read(self, batch: Sequence[ReadRequest]) -> None:
         """Execute reads under one shared lock, and set the result or error of each."""
         try:
-            with self._shared() as exists:
+            with self._read_lock() as exists:
                 self._recheck()
                 batch = [each for each in batch if each.answer.set_running_or_notify_cancel()]
                 for request in batch:
@@ -224,14 +231,17 @@ class FileDatabase:
                         request.answer.set_result(request.function() if exists else [])
                     except Exception as error:  # noqa: BLE001 - raised to the caller of this read
                         request.answer.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - raised to the callers; the thread serves others
+        except Exception as error:  # noqa: BLE001 - raised to the callers; the thread must continue
             for request in batch:
                 if request.answer.set_running_or_notify_cancel():
                     request.answer.set_exception(self._removed() if isinstance(error, FileNotFoundError) else error)
 
     @contextlib.contextmanager
-    def _shared(self) -> Iterator[bool]:
-        """Hold the lock together with other readers, with no commit left to finish; False: nothing was written yet."""
+    def _read_lock(self) -> Iterator[bool]:
+        """Hold the lock, shared with other readers. An interrupted commit is finished first.
+
+        Yields False if nothing was ever written.
+        """
         if not self._check() or not (self._exists(INTENT) or self._exists(DOCUMENTS)):
             yield False
             return
@@ -245,26 +255,31 @@ class FileDatabase:
                     return
             if not writable:
                 raise StorageError(
-                    f"{self.disk.path(INTENT)} is a commit that was interrupted, and may not be carried out here: "
-                    f"grant writing to {self.disk.root}, or open it once where it may be written"
+                    f"{self.disk.path(INTENT)} is an interrupted commit, and this process may not write to "
+                    f"{self.disk.root} to finish it. Allow writing, or open it once with a process that may write."
                 )
             with self._lock():
                 self._recover()
 
     def get(self, space: str, kind: str, keys: Sequence[str], now: float) -> list[Document]:
+        """Return the existing documents with these keys, in their order."""
         index = self.index(directory_of(space, kind))
-        return [page.document(file.rank) for file, page in index.live(map(index.file, keys), now)]
+        return [record.document(file.rank) for file, record in index.live(map(index.file, keys), now)]
 
     def find(self, query: Query) -> list[Document]:
+        """Return the documents of a query."""
         index = self.index(directory_of(query.space, query.kind))
         start = min(query.offset, sys.maxsize)
         end = None if query.limit is None else min(start + query.limit, sys.maxsize)
         found = islice(index.live(index.ordered(query), query.now), start, end)
-        return [page.document(file.rank) for file, page in found]
+        return [record.document(file.rank) for file, record in found]
 
     def words(self, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
+        """Return (key, rank, words) of each document that has words."""
         index = self.index(directory_of(space, kind))
-        return [(page.key, file.rank, page.words) for file, page in index.live(index.files(None), now) if page.words]
+        return [
+            (record.key, file.rank, record.words) for file, record in index.live(index.files(None), now) if record.words
+        ]
 
 
 def _fail(batch: Sequence[CommitRequest], error: Exception) -> None:

@@ -1,6 +1,6 @@
-"""A directory of ours: what is read and written below it, durably, for its owner alone, and never through a link.
+"""A directory whose files are written durably, with access for the owner only, and never through a symbolic link.
 
-Paths are relative to the directory, with "/" between their parts. What the system refuses is told as an error of ours.
+Paths are relative to the directory, with "/" as separator. An OSError is raised as a StorageError.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
 DRAFTS = "drafts"
-_FLUSHERS = 8  # threads at once: the disk flushes what comes together in one go
+_FLUSH_THREADS = 8  # concurrent flushes: the disk combines them
 
 
 @contextlib.contextmanager
-def told(path: str) -> Iterator[None]:
-    """An OSError about `path` as one of ours; a file that is not there stays FileNotFoundError."""
+def storage_errors(path: str) -> Iterator[None]:
+    """Raise an OSError about `path` as a StorageError, except FileNotFoundError."""
     try:
         yield
     except (FileNotFoundError, StorageError):
@@ -35,107 +35,123 @@ def told(path: str) -> Iterator[None]:
 
 
 class DurableDirectory:
-    """`root` and what is below it."""
+    """The files and directories below `root`."""
 
     def __init__(self, root: str) -> None:
         self.root: str = root
-        self._seen = False
-        self._drafted = 0
+        self._existed = False
+        self._draft_count = 0
 
-    def path(self, where: str) -> str:
-        return os.path.join(self.root, *where.split("/")) if where else self.root
+    def path(self, relative: str) -> str:
+        """Return the absolute path of a relative one."""
+        return os.path.join(self.root, *relative.split("/")) if relative else self.root
 
-    def there(self) -> bool:
-        """Whether the directory exists; StorageError: it did, and no longer does, or it is no directory."""
-        seen = self._seen  # before looking: another thread may see it made meanwhile
-        with told(self.root):
+    def exists(self) -> bool:
+        """Return whether the directory exists.
+
+        Raises:
+            StorageError: It existed before, or it is not a directory.
+        """
+        existed = self._existed  # read before the check, because another thread may create the directory after it
+        with storage_errors(self.root):
             try:
                 found = os.stat(self.root)
             except FileNotFoundError:
-                if seen:
+                if existed:
                     raise StorageError(
-                        f"{self.root} was removed while it was in use: what it kept is gone; put it back, "
-                        "or open a new store"
+                        f"{self.root} was removed while it was in use, with all its documents. Restore it, or open "
+                        "a new store."
                     ) from None
                 return False
         if not stat.S_ISDIR(found.st_mode):
-            raise StorageError(f"{self.root} is a file, no directory: move it away, or name another place")
-        self._seen = True
+            raise StorageError(f"{self.root} must be a directory, got a file. Move it away, or use another directory.")
+        self._existed = True
         return True
 
     # -- reading
 
-    def read(self, where: str, largest: int | None = None) -> bytes:
+    def read(self, relative: str, largest: int | None = None) -> bytes:
         """Return the whole of a file.
 
         Raises:
             FileNotFoundError: There is no such file.
-            StorageCorrupt: It is no regular file, or larger than `largest` bytes.
+            StorageCorrupt: It is not a regular file, or larger than `largest` bytes.
         """
-        path = self.path(where)
-        self._check(os.path.dirname(where))
-        with told(path):
-            # A pipe must not be waited for.
+        path = self.path(relative)
+        self._check(os.path.dirname(relative))
+        with storage_errors(path):
+            # Opening a named pipe would block until another process writes to it.
             descriptor = os.open(path, os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0))
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 os.close(descriptor)
-                raise StorageCorrupt(f"{path} is no regular file: move it away")
-            if largest is not None and about.st_size > largest:
+                raise StorageCorrupt(f"{path} must be a regular file. Move it away.")
+            if largest is not None and status.st_size > largest:
                 os.close(descriptor)
-                raise StorageCorrupt(f"{path} must have at most {largest:,} bytes, got {about.st_size:,}")
+                raise StorageCorrupt(f"{path} must have at most {largest:,} bytes, got {status.st_size:,}")
             with open(descriptor, "rb") as file:
                 return file.read()
 
-    def names(self, where: str) -> list[str]:
-        """What is in a directory; nothing where there is none."""
-        self._check(where)
-        with told(self.path(where)):
+    def names(self, relative: str) -> list[str]:
+        """Return the names in a directory. If it does not exist, there are none."""
+        self._check(relative)
+        with storage_errors(self.path(relative)):
             try:
-                return os.listdir(self.path(where))
+                return os.listdir(self.path(relative))
             except FileNotFoundError:
                 return []
 
-    def directories(self, where: str) -> dict[str, int]:
-        """The directories in a directory, with their modification times in ns; StorageCorrupt for a link."""
-        self._check(where)
+    def directories(self, relative: str) -> dict[str, int]:
+        """Return the directories in a directory, with their modification times in ns.
+
+        Raises:
+            StorageCorrupt: It contains a symbolic link.
+        """
+        self._check(relative)
         found = {}
-        with told(self.path(where)), contextlib.suppress(FileNotFoundError), os.scandir(self.path(where)) as entries:
+        with (
+            storage_errors(self.path(relative)),
+            contextlib.suppress(FileNotFoundError),
+            os.scandir(self.path(relative)) as entries,
+        ):
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     found[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
                 elif entry.is_symlink():
-                    raise StorageCorrupt(f"{entry.path} is a symbolic link, which is not followed: put a file there")
+                    raise StorageCorrupt(f"{entry.path} must not be a symbolic link. Replace it by a file.")
         return found
 
-    def modified(self, where: str) -> int | None:
-        """The modification time of a directory in ns; None: there is none."""
-        found = self._check(where)
+    def modified(self, relative: str) -> int | None:
+        """Return the modification time of a directory in ns, or None if it does not exist."""
+        found = self._check(relative)
         return None if found is None else found.st_mtime_ns
 
-    def _check(self, where: str) -> os.stat_result | None:
-        """Look at a directory. No part of its path may be a link, which would lead out of the root."""
-        if not where:
+    def _check(self, relative: str) -> os.stat_result | None:
+        """Return the status of a directory, or None if it does not exist.
+
+        No part of its path may be a symbolic link, which could lead out of the root.
+        """
+        if not relative:
             return None
-        self._check(where.rpartition("/")[0])
+        self._check(relative.rpartition("/")[0])
         try:
-            found = os.lstat(self.path(where))
+            found = os.lstat(self.path(relative))
         except FileNotFoundError:
             return None
         if not stat.S_ISDIR(found.st_mode):
-            raise StorageCorrupt(f"{self.path(where)} is no directory: move it away")
+            raise StorageCorrupt(f"{self.path(relative)} must be a directory. Move it away.")
         return found
 
-    # -- writing, by whoever has the lock
+    # -- writing. The caller holds the lock
 
-    def make(self, where: str) -> None:
-        """A directory and those above it, for its owner alone."""
-        if not where:
+    def make(self, relative: str) -> None:
+        """Create a directory and its parents, with access for the owner only."""
+        if not relative:
             self._make_root(self.root)
-            self._seen = True
-        elif self._check(where) is None:
-            self.make(where.rpartition("/")[0])
-            self._make(self.path(where))
+            self._existed = True
+        elif self._check(relative) is None:
+            self.make(relative.rpartition("/")[0])
+            self._make(self.path(relative))
 
     def _make_root(self, path: str) -> None:
         if not os.path.isdir(path):
@@ -144,60 +160,67 @@ class DurableDirectory:
             self._make(path)
 
     def _make(self, path: str) -> None:
-        with told(path), contextlib.suppress(FileExistsError):
+        with storage_errors(path), contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-            os.chmod(path, 0o700)  # whatever the umask left of it
+            os.chmod(path, 0o700)  # the umask may have removed permissions of the owner
             _flush(os.path.dirname(path) or os.sep)
 
     def draft(self, data: bytes) -> str:
-        """Write a file under a name of its own, to be flushed and renamed to its place; that name."""
+        """Write a file under a temporary name, and return the name. The caller flushes the file and renames it."""
         self.make(DRAFTS)
         self._check(DRAFTS)
-        self._drafted += 1
-        where = f"{DRAFTS}/{os.getpid()}-{id(self):x}-{self._drafted}"
-        path = self.path(where)
+        self._draft_count += 1
+        relative = f"{DRAFTS}/{os.getpid()}-{id(self):x}-{self._draft_count}"
+        path = self.path(relative)
         try:
-            with told(path):
+            with storage_errors(path):
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
                 with open(descriptor, "wb") as file:
                     if hasattr(os, "fchmod"):
                         os.fchmod(descriptor, 0o600)
                     file.write(data)
         except BaseException:
-            self.remove(where)
+            self.remove(relative)
             raise
-        return where
+        return relative
 
     def drafts(self) -> list[str]:
+        """Return the files that were written but not renamed."""
         return [f"{DRAFTS}/{name}" for name in self.names(DRAFTS)]
 
     def rename(self, source: str, target: str) -> None:
+        """Rename a file. It replaces an existing one."""
         self._check(os.path.dirname(target))
-        with told(self.path(target)):
+        with storage_errors(self.path(target)):
             os.replace(self.path(source), self.path(target))
 
-    def remove(self, where: str) -> None:
-        """Whether it is there or not."""
-        self._check(os.path.dirname(where))
-        with told(self.path(where)), contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(where))
+    def remove(self, relative: str) -> None:
+        """Remove a file, if it exists."""
+        self._check(os.path.dirname(relative))
+        with storage_errors(self.path(relative)), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(relative))
 
-    def flush(self, *wheres: str) -> None:
-        """Make files, and the names in directories, durable; several side by side, which costs little more than one."""
-        left, errors = iter(wheres), list[Exception]()
+    def flush(self, *paths: str) -> None:
+        """Make files, and the names in directories, durable.
 
-        def work() -> None:
-            for where in left:
+        They are flushed concurrently, which costs little more than one flush.
+        """
+        remaining, errors = iter(paths), list[Exception]()
+
+        def flush_remaining() -> None:
+            for relative in remaining:
                 try:
-                    with told(self.path(where)), contextlib.suppress(FileNotFoundError):
-                        _flush(self.path(where))
-                except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for this thread
+                    with storage_errors(self.path(relative)), contextlib.suppress(FileNotFoundError):
+                        _flush(self.path(relative))
+                except Exception as error:  # noqa: BLE001 - raised by the thread that called flush
                     errors.append(error)
 
-        others = [threading.Thread(target=work, daemon=True) for _ in range(min(len(wheres), _FLUSHERS) - 1)]
+        others = [
+            threading.Thread(target=flush_remaining, daemon=True) for _ in range(min(len(paths), _FLUSH_THREADS) - 1)
+        ]
         for each in others:
             each.start()
-        work()
+        flush_remaining()
         for each in others:
             each.join()
         if errors:
@@ -206,7 +229,7 @@ class DurableDirectory:
 
 def _flush(path: str) -> None:
     windows = os.name == "nt"
-    if windows and os.path.isdir(path):  # pragma: no cover - Windows has no such thing
+    if windows and os.path.isdir(path):  # pragma: no cover - Windows cannot flush a directory
         return
     descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""A lock of a directory among threads and processes; the system releases it when a process dies."""
+"""A lock of a directory, for threads and processes. The system releases it when a process dies."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ if sys.platform == "win32":  # pragma: no cover - Windows
 else:
     import fcntl
 
-LOCK: Final = "lock"  # its name in the directory
+LOCK: Final = "lock"  # the name of the lock file
 
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 @contextmanager
 def locked(path: str, *, shared: bool = False, writable: bool = True) -> Iterator[None]:
-    """Hold the lock of that file alone, or with others that share it, once it is free.
+    """Wait for the lock of a file, and hold it, alone or shared.
 
     Args:
         path: The lock file. It is created, unless `writable` is False.
-        shared: Let others hold it at the same time if they share it too. Windows has no shared lock.
+        shared: Allow other shared holders at the same time. Windows has no shared lock.
         writable: Whether this user may write there.
     """
-    descriptor = _taken(path, shared, writable)
+    descriptor = _acquire(path, shared, writable)
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def _taken(path: str, shared: bool, writable: bool) -> int:
+def _acquire(path: str, shared: bool, writable: bool) -> int:
     while True:
-        descriptor = _made(path) if writable else os.open(path, _FLAGS | os.O_RDONLY)
+        descriptor = _open_or_create(path) if writable else os.open(path, _FLAGS | os.O_RDONLY)
         try:
             _lock(descriptor, shared)
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise StorageCorrupt(f"{path} is no regular file: move it away")
-            if _still_there(path, found):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise StorageCorrupt(f"{path} must be a regular file. Move it away.")
+            if _is_same_file(path, status):
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
-        # It was removed while we waited: others may hold its successor.
+        # The file was removed during the wait: another process may hold the lock of a new file with this name.
         os.close(descriptor)
 
 
-def _made(path: str) -> int:
+def _open_or_create(path: str) -> int:
     try:
         descriptor = os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT, 0o600)
     if hasattr(os, "fchmod"):
-        os.fchmod(descriptor, 0o600)  # whatever the umask left of it
+        os.fchmod(descriptor, 0o600)  # the umask may have removed permissions of the owner
     return descriptor
 
 
-def _still_there(path: str, found: os.stat_result) -> bool:
+def _is_same_file(path: str, status: os.stat_result) -> bool:
     try:
-        now = os.lstat(path)
+        current = os.lstat(path)
     except FileNotFoundError:
         return False
-    return (now.st_dev, now.st_ino) == (found.st_dev, found.st_ino)
+    return (current.st_dev, current.st_ino) == (status.st_dev, status.st_ino)
 
 
 def _lock(descriptor: int, shared: bool) -> None:

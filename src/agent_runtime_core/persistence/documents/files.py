@@ -1,4 +1,7 @@
-"""Documents in plain files of a directory, for people to read and search; all processes on a machine share them."""
+"""Document store in plain files of a directory, which people can read and search.
+
+All processes of a machine can use the same directory.
+"""
 
 from __future__ import annotations
 
@@ -21,37 +24,44 @@ from ...errors import InvalidArgument, StorageBusy, StorageClosed, brief
 from .base import DocumentStore
 from .file_database import FileDatabase, ReadRequest
 
-PATIENCE: Final = 6.0  # seconds a caller waits for others who read or write there
-_GROUP: Final = 64  # reads and commits that the thread of a store takes at once, at most
+PATIENCE: Final = 6.0  # seconds that a read or commit waits for other readers and writers
+_BATCH: Final = 64  # reads and commits that the thread of a store executes together, at most
 
 Inbox = SimpleQueue[CommitRequest | ReadRequest | None]
 
 
-def _nothing() -> None:
+def _no_check() -> None:
     return None
 
 
 class FileDocuments(DocumentStore):
-    """Documents in files below `root`, which is made with the first write.
+    """Document store in files below a directory.
 
-    `ready()` is called before anything is read or written there, and raises what speaks against it.
+    Args:
+        root: The directory. The first write creates it.
+        ready: Called before the first read or write. Its errors are raised to the caller.
+        clock: The clock of the store.
+
+    Raises:
+        InvalidArgument: `root` is not a path.
     """
 
     patience: float = PATIENCE
+    """Seconds that a read or commit waits for other readers and writers. Then it raises StorageBusy."""
 
     def __init__(
-        self, root: str | os.PathLike[str], *, ready: Callable[[], None] = _nothing, clock: Clock = SYSTEM
+        self, root: str | os.PathLike[str], *, ready: Callable[[], None] = _no_check, clock: Clock = SYSTEM
     ) -> None:
         super().__init__(clock=clock)
-        text = path_text(root)
-        if text is None:
-            raise InvalidArgument(f"{brief(root, 500)} is no path of a directory: name one")
-        self.root: str = os.path.abspath(text)
+        path = path_text(root)
+        if path is None:
+            raise InvalidArgument(f"root must be the path of a directory, got {brief(root, 500)}")
+        self.root: str = os.path.abspath(path)
         self._ready = ready
         self._closed = False
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._pid = os.getpid()
         self._database = FileDatabase(self.root, self.clock, self._ready)
         self._inbox: Inbox = SimpleQueue()
@@ -61,31 +71,47 @@ class FileDocuments(DocumentStore):
             lambda loop: PendingCommits(loop, self.root, lambda: self.patience, lambda: self._waiting.pop(loop, None))
         )
 
-    def _open(self) -> FileDatabase:
+    def _require_open(self) -> FileDatabase:
         if self._closed:
             raise StorageClosed(f"{self.root} was closed")
         if self._pid != os.getpid():
-            self._begin()  # the threads stayed with the parent
+            self._start()  # after a fork: the child process has no threads of the parent
         return self._database
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Apply operations, all or nothing.
+
+        Raises:
+            StorageBusy: The lock was not free within `patience` seconds.
+            StorageClosed: The store was closed.
+        """
         return await CommitRequest(guard, ops, self)
 
-    def pending(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
-        self._open()
+    def callers(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
+        """Return the pending commits of an event loop."""
+        self._require_open()
         return self._waiting[loop]
 
     def submit(self, request: CommitRequest | ReadRequest) -> None:
+        """Queue a request for the thread of this store, and start the thread if there is none."""
         with self._starting:  # two threads must not use the index of a kind at once
             if self._thread is None:
                 arguments = (self._database, self._inbox)
                 self._thread = threading.Thread(target=_serve, args=arguments, name="agent-runtime-files", daemon=True)
                 self._thread.start()
-                weakref.finalize(self, self._inbox.put, None).atexit = False  # a store may be dropped without close()
+                weakref.finalize(
+                    self, self._inbox.put, None
+                ).atexit = False  # ends the thread of a store that was not closed
         self._inbox.put(request)
 
     async def read(self, what: str, *args: Any) -> Any:
-        database = self._open()
+        """Execute a read, and return its result.
+
+        Raises:
+            StorageBusy: The lock was not free within `patience` seconds.
+            StorageClosed: The store was closed.
+        """
+        database = self._require_open()
         reads: dict[str, Callable[..., list[Any]]] = {
             "get": database.get, "find": database.find, "words": database.words
         }  # fmt: skip
@@ -94,14 +120,14 @@ class FileDocuments(DocumentStore):
         waiting = asyncio.wrap_future(answer)
         try:
             await asyncio.wait([waiting], timeout=self.patience)
-            if answer.cancel():  # it has not begun
-                raise StorageBusy(f"{self.root} did not answer within {self.patience:g} s; try again")
+            if answer.cancel():  # it was not started
+                raise StorageBusy(f"{self.root} did not answer within {self.patience:g} s. Try again.")
             return await waiting
         finally:
             waiting.cancel()
 
     async def close(self) -> None:
-        """Execute what was handed over, and end the thread."""
+        """Execute the requests that were submitted, and end the thread."""
         self._closed = True
         if self._thread is not None and self._pid == os.getpid():
             self._inbox.put(None)
@@ -109,19 +135,19 @@ class FileDocuments(DocumentStore):
 
 
 def _serve(database: FileDatabase, inbox: Inbox) -> None:
-    """The thread of one store: take what waits, execute it, answer the callers."""
+    """Execute requests in batches. It runs in the thread of a store."""
     while (request := inbox.get()) is not None:
         batch = [request]
-        ended = False
-        while len(batch) < _GROUP and not inbox.empty():
-            if (more := inbox.get()) is None:
-                ended = True
+        closing = False
+        while len(batch) < _BATCH and not inbox.empty():
+            if (next_request := inbox.get()) is None:
+                closing = True
                 break
-            batch.append(more)
+            batch.append(next_request)
         if reads := [each for each in batch if isinstance(each, ReadRequest)]:
             database.read(reads)
         if commits := [each for each in batch if isinstance(each, CommitRequest) and not each.timed_out]:
             database.commit(commits)
             resolve_all(commits)
-        if ended:
+        if closing:
             return

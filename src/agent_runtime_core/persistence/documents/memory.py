@@ -1,4 +1,4 @@
-"""Documents in this process, gone when it ends."""
+"""Document store in the memory of this process."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ from .operations import APPLIED, OPS, DocumentTransaction, on
 
 Kind = tuple[str, str]
 
-SWEPT = 2  # documents with an end that a write looks at
+SWEPT = 2  # expiring documents that a write checks
 
 
-def _live(tx: MemoryTx, at: Kind, now: float) -> dict[str, Document]:
-    there: dict[str, Document] = tx.tables["documents"].get(at, {})
-    return {key: each for key, each in there.items() if each.expires is None or each.expires > now}
+def _live(tx: MemoryTx, kind_key: Kind, now: float) -> dict[str, Document]:
+    stored: dict[str, Document] = tx.tables["documents"].get(kind_key, {})
+    return {key: each for key, each in stored.items() if each.expires is None or each.expires > now}
 
 
-def _one(tx: MemoryTx, at: Kind, key: str, now: float) -> Document | None:
-    each: Document | None = tx.tables["documents"].get(at, {}).get(key)
+def _one(tx: MemoryTx, kind_key: Kind, key: str, now: float) -> Document | None:
+    each: Document | None = tx.tables["documents"].get(kind_key, {}).get(key)
     return None if each is None or (each.expires is not None and each.expires <= now) else each
 
 
 class MemoryTransaction(DocumentTransaction):
-    """The documents in the tables of a memory engine."""
+    """The documents in a transaction of a memory engine."""
 
     def __init__(self, tx: MemoryTx) -> None:
         self._tx = tx
 
     def sweep(self, now: float) -> None:
-        """Delete the expired of the next few documents with an end."""
+        """Check the next few expiring documents, and delete those that have expired."""
         ends = self._tx.tables["document_ends"]
-        for where in list(itertools.islice(ends, SWEPT)):
-            end = ends[where]
-            self._tx.drop(ends, where)
-            if end > now:
-                self._tx.put(ends, where, end)
+        for position in list(itertools.islice(ends, SWEPT)):
+            expires = ends[position]
+            self._tx.drop(ends, position)
+            if expires > now:
+                self._tx.put(ends, position, expires)
             else:
-                self.remove(*where)
+                self.remove(*position)
 
     def get(self, space: str, kind: str, key: str, now: float) -> Document | None:
         return _one(self._tx, (space, kind), key, now)
 
     def is_applied(self, space: str, kind: str, entry: Entry) -> bool:
-        there = self._tx.tables["documents"][space, kind][entry.key]
+        stored = self._tx.tables["documents"][space, kind][entry.key]
         _, mark = self._tx.tables["document_notes"][space, kind][entry.key]
-        return (there.text, mark) == (entry.text, entry.mark)
+        return (stored.text, mark) == (entry.text, entry.mark)
 
     def next_rank(self, space: str, kind: str, group: str) -> float:
         return next_rank(self._tx.tables["document_ranks"].get((space, kind, group), 0.0))
 
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
-        tx, at, ranks = self._tx, (space, kind), self._tx.tables["document_ranks"]
-        self._put("documents", at, document.key, document)
+        tx, kind_key, ranks = self._tx, (space, kind), self._tx.tables["document_ranks"]
+        self._put("documents", kind_key, document.key, document)
         if entry is not None:
-            self._put("document_notes", at, entry.key, (entry.words, entry.mark))
+            self._put("document_notes", kind_key, entry.key, (entry.words, entry.mark))
         if document.expires is not None:
-            tx.put(tx.tables["document_ends"], (*at, document.key), document.expires)
+            tx.put(tx.tables["document_ends"], (*kind_key, document.key), document.expires)
         else:
-            tx.drop(tx.tables["document_ends"], (*at, document.key))
-        if document.rank > ranks.get((*at, document.group), 0.0):
-            tx.put(ranks, (*at, document.group), document.rank)
+            tx.drop(tx.tables["document_ends"], (*kind_key, document.key))
+        if document.rank > ranks.get((*kind_key, document.group), 0.0):
+            tx.put(ranks, (*kind_key, document.group), document.rank)
 
-    def _put(self, table: str, at: Kind, key: str, value: Any) -> None:
+    def _put(self, table: str, kind_key: Kind, key: str, value: Any) -> None:
         tables = self._tx.tables[table]
-        if at not in tables:
-            self._tx.put(tables, at, {})
-        self._tx.put(tables[at], key, value)
+        if kind_key not in tables:
+            self._tx.put(tables, kind_key, {})
+        self._tx.put(tables[kind_key], key, value)
 
     def remove(self, space: str, kind: str, key: str) -> None:
         tx = self._tx
@@ -81,14 +81,14 @@ class MemoryTransaction(DocumentTransaction):
         tx.drop(tx.tables["document_ends"], (space, kind, key))
 
     def live_keys(self, space: str, kind: str, group: str | None, now: float) -> list[str]:
-        there = _live(self._tx, (space, kind), now).values()
-        return [each.key for each in there if group is None or each.group == group]
+        stored = _live(self._tx, (space, kind), now).values()
+        return [each.key for each in stored if group is None or each.group == group]
 
     def drop(self, space: str) -> None:
         for name in ("documents", "document_notes", "document_ends", "document_ranks"):
             table = self._tx.tables[name]
-            for where in [where for where in table if where[0] == space]:
-                self._tx.drop(table, where)
+            for position in [position for position in table if position[0] == space]:
+                self._tx.drop(table, position)
 
 
 def _get(tx: MemoryTx, space: str, kind: str, keys: Sequence[str], now: float) -> list[Document]:
@@ -111,8 +111,8 @@ def _find(tx: MemoryTx, query: Query) -> list[Document]:
 
 def _words(tx: MemoryTx, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
     notes = tx.tables["document_notes"].get((space, kind), {})
-    there = _live(tx, (space, kind), now)
-    return [(key, each.rank, notes[key][0]) for key, each in there.items() if notes[key][0]]
+    stored = _live(tx, (space, kind), now)
+    return [(key, each.rank, notes[key][0]) for key, each in stored.items() if notes[key][0]]
 
 
 CONCERN = OperationSet(
@@ -123,8 +123,8 @@ CONCERN = OperationSet(
 )
 
 
-class MemoryDocuments(DocumentStore):
-    """Documents in this process, gone when it ends."""
+class MemoryDocuments(OnMemory, DocumentStore):
+    """Document store in the memory of this process. The documents are lost when the process ends."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {

@@ -1,4 +1,4 @@
-"""The operations on documents, decided once for all technologies whose transactions run in Python."""
+"""The operations on documents, for all backends whose transactions are executed in Python."""
 
 from __future__ import annotations
 
@@ -11,63 +11,66 @@ from .base import Document, DocumentMissing, Entry, VersionConflict, touched
 
 
 class DocumentWrites(ABC):
-    """What the operations on one document need. A method finds what the operations before it wrote."""
+    """The transaction that operations on one document use. A method sees the writes of earlier operations."""
 
-    def sweep(self, now: float) -> None:  # noqa: B027 - not all sweep in this place
+    def sweep(self, now: float) -> None:  # noqa: B027 - some backends sweep at another time
         """Delete a few expired documents."""
 
     @abstractmethod
     def get(self, space: str, kind: str, key: str, now: float) -> Document | None:
-        """The document, unless it has expired."""
+        """Return a document, or None if it does not exist or has expired."""
 
     @abstractmethod
     def is_applied(self, space: str, kind: str, entry: Entry) -> bool:
-        """Whether the document that is stored comes from this very write."""
+        """Return whether this write stored the present document."""
 
     @abstractmethod
     def next_rank(self, space: str, kind: str, group: str) -> float:
-        """The rank of a document that is appended to the group."""
+        """Return the rank for a document that is appended to a group."""
 
     @abstractmethod
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
-        """Write a document that `get` looked for. `entry` None: it keeps its words and its mark."""
+        """Write a document after a call of `get` for its key. With `entry` None it keeps its words and its mark."""
 
 
 class DocumentTransaction(DocumentWrites):
-    """What all operations need."""
+    """The transaction that all operations use."""
 
     @abstractmethod
-    def remove(self, space: str, kind: str, key: str) -> None: ...
+    def remove(self, space: str, kind: str, key: str) -> None:
+        """Remove a document."""
 
     @abstractmethod
     def live_keys(self, space: str, kind: str, group: str | None, now: float) -> list[str]:
-        """The keys of a group's documents; None: of all groups."""
+        """Return the keys of the documents of a group, or of all groups, that have not expired."""
 
     @abstractmethod
     def drop(self, space: str) -> None:
-        """Remove all documents of a space. Ranks are counted from 1 again."""
+        """Remove all documents of a space. New ranks begin at 1 again."""
 
 
 def put(
     tx: DocumentWrites, space: str, kind: str, entry: Entry, expect: int | None, now: float
 ) -> tuple[int, float]:  # fmt: skip
+    """Store a document, and return its version and rank."""
     tx.sweep(now)
-    there = tx.get(space, kind, entry.key, now)
-    version = 0 if there is None else there.version
+    stored = tx.get(space, kind, entry.key, now)
+    version = 0 if stored is None else stored.version
     if expect is not None and expect != version:
-        if there is not None and version == expect + 1 and tx.is_applied(space, kind, entry):
-            return version, there.rank
+        if stored is not None and version == expect + 1 and tx.is_applied(space, kind, entry):
+            return version, stored.rank
         raise VersionConflict
     rank = entry.rank
     if rank is None:
-        same_group = there is not None and there.group == entry.group
-        rank = there.rank if there is not None and same_group else tx.next_rank(space, kind, entry.group)
+        same_group = stored is not None and stored.group == entry.group
+        rank = stored.rank if stored is not None and same_group else tx.next_rank(space, kind, entry.group)
     document = Document(entry.key, entry.text, version + 1, float(rank), entry.group, entry.expires)
     tx.store(space, kind, document, entry)
     return document.version, document.rank
 
 
 def add(tx: DocumentWrites, space: str, kind: str, entry: Entry, now: float) -> float | None:
+    """Store a new document, and return its rank. None: the key exists, and nothing changes."""
     if tx.get(space, kind, entry.key, now) is not None:
         return None
     return put(tx, space, kind, entry, 0, now)[1]
@@ -76,22 +79,25 @@ def add(tx: DocumentWrites, space: str, kind: str, entry: Entry, now: float) -> 
 def touch(
     tx: DocumentWrites, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
 ) -> None:  # fmt: skip
-    there = tx.get(space, kind, key, now)
-    if there is None:
+    """Raise the rank of a document to at least `rank`, and extend its lifetime."""
+    stored = tx.get(space, kind, key, now)
+    if stored is None:
         raise DocumentMissing
-    moved = touched(there, rank, expires)
-    if moved != there:
-        tx.store(space, kind, moved)
+    changed = touched(stored, rank, expires)
+    if changed != stored:
+        tx.store(space, kind, changed)
 
 
 def delete(tx: DocumentTransaction, space: str, kind: str, key: str, now: float) -> bool:
-    there = tx.get(space, kind, key, now)
-    if there is not None:
+    """Delete a document, and return whether it existed."""
+    stored = tx.get(space, kind, key, now)
+    if stored is not None:
         tx.remove(space, kind, key)
-    return there is not None
+    return stored is not None
 
 
 def clear(tx: DocumentTransaction, space: str, kind: str, group: str | None, now: float) -> int:
+    """Delete the documents of a group, or of all groups, and return how many there were."""
     keys = tx.live_keys(space, kind, group, now)
     for key in keys:
         tx.remove(space, kind, key)
@@ -99,31 +105,35 @@ def clear(tx: DocumentTransaction, space: str, kind: str, group: str | None, now
 
 
 def drop(tx: DocumentTransaction, space: str, now: float) -> None:
+    """Delete all documents of a space."""
     tx.drop(space)
 
 
-def put_before(
+# -- replays: the results of operations that an earlier attempt of the same commit applied
+
+
+def put_replay(
     tx: DocumentWrites, space: str, kind: str, entry: Entry, expect: int | None, now: float
 ) -> tuple[int, float]:  # fmt: skip
-    there = tx.get(space, kind, entry.key, now)
-    if there is None or not tx.is_applied(space, kind, entry) or (expect is not None and there.version != expect + 1):
+    stored = tx.get(space, kind, entry.key, now)
+    if stored is None or not tx.is_applied(space, kind, entry) or (expect is not None and stored.version != expect + 1):
         raise NotApplied
-    return there.version, there.rank
+    return stored.version, stored.rank
 
 
-def added_before(tx: DocumentWrites, space: str, kind: str, entry: Entry, now: float) -> float:
-    return put_before(tx, space, kind, entry, None, now)[1]
+def add_replay(tx: DocumentWrites, space: str, kind: str, entry: Entry, now: float) -> float:
+    return put_replay(tx, space, kind, entry, None, now)[1]
 
 
-def touched_before(
+def touch_replay(
     tx: DocumentWrites, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
 ) -> None:  # fmt: skip
-    there = tx.get(space, kind, key, now)
-    if there is None or touched(there, rank, expires) != there:
+    stored = tx.get(space, kind, key, now)
+    if stored is None or touched(stored, rank, expires) != stored:
         raise NotApplied
 
 
-def deleted_before(tx: DocumentWrites, space: str, kind: str, key: str, now: float) -> bool:
+def delete_replay(tx: DocumentWrites, space: str, kind: str, key: str, now: float) -> bool:
     if tx.get(space, kind, key, now) is not None:
         raise NotApplied
     return True
@@ -140,15 +150,15 @@ OPS: Final[Operations] = {
     "documents.drop": drop,
 }
 APPLIED: Final[Operations] = {
-    "documents.put": put_before,
-    "documents.add": added_before,
-    "documents.touch": touched_before,
-    "documents.delete": deleted_before,
+    "documents.put": put_replay,
+    "documents.add": add_replay,
+    "documents.touch": touch_replay,
+    "documents.delete": delete_replay,
 }
 
 
 def on(transaction: Callable[[Any], DocumentWrites], operations: Operations) -> dict[str, Callable[..., Any]]:
-    """The operations for the transactions of an engine."""
+    """Return the operations for the transactions of an engine. `transaction` wraps one."""
 
     def adapted(operation: Callable[..., Any]) -> Callable[..., Any]:
         return lambda tx, *args: operation(transaction(tx), *args)

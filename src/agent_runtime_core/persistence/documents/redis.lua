@@ -1,6 +1,6 @@
--- What is done with documents, and what is asked of them; how they are kept is in redis_docs.lua.
+-- The operations on documents, and the reads. The storage is described in redis_docs.lua.
 
--- Members that are read at once; members that are looked at, and bytes, for one answer.
+-- Members that are read at once. For one reply: members that are checked, and bytes.
 local CHUNK, SEEN, BYTES = 100, 1000, 200000
 
 ops['documents.put'] = function(space, kind, key, body, group, rank, ends, words, mark, expect, at)
@@ -16,7 +16,7 @@ ops['documents.put'] = function(space, kind, key, body, group, rank, ends, words
     refuse('CHANGED')
   end
   if rank == null then
-    rank = there and there.group == group and there.rank or behind(place, group)
+    rank = there and there.group == group and there.rank or next_doc_rank(place, group)
   end
   found.words = words
   set_doc(place, found, {
@@ -88,16 +88,16 @@ ops['documents.drop'] = function(space, at)
   return null
 end
 
--- looking
+-- reads
 
--- [key, version, rank, group, end, text], or the key alone where it cannot be read
-local function doc_told(key, doc)
+-- Returns [key, version, rank, group, end, text] as JSON, or only the key if the document cannot be read.
+local function encode_doc(key, doc)
   if not doc then return cjson.encode(key) end
   return '[' .. cjson.encode(key) .. ',' .. text(doc.version) .. ',' .. text(doc.rank) .. ',' .. cjson.encode(doc.group)
     .. ',' .. (doc.ends and text(doc.ends) or 'null') .. ',' .. doc.body .. ']'
 end
 
--- [how many of the keys were looked at, [documents]]
+-- Returns [how many of the keys were read, [documents]].
 ops['documents.get'] = function(space, kind, keys, at)
   local place, found, size, seen = place_of(space, kind), {}, 0, 0
   for _, key in ipairs(keys) do
@@ -106,14 +106,15 @@ ops['documents.get'] = function(space, kind, keys, at)
     local stored = call('HGET', P .. 'doc:' .. place, key)
     local doc = stored and parsed(stored)
     if stored and (not doc or live(doc, at)) then
-      found[#found + 1] = doc_told(key, doc)
+      found[#found + 1] = encode_doc(key, doc)
       size = size + #found[#found]
     end
   end
   return raw('[' .. seen .. ',[' .. table.concat(found, ',') .. ']]')
 end
 
--- Goes through the documents from `after` on, [rank, key], as far as one answer may take: where it came to, or null.
+-- Calls `see` for each document after `after`, [rank, key], up to the limits of one reply. Returns the last one, or null
+-- if there are no more.
 local function through(place, line, low, high, down, after, see)
   local least = '[' .. line .. (low ~= null and ordered(low) or '')
   local most = '(' .. line .. (high ~= null and ordered(high) or '\255\255')
@@ -138,7 +139,7 @@ local function through(place, line, low, high, down, after, see)
   end
 end
 
--- [where to go on from, how many are still to be left out, [documents]]
+-- Returns [`after` for the next call, the remaining offset, [documents]].
 ops['documents.find'] = function(space, kind, at, group, prefix, low, high, down, offset, limit, after)
   local place, found, size = place_of(space, kind), {}, 0
   local came = through(place, line_of(group), low, high, down, after, function(key)
@@ -150,14 +151,14 @@ ops['documents.find'] = function(space, kind, at, group, prefix, low, high, down
       offset = offset - 1
       return false
     end
-    found[#found + 1] = doc_told(key, doc)
+    found[#found + 1] = encode_doc(key, doc)
     size = size + #found[#found]
     return #found >= limit or size > BYTES
   end)
   return raw('[' .. came .. ',' .. offset .. ',[' .. table.concat(found, ',') .. ']]')
 end
 
--- [where to go on from, [[key, rank, words], ...]]
+-- Returns [`after` for the next call, [[key, rank, words], ...]].
 ops['documents.words'] = function(space, kind, at, after)
   local place, found, size = place_of(space, kind), {}, 0
   local came = through(place, 'r', null, null, false, after, function(key)

@@ -1,4 +1,4 @@
-"""Documents on one Redis or Valkey server, shared by all processes that reach it."""
+"""Document store on a Redis or Valkey server."""
 
 from __future__ import annotations
 
@@ -14,35 +14,40 @@ from ..._engines.redis.script import Codec, RedisOperationSet, as_list, lua_sour
 from ...errors import StorageCorrupt, brief
 from .base import Document, DocumentMissing, DocumentStore, Entry, Query, VersionConflict
 
-PAGE = 500  # documents in one answer, at most
+if TYPE_CHECKING:
+    from ..._engines.redis.engine import RedisEngine
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+PAGE = 500  # documents in one reply, at most
 
-
-def _entry(entry: Entry) -> tuple[Any, ...]:
-    return entry.key, _encode(entry.text), entry.group, entry.rank, entry.expires, entry.words, entry.mark
-
-
-def _put(space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[Any, ...]:
-    return (space, kind, *_entry(entry), expect, now)
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def _add(space: str, kind: str, entry: Entry, now: float) -> tuple[Any, ...]:
-    return (space, kind, *_entry(entry), now)
+def _encode_entry(entry: Entry) -> tuple[Any, ...]:
+    return entry.key, _encode_json(entry.text), entry.group, entry.rank, entry.expires, entry.words, entry.mark
 
 
-def _placed(answer: list[Any]) -> tuple[int, float]:
-    return answer[0], float(answer[1])
+def _encode_put(space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[Any, ...]:
+    return (space, kind, *_encode_entry(entry), expect, now)
 
 
-def _added(answer: list[Any] | None) -> float | None:
-    return None if answer is None else float(answer[1])
+def _encode_add(space: str, kind: str, entry: Entry, now: float) -> tuple[Any, ...]:
+    return (space, kind, *_encode_entry(entry), now)
 
 
-def _documents(kind: str, told: Any) -> Iterable[Document]:
-    for each in as_list(told):
+def _decode_put(reply: list[Any]) -> tuple[int, float]:
+    return reply[0], float(reply[1])
+
+
+def _decode_add(reply: list[Any] | None) -> float | None:
+    return None if reply is None else float(reply[1])
+
+
+def _documents(kind: str, reply: Any) -> Iterable[Document]:
+    for each in as_list(reply):
         if isinstance(each, str):
-            raise StorageCorrupt(f"{kind} {brief(each)} cannot be read; it is left as it is")
+            raise StorageCorrupt(
+                f"{kind} {brief(each)} cannot be read. It was not modified. Restore it from a backup, or delete it."
+            )
         key, version, rank, group, expires, text = each
         yield Document(key, text, version, float(rank), group, None if expires is None else float(expires))
 
@@ -50,9 +55,9 @@ def _documents(kind: str, told: Any) -> Iterable[Document]:
 async def _get(engine: RedisEngine, space: str, kind: str, keys: Sequence[str], now: float) -> list[Document]:
     found: list[Document] = []
     while keys:
-        seen, told = await engine.ask("documents.get", space, kind, keys[:PAGE], now)
-        found += _documents(kind, told)
-        keys = keys[seen:]
+        read_count, reply = await engine.ask("documents.get", space, kind, keys[:PAGE], now)
+        found += _documents(kind, reply)
+        keys = keys[read_count:]
     return found
 
 
@@ -61,12 +66,12 @@ async def _find(engine: RedisEngine, query: Query) -> list[Document]:
     found: dict[str, Document] = {}
     after: list[Any] | None = None
     while limit is None or len(found) < limit:
-        most = PAGE if limit is None else min(PAGE, limit - len(found))
-        after, offset, told = await engine.ask(
-            "documents.find", space, kind, now, group, prefix, low, high, descending, offset, most, after
+        page_size = PAGE if limit is None else min(PAGE, limit - len(found))
+        after, offset, reply = await engine.ask(
+            "documents.find", space, kind, now, group, prefix, low, high, descending, offset, page_size, after
         )
-        for document in _documents(kind, told):
-            found.setdefault(document.key, document)  # it may have moved on since
+        for document in _documents(kind, reply):
+            found.setdefault(document.key, document)  # it may be in two pages, if its rank changed between them
         if after is None:
             break
     return list(found.values())
@@ -76,30 +81,32 @@ async def _words(engine: RedisEngine, space: str, kind: str, now: float) -> list
     found: list[tuple[str, float, str]] = []
     after: list[Any] | None = None
     while True:
-        after, told = await engine.ask("documents.words", space, kind, now, after)
-        found += [(key, float(rank), words) for key, rank, words in as_list(told)]
+        after, reply = await engine.ask("documents.words", space, kind, now, after)
+        found += [(key, float(rank), words) for key, rank, words in as_list(reply)]
         if after is None:
             return found
 
 
-def _corrupt() -> StorageCorrupt:
-    return StorageCorrupt("a document that was to be changed cannot be read; it is left as it is")
+def _corrupt_document() -> StorageCorrupt:
+    return StorageCorrupt(
+        "a document to change cannot be read. It was not modified. Restore it from a backup, or delete it."
+    )
 
 
 CONCERN = RedisOperationSet(
     "documents",
     {},
     script="\n".join(lua_source(__file__, name) for name in ("redis_docs", "redis")),
-    codecs={"documents.put": Codec(_put, _placed), "documents.add": Codec(_add, _added)},
-    refusals={"CHANGED": VersionConflict, "ABSENT": DocumentMissing, "CORRUPT": _corrupt},
+    codecs={"documents.put": Codec(_encode_put, _decode_put), "documents.add": Codec(_encode_add, _decode_add)},
+    refusals={"CHANGED": VersionConflict, "ABSENT": DocumentMissing, "CORRUPT": _corrupt_document},
 )
 
 
-class RedisDocuments(DocumentStore):
-    """Documents on one Redis or Valkey server, shared by all processes that reach it.
+class RedisDocuments(OnRedis, DocumentStore):
+    """Document store on a Redis or Valkey server.
 
-    What is found may take several answers, of 500 documents or 200 KB each, and each is of its own moment: a document
-    is found once, and may be missed only if its rank was changed meanwhile.
+    A query may take several replies of at most 500 documents or 200 KB, each with the state at its time. So a document
+    is found once. It may be missed only if its rank changes during the query.
     """
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)

@@ -1,16 +1,16 @@
--- Documents. The place of a kind is "<length of the space>:<space><kind>", and has
+-- The storage of documents. The place of a kind is "<length of the space>:<space><kind>". Its keys are:
 --
 -- doc:<place>       a hash of the documents by key: "<version> <rank> <end> <mark> <length of the group> <group><text>",
---                   the text as JSON
--- docorder:<place>  a sorted set in the order of its members: each document is there as "r<rank><key>" and as
---                   "g<length of the group>:<group><rank><key>", its rank as eight bytes that sort as numbers do
--- docwords:<place>  a hash of the words that documents are found by, of those that have any
--- docends:<place>   a sorted set of keys by the wall time at which they expire.
+--                   with the text as a JSON string
+-- docorder:<place>  a sorted set in lexical order. Each document has the members "r<rank><key>" and
+--                   "g<length of the group>:<group><rank><key>", with the rank as eight bytes that sort like the number
+-- docwords:<place>  a hash of the searchable words by key, for documents that have words
+-- docends:<place>   a sorted set of keys by the time at which they expire
 --
--- `docdue` has each place by a time before which nothing in it expires, dockinds:<space> is the set of its places.
--- A place without documents has none of this. Version 0.6.0 counted the changes of each place in `docstamps`.
+-- `docdue` is a sorted set of places by a time before which none of their documents expires. dockinds:<space> is the set
+-- of the places of a space. A place without documents has no keys. Only version 0.6.0 uses `docstamps`, to count changes.
 
-local SWEPT = 8 -- expired documents that a write takes away at most
+local SWEPT = 8 -- expired documents that a write deletes, at most
 
 local function place_of(space, kind)
   return #space .. ':' .. space .. kind
@@ -78,7 +78,7 @@ local function docs(place)
   return found
 end
 
--- A document as it `was` before this commit and as it `is` in it.
+-- A document as it `was` before this commit, and as it `is` within it.
 local function doc_at(place, key)
   local here = docs(place)
   local found = here.known[key]
@@ -99,8 +99,8 @@ local function set_doc(place, found, doc)
   end
 end
 
--- The rank behind all of a group.
-local function behind(place, group)
+-- Returns a rank greater than all ranks of a group.
+local function next_doc_rank(place, group)
   local here, last = docs(place), 0
   if not here.cleared then
     local line, order = line_of(group), P .. 'docorder:' .. place
@@ -125,7 +125,7 @@ local function forget_kind(place)
   write('ZREM', P .. 'docdue', place)
 end
 
--- How many documents there were; none are there any more.
+-- Deletes all documents of a kind, and returns how many there were.
 local function clear_kind(place, at)
   local here, count = docs(place), 0
   if not here.cleared then
@@ -150,7 +150,7 @@ local function clear_group(place, group, at)
   for _, member in ipairs(found) do
     local key = string.sub(member, #line + 9)
     if not here.known[key] then
-      -- As much of it as is needed to take it away.
+      -- Only the fields that deleting the document needs.
       local doc = {rank = rank_of(string.sub(member, #line + 1, #line + 8)), group = group}
       doc.ends = expiring and tonumber(call('ZSCORE', ends, key)) or nil
       here.known[key] = {was = doc, is = doc}
@@ -165,9 +165,9 @@ local function clear_group(place, group, at)
   return count
 end
 
--- what a commit leaves to be written
+-- writing the changes of a commit
 
--- Takes away a few of those that have expired, of the place that is due first.
+-- Deletes a few expired documents of the place that is due first.
 local function sweep(at)
   local place = call('ZRANGEBYSCORE', P .. 'docdue', '-inf', text(at), 'LIMIT', 0, 1)[1]
   if not place or docs(place).cleared then return end
@@ -176,7 +176,7 @@ local function sweep(at)
   for _, key in ipairs(gone) do
     local readable, found = pcall(doc_at, place, key)
     if not readable then
-      write('ZREM', ends, key)  -- it stays as it is, and is no matter of a write to another one
+      write('ZREM', ends, key)  -- a damaged document is kept, and must not fail a write to another one
     elseif found.is and not live(found.is, at) then
       found.is, found.dirty = nil, true
     elseif not found.was and not found.is then

@@ -1,4 +1,4 @@
-"""Documents in one SQLite file, shared by all processes on this machine."""
+"""Document store in a SQLite file."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .sqlite_tables import (
     MIGRATIONS,
     ONE,
     Row,
-    forget,
+    delete_kind,
+    find_kind_id,
+    has_expired,
     insert,
-    is_over,
-    known_place,
     last_rank,
-    made_place,
     remove,
+    require_kind_id,
     stored,
     sweep,
     update,
 )
 
-INDEX_TRIES = 4  # a program whose SQLite has no FTS5 may be writing all the time
-LONG = 100_000  # characters of a text that take more than a moment
+INDEX_TRIES = 4  # attempts to bring the index up to date. A writer without FTS5 may make it stale each time
+LONG = 100_000  # characters of a text that is too slow to write on the event loop
 
 _OF_GROUP = "SELECT id FROM arc_documents WHERE kind = ? AND grp = ?"
 _LIVE = "(expires IS NULL OR expires > ?)"
@@ -40,26 +40,26 @@ _COUNT = "SELECT count(*) FROM arc_documents WHERE kind = ? AND " + _LIVE
 
 
 class SQLiteWrites(DocumentWrites):
-    """The document of one operation in the transaction of a SQLite engine."""
+    """The document of one operation, in a transaction of a SQLite engine."""
 
     def __init__(self, tx: SQLiteTx) -> None:
         self._tx = tx
-        self._row: Row | None = None  # what `get` found, expired or not
+        self._row: Row | None = None  # the document that `get` found, expired or not
 
     def sweep(self, now: float) -> None:
         sweep(self._tx, now)
 
     def get(self, space: str, kind: str, key: str, now: float) -> Document | None:
-        self._row = stored(self._tx, known_place(self._tx, space, kind), key)
-        return None if self._row is None or is_over(self._row.document, now) else self._row.document
+        self._row = stored(self._tx, find_kind_id(self._tx, space, kind), key)
+        return None if self._row is None or has_expired(self._row.document, now) else self._row.document
 
     def is_applied(self, space: str, kind: str, entry: Entry) -> bool:
         row = self._row
         return row is not None and (row.mark, row.document.text) == (entry.mark, entry.text)
 
     def next_rank(self, space: str, kind: str, group: str) -> float:
-        place = known_place(self._tx, space, kind)
-        return next_rank(0.0 if place is None else max(last_rank(self._tx, place, group) or 0.0, 0.0))
+        kind_id = find_kind_id(self._tx, space, kind)
+        return next_rank(0.0 if kind_id is None else max(last_rank(self._tx, kind_id, group) or 0.0, 0.0))
 
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
         tx, row = self._tx, self._row
@@ -67,44 +67,44 @@ class SQLiteWrites(DocumentWrites):
             document = document._replace(expires=float(document.expires))
         mark = entry.mark if entry is not None else row.mark if row is not None else 0
         if row is not None:
-            id_, place = row.id, row.place
+            id_, kind_id = row.id, row.kind_id
             update(tx, row, document, mark)
         else:
-            place = made_place(tx, space, kind)
-            id_ = insert(tx, place, document, mark)
+            kind_id = require_kind_id(tx, space, kind)
+            id_ = insert(tx, kind_id, document, mark)
         if entry is not None and (row is not None or entry.words):
-            sqlite_fts.keep(tx, id_, place, entry.words)
+            sqlite_fts.set_words(tx, id_, kind_id, entry.words)
 
 
 def delete(tx: SQLiteTx, space: str, kind: str, key: str, now: float) -> bool:
-    place = known_place(tx, space, kind)
-    row = None if place is None else tx.execute(ONE, (place, key)).fetchone()
-    # Also one that cannot be read any more: there has to be a way to be rid of it.
-    if place is None or row is None or (row[7] is not None and row[7] <= now):
+    kind_id = find_kind_id(tx, space, kind)
+    row = None if kind_id is None else tx.execute(ONE, (kind_id, key)).fetchone()
+    # The checksum is not verified, so that a damaged document can be deleted.
+    if kind_id is None or row is None or (row[7] is not None and row[7] <= now):
         return False
     remove(tx, row[0])
     return True
 
 
 def clear(tx: SQLiteTx, space: str, kind: str, group: str | None, now: float) -> int:
-    place = known_place(tx, space, kind)
-    if place is None:
+    kind_id = find_kind_id(tx, space, kind)
+    if kind_id is None:
         return 0
     if group is None:
-        count = tx.execute(_COUNT, (place, now)).fetchone()[0]
-        sqlite_fts.clear(tx, place)
-        tx.execute("DELETE FROM arc_documents WHERE kind = ?", (place,))
+        count = tx.execute(_COUNT, (kind_id, now)).fetchone()[0]
+        sqlite_fts.clear(tx, kind_id)
+        tx.execute("DELETE FROM arc_documents WHERE kind = ?", (kind_id,))
     else:
-        count = tx.execute(_COUNT + " AND grp = ?", (place, now, group)).fetchone()[0]
-        for (id_,) in tx.execute(_OF_GROUP, (place, group)).fetchall():
+        count = tx.execute(_COUNT + " AND grp = ?", (kind_id, now, group)).fetchone()[0]
+        for (id_,) in tx.execute(_OF_GROUP, (kind_id, group)).fetchall():
             remove(tx, id_)
     return int(count)
 
 
 def drop(tx: SQLiteTx, space: str, now: float) -> None:
-    for place, kind in tx.execute("SELECT id, kind FROM arc_document_kinds WHERE space = ?", (space,)).fetchall():
+    for kind_id, kind in tx.execute("SELECT id, kind FROM arc_document_kinds WHERE space = ?", (space,)).fetchall():
         clear(tx, space, kind, None, now)
-        forget(tx, place)
+        delete_kind(tx, kind_id)
 
 
 def _is_long(space: str, kind: str, entry: Entry, *_: Any) -> bool:
@@ -132,8 +132,8 @@ CONCERN = OperationSet(
 )
 
 
-class SQLiteDocuments(DocumentStore):
-    """Documents in one SQLite file, shared by all processes on this machine."""
+class SQLiteDocuments(OnSQLite, DocumentStore):
+    """Document store in a SQLite file, for all processes on the machine."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {

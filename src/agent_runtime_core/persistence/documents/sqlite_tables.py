@@ -1,4 +1,4 @@
-"""Rows of documents in a SQLite file, and the kinds they belong to."""
+"""The rows of documents and kinds in a SQLite file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from ...errors import StorageCorrupt, brief
 from . import sqlite_fts
 from .base import Document
 
-SWEPT = 8  # expired documents that a write takes away at most
+SWEPT = 8  # expired documents that a write deletes, at most
 
-# Version 0.6.0 counted the changes of a kind in `stamp`. The text is last: other columns are read without it.
+# Only version 0.6.0 uses `stamp`, to count the changes of a kind. The text is the last column, because SQLite reads the
+# other columns faster if they come before a long one.
 MIGRATIONS = (
     """CREATE TABLE arc_document_kinds (
     id INTEGER PRIMARY KEY AUTOINCREMENT, space TEXT NOT NULL, kind TEXT NOT NULL, stamp INTEGER NOT NULL DEFAULT 0,
@@ -50,96 +51,114 @@ _ANY = "SELECT id FROM arc_documents WHERE kind = ? LIMIT 1"
 
 
 class Row(NamedTuple):
-    """A document and where it is stored."""
+    """A document with its row id, the id of its kind and its mark."""
 
     id: int
-    place: int
+    kind_id: int
     mark: int
     document: Document
 
 
-def _crc(place: int, document: Document) -> int:
+def _crc(kind_id: int, document: Document) -> int:
     key, text, version, rank, group, expires = document
-    return crc32(text.encode(), crc32(f"{place}\0{key}\0{version}\0{rank!r}\0{group}\0{expires!r}".encode()))
+    return crc32(text.encode(), crc32(f"{kind_id}\0{key}\0{version}\0{rank!r}\0{group}\0{expires!r}".encode()))
 
 
 def read(row: tuple[Any, ...]) -> Row:
-    id_, place, mark, key, group, rank, version, expires, crc, text = row
+    """Decode a row of `COLUMNS`.
+
+    Raises:
+        StorageCorrupt: The checksum does not match.
+    """
+    id_, kind_id, mark, key, group, rank, version, expires, crc, text = row
     document: Document = tuple.__new__(Document, (key, text, version, rank, group, expires))
-    if type(id_) is not int or not isinstance(text, str) or _crc(place, document) != crc:
-        raise StorageCorrupt(f"document {brief(key)} (row {id_}) does not match its checksum; it is left as it is")
-    return Row(id_, place, mark, document)
+    if type(id_) is not int or not isinstance(text, str) or _crc(kind_id, document) != crc:
+        raise StorageCorrupt(
+            f"document {brief(key)} (row {id_}) does not match its checksum. It was not modified. Restore a backup, "
+            "or delete it."
+        )
+    return Row(id_, kind_id, mark, document)
 
 
-def place_of(tx: SQLiteTx | sqlite3.Connection, space: str, kind: str) -> int | None:
+def kind_id_of(tx: SQLiteTx | sqlite3.Connection, space: str, kind: str) -> int | None:
+    """Return the id of a kind, or None if there is none."""
     row = tx.execute(_KIND, (space, kind)).fetchone()
     return None if row is None else int(row[0])
 
 
-def known_place(tx: SQLiteTx, space: str, kind: str) -> int | None:
-    """The number of a kind, which the writing connection remembers."""
+def find_kind_id(tx: SQLiteTx, space: str, kind: str) -> int | None:
+    """Return the id of a kind, or None if there is none. The writing connection caches it."""
     name = f"documents:{space}\0{kind}"
-    place = tx.counters.get(name)
-    if place is None:
-        place = place_of(tx, space, kind)
-        if place is not None:
-            tx.counters[name] = place
-    return place
+    kind_id = tx.counters.get(name)
+    if kind_id is None:
+        kind_id = kind_id_of(tx, space, kind)
+        if kind_id is not None:
+            tx.counters[name] = kind_id
+    return kind_id
 
 
-def made_place(tx: SQLiteTx, space: str, kind: str) -> int:
-    place = known_place(tx, space, kind)
-    if place is None:
+def require_kind_id(tx: SQLiteTx, space: str, kind: str) -> int:
+    """Return the id of a kind. A new kind is inserted."""
+    kind_id = find_kind_id(tx, space, kind)
+    if kind_id is None:
         tx.execute("INSERT INTO arc_document_kinds (space, kind) VALUES (?, ?)", (space, kind))
-        place = known_place(tx, space, kind)
-        assert place is not None
-    return place
+        kind_id = find_kind_id(tx, space, kind)
+        assert kind_id is not None
+    return kind_id
 
 
-def stored(tx: SQLiteTx, place: int | None, key: str) -> Row | None:
-    row = None if place is None else tx.execute(ONE, (place, key)).fetchone()
+def stored(tx: SQLiteTx, kind_id: int | None, key: str) -> Row | None:
+    """Return the row of a document, expired or not, or None if there is none."""
+    row = None if kind_id is None else tx.execute(ONE, (kind_id, key)).fetchone()
     return None if row is None else read(row)
 
 
-def is_over(document: Document, now: float) -> bool:
+def has_expired(document: Document, now: float) -> bool:
+    """Return whether a document has expired."""
     return document.expires is not None and document.expires <= now
 
 
-def last_rank(tx: SQLiteTx, place: int, group: str) -> float | None:
-    """The greatest rank in a group."""
-    rank: float | None = tx.execute(_LAST, (place, group)).fetchone()[0]
+def last_rank(tx: SQLiteTx, kind_id: int, group: str) -> float | None:
+    """Return the highest rank in a group, or None if it is empty."""
+    rank: float | None = tx.execute(_LAST, (kind_id, group)).fetchone()[0]
     return rank
 
 
 def remove(tx: SQLiteTx, id_: int) -> None:
-    sqlite_fts.keep(tx, id_, 0, "")
+    """Delete a document and its words."""
+    sqlite_fts.set_words(tx, id_, 0, "")
     tx.execute("DELETE FROM arc_documents WHERE id = ?", (id_,))
 
 
 def sweep(tx: SQLiteTx, now: float) -> None:
-    """Take away a few of those that have expired, and kinds that have no other."""
-    gone = [row for row in tx.execute(_EXPIRED, (now, SWEPT)) if set(map(type, row)) == {int}]  # else damaged
-    for id_, _ in gone:
+    """Delete a few expired documents, and the kinds that have no document left."""
+    expired = [
+        row for row in tx.execute(_EXPIRED, (now, SWEPT)) if set(map(type, row)) == {int}
+    ]  # a damaged row is skipped
+    for id_, _ in expired:
         remove(tx, id_)
-    for place in {place for _, place in gone}:
-        if tx.execute(_ANY, (place,)).fetchone() is None:
-            forget(tx, place)
+    for kind_id in {kind_id for _, kind_id in expired}:
+        if tx.execute(_ANY, (kind_id,)).fetchone() is None:
+            delete_kind(tx, kind_id)
 
 
-def forget(tx: SQLiteTx, place: int) -> None:
-    space, kind = tx.execute("SELECT space, kind FROM arc_document_kinds WHERE id = ?", (place,)).fetchone()
-    tx.execute("DELETE FROM arc_document_kinds WHERE id = ?", (place,))
+def delete_kind(tx: SQLiteTx, kind_id: int) -> None:
+    """Delete a kind that has no documents."""
+    space, kind = tx.execute("SELECT space, kind FROM arc_document_kinds WHERE id = ?", (kind_id,)).fetchone()
+    tx.execute("DELETE FROM arc_document_kinds WHERE id = ?", (kind_id,))
     tx.counters.pop(f"documents:{space}\0{kind}", None)
 
 
 def update(tx: SQLiteTx, row: Row, document: Document, mark: int) -> None:
+    """Replace the document of a row."""
     _, text, version, rank, group, expires = document
-    tx.execute(_UPDATE, (mark, group, rank, version, expires, _crc(row.place, document), text, row.id))
+    tx.execute(_UPDATE, (mark, group, rank, version, expires, _crc(row.kind_id, document), text, row.id))
 
 
-def insert(tx: SQLiteTx, place: int, document: Document, mark: int) -> int:
+def insert(tx: SQLiteTx, kind_id: int, document: Document, mark: int) -> int:
+    """Insert a document, and return its row id."""
     key, text, version, rank, group, expires = document
-    crc = _crc(place, document)
-    id_ = tx.execute(_INSERT, (place, mark, key, group, rank, version, expires, crc, text)).lastrowid
+    crc = _crc(kind_id, document)
+    id_ = tx.execute(_INSERT, (kind_id, mark, key, group, rank, version, expires, crc, text)).lastrowid
     assert id_ is not None
     return id_
