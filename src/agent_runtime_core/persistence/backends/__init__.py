@@ -1,1 +1,1 @@
-"""The six stores on each technology."""
+"""The six stores on each backend."""

@@ -1,17 +1,18 @@
-"""The six stores in files: of a project in its directory, of a user in the home directory."""
+"""The six stores in files: in the directory of a project, and in the home directory of the user."""
 
 from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 from ..._core.clock import Clock
 from ..._core.ids import path_text
 from ...errors import InvalidArgument, brief
 from ..document_stores.audit import StoredAudit
-from ..document_stores.base import DocumentHome
+from ..document_stores.base import DocumentHome, HomeOptions
 from ..document_stores.conversations import StoredConversations
+from ..document_stores.embeddings import MAX_VECTORS
 from ..document_stores.knowledge import StoredKnowledge
 from ..document_stores.memory import StoredMemory
 from ..document_stores.preferences import StoredPreferences
@@ -22,12 +23,17 @@ from ..legacy_files import DIRECTORY, check_layout, root_of
 
 
 class FileHome(DocumentHome):
-    """In `<project_dir>/.agent_runtime/`, by default that of the current directory; GLOBAL in that of the user's home.
+    """Keeps documents in files.
 
-    A session is in memory, and ends with the store. Nothing is made on disk before the first write.
+    Scope.GLOBAL is in `.agent_runtime` of the user's home directory. Scope.SESSION is in memory, and ends with the
+    store. The first write creates the directories.
+
+    Args:
+        project_dir: Scope.PROJECT is in `<project_dir>/.agent_runtime`. None is the current directory.
+        **options: See `HomeOptions`.
     """
 
-    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
         super().__init__(**options)
         project, home = project_directory(project_dir), home_directory()
         in_project = documents_in(project, self.clock)
@@ -37,43 +43,68 @@ class FileHome(DocumentHome):
 
 def project_directory(project_dir: str | os.PathLike[str] | None) -> str:
     """Return the directory with the stores of a project."""
-    where = os.getcwd() if project_dir is None else path_text(project_dir)
-    if where is None:
-        raise InvalidArgument(f"project_dir={brief(project_dir, 500)} is no path of a directory")
-    return os.path.join(os.path.abspath(where), DIRECTORY)
+    path = os.getcwd() if project_dir is None else path_text(project_dir)
+    if path is None:
+        raise InvalidArgument(f"project_dir must be the path of a directory, got {brief(project_dir, 500)}")
+    return os.path.join(os.path.abspath(path), DIRECTORY)
 
 
 def home_directory() -> str:
     """Return the directory with the stores of this user."""
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
-        raise InvalidArgument(f"{brief(home, 500)} is no home directory: set HOME to an absolute path")
+        raise InvalidArgument(f"the home directory must be an absolute path, got {brief(home, 500)}. Set HOME.")
     return os.path.join(os.path.normpath(home), DIRECTORY)
 
 
 def documents_in(directory: str, clock: Clock) -> FileDocuments:
+    """Return the document store of a directory. It rejects files of another version."""
     return FileDocuments(root_of(directory), ready=partial(check_layout, directory), clock=clock)
 
 
 class FileMemoryStore(StoredMemory, home=FileHome):
-    """What an agent remembers by key, in files."""
+    """Stores the memory of agents, by key, in files."""
+
+    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
+        super().__init__(project_dir, **options)
 
 
 class FileConversationStore(StoredConversations, home=FileHome):
-    """Conversations and their messages, in files."""
+    """Stores conversations and their messages in files."""
+
+    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
+        super().__init__(project_dir, **options)
 
 
 class FileTaskStore(StoredTasks, home=FileHome):
-    """Tasks, in lists, in files."""
+    """Stores lists of tasks in files."""
+
+    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
+        super().__init__(project_dir, **options)
 
 
 class FilePreferencesStore(StoredPreferences, home=FileHome):
-    """What a user prefers, in files."""
+    """Stores preferences, by key, in files."""
+
+    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
+        super().__init__(project_dir, **options)
 
 
 class FileKnowledgeStore(StoredKnowledge, home=FileHome):
-    """Facts, summaries and embeddings, in files."""
+    """Stores facts, summaries and embeddings in files."""
+
+    def __init__(
+        self, project_dir: str | os.PathLike[str] | None = None, *, max_vectors: int = MAX_VECTORS,
+        **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(project_dir, max_vectors=max_vectors, **options)
 
 
 class FileAuditStore(StoredAudit, home=FileHome):
-    """What happened, what went wrong and how long it took, in files."""
+    """Stores audit entries, errors and metrics in files."""
+
+    def __init__(
+        self, project_dir: str | os.PathLike[str] | None = None, *, max_age: float | None = None,
+        max_entries: int | None = None, **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(project_dir, max_age=max_age, max_entries=max_entries, **options)

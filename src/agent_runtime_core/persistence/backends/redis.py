@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from ..document_stores.audit import StoredAudit
-from ..document_stores.base import DocumentHome
+from ..document_stores.base import DocumentHome, HomeOptions
 from ..document_stores.conversations import StoredConversations
+from ..document_stores.embeddings import MAX_VECTORS
 from ..document_stores.knowledge import StoredKnowledge
 from ..document_stores.memory import StoredMemory
 from ..document_stores.preferences import StoredPreferences
@@ -18,36 +19,80 @@ if TYPE_CHECKING:
 
 
 class RedisHome(DocumentHome):
-    """All scopes on one server. `url` or `redis_url` names it, or it is that of `engine`."""
+    """Keeps the documents of all scopes on one server.
+
+    Args:
+        url: The URL of the server. `redis_url` is another name of it.
+        redis_url: The URL of the server.
+        engine: Use the server of this engine instead.
+        **options: See `HomeOptions`.
+    """
 
     sessions_expire = True
 
     def __init__(
-        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None, **options: Any
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
         super().__init__(**options)
         self.keep_in(RedisDocuments(url, redis_url=redis_url, engine=engine, clock=self.clock))
 
 
 class RedisMemoryStore(StoredMemory, home=RedisHome):
-    """What an agent remembers by key, on a Redis or Valkey server."""
+    """Stores the memory of agents, by key, on a Redis or Valkey server."""
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(url, redis_url=redis_url, engine=engine, **options)
 
 
 class RedisConversationStore(StoredConversations, home=RedisHome):
-    """Conversations and their messages, on a Redis or Valkey server."""
+    """Stores conversations and their messages on a Redis or Valkey server."""
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(url, redis_url=redis_url, engine=engine, **options)
 
 
 class RedisTaskStore(StoredTasks, home=RedisHome):
-    """Tasks, in lists, on a Redis or Valkey server."""
+    """Stores lists of tasks on a Redis or Valkey server."""
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(url, redis_url=redis_url, engine=engine, **options)
 
 
 class RedisPreferencesStore(StoredPreferences, home=RedisHome):
-    """What a user prefers, on a Redis or Valkey server."""
+    """Stores preferences, by key, on a Redis or Valkey server."""
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(url, redis_url=redis_url, engine=engine, **options)
 
 
 class RedisKnowledgeStore(StoredKnowledge, home=RedisHome):
-    """Facts, summaries and embeddings, on a Redis or Valkey server."""
+    """Stores facts, summaries and embeddings on a Redis or Valkey server."""
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        max_vectors: int = MAX_VECTORS, **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(url, redis_url=redis_url, engine=engine, max_vectors=max_vectors, **options)
 
 
 class RedisAuditStore(StoredAudit, home=RedisHome):
-    """What happened, what went wrong and how long it took, on a Redis or Valkey server."""
+    """Stores audit entries, errors and metrics on a Redis or Valkey server."""
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        max_age: float | None = None, max_entries: int | None = None, **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(url, redis_url=redis_url, engine=engine, max_age=max_age, max_entries=max_entries, **options)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Unpack
 
 from ..._engines.sqlite.engine import SQLiteEngine
 from ..document_stores.audit import StoredAudit
-from ..document_stores.base import DocumentHome
+from ..document_stores.base import DocumentHome, HomeOptions
 from ..document_stores.conversations import StoredConversations
+from ..document_stores.embeddings import MAX_VECTORS
 from ..document_stores.knowledge import StoredKnowledge
 from ..document_stores.memory import StoredMemory
 from ..document_stores.preferences import StoredPreferences
@@ -17,37 +18,88 @@ from ..documents.sqlite import SQLiteDocuments
 
 
 class SQLiteHome(DocumentHome):
-    """All scopes in one file. `path` or `db_path` names it, or it is that of `engine`."""
+    """Keeps the documents of all scopes in one file.
+
+    Args:
+        path: The path of the file. `db_path` is another name of it.
+        db_path: The path of the file.
+        durability: "full" or "normal": the `synchronous` setting of SQLite.
+        engine: Use the file of this engine instead.
+        **options: See `HomeOptions`.
+    """
 
     sessions_expire = True
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
-        durability: str = "full", engine: SQLiteEngine | None = None, **options: Any,
+        durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
         super().__init__(**options)
         self.keep_in(SQLiteDocuments(path, db_path=db_path, durability=durability, engine=engine, clock=self.clock))
 
 
 class SQLiteMemoryStore(StoredMemory, home=SQLiteHome):
-    """What an agent remembers by key, in a SQLite file."""
+    """Stores the memory of agents, by key, in a SQLite file."""
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)
 
 
 class SQLiteConversationStore(StoredConversations, home=SQLiteHome):
-    """Conversations and their messages, in a SQLite file."""
+    """Stores conversations and their messages in a SQLite file."""
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)
 
 
 class SQLiteTaskStore(StoredTasks, home=SQLiteHome):
-    """Tasks, in lists, in a SQLite file."""
+    """Stores lists of tasks in a SQLite file."""
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)
 
 
 class SQLitePreferencesStore(StoredPreferences, home=SQLiteHome):
-    """What a user prefers, in a SQLite file."""
+    """Stores preferences, by key, in a SQLite file."""
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)
 
 
 class SQLiteKnowledgeStore(StoredKnowledge, home=SQLiteHome):
-    """Facts, summaries and embeddings, in a SQLite file."""
+    """Stores facts, summaries and embeddings in a SQLite file."""
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, max_vectors: int = MAX_VECTORS,
+        **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(
+            path, db_path=db_path, durability=durability, engine=engine, max_vectors=max_vectors, **options,
+        )  # fmt: skip
 
 
 class SQLiteAuditStore(StoredAudit, home=SQLiteHome):
-    """What happened, what went wrong and how long it took, in a SQLite file."""
+    """Stores audit entries, errors and metrics in a SQLite file."""
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, max_age: float | None = None,
+        max_entries: int | None = None, **options: Unpack[HomeOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(
+            path, db_path=db_path, durability=durability, engine=engine, max_age=max_age, max_entries=max_entries,
+            **options,
+        )  # fmt: skip
