@@ -95,7 +95,7 @@ async def contents(runner: AgentRunner, name: str = CHAT) -> list[Any]:
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The warnings, without those about the settings of the test's Redis server."""
     records = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    return [each.getMessage() for each in records if each.module != "redis_checks"]
+    return [each.getMessage() for each in records if each.module != "safety_checks"]
 
 
 @pytest.fixture
