@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.lazy_import import lazily
-from ..._engines.base import Backend, Op
+from ..._engines.base import Backend, Guard, Op
 from ...errors import InvalidArgument, StorageBusy, brief
 from ..fencing import CURRENT_CLAIM
 from .full_text import best, folded, words_of
@@ -122,7 +122,7 @@ def next_rank(last: float) -> float:
     return last + 1.0 if last + 1.0 > last else last * (1 + 2**-52)
 
 
-class DocumentStore(ABC):
+class DocumentStore(Backend):
     """Stores documents.
 
     Guarantees, on every backend:
@@ -185,12 +185,7 @@ class DocumentStore(ABC):
     async def read(self, what: str, *args: Any) -> Any:
         """Execute the read `what` with its arguments, and return its result."""
 
-    @property
-    def commits(self) -> Committer:
-        """The object that commits for this store: its engine, which other stores may share, or the store itself."""
-        return cast(Committer, getattr(self, "engine", self))
-
-    async def close(self) -> None:  # noqa: B027 - many stores have nothing to release
+    async def close(self) -> None:
         """Release the connections and files of this store."""
 
     async def write(self, *ops: Op) -> list[Any]:

@@ -109,8 +109,8 @@ class FileDatabase:
             self.disk.make("")
             with self._lock():
                 self._recover()
-                # The caller of a withdrawn commit waited too long for the lock. It got an error and may repeat it.
-                self._commit([each for each in batch if not each.withdrawn])
+                # The caller of a timed-out commit waited too long for the lock. It got an error and may repeat it.
+                self._commit([each for each in batch if not each.timed_out])
         except FileNotFoundError:
             _fail(batch, self._removed())
         except Exception as error:  # noqa: BLE001 - raised to the callers; the thread must continue

@@ -87,7 +87,7 @@ class FileDocuments(DocumentStore):
         """
         return await CommitRequest(guard, ops, self)
 
-    def callers(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
+    def pending(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
         """Return the pending commits of an event loop."""
         self._require_open()
         return self._waiting[loop]

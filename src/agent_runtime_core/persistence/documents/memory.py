@@ -123,7 +123,7 @@ CONCERN = OperationSet(
 )
 
 
-class MemoryDocuments(OnMemory, DocumentStore):
+class MemoryDocuments(DocumentStore):
     """Document store in the memory of this process. The documents are lost when the process ends."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)

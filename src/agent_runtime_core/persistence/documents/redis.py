@@ -14,9 +14,6 @@ from ..._engines.redis.script import Codec, RedisOperationSet, as_list, lua_sour
 from ...errors import StorageCorrupt, brief
 from .base import Document, DocumentMissing, DocumentStore, Entry, Query, VersionConflict
 
-if TYPE_CHECKING:
-    from ..._engines.redis.engine import RedisEngine
-
 PAGE = 500  # documents in one reply, at most
 
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -102,7 +99,7 @@ CONCERN = RedisOperationSet(
 )
 
 
-class RedisDocuments(OnRedis, DocumentStore):
+class RedisDocuments(DocumentStore):
     """Document store on a Redis or Valkey server.
 
     A query may take several replies of at most 500 documents or 200 KB, each with the state at its time. So a document

@@ -132,7 +132,7 @@ CONCERN = OperationSet(
 )
 
 
-class SQLiteDocuments(OnSQLite, DocumentStore):
+class SQLiteDocuments(DocumentStore):
     """Document store in a SQLite file, for all processes on the machine."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
