@@ -1,97 +1,98 @@
-"""Every error this library raises on purpose, in one tree.
+"""Every error that this library raises on purpose, as one tree.
 
 AgentRuntimeError
-├── InvalidArgument (ValueError)      a value that cannot be used; nothing was written
-│   ├── UnknownSetting (TypeError)    a configuration name nobody reads
-│   ├── InvalidTurn                   a turn, or an event of one, that cannot be understood
-│   └── BadArguments                  a tool was called with what it does not take
-├── UnknownAgent (KeyError)           no agent of that key is registered here
-├── UnknownRun (KeyError)             no run of that id is stored here
-│   └── RunNotFound (ValueError)      the orchestrator has no run of that id
-├── UnknownTool (KeyError)            no tool of that name is registered here
-├── ToolTimeout (TimeoutError)        a tool gave no answer within its own time limit
-├── ToolFailed                        a tool told that it did not succeed
-├── PlanningError                     no plan could be made of a prompt, or one that cannot be carried out
-├── PortalMisuse                      a blocking call from the loop that would have to answer it
+├── InvalidArgument (ValueError)      an invalid value; nothing was written
+│   ├── UnknownSetting (TypeError)    a configuration name that does not exist
+│   ├── InvalidTurn                   an invalid turn, or an invalid event of a turn
+│   └── BadArguments                  a tool was called with invalid arguments
+├── UnknownAgent (KeyError)           no agent with that key is registered
+├── UnknownRun (KeyError)             no run with that id is stored
+│   └── RunNotFound (ValueError)      the orchestrator has no run with that id
+├── UnknownTool (KeyError)            no tool with that name is registered
+├── ToolTimeout (TimeoutError)        a tool returned no result within its own time limit
+├── ToolFailed                        a tool reported that it did not succeed
+├── PlanningError                     no plan, or no valid plan, could be made from a prompt
+├── PortalMisuse                      a blocking call that would deadlock its own event loop
 ├── NotSupported                      this backend or client has no such operation
-│   └── TooManyVectors                more embeddings than a store can search one by one
+│   └── TooManyVectors                more embeddings than a store can search
 ├── MissingDependency (ImportError)   an optional package is not installed
-├── IllegalTransition                 a run may not go from that status to this one
-├── IdempotencyConflict               the same id or key with another agent or input
-├── RunBusy                           another live process holds the run
-├── RunFailed                         raise_for_status() of a run that did not succeed
-├── LeaseLost                         the claim was superseded; nothing was written
-├── TaskNotHeld                       a worker does not, or no longer, have the claim of a task
-├── JournalMismatch                   the code no longer matches what was recorded
-├── UnserialisableResult (TypeError, ValueError)
+├── IllegalTransition                 a run cannot change from one status to the other
+├── IdempotencyConflict               the same id or key was used with another agent or input
+├── RunBusy                           the run, or its concurrency key, is in use by another process
+├── RunFailed                         a run that did not succeed, from raise_for_status()
+├── LeaseLost                         the claim is no longer valid; nothing was written
+├── TaskNotHeld                       the worker does not own the claim of a task
+├── JournalMismatch                   the code no longer matches the journal
+├── UnserialisableResult (TypeError, ValueError)   a value that cannot be stored as JSON
 ├── StepExecutionError                a step failed after its last retry
-│   ├── StepInDoubt                   a step began in an earlier life and nobody knows how it ended
-│   └── EffectAlreadyDone             another run of the same lineage of forks did the step, or spent its approval
+│   ├── StepInDoubt                   a step was interrupted by a crash; its outcome is unknown
+│   └── EffectAlreadyDone             another fork of the run did the step, or used its approval
 ├── StepCancelledError                the run was cancelled before the step
-├── WaitTimeout (TimeoutError)        a signal or an approval did not come in time
+├── WaitTimeout (TimeoutError)        a signal or an approval did not arrive in time
 ├── LimitExceeded                     a limit of the run was reached
-├── OutputMismatch                    a model's answer is not of the type that was asked for, or was cut
-├── UnknownPrice                      a limit in USD, and a model that has no price
-├── Postponed                         not now: the run is taken up again later, at no cost to it
-├── ProviderError                     a model's provider did not do what was asked
-│   ├── NotConfigured (ValueError)    no key, or no model
-│   ├── AuthenticationFailed          the provider does not accept the key
+├── OutputMismatch                    a model's answer does not have the requested type, or was truncated
+├── UnknownPrice                      a limit in USD for a model without a price
+├── Postponed                         the run is deferred, without using an attempt
+├── ProviderError                     a request to a model provider failed
+│   ├── NotConfigured (ValueError)    no API key, or no model
+│   ├── AuthenticationFailed          the provider rejected the API key
 │   ├── ModelNotFound                 the provider has no such model
-│   ├── ContextOverflow               the messages are longer than the model can read
-│   ├── RequestRefused                the provider does not accept the request
-│   ├── RateLimited                   too many requests; `retry_after` says when there are few enough
-│   ├── ProviderUnavailable           the provider failed, or cannot be reached
-│   ├── ProviderTimeout (TimeoutError)
-│   ├── StreamCut                     the answer broke off before its end
-│   └── CircuitOpen (Postponed)       not asked: the provider failed too often lately
+│   ├── ContextOverflow               the messages exceed the model's context window
+│   ├── RequestRefused                the provider rejected the request
+│   ├── RateLimited                   too many requests; `retry_after` says how long to wait
+│   ├── ProviderUnavailable           the provider failed or cannot be reached
+│   ├── ProviderTimeout (TimeoutError)   the provider did not answer in time
+│   ├── StreamCut                     the answer ended before it was complete
+│   └── CircuitOpen (Postponed)       the request was not sent: the provider failed too often
 └── StorageError
-    ├── StorageBusy (TimeoutError)    no answer before the deadline; the outcome is unknown
-    ├── StorageFull                   no space; nothing acknowledged is lost
-    ├── StorageCorrupt                the store cannot be read; it is left as it is
-    ├── StorageTooNew                 written by a later version of this library
-    ├── StorageOutdated               written by an earlier one, and not carried over yet
-    ├── UnsafeRedis                   a Redis that would lose runs; nothing was written
-    └── StorageClosed                 used after close, or in a forked child
+    ├── StorageBusy (TimeoutError)    no reply before the deadline; the outcome is unknown
+    ├── StorageFull                   no space left; acknowledged writes are kept
+    ├── StorageCorrupt                the store cannot be read; it is not modified
+    ├── StorageTooNew                 the store was written by a later version of this library
+    ├── StorageOutdated               the store was written by an earlier version and must be migrated
+    ├── UnsafeRedis                   the Redis settings would lose runs; nothing was written
+    └── StorageClosed                 the store was used after close, or in a forked child process
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 
 class AgentRuntimeError(Exception):
-    """Something this library knows about went wrong."""
+    """Base class of all errors of this library."""
 
     def __str__(self) -> str:
-        # KeyError would print the repr of its argument.
-        return str(self.args[0]) if self.args else (type(self).__doc__ or "").strip()
+        # KeyError.__str__ would return the repr of the message.
+        return str(self.args[0]) if self.args else (type(self).__doc__ or "").strip().partition("\n")[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy, be it in another process, is made of the text: what most constructors take is something else.
+        # Pickle and copy would pass `args`, the message, to constructors that take other arguments.
         _, args, *state = cast("tuple[Any, ...]", super().__reduce__())
-        return (_again, (type(self), args), *state)
+        return (_rebuild, (type(self), args), *state)
 
 
-MOST_NAMED = 5  # errors of a group that its text names
-LONGEST = 16_384  # characters kept of a long text of an error, or of its stack: it has to fit into a record
+MOST_NAMED = 5  # errors of a group that its message lists
+LONGEST = 16_384  # characters kept of an error message or a traceback, so that it fits into a journal record
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning and its end where it is more than twice as long as what is kept."""
-    if len(text) <= 2 * LONGEST:  # what was shortened before stays so with a few words around it
+    """Return `text`, without its middle if it is more than twice as long as `LONGEST` characters."""
+    if len(text) <= 2 * LONGEST:  # a shortened text, with a few words added, is not shortened again
         return text
     half = LONGEST // 2
     return f"{text[:half]}… ({len(text) - 2 * half} characters left out) …{text[-half:]}"
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, or its class where it says nothing, or cannot; of a group also the errors in it."""
+    """Return an error's message, or its class name if it has none; for a group, also the errors inside it."""
     try:
         text = shortened(str(error)) or type(error).__name__
         return text if not isinstance(error, BaseExceptionGroup) else shortened(f"{text}: {_contained(error)}")
-    except Exception:  # noqa: BLE001 - somebody else's __str__ may raise anything
-        return f"{type(error).__name__}, whose text cannot be told"
+    except Exception:  # noqa: BLE001 - the __str__ of a foreign class may raise anything
+        return f"{type(error).__name__} (its message is not available)"
 
 
 def _contained(group: BaseExceptionGroup[BaseException]) -> str:
@@ -101,35 +102,35 @@ def _contained(group: BaseExceptionGroup[BaseException]) -> str:
 
 
 def brief(value: object, most: int = 80) -> str:
-    """Somebody's value in the text of an error: at most so many characters of its repr, which may not be had at all."""
+    """Return the repr of a value for an error message, cut at `most` characters; its type name if repr() fails."""
     kind = type(value)
     if kind is int and cast("int", value).bit_length() > 256:
-        return f"<int of {cast('int', value).bit_length()} bits>"  # Python writes none of more than 4,300 digits
+        return f"<int of {cast('int', value).bit_length()} bits>"  # repr() raises for more than 4,300 digits
     if kind in (str, bytes):
         value = cast("str", value)[: most + 1]
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - somebody else's __repr__ may raise anything
+    except Exception:  # noqa: BLE001 - the __repr__ of a foreign class may raise anything
         return f"<{kind.__name__}>"
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+def _rebuild(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     error = kind.__new__(kind, *args)
     error.args = args
     return error
 
 
 class InvalidArgument(AgentRuntimeError, ValueError):
-    """A value that cannot be used."""
+    """A value is invalid; nothing was written."""
 
 
 class UnknownSetting(InvalidArgument, TypeError):
-    """A configuration name nobody reads."""
+    """A configuration name does not exist."""
 
 
 class InvalidTurn(InvalidArgument):
-    """A turn, or an event of one, that cannot be understood: `field` is what is wrong with it; over HTTP a 422."""
+    """A turn, or an event of a turn, is invalid: `field` names what is wrong. Over HTTP this is status 422."""
 
     status_code = 422
 
@@ -139,7 +140,7 @@ class InvalidTurn(InvalidArgument):
 
 
 class BadArguments(InvalidArgument):
-    """The arguments of a call are not what the tool takes; it was not called. `tool` is its name."""
+    """The tool named `tool` was called with invalid arguments; it did not run."""
 
     def __init__(self, message: str, tool: str = "") -> None:
         self.tool: str = tool
@@ -147,32 +148,32 @@ class BadArguments(InvalidArgument):
 
 
 class UnknownAgent(AgentRuntimeError, KeyError):
-    """No agent of that key is registered here."""
+    """No agent with that key is registered in this process."""
 
 
 class UnknownRun(AgentRuntimeError, KeyError):
-    """No run of that id is stored here."""
+    """No run with that id is stored."""
 
 
 class RunNotFound(UnknownRun, ValueError):
-    """The orchestrator has no run of that id."""
+    """The orchestrator has no run with that id."""
 
 
 class UnknownTool(AgentRuntimeError, KeyError):
-    """No tool of that name is registered here."""
+    """No tool with that name is registered."""
 
 
 class ToolTimeout(AgentRuntimeError, TimeoutError):
-    """A tool gave no answer within its own time limit. `tool` is its name, `seconds` the limit."""
+    """The tool named `tool` returned no result within its own time limit of `seconds`."""
 
     def __init__(self, tool: str, seconds: float, more: str = "") -> None:
         self.tool: str = tool
         self.seconds: float = seconds
-        super().__init__(f"tool {tool!r} gave no answer within {seconds:g} s{more}")
+        super().__init__(f"tool {tool!r} returned no result within {seconds:g} s{more}")
 
 
 class ToolFailed(AgentRuntimeError):
-    """A tool told that it did not succeed. `tool` is its name, `error` what it said."""
+    """The tool named `tool` reported that it did not succeed; `error` is its reason."""
 
     def __init__(self, tool: str, error: str) -> None:
         self.tool: str = tool
@@ -181,9 +182,9 @@ class ToolFailed(AgentRuntimeError):
 
 
 class PlanningError(AgentRuntimeError):
-    """No plan could be made of a prompt, or one that cannot be carried out.
+    """No plan, or no valid plan, could be made from a prompt.
 
-    `problems` are what is wrong with it, `answer` is the last answer of a model that was asked for it.
+    `problems` lists what is wrong with the plan; `answer` is the planning model's last answer, if a model was called.
     """
 
     def __init__(self, message: str, problems: Sequence[str] = (), answer: str | None = None) -> None:
@@ -193,15 +194,15 @@ class PlanningError(AgentRuntimeError):
 
 
 class PortalMisuse(AgentRuntimeError):
-    """A blocking call that its loop could never answer, or an argument that is not a function."""
+    """A blocking call would deadlock its own event loop, or its argument is not a function."""
 
 
 class NotSupported(AgentRuntimeError):
-    """This backend or client has no such operation."""
+    """This backend or client does not support the operation."""
 
 
 class TooManyVectors(NotSupported):
-    """More embeddings than a store can search one by one."""
+    """There are more embeddings than a store can search."""
 
 
 class MissingDependency(AgentRuntimeError, ImportError):
@@ -209,7 +210,7 @@ class MissingDependency(AgentRuntimeError, ImportError):
 
 
 class IllegalTransition(AgentRuntimeError):
-    """A run may not go from that status to this one."""
+    """A run cannot change from one status to the other."""
 
 
 class IdempotencyConflict(AgentRuntimeError):
@@ -217,9 +218,13 @@ class IdempotencyConflict(AgentRuntimeError):
 
 
 class RunBusy(AgentRuntimeError):
-    """Another live process holds the run, or `run_id` is another run, which has the turn of `concurrency_key`.
+    """The run, or another run with its concurrency key, is already executing.
 
-    `worker` names who holds it; `since` is the wall time of its claim in seconds, or None.
+    Attributes:
+        run_id: The run that is executing. With `concurrency_key` set, that is the other run.
+        worker: The worker that owns the run, or None if it is unknown.
+        since: Wall-clock time of its claim, in seconds since 1970, or None.
+        concurrency_key: The concurrency key that is in use, or None.
     """
 
     def __init__(
@@ -229,48 +234,58 @@ class RunBusy(AgentRuntimeError):
         self.worker: str | None = worker
         self.since: float | None = since
         self.concurrency_key: str | None = concurrency_key
-        what = f"run {run_id} is held by {worker or 'another process'}"
+        where = f"in {worker}" if worker else "in another process"
+        what = f"run {run_id!r} is already running {where}"
         if concurrency_key is not None:
-            by = f", held by {worker}" if worker else ""
-            what = f"concurrency key {concurrency_key!r} is busy with run {run_id}{by}"
-        super().__init__(
-            what
-            + (f" since {since:.3f}" if since is not None else "")
-            + "; wait for it with runner.wait(run_id), or cancel it"
-        )
+            what = f"concurrency key {concurrency_key!r} is in use by run {run_id!r} {where}"
+        if since is not None:
+            what += time.strftime(" (since %Y-%m-%d %H:%M:%S UTC)", time.gmtime(since))
+        super().__init__(f"{what}. Wait for it with runner.wait({run_id!r}), or cancel it")
 
 
 class RunFailed(AgentRuntimeError):
-    """A run that did not succeed. `status` is its final status, `error` its ErrorInfo or None."""
+    """A run did not succeed.
+
+    Attributes:
+        status: The final status of the run.
+        error: The `ErrorInfo` of the run, or None.
+        result: The `RunResult` of the run, or None.
+    """
 
     def __init__(self, message: str, status: str, error: object | None = None) -> None:
         self.status: str = status
         self.error: object | None = error
-        #: The whole RunResult, where there is one.
         self.result: object | None = None
         super().__init__(message)
 
 
 class LeaseLost(AgentRuntimeError):
-    """The claim was superseded or its run has ended; nothing was written."""
+    """The claim of a run is no longer valid; nothing was written.
+
+    Another worker has claimed the run, or the run has ended.
+
+    Attributes:
+        key: The run id.
+        token: The claim token of the write that was rejected, or None.
+    """
 
     def __init__(self, key: str, token: str | None = None) -> None:
         self.key: str = key
         self.token: str | None = token
-        plain = isinstance(token, str) and token.isprintable()
-        claim = "(none)" if not token else token[:80] if plain else brief(token)
+        printable = isinstance(token, str) and token.isprintable()
+        claim = "(none)" if not token else token[:80] if printable else brief(token)
         super().__init__(
-            f"claim {claim} no longer holds run {key}: another worker took over, "
-            "or the run has ended; nothing was written"
+            f"claim {claim} of run {key} is no longer valid: another worker claimed the run, "
+            "or it has ended; nothing was written"
         )
 
 
 class TaskNotHeld(AgentRuntimeError):
-    """The worker does not, or no longer, have the claim of this task; nothing was written."""
+    """The worker does not own the claim of this task; nothing was written."""
 
 
 class JournalMismatch(AgentRuntimeError):
-    """The code no longer matches what was recorded. `recorded` and `found` name both."""
+    """The code no longer matches the journal: `recorded` is what the journal has, `found` what the code does."""
 
     def __init__(self, message: str, *, recorded: str | None = None, found: str | None = None) -> None:
         self.recorded: str | None = recorded
@@ -279,8 +294,13 @@ class JournalMismatch(AgentRuntimeError):
 
 
 class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
-    """A value that has no exact JSON form here. `path` says where, as in `$.items[3].when`, `max_bytes` what it may
-    have if it is too large, and `step_name` which step gave it, if it is the result of one.
+    """A value cannot be stored exactly as JSON.
+
+    Attributes:
+        path: Where in the value, as in `$.items[3].when`.
+        reason: Why it cannot be stored.
+        max_bytes: The size limit in bytes, if the value is too large.
+        step_name: The step that returned the value, if it is the result of a step.
     """
 
     def __init__(self, path: str, reason: str, *, max_bytes: int | None = None, step_name: str | None = None) -> None:
@@ -292,23 +312,23 @@ class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
 
 
 class StepExecutionError(AgentRuntimeError):
-    """A step failed after its last retry."""
+    """A step failed after its last attempt: `attempts` counts them, `message` is of the last failure."""
 
     def __init__(self, step_name: str, message: str, attempts: int = 1) -> None:
         self.step_name: str = step_name
         self.message: str = message
         self.attempts: int = attempts
-        super().__init__(f"step {step_name!r} failed after {attempts} attempt(s): {message}")
+        super().__init__(f"step {step_name!r} failed after {attempts} attempt{'s' * (attempts != 1)}: {message}")
 
 
 class StepInDoubt(StepExecutionError):
-    """A step began in an earlier life of the run and nobody knows how it ended."""
+    """A step was interrupted by a crash, so its outcome is unknown."""
 
 
 class EffectAlreadyDone(StepExecutionError):
-    """A step was not run, because another run of the same lineage of forks did it or spent its approval.
+    """A step was not run, because another fork of the run already did it or used its approval.
 
-    `run_id` is that run, and `status` what it did: "done", "begun" (its outcome is unknown) or "approved".
+    `run_id` is the other run; `status` is "done", "begun" (its outcome is unknown) or "approved".
     """
 
     def __init__(self, step_name: str, message: str, run_id: str, status: str) -> None:
@@ -327,51 +347,67 @@ class StepCancelledError(AgentRuntimeError):
 
 
 class WaitTimeout(AgentRuntimeError, TimeoutError):
-    """A signal or an approval did not come in time."""
+    """A signal or an approval did not arrive in time."""
 
 
 class LimitExceeded(AgentRuntimeError):
-    """A limit of the run was reached. `limit` is its name in RunLimits, `allowed` its value, `used` what there was."""
+    """A limit of the run was reached.
+
+    Attributes:
+        limit: The name of the limit in `RunLimits`.
+        allowed: The value of the limit.
+        used: What the run has used, in the unit of the limit.
+        result: A `RunResult` with the output so far, or None.
+    """
 
     def __init__(self, limit: str, allowed: float, used: float, what: str = "", *, fix: str = "") -> None:
         self.limit: str = limit
         self.allowed: float = allowed
         self.used: float = used
-        #: A RunResult with what there was until then, where there is one.
         self.result: object | None = None
         super().__init__(f"{limit}={allowed:g} is reached ({used:g} used){what and f': {what}'}{fix and f'. {fix}'}")
 
 
 class OutputMismatch(AgentRuntimeError):
-    """A model's answer is still not of the type that was asked for, or was cut before it said anything.
+    """A model's answer does not have the requested type, or was truncated before it had any text.
 
-    `text` is the last one.
+    Attributes:
+        text: The last answer.
+        result: A `RunResult` with the output so far, or None.
     """
 
     def __init__(self, message: str, text: str) -> None:
         self.text: str = text
-        #: A RunResult with what there was until then, where there is one.
         self.result: object | None = None
         super().__init__(message)
 
 
 class UnknownPrice(AgentRuntimeError):
-    """A limit in USD and a model without a price: what it spends could not be known."""
+    """A limit in USD applies to a model without a price, so its cost is unknown."""
 
 
 class Postponed(AgentRuntimeError):
-    """Not now: the run is given back and taken up again after `after` seconds, which costs it no attempt."""
+    """The run is deferred: it is released to the queue and resumes later, without using an attempt.
+
+    Attributes:
+        after: Seconds until the run may be claimed again.
+    """
 
     after: float = 0.0
 
 
 class ProviderError(AgentRuntimeError):
-    """A model's provider did not do what was asked.
+    """A request to a model provider failed.
 
-    `status` is the HTTP status, `code` the provider's own word for it, `retry_after` seconds it asked to wait.
+    Attributes:
+        provider: The name of the provider.
+        model: The name of the model.
+        status: The HTTP status, or None.
+        code: The provider's error code, or "".
+        retry_after: Seconds that the provider asks to wait, or None.
     """
 
-    #: Whether asking again may help.
+    #: Whether the same request may succeed later.
     retriable: bool = False
 
     def __init__(
@@ -393,11 +429,11 @@ class ProviderError(AgentRuntimeError):
 
 
 class NotConfigured(ProviderError, ValueError):
-    """No key, or no model: the client cannot ask anybody."""
+    """The client has no API key or no model, so it cannot send a request."""
 
 
 class AuthenticationFailed(ProviderError):
-    """The provider does not accept the key."""
+    """The provider rejected the API key."""
 
 
 class ModelNotFound(ProviderError):
@@ -405,21 +441,21 @@ class ModelNotFound(ProviderError):
 
 
 class ContextOverflow(ProviderError):
-    """The messages are longer than the model can read."""
+    """The messages exceed the model's context window."""
 
 
 class RequestRefused(ProviderError):
-    """The provider does not accept the request."""
+    """The provider rejected the request."""
 
 
 class RateLimited(ProviderError):
-    """Too many requests."""
+    """The provider received too many requests."""
 
     retriable = True
 
 
 class ProviderUnavailable(ProviderError):
-    """The provider failed, or cannot be reached."""
+    """The provider failed or cannot be reached."""
 
     retriable = True
 
@@ -431,13 +467,13 @@ class ProviderTimeout(ProviderError, TimeoutError):
 
 
 class StreamCut(ProviderError):
-    """The answer broke off before its end; nothing of it counts."""
+    """The answer ended before it was complete; the partial answer is discarded."""
 
     retriable = True
 
 
 class CircuitOpen(ProviderError, Postponed):
-    """Not asked: this provider failed too often lately for this model."""
+    """The request was not sent, because this provider failed too often for this model. Retry after `after` seconds."""
 
     def __init__(self, message: str = "", *, after: float, provider: str = "", model: str = "") -> None:
         self.after: float = after
@@ -445,22 +481,22 @@ class CircuitOpen(ProviderError, Postponed):
 
 
 class StorageError(AgentRuntimeError):
-    """A store could not do what was asked."""
+    """An operation of a store failed."""
 
 
 class StorageBusy(StorageError, TimeoutError):
-    """No answer before the deadline; whether the write landed is unknown, repeating it is safe."""
+    """No reply before the deadline: the outcome of the write is unknown, and repeating it is safe."""
 
-    #: How often the write of a run was tried before this was said.
+    #: How often the write was attempted.
     tries: int = 1
 
 
 class StorageFull(StorageError):
-    """No space left; nothing acknowledged is lost."""
+    """The store has no space left; acknowledged writes are kept."""
 
 
 class StorageCorrupt(StorageError):
-    """The store cannot be read; it is left as it is."""
+    """The store cannot be read; it is not modified."""
 
 
 class StorageTooNew(StorageError):
@@ -468,11 +504,11 @@ class StorageTooNew(StorageError):
 
 
 class StorageOutdated(StorageError):
-    """The store was written by an earlier version of this library and has to be carried over before it is used."""
+    """The store was written by an earlier version of this library and must be migrated before use."""
 
 
 class UnsafeRedis(StorageError):
-    """A Redis whose settings would lose runs; nothing was written. `refused` is their values by name."""
+    """The Redis settings would lose runs; nothing was written. `refused` has the unsafe settings by name."""
 
     def __init__(self, message: str, refused: Mapping[str, str]) -> None:
         self.refused: dict[str, str] = dict(refused)
@@ -480,11 +516,11 @@ class UnsafeRedis(StorageError):
 
 
 class StorageClosed(StorageError):
-    """The store was closed, or belongs to the process this one was forked from."""
+    """The store was closed, or it was opened by the parent of this forked process."""
 
 
-#: Which error of a group decides what the group means, the first one first. An error that forbids another attempt
-#: stands before one that allows it, and a failure before a deferral: the code has to be corrected in any case.
+#: Which error of a group decides what the group means, in order of precedence. An error that forbids another attempt
+#: precedes one that allows it, and a failure precedes a deferral: the code has to be corrected in any case.
 _PRECEDENCE: Final[tuple[tuple[type[BaseException], ...], ...]] = (
     (KeyboardInterrupt, SystemExit),
     (LeaseLost,),
@@ -496,20 +532,20 @@ _PRECEDENCE: Final[tuple[tuple[type[BaseException], ...], ...]] = (
 
 
 def leaves_of(error: BaseException) -> list[BaseException]:
-    """Return the errors of a group, those of groups inside it too, in their order; of another error, itself."""
+    """Return the errors of a group in order, with those of nested groups; for any other error, the error itself."""
     found: list[BaseException] = []
-    ahead = [error]
-    while ahead:
-        each = ahead.pop()
+    pending = [error]
+    while pending:
+        each = pending.pop()
         if isinstance(each, BaseExceptionGroup):
-            ahead += reversed(each.exceptions)
+            pending += reversed(each.exceptions)
         else:
             found.append(each)
     return found
 
 
 def holds(error: BaseException, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
-    """Return whether the error, or one inside the group that it is, is of these kinds."""
+    """Return whether the error, or an error inside the group, is an instance of `kinds`."""
     if not isinstance(error, BaseExceptionGroup):
         return isinstance(error, kinds)
     return any(isinstance(each, kinds) for each in leaves_of(error))
@@ -518,9 +554,10 @@ def holds(error: BaseException, kinds: type[BaseException] | tuple[type[BaseExce
 def deciding_error(error: BaseException) -> BaseException:
     """Return the error that decides what happens after `error`.
 
-    Of a group (`asyncio.TaskGroup`, anyio) that is one of the errors inside it: the first by `_PRECEDENCE`, then a
-    provider's refusal, a store's error, any other error, the longest deferral, an outage of a provider and last a
-    cancellation. If several other errors decide together, it is the group of them. Any other error decides itself.
+    For a group (`asyncio.TaskGroup`, anyio) this is the error with the highest precedence: first by `_PRECEDENCE`, then
+    a request that a provider rejected, an error of a store, any other error, the longest deferral, an outage of a
+    provider, and last a cancellation. If several other errors share the highest precedence, it is the group of them. An
+    error that is not a group decides itself.
     """
     if not isinstance(error, BaseExceptionGroup):
         return error
@@ -536,10 +573,10 @@ _STORAGE, _OTHER, _DEFERRED, _OUTAGE, _CANCELLED = range(_REFUSED + 1, _REFUSED 
 
 
 def _rank(error: BaseException) -> tuple[int, float]:
-    """The place of an error among those of a group, and among those of the same place; the least decides."""
-    for place, kinds in enumerate(_PRECEDENCE):
+    """Return the precedence of an error, and its order among errors with the same one; the least value decides."""
+    for precedence, kinds in enumerate(_PRECEDENCE):
         if isinstance(error, kinds):
-            return place, 0.0
+            return precedence, 0.0
     if isinstance(error, Postponed):
         return _DEFERRED, -error.after
     if isinstance(error, RateLimited) and error.retriable and error.retry_after:
@@ -549,5 +586,5 @@ def _rank(error: BaseException) -> tuple[int, float]:
     if isinstance(error, StorageError):
         return _STORAGE, 0.0
     if isinstance(error, RuntimeError) and str(error).startswith("TaskGroup <") and "shutting down" in str(error):
-        return _CANCELLED, 0.0  # of a TaskGroup that another error is ending, when the code starts one more task
+        return _CANCELLED, 0.0  # create_task() on a TaskGroup that another error is cancelling
     return _OTHER if isinstance(error, Exception) else _CANCELLED, 0.0
