@@ -1,4 +1,4 @@
-"""Durable agent runs: every public name, each loaded when it is first used."""
+"""Durable agent runs. Every public name is loaded on first use."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ __all__ = [
     "unregister_runtime",
 ]
 
-# Not typing's: importing typing would cost more than all of this module. Type checkers know the name.
+# Not imported from typing: that import would cost more than this whole module. Type checkers know the name.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

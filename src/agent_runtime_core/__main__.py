@@ -1,4 +1,4 @@
-"""`python -m agent_runtime_core` is `agent-runtime`."""
+"""Run the command line: `python -m agent_runtime_core` is the same as `agent-runtime`."""
 
 from __future__ import annotations
 

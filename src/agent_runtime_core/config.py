@@ -1,4 +1,4 @@
-"""The settings of this process: defaults, then the environment, then what the program says."""
+"""The settings of this process: defaults, overridden by the environment, overridden by `configure`."""
 
 from __future__ import annotations
 
@@ -35,19 +35,24 @@ __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 PREFIX = "AGENT_RUNTIME_"
-_SECTIONS_OF_FILES = ("turns_", "personality_")  # a ConfigLoader reads them
+_SECTIONS_OF_FILES = ("turns_", "personality_")  # read by ConfigLoader
 _KEYS = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
 _PRICES = frozenset({"input", "output", "cached_input", "cache_write"})
-_WHERE = frozenset({"engine", "path", "db_path", "url", "redis_url"})
+_LOCATION_OPTIONS = frozenset({"engine", "path", "db_path", "url", "redis_url"})
 
 
 @with_known_names
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RuntimeConfig:
-    """Every setting this library reads; times are in seconds. Its text shows no key and no password.
+    """Every setting of this library. Times are in seconds. Its repr hides keys and passwords.
 
-    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`) chooses queue, events, state and persistence at once,
-    whatever `*_backend` says, which is a name from the backend tables or `"their_package.module:Class"`.
+    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`) selects the queue, events, state and persistence
+    backends together and overrides the `*_backend` settings. Each of those is a built-in name, such as "sqlite", or
+    `"their_package.module:Class"`.
+
+    Raises:
+        UnknownSetting: A setting does not exist.
+        InvalidArgument: A value is invalid.
     """
 
     model_provider: str = "openai"
@@ -68,21 +73,21 @@ class RuntimeConfig:
     max_retries: int = 3
     retry_backoff_base: float = 2
     retry_backoff_max: float = 300
-    #: How long a wait keeps its worker before it parks the run; 0 parks at once.
+    #: Seconds that a waiting run stays on its worker before it is parked; 0 parks at once.
     park_after: float = 5.0
-    #: How many bytes an attached output may lag behind before its own run's model stream is paused.
+    #: Unsent bytes of an attached output at which the model stream of its run is paused.
     max_unsent_bytes: int = 131072
     #: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`.
     model_prices: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     #: Trace sinks of every runner: instances, names ("langfuse") or "their_package.module:Class".
     trace_sinks: Sequence[Any] = ()
-    #: The name of the sink that `get_trace_sink()` gives; by default "langfuse" if that is enabled, else "noop".
+    #: The sink that `get_trace_sink()` returns; None is "langfuse" if langfuse_enabled is set, else "noop".
     tracing_backend: str | None = None
     langfuse_enabled: bool = False
     langfuse_public_key: str | None = None
     langfuse_secret_key: str | None = None
     langfuse_host: str | None = None
-    #: Whether messages, arguments and results go to Langfuse too.
+    #: Whether messages, arguments and results are sent to Langfuse too.
     langfuse_content: bool = False
 
     def __post_init__(self) -> None:
@@ -90,27 +95,30 @@ class RuntimeConfig:
             kind.check(name, getattr(self, name))
 
     def get_openai_api_key(self) -> str | None:
-        """The key that was set, or else the environment's OPENAI_API_KEY."""
+        """Return the `openai_api_key` setting, else OPENAI_API_KEY, else None."""
         return self.openai_api_key or os.environ.get("OPENAI_API_KEY") or None
 
     def get_anthropic_api_key(self) -> str | None:
-        """The key that was set, or else the environment's ANTHROPIC_API_KEY."""
+        """Return the `anthropic_api_key` setting, else ANTHROPIC_API_KEY, else None."""
         return self.anthropic_api_key or os.environ.get("ANTHROPIC_API_KEY") or None
 
     def chosen(self, setting: str, backend: str | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """A backend's name and options: as given, else where `backend_url` says, else as that setting does."""
+        """Return the name and the options of a backend.
+
+        An explicit `backend` has priority over `backend_url`, and that over the setting named `setting`.
+        """
         if backend is None and self.backend_url is not None:
-            backend, where = place_of(self.backend_url)
-            if not _WHERE & options.keys():
-                options = {**where, **options}
+            backend, location = place_of(self.backend_url)
+            if not _LOCATION_OPTIONS & options.keys():
+                options = {**location, **options}
         name = getattr(self, setting) if backend is None else backend
         return name, self.placed(name, options)
 
     def placed(self, backend: str, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of a backend, and where it is kept if they do not say."""
+        """Return the options of a backend, with the configured location if they name none."""
         if backend == "sqlite" and "engine" not in options:
-            where = {} if "path" in options or "db_path" in options else {"path": self.sqlite_path}
-            return {"durability": self.durability, **where, **options}
+            location = {} if "path" in options or "db_path" in options else {"path": self.sqlite_path}
+            return {"durability": self.durability, **location, **options}
         if backend == "redis" and not {"engine", "url", "redis_url"} & options.keys():
             return {"url": self.redis_url, **options}
         return options
@@ -127,26 +135,34 @@ _URLS = {
 
 
 def refuse_half_a_url(text: str) -> None:
-    """InvalidArgument for a path that is more likely a URL: "redis", "memory:", "sqlite:agents.db"."""
+    """Raise InvalidArgument for a path that is probably a URL, such as "redis", "memory:" or "sqlite:agents.db"."""
     scheme, colon, _ = text.partition(":")
     url = _URLS.get(scheme.lower())
-    if url is not None:  # what follows may be a password
+    if url is not None:  # not quoted in full: the rest may hold a password
         raise InvalidArgument(
-            f"{scheme + colon!r} without '://' is no URL: write {url}, or ./{scheme + colon}... for a file of that name"
+            f"store URL must contain '://', got {scheme + colon!r}. Use {url}, "
+            f"or ./{scheme + colon}... for a file of that name"
         )
 
 
-_SQLITE_URLS = "write sqlite:///relative.db or sqlite:////absolute/path.db"
+_SQLITE_URLS = "Use sqlite:///relative.db or sqlite:////absolute/path.db"
 
 
 def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
-    """The backend's name, and the options that say where it is: `memory://`, `sqlite:///path`, a path, `redis://host`."""
+    """Return the backend name and the location options of a store URL or path.
+
+    Args:
+        path_or_url: `memory://`, `sqlite:///path`, `redis://host:port/db`, or the path of a SQLite file.
+
+    Raises:
+        InvalidArgument: It is neither, or its scheme is not supported.
+    """
     text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise InvalidArgument(f"{brief(path_or_url)} is no place to keep anything: give a path or a URL as text")
+        raise InvalidArgument(f"store URL must be a path or a URL string, got {brief(path_or_url)}")
     scheme, found, rest = text.partition("://")
     if text[:5].lower() == "file:":
-        raise InvalidArgument(f"{brief(text, 500)}: there is no file: URL here; {_SQLITE_URLS}, or memory://")
+        raise InvalidArgument(f"{brief(text, 500)}: file: URLs are not supported. {_SQLITE_URLS}, or memory://")
     if not found:
         if text is path_or_url:
             refuse_half_a_url(text)
@@ -157,24 +173,25 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
             return "memory", {}
         case "sqlite":
             if not rest.startswith("/") or rest == "/":
-                raise InvalidArgument(f"{shown}: {_SQLITE_URLS}")
+                raise InvalidArgument(f"{shown} is not a SQLite URL. {_SQLITE_URLS}")
             path, found, _ = rest.partition("?")
             if found:
                 raise InvalidArgument(
-                    f"{shown}: a file takes no options: write sqlite://{path}, and %3F for a ? in its name"
+                    f"{shown}: a SQLite URL cannot have options. Use sqlite://{path}, and %3F for a ? in a file name"
                 )
             return "sqlite", {"path": unquote(rest[1:])}
         case "redis" | "rediss" | "unix":
             return "redis", {"url": text}
     raise InvalidArgument(
-        f"{shown}: there is memory://, sqlite:///path, redis://host:port/db, or the path of a SQLite file"
+        f"unsupported store URL {shown}. Use memory://, sqlite:///path, redis://host:port/db, "
+        "or the path of a SQLite file"
     )
 
 
 def _are_sinks(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(
         (isinstance(each, str) and each)
-        # A class in place of an instance could be called, but would receive no events.
+        # A class instead of an instance would receive no events.
         or (not isinstance(each, type) and (hasattr(each, "trace") or hasattr(each, "log_event")))
         for each in value
     )
@@ -223,42 +240,53 @@ _current: RuntimeConfig | None = None
 
 
 def configure(**settings: Any) -> RuntimeConfig:
-    """Set this process's configuration afresh: defaults, then the environment, then `settings`.
+    """Replace the configuration of this process: defaults, then the environment, then `settings`.
 
-    The environment's names are AGENT_RUNTIME_ and the setting in capitals, and OPENAI_API_KEY and
-    ANTHROPIC_API_KEY; an empty one counts as not set, and one that is misspelt is told in the log.
-    UnknownSetting (a ValueError) for a name nobody reads, InvalidArgument for a value that cannot be used; then
-    nothing has changed.
+    Environment variables are named AGENT_RUNTIME_ and the setting in capitals; the API keys are OPENAI_API_KEY and
+    ANTHROPIC_API_KEY. An empty variable counts as not set. A variable that looks like a misspelled setting is logged as
+    a warning.
+
+        configure(backend_url="sqlite:///runs.db", default_model="gpt-4o-mini")
+
+    Args:
+        **settings: Fields of `RuntimeConfig`.
+
+    Returns:
+        The new configuration.
+
+    Raises:
+        UnknownSetting: A setting does not exist; the configuration is unchanged.
+        InvalidArgument: A value is invalid; the configuration is unchanged.
     """
     global _current
     for name in settings:
         check_known(name, FIELDS)
     _current = RuntimeConfig(**{**from_environment(os.environ), **settings})
     for variable, right in misspelt(os.environ):
-        log.warning("the environment variable %s is read by nobody: did you mean %s?", variable, right)
+        log.warning("unknown environment variable %s. Did you mean %s?", variable, right)
     return _current
 
 
 def get_config() -> RuntimeConfig:
-    """The configuration of this process; the first call reads the environment if `configure` has not."""
+    """Return the configuration of this process; the first call reads the environment."""
     return _current if _current is not None else configure()
 
 
 def reset_config() -> None:
-    """Forget the configuration, so that the next `get_config` reads the environment again."""
+    """Discard the configuration, so that the next `get_config` reads the environment again."""
     global _current
     _current = None
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings that these variables set; InvalidArgument names a variable that does not fit."""
+    """Return the settings that these variables set; InvalidArgument names an invalid variable."""
     return from_variables(SETTINGS, _VARIABLES, environment)
 
 
 def misspelt(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Variables that nobody reads and that are spelt much like one that is read.
+    """Yield each unknown variable that looks like a misspelled one, with the variable that was probably meant.
 
-    Others are let be: Kubernetes sets AGENT_RUNTIME_PORT and more for a service of that name.
+    Other variables are ignored: Kubernetes sets AGENT_RUNTIME_PORT and more for a service with that name.
     """
     for variable in environment:
         name = variable.removeprefix(PREFIX).lower()

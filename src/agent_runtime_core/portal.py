@@ -1,8 +1,8 @@
 """Call async code from threads without an event loop.
 
-`call(async_fn, *args)` runs a coroutine function on an event loop in a thread of its own and waits for it. It works
-from any thread, also while another event loop runs there, as in Jupyter. `from_thread` calls back into the event loop
-from a function that runs in a thread. All threads are daemons, so that none keeps a process alive.
+`call(async_fn, *args)` runs a coroutine function on the event loop of a dedicated thread and waits for the result. It
+works in any thread, also in one that runs an event loop, as in Jupyter. `from_thread` calls back into the event loop
+from a function that runs in a worker thread. All threads are daemon threads, so they do not keep the process alive.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 __all__ = ["call", "from_thread", "in_thread"]
 
-LOOK_UP = 0.5  # seconds that a thread waits in one go
+LOOK_UP = 0.5  # seconds between two checks for a signal
 
 
 class _Portal:
-    """The loop thread; made on the first call."""
+    """The dedicated thread and its event loop, created on the first call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class _Portal:
                 thread = threading.Thread(target=self._run, args=(loop,), name="agent-runtime-portal", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # there is none to be had now
+                except RuntimeError:  # the process has no more threads
                     loop.close()
                     raise
                 self._loop = loop
@@ -54,7 +54,7 @@ class _Portal:
     def _run(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         while True:
-            # What is to end the program stops the loop, too: it belongs to who called, and others wait for theirs.
+            # SystemExit of one call also stops the loop. It is raised in its caller; the other calls must continue.
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
 
@@ -63,7 +63,7 @@ _portal = _Portal()
 
 
 def _forked() -> None:
-    """Drop the loop of the parent process: its thread is not in the child, and its lock may be held for ever."""
+    """Drop the event loop of the parent process: its thread does not exist here, and its lock may be locked."""
     global _portal
     _portal = _Portal()
 
@@ -73,21 +73,26 @@ if hasattr(os, "register_at_fork"):
 
 
 def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `fn(*args, **kwargs)` on the portal's loop and wait for its result.
+    """Run `fn(*args, **kwargs)` on the portal's event loop and wait for its result.
 
-    If a signal handler raises during the call, as Ctrl-C does, the call is cancelled. The error is raised when it has
-    ended.
+    If a signal handler raises during the call, as Ctrl-C does, the call is cancelled, and the error is raised when the
+    call has ended.
+
+        result = portal.call(runner.execute, agent, {"messages": []})
+
+    Args:
+        fn: A coroutine function.
 
     Raises:
-        PortalMisuse: `fn` is not a function, or the call comes from the portal's own loop, or while the interpreter
-            shuts down.
+        PortalMisuse: `fn` is not a function, or the call comes from the portal's own loop, or the interpreter shuts
+            down.
     """
     takes_function("portal.call", fn)
     refuse_at_exit("portal.call", fn)
     loop = _portal.loop()
     if _running() is loop:
-        raise PortalMisuse(f"portal.call({name_of(fn)}) from the portal's own loop would wait for itself: await it")
-    return cast(T, _carried_out(loop, fn, args, kwargs))
+        raise PortalMisuse(f"portal.call({name_of(fn)}) on the portal's own loop would deadlock. Await the coroutine")
+    return cast(T, _run_and_wait(loop, fn, args, kwargs))
 
 
 @overload
@@ -99,37 +104,50 @@ def from_thread(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 
 def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
-    """Call `fn` on the loop that this thread works for, and wait; only inside a plain step function or tool."""
+    """Call `fn` on the event loop that started this thread, and wait for its result.
+
+    Works only inside a plain (not async) step function or tool.
+
+    Args:
+        fn: A function or a coroutine function.
+
+    Raises:
+        PortalMisuse: `fn` is not a function, this thread was not started by a loop, or the interpreter shuts down.
+    """
     takes_function("from_thread", fn)
     refuse_at_exit("from_thread", fn)
     loop = HOME_LOOP.get(None)
     if loop is None:
-        raise PortalMisuse(f"from_thread({name_of(fn)}) works inside a plain step function; elsewhere use portal.call")
+        raise PortalMisuse(
+            f"from_thread({name_of(fn)}) must be called in a plain step function or tool. Elsewhere use portal.call"
+        )
     if _running() is loop:
-        raise PortalMisuse(f"from_thread({name_of(fn)}) from the loop itself would wait for itself: await it")
+        raise PortalMisuse(f"from_thread({name_of(fn)}) on the event loop would deadlock. Await the call")
 
     async def run(*args: P.args, **kwargs: P.kwargs) -> Any:
         result = fn(*args, **kwargs)
         return await result if inspect.isawaitable(result) else result
 
-    return _carried_out(loop, run, args, kwargs)
+    return _run_and_wait(loop, run, args, kwargs)
 
 
 def takes_function(door: str, fn: object) -> None:
-    """Refuse what is no function at a door that makes the call itself; a coroutine is closed."""
+    """Raise PortalMisuse unless `fn` is a function; close it if it is a coroutine. `door` is the name of the caller."""
     if inspect.isasyncgenfunction(fn):
         name = name_of(fn)
         raise PortalMisuse(
-            f"{door} waits for one result, and {name} gives many: go through them in a coroutine function of your own, "
-            f"async def follow(): async for each in {name.rpartition('.')[2]}(...), and {door}(follow)"
+            f"{door} returns one result, but {name} yields many. Iterate in your own coroutine function, "
+            f"async def follow(): async for each in {name.rpartition('.')[2]}(...), and call {door}(follow)"
         )
     if callable(fn):
         return
     if inspect.iscoroutine(fn):
         fn.close()
         name = name_of(fn)
-        raise PortalMisuse(f"{door} makes the call itself: {door}({name}, ...), not {door}({name}(...))")
-    raise PortalMisuse(f"{door} takes a function and its arguments, not {brief(fn)}")
+        raise PortalMisuse(
+            f"{door} needs the function, got a coroutine. Write {door}({name}, ...), not {door}({name}(...))"
+        )
+    raise PortalMisuse(f"{door} needs a function and its arguments, got {brief(fn)}")
 
 
 def _running() -> asyncio.AbstractEventLoop | None:
@@ -144,23 +162,26 @@ class _Call(Future[Any]):
         super().__init__()
         self.task: asyncio.Task[Any] | None = None
         self.settled = settled = threading.Event()
-        self.add_done_callback(lambda _: settled.set())  # not by way of `self`, which would keep itself
+        self.add_done_callback(lambda _: settled.set())  # not `self.settled`: a reference cycle
 
 
-def _carried_out(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> Any:
+def _run_and_wait(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> Any:
     future = _Call()
     try:
-        # Begun in here: it may be under way before this thread waits for it.
+        # Inside `try`: a signal handler may raise after the call has started.
         _start(future, loop, fn, args, kwargs)
-        return _awaited(future)
-    except BaseException:  # its own, or what a signal handler raised in this thread while it was under way
+        return _wait_for(future)
+    except BaseException:  # of the call, or of a signal handler in this thread
         _stop(future, loop)
         raise
 
 
-def _awaited(future: _Call) -> Any:
-    """Its result. A Ctrl-C that comes just before a lock is waited for does not wake who waits: it is looked for."""
-    # And not future.result(LOOK_UP), whose TimeoutError may be a signal handler's.
+def _wait_for(future: _Call) -> Any:
+    """Return the result of the call.
+
+    A Ctrl-C just before the wait does not interrupt the lock, so the thread wakes every `LOOK_UP` seconds.
+    """
+    # Not future.result(LOOK_UP): its TimeoutError could be one that a signal handler raised.
     while not future.settled.wait(LOOK_UP):
         pass
     return future.result()
@@ -189,30 +210,31 @@ def _start(
         future.task = start_soon(run())
         future.task.add_done_callback(done)
 
-    _hand_over(partial(loop.call_soon_threadsafe, begin, context=context))
+    _schedule(partial(loop.call_soon_threadsafe, begin, context=context))
 
 
-def _hand_over(tell: Callable[[], object]) -> None:
-    """Tell a loop something, where what a signal handler raises meanwhile is not lost.
+def _schedule(schedule: Callable[[], object]) -> None:
+    """Call `schedule`, which wakes an event loop, without losing what a signal handler raises.
 
-    asyncio takes an OSError that comes while it wakes a loop for the socket's, and a TimeoutError is one.
+    asyncio ignores an OSError while it wakes a loop, because it takes it for the socket's; a TimeoutError is an
+    OSError.
     """
     thread = threading.current_thread()
-    # Signal handlers run in the main thread only. In the callbacks of atexit, where it is no longer alive, Python 3.12
-    # does not start another thread.
+    # Signal handlers run in the main thread only. In atexit callbacks it is no longer alive, and Python 3.12 cannot
+    # start another thread there.
     if thread is threading.main_thread() and thread.is_alive():
-        run_in_thread(tell)
+        run_in_thread(schedule)
     else:
-        tell()
+        schedule()
 
 
 def _stop(future: _Call, loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel it, and wait a while until it has let go."""
+    """Cancel the call, and wait up to 10 seconds until it has ended."""
     if future.done():
         return
 
     def cancel() -> None:
-        # Without a task it was not begun, and never will be.
+        # Without a task the call has not started, and a cancelled future prevents it.
         (future if future.task is None else future.task).cancel()
 
     loop.call_soon_threadsafe(cancel)

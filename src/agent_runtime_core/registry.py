@@ -1,4 +1,4 @@
-"""The agents this process knows, by key."""
+"""The agents of this process, by key."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ __all__ = [
 
 
 def key_of(runtime: AgentRuntime) -> str:
-    """The key of an agent; InvalidArgument for what is none."""
+    """Return the key of an agent; InvalidArgument if it is not an agent."""
     if runtime is None:
-        raise InvalidArgument("None is no agent: get_runtime(key) gives it where no agent of that key is registered")
+        raise InvalidArgument(
+            "agent must be an AgentRuntime, got None. get_runtime(key) returns None for a key that is not registered"
+        )
     if isinstance(runtime, type):
-        raise InvalidArgument(f"{runtime.__name__} is a class, and no agent yet: write {runtime.__name__}()")
+        raise InvalidArgument(f"agent must be an instance, got the class {runtime.__name__}. Pass {runtime.__name__}()")
     key = getattr(runtime, "key", None)
     if not isinstance(key, str) or not key:
-        raise InvalidArgument(f"{type(runtime).__name__}.key is {brief(key)}: an agent needs a text as its key")
+        raise InvalidArgument(f"{type(runtime).__name__}.key must be a non-empty string, got {brief(key)}")
     if not callable(getattr(runtime, "run", None)):
-        raise InvalidArgument(f"{type(runtime).__name__} has no method run(ctx): it is no agent")
+        raise InvalidArgument(f"agent must have a method run(ctx), got {type(runtime).__name__} without one")
     return key
 
 
@@ -35,7 +37,12 @@ def _class_name(runtime: AgentRuntime) -> str:
 
 
 class Registry:
-    """Agents by their `key`; every method is one atomic step, so threads may share it."""
+    """Agents by their `key`. Every method is atomic, so threads may share a registry.
+
+    registry = Registry()
+    registry.register(MyAgent())
+    runner = AgentRunner(registry=registry)
+    """
 
     def __init__(self) -> None:
         self._agents: dict[str, tuple[AgentRuntime]] = {}
@@ -43,45 +50,46 @@ class Registry:
     def register(self, runtime: AgentRuntime) -> None:
         """Add an agent.
 
-        It replaces an agent with the same key whose class has the same name and module, as when a notebook cell runs
-        again or a module is reloaded.
+        It replaces an agent with the same key if the classes have the same name and module, as when a notebook cell
+        runs again or a module is reloaded.
 
         Raises:
-            InvalidArgument: It is no agent, or the key belongs to an agent of another class.
+            InvalidArgument: The argument is not an agent, or the key belongs to an agent of another class.
         """
         key, entry = key_of(runtime), (runtime,)
-        there = self._agents.setdefault(key, entry)
-        if there is entry:
+        present = self._agents.setdefault(key, entry)
+        if present is entry:
             return
-        if _class_name(there[0]) != _class_name(runtime):
+        if _class_name(present[0]) != _class_name(runtime):
             raise InvalidArgument(
-                f"the key of an agent must be unique, got {brief(key)} for {_class_name(there[0])} and "
+                f"the key of an agent must be unique, got {brief(key)} for {_class_name(present[0])} and "
                 f"{_class_name(runtime)}. Give one of them another key, or call unregister_runtime({brief(key)}) first"
             )
         self._agents[key] = entry
 
     def get(self, key: str) -> AgentRuntime | None:
-        """The agent of that key, or None."""
+        """Return the agent with that key, or None."""
         entry = self._agents.get(key) if isinstance(key, str) else None
         return entry[0] if entry else None
 
     def keys(self) -> list[str]:
-        """In the order of registration."""
+        """Return the keys in the order of registration."""
         return list(self._agents)
 
     def unregister(self, key: str) -> bool:
-        """False when no agent has that key."""
+        """Remove an agent; return False if no agent has that key."""
         return isinstance(key, str) and self._agents.pop(key, None) is not None
 
     def clear(self) -> None:
-        """Forget every agent."""
+        """Remove every agent."""
         self._agents.clear()
 
 
 class Preferring(Registry):
-    """Another registry, with agents of one runner that answer there in the place of others of their kind and key.
+    """A view of another registry, in which agents of one runner replace those with the same class and key.
 
-    What is registered and taken out is so in that other registry: this one only says which of two is meant.
+    Agents are registered and unregistered in the other registry. This view only selects which of two agents `get`
+    returns.
     """
 
     def __init__(self, other: Registry) -> None:
@@ -90,15 +98,15 @@ class Preferring(Registry):
         self._own: dict[str, AgentRuntime] = {}
 
     def prefer(self, runtime: AgentRuntime) -> None:
-        """Answer with this agent here, for as long as one of its kind is registered under its key."""
+        """Return this agent from `get` while an agent of the same class is registered under its key."""
         self._own[key_of(runtime)] = runtime
 
     def get(self, key: str) -> AgentRuntime | None:
-        there, mine = self._other.get(key), self._own.get(key)
-        return mine if mine is not None and type(mine) is type(there) else there
+        registered, preferred = self._other.get(key), self._own.get(key)
+        return preferred if preferred is not None and type(preferred) is type(registered) else registered
 
 
-#: The registry of the functions below and of every runner that is given no other.
+#: The registry of the functions below, and of every runner without a registry of its own.
 DEFAULT = Registry()
 
 
@@ -108,20 +116,20 @@ def register_runtime(runtime: AgentRuntime) -> None:
 
 
 def get_runtime(key: str) -> AgentRuntime | None:
-    """The agent of that key, or None."""
+    """Return the agent with that key from the default registry, or None."""
     return DEFAULT.get(key)
 
 
 def list_runtimes() -> list[str]:
-    """In the order of registration."""
+    """Return the keys of the default registry in the order of registration."""
     return DEFAULT.keys()
 
 
 def unregister_runtime(key: str) -> bool:
-    """False when no agent has that key."""
+    """Remove an agent from the default registry; return False if no agent has that key."""
     return DEFAULT.unregister(key)
 
 
 def clear_registry() -> None:
-    """Forget every agent."""
+    """Remove every agent from the default registry."""
     DEFAULT.clear()

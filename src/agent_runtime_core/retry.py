@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Functions that say how long to wait before the next attempt."""
 
 from __future__ import annotations
 
@@ -14,27 +14,45 @@ __all__ = ["Backoff", "Chance", "Delay", "fixed", "run_backoff"]
 
 
 class Chance(Protocol):
-    """A source of numbers in [0, 1), such as `Clock.random`."""
+    """A source of random numbers in [0, 1), such as `Clock.random`."""
 
     def random(self) -> float: ...
 
 
 Delay: TypeAlias = Callable[[int, Chance], float]
-"""Seconds to wait after failure number `attempt`, counted from 1."""
+"""Returns the seconds to wait after failure number `attempt`, counted from 1."""
 
 
 def fixed(delay: float) -> Delay:
-    """The same `delay` in seconds after every failure."""
+    """Return a `Delay` that is the same after every failure.
+
+    Args:
+        delay: Seconds, 0 or more.
+
+    Raises:
+        InvalidArgument: `delay` is negative, infinite or not a number.
+    """
     seconds = at_least_zero("delay", delay)
     return lambda attempt, chance: seconds
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """`base * factor ** (attempt - 1)` seconds, at most `maximum`.
+    """Exponential delay: `base * factor ** (attempt - 1)` seconds, at most `maximum`.
 
-    With `jitter="full"` a random part of that, from 0 to all of it, so that failures that came
-    together do not return together (AWS Architecture Blog, "Exponential Backoff And Jitter").
+    With `jitter="full"` the delay is a random part of that, from 0 to all of it, so that attempts that failed together
+    are not retried together (AWS Architecture Blog, "Exponential Backoff And Jitter").
+
+        Step("fetch", fetch, retries=5, backoff=Backoff(base=0.5, maximum=30))
+
+    Args:
+        base: Seconds after the first failure.
+        factor: How much longer each delay is than the one before; 1 or more.
+        maximum: The longest delay, in seconds.
+        jitter: "full" or "none".
+
+    Raises:
+        InvalidArgument: A value is out of range.
     """
 
     base: float = 1.0
@@ -46,32 +64,39 @@ class Backoff:
         at_least_zero("base", self.base)
         at_least_zero("maximum", self.maximum)
         if at_least_zero("factor", self.factor) < 1:
-            raise InvalidArgument(f"factor={brief(self.factor)} would make the waits shorter: give 1 or more")
+            raise InvalidArgument(
+                f"factor must be 1 or more, got {brief(self.factor)}. A smaller factor would shorten the delays"
+            )
         if self.jitter not in ("full", "none"):
-            raise InvalidArgument(f"jitter={brief(self.jitter)} is neither 'full' nor 'none'")
+            raise InvalidArgument(f"jitter must be 'full' or 'none', got {brief(self.jitter)}")
 
     def __call__(self, attempt: int, chance: Chance) -> float:
         if attempt < 1:
-            raise InvalidArgument(f"attempt={brief(attempt)}: attempts count from 1")
+            raise InvalidArgument(f"attempt must be 1 or more, got {brief(attempt)}")
         ceiling = min(self.base * _power(self.factor, attempt - 1), self.maximum) if self.base else 0.0
         return ceiling * chance.random() if self.jitter == "full" else ceiling
 
 
 def run_backoff(base: float, attempt: int, maximum: float) -> float:
-    """Seconds before attempt number `attempt` of a run is retried: `base ** attempt`, at most `maximum`."""
+    """Return the seconds before run attempt number `attempt` is retried: `base ** attempt`, at most `maximum`.
+
+    Raises:
+        InvalidArgument: An argument is negative.
+    """
     if attempt < 0:
-        raise InvalidArgument(f"attempt={brief(attempt)} is negative")
+        raise InvalidArgument(f"attempt must be 0 or more, got {brief(attempt)}")
     return min(_power(at_least_zero("base", base), attempt), at_least_zero("maximum", maximum))
 
 
 def _power(base: float, exponent: int) -> float:
     try:
-        return float(base) ** exponent  # a power of whole numbers could take minutes
+        return float(base) ** exponent  # a power of large integers could take minutes
     except OverflowError:
         return math.inf
 
 
 def at_least_zero(name: str, value: object) -> float:
+    """Return `value` as a float; InvalidArgument unless it is a finite number of 0 or more."""
     if not is_number(value) or not 0 <= value < math.inf:
-        raise InvalidArgument(f"{name}={brief(value)} is not a number of 0 or more")
+        raise InvalidArgument(f"{name} must be a number of 0 or more, got {brief(value)}")
     return _power(value, 1)

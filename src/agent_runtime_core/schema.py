@@ -1,4 +1,4 @@
-"""Validation of values against a JSON Schema."""
+"""Validate values against a JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of runs and steps, and the one table of the ways between them."""
+"""The statuses of runs and steps, and the table of legal transitions between run statuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ __all__ = ["TERMINAL", "TRANSITIONS", "RunStatus", "StepStatus", "check"]
 
 
 class RunStatus(StrEnum):
-    """Status of a run; `waiting` means that it is parked until a timer, a signal or a child run."""
+    """Status of a run.
+
+    PENDING: the run waits for a worker.
+    RUNNING: a worker executes the run.
+    WAITING: the run is parked until a timer, a signal or a child run.
+    SUCCEEDED, FAILED, CANCELLED, TIMED_OUT: the run has finished.
+    DEAD: the run crashed its workers too often; it is in the dead-letter queue.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
@@ -25,7 +32,7 @@ class RunStatus(StrEnum):
 
 
 class StepStatus(str, Enum):  # noqa: UP042
-    """Where a step stands."""
+    """Status of a step."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -37,10 +44,10 @@ class StepStatus(str, Enum):  # noqa: UP042
 
 TERMINAL = frozenset({RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMED_OUT, RunStatus.DEAD})
 
-_AGAIN = {RunStatus.PENDING: True, RunStatus.RUNNING: True}
+_REOPEN = {RunStatus.PENDING: True, RunStatus.RUNNING: True}
 
-#: From, to, and whether it takes an explicit door: `resume` and `requeue` (to pending), `execute` and
-#: `open_run` (to running). A run that succeeded stays so: the same id answers with its record.
+#: Old status, new status, and whether the transition needs an explicit call: `resume` or `requeue` (to pending),
+#: `execute` or `open_run` (to running). A run that succeeded keeps its status: the same id returns its saved result.
 TRANSITIONS: Mapping[RunStatus, Mapping[RunStatus, bool]] = MappingProxyType(
     {
         RunStatus.PENDING: {RunStatus.RUNNING: False, RunStatus.CANCELLED: False},
@@ -51,25 +58,34 @@ TRANSITIONS: Mapping[RunStatus, Mapping[RunStatus, bool]] = MappingProxyType(
         },
         RunStatus.WAITING: {RunStatus.PENDING: False, RunStatus.CANCELLED: False, RunStatus.RUNNING: True},
         RunStatus.SUCCEEDED: {},
-        RunStatus.FAILED: _AGAIN,
-        RunStatus.CANCELLED: _AGAIN,
-        RunStatus.TIMED_OUT: _AGAIN,
-        RunStatus.DEAD: _AGAIN,
+        RunStatus.FAILED: _REOPEN,
+        RunStatus.CANCELLED: _REOPEN,
+        RunStatus.TIMED_OUT: _REOPEN,
+        RunStatus.DEAD: _REOPEN,
     }
 )
 
 
 def check(old: RunStatus | str, new: RunStatus | str, *, reopen: bool = False) -> None:
-    """Raise IllegalTransition unless a run may go from `old` to `new`; `reopen` marks an explicit door."""
-    before, after = RunStatus(old), RunStatus(new)
-    explicit = TRANSITIONS[before].get(after)
+    """Raise unless a run may change its status from `old` to `new`.
+
+    Args:
+        old: The present status.
+        new: The next status.
+        reopen: Whether the change is an explicit call, such as `resume`.
+
+    Raises:
+        IllegalTransition: The table has no such transition, or it needs an explicit call.
+    """
+    present, wanted = RunStatus(old), RunStatus(new)
+    explicit = TRANSITIONS[present].get(wanted)
     if explicit is None:
-        ways = ", ".join(status.value for status in TRANSITIONS[before])
+        allowed = ", ".join(status.value for status in TRANSITIONS[present])
         raise IllegalTransition(
-            f"a run may not go from {before.value} to {after.value}: from {before.value} "
-            + (f"it may go to {ways}" if ways else "there is no way on")
+            f"a run cannot change from {present.value} to {wanted.value}: "
+            + (f"{present.value} allows {allowed}" if allowed else f"{present.value} is final")
         )
     if explicit and not reopen:
         raise IllegalTransition(
-            f"a run goes from {before.value} to {after.value} only by resume, requeue, execute or open_run"
+            f"a run cannot change from {present.value} to {wanted.value} by itself: use resume, requeue, execute or open_run"
         )
