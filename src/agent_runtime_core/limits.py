@@ -1,4 +1,4 @@
-"""What a run may use, and what it has used so far."""
+"""The limits of a run, and what the run has used of them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,32 @@ from .errors import InvalidArgument, LimitExceeded, brief
 
 __all__ = ["RunLimits"]
 
-Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # what a wait is awaited through
+Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # wraps a wait, such as one that can be cancelled
 
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits of a run; None is no limit. Times are seconds a run is at work, not those it waits or lies dead.
+    """Limits of a run; None means no limit.
 
-    A turn is one call of the model and the tool calls it asks for. No call is begun once a limit is
-    reached: the last one before may go beyond `max_tokens` and `max_cost_usd` by what it takes itself.
+    A turn is one model call and the tool calls that it requests. No call begins after a limit is reached. The last call
+    before that may exceed `max_tokens` and `max_cost_usd` by its own usage, because only its response says what it
+    used.
 
-    `max_tokens` and `max_cost_usd` limit what the provider reported. The usage of a model call that was cut off is
-    only an estimate. With `count_estimates=True` these two limits count estimates too.
+        RunnerConfig(limits=RunLimits(max_turns=20, max_cost_usd=0.50))
+
+    Args:
+        max_turns: Turns.
+        max_tool_calls: Tool calls.
+        max_tokens: Tokens of prompts and answers, as the provider reports them.
+        max_cost_usd: USD, from the configured `model_prices`.
+        turn_timeout: Seconds of work in one turn.
+        run_timeout: Seconds of work in the run. Waiting, and the time between two executions, do not count.
+        count_estimates: Whether `max_tokens` and `max_cost_usd` also count the estimated usage of interrupted model
+            calls,
+            for which the provider reported nothing.
+
+    Raises:
+        InvalidArgument: A value is invalid.
     """
 
     max_turns: int | None = None
@@ -44,24 +58,28 @@ class RunLimits:
 
     @classmethod
     def of(cls, given: RunLimits | Mapping[str, Any] | None) -> RunLimits:
-        """Limits as they come: as such, as a dict, or none."""
+        """Return limits from `RunLimits`, from a dict of their fields, or from None (no limits).
+
+        Raises:
+            InvalidArgument: A field is unknown or invalid.
+        """
         if isinstance(given, RunLimits):
             return given
         if given is None:
             return NO_LIMITS
         if not isinstance(given, Mapping):
-            raise InvalidArgument(f"limits are RunLimits or a dict of their fields, not {brief(given)}")
+            raise InvalidArgument(f"limits must be RunLimits or a dict of their fields, got {brief(given)}")
         for name in given:
             if name not in _NAMES:
-                raise InvalidArgument(f"no limit is called {brief(name)}: {nearest_name(name, _NAMES)}")
+                raise InvalidArgument(f"unknown limit {brief(name)}: {nearest_name(name, _NAMES)}")
         return cls(**given)
 
     def stricter(self, other: RunLimits | Mapping[str, Any] | None) -> RunLimits:
-        """The smaller of each limit."""
-        there = RunLimits.of(other)
-        pairs = ((name, (getattr(self, name), getattr(there, name))) for name in _NUMBERS)
+        """Return the smaller value of each limit; estimates count if either counts them."""
+        others = RunLimits.of(other)
+        pairs = ((name, (getattr(self, name), getattr(others, name))) for name in _NUMBERS)
         smaller = {name: min((v for v in both if v is not None), default=None) for name, both in pairs}
-        return RunLimits(**smaller, count_estimates=self.count_estimates or there.count_estimates)
+        return RunLimits(**smaller, count_estimates=self.count_estimates or others.count_estimates)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults."""
@@ -82,22 +100,22 @@ NO_LIMITS = RunLimits()
 
 
 def named_limits(given: RunLimits | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields that `given` names, validated: all keys of a mapping, or what a RunLimits sets."""
+    """Return the validated fields that `given` names: all keys of a mapping, or what a RunLimits sets."""
     limits = RunLimits.of(given)
     return {name: getattr(limits, name) for name in given} if isinstance(given, Mapping) else limits.as_dict()
 
 
-#: Tokens that an interrupted model call is estimated to have generated unseen, if its request set no `max_tokens`.
+#: Estimate of the unseen tokens of an interrupted model call whose request had no `max_tokens`.
 UNSEEN_TOKENS = 1024
 
-#: The parts of a usage that add up.
+#: The counters of a usage that are summed over calls.
 COUNTED = frozenset({
     "prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens",
 })  # fmt: skip
 
 
 class Budget:
-    """What a loop has used of its limits, or with `outer` of those of its run too, its children's use included."""
+    """What a loop has used of its limits; with `outer`, also of the limits of its run. The usage of children counts."""
 
     def __init__(
         self, limits: RunLimits, outer: Budget | None = None, *, overrides: Mapping[str, Any] | None = None
@@ -107,38 +125,38 @@ class Budget:
         limits = dataclasses.replace(limits, **self.overrides) if self.overrides else limits
         self.limits: RunLimits = limits
         self.outer: Budget | None = outer
-        #: Of all limits that hold here.
+        #: The stricter of these limits and those of `outer`.
         self.strictest: RunLimits = limits if outer is None else limits.stricter(outer.strictest)
-        #: Whether there is none.
-        self.free: bool = self.strictest == NO_LIMITS
-        #: Whether a time limit holds here.
+        #: Whether no limit applies.
+        self.unlimited: bool = self.strictest == NO_LIMITS
+        #: Whether a time limit applies.
         self.timed: bool = self.strictest.turn_timeout is not None or self.strictest.run_timeout is not None
-        self._all: tuple[Budget, ...] = (self,) if outer is None else (self, *outer._all)
+        self._chain: tuple[Budget, ...] = (self,) if outer is None else (self, *outer._chain)
         self.turns: int = 0
         self.tool_calls: int = 0
         self.tokens: int = 0
         self.cost: float = 0.0
-        #: At most what interrupted model calls used, which no provider reported.
+        #: Upper estimates of what interrupted model calls used; no provider reported it.
         self.estimated_tokens: int = 0
         self.estimated_cost: float = 0.0
         self.seconds: float = 0.0
-        #: What children have been given and did not bring back yet, and what calls of the model hold until they end.
-        self.lent_tokens: int = 0
-        self.lent_cost: float = 0.0
-        self.lent_calls: int = 0
-        self.lent_turns: int = 0
-        self._beside: set[asyncio.Future[None]] = set()  # each done when what others stand beside has ended
+        #: What is reserved for active children and model calls, until they end.
+        self.reserved_tokens: int = 0
+        self.reserved_cost: float = 0.0
+        self.reserved_calls: int = 0
+        self.reserved_turns: int = 0
+        self._active_calls: set[asyncio.Future[None]] = set()  # each is done when an active call or child has ended
         self.usage: dict[str, Any] = {}
         self._warned = False
 
     @property
     def begun(self) -> bool:
-        """Whether anything of it was used."""
+        """Whether any of the budget was used."""
         return bool(self.turns or self.usage or self.estimated_tokens)
 
-    # -- asking whether something may be done: LimitExceeded if not
+    # -- checks: raise LimitExceeded if a limit is reached
 
-    def _over(self, name: str, used: float) -> None:
+    def _check(self, name: str, used: float) -> None:
         allowed = getattr(self.limits, name)
         if allowed is not None and used >= allowed:
             raise _reached(name, allowed, used)
@@ -154,36 +172,36 @@ class Budget:
         return self.cost + self.estimated_cost if self.limits.count_estimates else self.cost
 
     def before_turn(self) -> None:
-        """Another turn is about to begin."""
-        if self.free:
+        """Check that another turn may begin."""
+        if self.unlimited:
             return
-        self._over("max_turns", self.turns + self.lent_turns)
+        self._check("max_turns", self.turns + self.reserved_turns)
         self.before_call()
         if self.outer is not None:
             self.outer.before_turn()
 
     def before_call(self) -> None:
-        """The model is about to be asked again."""
-        if self.free:
+        """Check that another model call may begin."""
+        if self.unlimited:
             return
-        self._over("max_tokens", self._tokens + self.lent_tokens)
-        self._over("max_cost_usd", self._cost + self.lent_cost)
-        self._over("run_timeout", self.seconds)
+        self._check("max_tokens", self._tokens + self.reserved_tokens)
+        self._check("max_cost_usd", self._cost + self.reserved_cost)
+        self._check("run_timeout", self.seconds)
         if self.outer is not None:
             self.outer.before_call()
 
     def before_tools(self, count: int) -> None:
-        """That many tool calls are about to be made."""
-        if self.free:
+        """Check that `count` more tool calls may begin."""
+        if self.unlimited:
             return
-        allowed, used = self.limits.max_tool_calls, self.tool_calls + self.lent_calls
+        allowed, used = self.limits.max_tool_calls, self.tool_calls + self.reserved_calls
         if allowed is not None and used + count > allowed:
-            raise _reached("max_tool_calls", allowed, used, f"the model asks for {count} more")
+            raise _reached("max_tool_calls", allowed, used, f"the model requested {count} more")
         if self.outer is not None:
             self.outer.before_tools(count)
 
     def remaining(self, seconds: float, turn_seconds: float) -> float | None:
-        """Seconds until a time limit, `seconds` into this stretch of work and `turn_seconds` into the turn."""
+        """Return the seconds until a time limit, `seconds` into this period of work and `turn_seconds` into the turn."""
         limits = self.limits
         ends = [] if self.outer is None else [self.outer.remaining(seconds, turn_seconds)]
         if limits.turn_timeout is not None:
@@ -192,135 +210,155 @@ class Budget:
             ends.append(limits.run_timeout - self.seconds - seconds)
         return min((end for end in ends if end is not None), default=None)
 
-    def late(self, seconds: float, turn_seconds: float) -> LimitExceeded:
-        """The time limit that was reached, so far into the stretch of work and the turn."""
+    def time_limit_error(self, seconds: float, turn_seconds: float) -> LimitExceeded:
+        """Return the error for the time limit that was reached, so far into the period of work and the turn."""
         left, turn, run = self.remaining(seconds, turn_seconds), self.limits.turn_timeout, self.limits.run_timeout
         if turn is not None and left == turn - turn_seconds:
             return _reached("turn_timeout", turn, max(turn, turn_seconds))
         if run is not None and left == run - self.seconds - seconds:
             return _reached("run_timeout", run, max(run, self.seconds + seconds))
         assert self.outer is not None
-        return self.outer.late(seconds, turn_seconds)
+        return self.outer.time_limit_error(seconds, turn_seconds)
 
-    # -- telling what was done
+    # -- counting
 
     def turn(self) -> None:
-        for each in self._all:
+        """Count one turn."""
+        for each in self._chain:
             each.turns += 1
 
     def tool(self, count: int = 1) -> None:
-        for each in self._all:
+        """Count tool calls."""
+        for each in self._chain:
             each.tool_calls += count
 
-    def worked(self, seconds: float) -> None:
-        for each in self._all:
+    def add_seconds(self, seconds: float) -> None:
+        """Count seconds of work."""
+        for each in self._chain:
             each.seconds += seconds
 
     def used(self, usage: Mapping[str, Any], cost: float | None) -> None:
-        """A call of the model, or a child, used that."""
+        """Count the usage and the cost in USD of a model call or a child."""
         tokens = tokens_of(usage)
-        for each in self._all:
+        for each in self._chain:
             each._count(usage, tokens, cost)
 
     def _count(self, usage: Mapping[str, Any], tokens: int, cost: float | None) -> None:
-        mine = self.usage
+        total = self.usage
         for name, value in usage.items():
             if name in COUNTED and isinstance(value, int):
-                mine[name] = mine.get(name, 0) + value
+                total[name] = total.get(name, 0) + value
         self.tokens += tokens
         if cost is not None:
             self.cost += cost
             self.usage["cost_usd"] = self.cost
 
     def reserve_for_child(self, most: RunLimits = NO_LIMITS) -> RunLimits:
-        """An allotment for a child: what is left of what adds up, or `most`; held back here until it is back."""
-        given = most
-        for each in self._all:
-            given = given.stricter(each._rest())
-        for each in self._all:
-            each._hold(given, 1)
-        return given
+        """Reserve what remains of the limits, or `most`, for a child; return the child's limits."""
+        reservation = most
+        for each in self._chain:
+            reservation = reservation.stricter(each._unreserved())
+        for each in self._chain:
+            each._reserve(reservation, 1)
+        return reservation
 
-    def _rest(self) -> RunLimits:
+    def _unreserved(self) -> RunLimits:
         limits = self.limits
 
         def rest(allowed: Any, used: Any) -> Any:
             return None if allowed is None else max(allowed - used, 0)
 
         return RunLimits(
-            max_tool_calls=rest(limits.max_tool_calls, self.tool_calls + self.lent_calls),
-            max_tokens=rest(limits.max_tokens, self._tokens + self.lent_tokens),
-            max_cost_usd=rest(limits.max_cost_usd, self._cost + self.lent_cost),
+            max_tool_calls=rest(limits.max_tool_calls, self.tool_calls + self.reserved_calls),
+            max_tokens=rest(limits.max_tokens, self._tokens + self.reserved_tokens),
+            max_cost_usd=rest(limits.max_cost_usd, self._cost + self.reserved_cost),
             count_estimates=limits.count_estimates,
         )
 
-    def _hold(self, given: RunLimits, sign: int) -> None:
-        self.lent_tokens += sign * (given.max_tokens or 0)
-        self.lent_cost += sign * (given.max_cost_usd or 0.0)
-        self.lent_calls += sign * (given.max_tool_calls or 0)
+    def _reserve(self, given: RunLimits, sign: int) -> None:
+        self.reserved_tokens += sign * (given.max_tokens or 0)
+        self.reserved_cost += sign * (given.max_cost_usd or 0.0)
+        self.reserved_calls += sign * (given.max_tool_calls or 0)
 
     def return_unused(self, given: RunLimits, usage: Mapping[str, Any]) -> None:
-        """The child has ended: what it did not use is there again."""
-        for each in self._all:
-            each._hold(given, -1)
+        """Release the reservation of a child that has ended, and count what it used."""
+        for each in self._chain:
+            each._reserve(given, -1)
         calls, cost = usage.get("tool_calls"), usage.get("cost_usd")
         self.tool(calls if isinstance(calls, int) else 0)
         self.used(usage, cost if isinstance(cost, (int, float)) else None)
         self._estimate(usage)
 
     def recalled(self, usage: Mapping[str, Any]) -> None:
-        """Loops whose code does not run again used that in an earlier life of the run."""
-        for each in self._all:
+        """Count what loops used in an earlier execution of the run whose code is not executed again."""
+        for each in self._chain:
             each.turns += usage.get("turns", 0)
         self.tool(usage.get("tool_calls", 0))
         self.used(usage, usage.get("cost_usd"))
         self._estimate(usage)
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Around what may use less than it holds: others who have no room wait for its end."""
-        others, ended = self._all[-1]._beside, asyncio.get_running_loop().create_future()
-        others.add(ended)
+    def active_call(self) -> Iterator[None]:
+        """Mark a call or child as active: it may use less than it reserved, so other calls wait for its end."""
+        active, ended = self._chain[-1]._active_calls, asyncio.get_running_loop().create_future()
+        active.add(ended)
         try:
             yield
         finally:
-            others.remove(ended)
+            active.remove(ended)
             ended.set_result(None)
 
-    async def room(self, before: Callable[[], None], waiting: Waiting | None = None) -> None:
-        """Wait until `before` raises no LimitExceeded, or nobody else is at work; then it is raised. `waiting` is what
-        each wait is awaited through."""
-        others = self._all[-1]._beside
+    async def until_allowed(self, before: Callable[[], None], waiting: Waiting | None = None) -> None:
+        """Wait until the check `before` passes.
+
+        Args:
+            before: A check, such as `before_call`.
+            waiting: Wraps each wait, if given.
+
+        Raises:
+            LimitExceeded: The check fails, and no active call or child could release a reservation.
+        """
+        active = self._chain[-1]._active_calls
         while True:
             try:
                 return before()
             except LimitExceeded:
-                if not others:
+                if not active:
                     raise
-            wait = _one_ended(others)
+            wait = _one_ended(active)
             await (wait if waiting is None else waiting(wait))
 
     @asynccontextmanager
-    async def held(
+    async def reserved(
         self, reserve: Mapping[str, Any] | None, *, turn: bool = True, waiting: Waiting | None = None
     ) -> AsyncIterator[None]:
-        """Around a call of the model that others may stand beside: until it has ended its `reserve` counts as used, and
-        with `turn` it as a turn. LimitExceeded if it may not begin, which it is told when no other is at work that may
-        turn out to use less than it holds; `waiting` is what that wait is awaited through.
+        """Reserve the budget of one model call that runs concurrently with others.
+
+        Until the call has ended, its `reserve` counts as used, and with `turn` the call counts as a turn.
+
+        Args:
+            reserve: Upper bounds of the call as {"tokens", "usd"}, or None.
+            turn: Whether the call is a turn.
+            waiting: Wraps the wait for other active calls, if given.
+
+        Raises:
+            LimitExceeded: A limit is reached, and no other active call could release a reservation.
         """
-        await self.room(self.before_turn if turn else self.before_call, waiting)
-        held = RunLimits(max_tokens=reserve.get("tokens"), max_cost_usd=reserve.get("usd")) if reserve else NO_LIMITS
-        with self.at_work():
-            self._hold_beside(held, int(turn), 1)
+        await self.until_allowed(self.before_turn if turn else self.before_call, waiting)
+        reservation = (
+            RunLimits(max_tokens=reserve.get("tokens"), max_cost_usd=reserve.get("usd")) if reserve else NO_LIMITS
+        )
+        with self.active_call():
+            self._reserve_call(reservation, int(turn), 1)
             try:
                 yield
             finally:
-                self._hold_beside(held, int(turn), -1)
+                self._reserve_call(reservation, int(turn), -1)
 
     @asynccontextmanager
     async def concurrent(self, reserve: Mapping[str, Any] | None, *, turn: bool = True) -> AsyncIterator[None]:
-        """The same, and then it is counted: as a turn, and as what it reserved where nobody knows how it ended."""
-        async with self.held(reserve, turn=turn):
+        """Like `reserved`; then count the turn, or the whole reservation if the call was interrupted."""
+        async with self.reserved(reserve, turn=turn):
             try:
                 yield
                 if turn:
@@ -329,29 +367,29 @@ class Budget:
                 self.count_in_doubt(reserve)
                 raise
 
-    def _hold_beside(self, held: RunLimits, turns: int, sign: int) -> None:
-        for each in self._all:
-            each._hold(held, sign)
-            each.lent_turns += sign * turns
+    def _reserve_call(self, reservation: RunLimits, turns: int, sign: int) -> None:
+        for each in self._chain:
+            each._reserve(reservation, sign)
+            each.reserved_turns += sign * turns
 
     def count_in_doubt(self, reserve: Mapping[str, Any] | None) -> None:
-        """Count a model call that began and whose outcome is unknown: its estimate is all that was reserved for it."""
+        """Count a model call whose outcome is unknown: its estimated usage is its whole reservation."""
         if reserve:
             self._estimate({"estimated_tokens": reserve.get("tokens"), "estimated_cost_usd": reserve.get("usd")})
 
     def _estimate(self, usage: Mapping[str, Any]) -> None:
-        """Count the estimates of a usage."""
+        """Count the estimated part of a usage."""
         tokens, cost = usage.get("estimated_tokens"), usage.get("estimated_cost_usd")
-        for each in self._all:
+        for each in self._chain:
             each.estimated_tokens += tokens if isinstance(tokens, int) else 0
             each.estimated_cost += cost if isinstance(cost, (int, float)) else 0.0
 
     def newly_doubtful(self) -> LimitExceeded | None:
-        """Return the first limit that only the estimates of interrupted calls reach; once for a run and claim."""
-        root = self._all[-1]
+        """Return the first limit that only estimates of interrupted calls reach; once per run and claim."""
+        root = self._chain[-1]
         if not root.estimated_tokens or root._warned:
             return None
-        for each in self._all:
+        for each in self._chain:
             limits = each.limits
             for name, used, estimated in (
                 ("max_tokens", each.tokens, each.estimated_tokens), ("max_cost_usd", each.cost, each.estimated_cost),
@@ -363,26 +401,26 @@ class Budget:
         return None
 
     def reported_usage(self) -> dict[str, Any]:
-        """The usage of a RunResult: what was reported, and estimates of interrupted calls in keys of their own."""
-        told = {**self.usage, "turns": self.turns, "tool_calls": self.tool_calls}
+        """Return the usage for a RunResult. Estimates of interrupted calls have their own keys."""
+        reported = {**self.usage, "turns": self.turns, "tool_calls": self.tool_calls}
         if self.estimated_tokens:
-            told["estimated_tokens"] = self.estimated_tokens
+            reported["estimated_tokens"] = self.estimated_tokens
         if self.estimated_cost:
-            told["estimated_cost_usd"] = self.estimated_cost
-        return told
+            reported["estimated_cost_usd"] = self.estimated_cost
+        return reported
 
 
 def _reached(name: str, allowed: float, used: float, what: str = "") -> LimitExceeded:
     return LimitExceeded(name, allowed, used, what, fix="Raise it with runner.resume(run_id, limits=...)")
 
 
-async def _one_ended(others: Collection[asyncio.Future[None]]) -> None:
+async def _one_ended(active: Collection[asyncio.Future[None]]) -> None:
     with queued():
-        await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(active, return_when=asyncio.FIRST_COMPLETED)
 
 
 def tokens_of(usage: Mapping[str, Any]) -> int:
-    """All tokens of a call, whichever way they are told."""
+    """Return all tokens of a call: the reported total, else prompt and completion."""
     total = usage.get("total_tokens")
     if isinstance(total, int) and total:
         return total

@@ -253,7 +253,7 @@ async def test_a_loop_beside_a_child_has_room_for_what_the_child_does_not_use(
 
         async def run(self, ctx: RunContext) -> RunResult:
             async def later() -> Any:
-                while not cast(Context, ctx).budget._beside:  # noqa: ASYNC110 - nobody rings for it
+                while not cast(Context, ctx).budget._active_calls:  # noqa: ASYNC110 - nobody rings for it
                     await asyncio.sleep(0.001)
                 asyncio.get_running_loop().call_later(0.05, beside.set)  # while this waits for room
                 if other == "tool":

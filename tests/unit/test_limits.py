@@ -40,9 +40,9 @@ def test_the_strictest_wins() -> None:
 
 
 def test_a_limit_nobody_knows_is_refused_by_its_nearest_name() -> None:
-    with pytest.raises(InvalidArgument, match="no limit is called 'max_turn': did you mean 'max_turns'"):
+    with pytest.raises(InvalidArgument, match="unknown limit 'max_turn': did you mean 'max_turns'"):
         RunLimits.of({"max_turn": 1})
-    with pytest.raises(InvalidArgument, match="limits are RunLimits"):
+    with pytest.raises(InvalidArgument, match="limits must be RunLimits"):
         RunLimits.of(7)  # type: ignore[arg-type]
 
 
@@ -103,7 +103,7 @@ async def test_what_stands_beside_others_holds_its_turn_and_its_reserve_until_it
 
     calls = [asyncio.ensure_future(call(name)) for name in "abcd"]
     assert await seen() == ["a", "b"], "the third waits for what the others turn out to use"
-    assert (budget.lent_tokens, run.lent_tokens, run.lent_turns) == (160, 160, 2)
+    assert (budget.reserved_tokens, run.reserved_tokens, run.reserved_turns) == (160, 160, 2)
     ends["b"].set()
     assert await seen() == ["a", "b", "c"], "what failed holds nothing"
     ends["a"].set()
@@ -114,7 +114,7 @@ async def test_what_stands_beside_others_holds_its_turn_and_its_reserve_until_it
     told = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(each) for each in told] == [type(None), OSError, type(None), type(None)]
     assert (budget.tokens, run.turns, run.tokens) == (120, 3, 120)
-    assert (run.lent_tokens, run.lent_turns, run.lent_cost) == (0, 0, 0.0)
+    assert (run.reserved_tokens, run.reserved_turns, run.reserved_cost) == (0, 0, 0.0)
     with pytest.raises(LimitExceeded, match="max_tokens=100 is reached"):
         await call("a")
 
@@ -124,7 +124,7 @@ async def test_the_estimate_of_a_call_that_was_cut_off_is_its_reserve_and_no_tur
     with pytest.raises(asyncio.CancelledError):
         async with budget.concurrent({"tokens": 60}):
             raise asyncio.CancelledError
-    assert (budget.tokens, budget.turns, budget.lent_tokens) == (0, 0, 0)
+    assert (budget.tokens, budget.turns, budget.reserved_tokens) == (0, 0, 0)
     assert budget.reported_usage() == {"turns": 0, "tool_calls": 0, "estimated_tokens": 60}
 
 

@@ -90,7 +90,9 @@ class ModelCalls:
         self._streamed = 0
         reserve = self._reserve(guess)
         talk.stop_timer()
-        async with nullcontext() if talk.budget.free else talk.budget.held(reserve, waiting=talk.unless_cancelled):
+        async with (
+            nullcontext() if talk.budget.unlimited else talk.budget.reserved(reserve, waiting=talk.unless_cancelled)
+        ):
             talk.start_timer()
             talk.state(TurnState.STREAMING)
             sent = talk.messages if talk.hooks.trim is None else await self._trimmed(talk.hooks.trim)

@@ -81,7 +81,7 @@ class LoopSession:
         """What comes is no work of this run: it waits."""
         now = self.clock.boot()
         self._turn += now - self._since
-        self.budget.worked(now - self._since)
+        self.budget.add_seconds(now - self._since)
         self._since = now
 
     def start_timer(self) -> None:
@@ -92,7 +92,7 @@ class LoopSession:
     def add_work_time(self, seconds: float) -> None:
         """An earlier life of the run was at work for so long."""
         self._turn += seconds
-        self.budget.worked(seconds)
+        self.budget.add_seconds(seconds)
 
     def in_time(self, work: Awaitable[Any]) -> Awaitable[Any]:
         """Its result, unless a time limit or the token comes first.
@@ -108,10 +108,10 @@ class LoopSession:
                 result = await self.unless_cancelled(work)
         except TimeoutError:
             if limit.expired():
-                raise self.budget.late(*self._times()) from None
+                raise self.budget.time_limit_error(*self._times()) from None
             raise
         if limit.expired():
-            self._late = self.budget.late(*self._times())
+            self._late = self.budget.time_limit_error(*self._times())
         return result
 
     def _times(self) -> tuple[float, float]:

@@ -68,10 +68,10 @@ class ToolCalls:
     async def _room(self, before: Callable[[], None]) -> None:
         """Wait for others at work beside this loop where they leave it no room; LimitExceeded."""
         talk = self.talk
-        if not talk.budget.free:
+        if not talk.budget.unlimited:
             talk.stop_timer()
             try:
-                await talk.budget.room(before, talk.unless_cancelled)
+                await talk.budget.until_allowed(before, talk.unless_cancelled)
             finally:
                 talk.start_timer()
 
@@ -227,7 +227,7 @@ class ToolCalls:
         talk.stop_timer()
         paid = talk.steps.from_fork(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
         failure: Exception | None = None
-        with talk.budget.at_work():
+        with talk.budget.active_call():
             try:
                 result = await talk.ctx.call(agent, input_, key=f"{key}:child")
             except (RunFailed, UnknownAgent) as error:
