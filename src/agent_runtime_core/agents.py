@@ -1,4 +1,4 @@
-"""An agent that is a model with tools: subclass it, name the prompt and the tools, and run it."""
+"""An agent that calls a model with tools: subclass it and set a prompt and tools."""
 
 from __future__ import annotations
 
@@ -19,85 +19,96 @@ __all__ = ["ToolCallingAgent"]
 
 
 class ToolCallingAgent(AgentRuntime):
-    """Asks a model, runs the tools it asks for, and ends with its answer as `final_output["response"]`.
+    """Calls a model, runs the tools that it requests, and ends with the answer in `final_output["response"]`.
 
-    In a durable run each call of the model and of a tool is recorded. A tool that fails, and arguments
-    that do not fit, are told to the model. Class attributes do for all the properties.
+        class Weather(ToolCallingAgent):
+            key = "weather"
+            system_prompt = "You answer questions about the weather."
+            tools = ToolRegistry()
+
+        Weather.tools.register(get_weather)
+
+    In a durable run every model call and tool call is recorded. A tool that fails, and invalid arguments, are reported
+    to the model. The properties may be class attributes.
     """
 
-    if TYPE_CHECKING:  # checkers take them as that which a subclass makes of them, attributes or properties
-        system_prompt: Any  # a text
-        tools: Any  # a ToolRegistry
-        max_iterations: Any  # a whole number
-        model: Any  # a text, or None
-        temperature: Any  # a number, or None
-        max_tokens: Any  # a whole number, or None
+    if TYPE_CHECKING:  # Any, so that a subclass may define attributes or properties
+        system_prompt: Any  # str
+        tools: Any  # ToolRegistry
+        max_iterations: Any  # int
+        model: Any  # str or None
+        temperature: Any  # float or None
+        max_tokens: Any  # int or None
     else:
 
         @property
         @abstractmethod
-        def system_prompt(self) -> str: ...
+        def system_prompt(self) -> str:
+            """The system prompt."""
 
         @property
         @abstractmethod
-        def tools(self) -> ToolRegistry: ...
+        def tools(self) -> ToolRegistry:
+            """The tools that the model may call."""
 
         @property
         def max_iterations(self) -> int:
-            """Calls of the model at most; the stricter of this and `limits.max_turns` holds."""
+            """The most model calls of a run; the smaller of this and `limits.max_turns` applies."""
             return 10
 
         @property
         def model(self) -> str | None:
+            """The model; None for the client's default."""
             return None
 
         @property
         def temperature(self) -> float | None:
+            """Randomness of the answers; None for the provider's default."""
             return None
 
         @property
         def max_tokens(self) -> int | None:
-            """Tokens of one answer of the model at most; None leaves it to the client. `limits` limit the whole run."""
+            """The most tokens of one answer; None for the client's default. `limits` apply to the whole run."""
             return None
 
-    #: Tell the answer in pieces as it comes, as ASSISTANT_DELTA events; `params["stream"]` of a run says so too.
+    #: Whether to publish the answer in ASSISTANT_DELTA events; `params["stream"]` of a run overrides it.
     stream: bool = False
-    #: What one run may use; the strictest of this, the runner's and the run's own holds.
+    #: Limits of a run; the strictest of these, the runner's and the run's own apply.
     limits: RunLimits | Mapping[str, Any] | None = None
-    #: The type of the answer: then `final_output["response"]` is its plain JSON.
+    #: The type of the answer; with it, `final_output["response"]` is the answer as plain JSON.
     output_type: Any = None
 
     def get_llm_client(self) -> LLMClient:
-        """The model's client; by default the one that is configured, which all runs share."""
+        """Return the model client; by default the configured one, which all runs share."""
         return configured_client()
 
     async def before_run(self, ctx: RunContext) -> None:
-        """Called before the first call of the model, on every attempt."""
+        """Prepare an attempt of the run, before its first model call."""
 
     async def after_run(self, ctx: RunContext, result: RunResult) -> RunResult:
-        """May replace the result of a run that succeeded."""
+        """Return the result of a run that succeeded, changed or not."""
         return result
 
     async def on_tool_call(self, ctx: RunContext, tool_name: str, tool_args: dict[str, Any]) -> None:
-        """Called before a tool is run."""
+        """Called before a tool runs; it may change `tool_args` in place."""
 
     async def on_tool_result(self, ctx: RunContext, tool_name: str, result: Any) -> Any:
-        """May replace what a tool returned."""
+        """Return the result of a tool, changed or not."""
         return result
 
     def trim(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages to send, of all there are; leave each tool call together with its results."""
+        """Return the messages to send, out of all messages; keep each tool call together with its results."""
         return messages
 
     async def run(self, ctx: RunContext) -> RunResult:
         await self.before_run(ctx)
         prompt = {"role": "system", "content": self.system_prompt}
-        own = RunLimits.of(self.limits).stricter(RunLimits(max_turns=self._iterations()))
+        limits = RunLimits.of(self.limits).stricter(RunLimits(max_turns=self._iterations()))
         stream = ctx.params.get("stream", self.stream)
         try:
             done = await run_turn_loop(
-                ctx, self.get_llm_client(), self.tools, own, messages=[prompt, *ctx.input_messages], model=self.model,
-                temperature=self.temperature, max_tokens=self.max_tokens, stream=bool(stream),
+                ctx, self.get_llm_client(), self.tools, limits, messages=[prompt, *ctx.input_messages],
+                model=self.model, temperature=self.temperature, max_tokens=self.max_tokens, stream=bool(stream),
                 output_type=self.output_type, hooks=self._hooks(ctx), cancellation=self.cancellation(ctx),
             )  # fmt: skip
         except LimitExceeded as limit:
@@ -108,19 +119,19 @@ class ToolCallingAgent(AgentRuntime):
                 details={"limit": limit.limit, "allowed": limit.allowed, "used": limit.used},
             )  # fmt: skip
             return partial
-        return await self.after_run(ctx, await self._told(ctx, done))
+        return await self.after_run(ctx, await self._result(ctx, done))
 
     def cancellation(self, ctx: RunContext) -> CancellationToken | None:
-        """A token that ends the loop from outside, for those who hold one; a cancelled run ends it without."""
+        """Return a token that ends the loop from outside, or None. A cancelled run needs no token."""
         return None
 
     def _iterations(self) -> int:
-        most = self.max_iterations
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        limit = self.max_iterations
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidArgument(
-                f"max_iterations of agent {brief(self.key)} is a whole number above 0, not {brief(most)}"
+                f"max_iterations of agent {brief(self.key)} must be an integer above 0, got {brief(limit)}"
             )
-        return most
+        return limit
 
     def _hooks(self, ctx: RunContext) -> Hooks:
         kind = type(self)
@@ -137,15 +148,15 @@ class ToolCallingAgent(AgentRuntime):
             trim=None if kind.trim is ToolCallingAgent.trim else self.trim,
         )
 
-    async def _told(self, ctx: RunContext, done: LoopResult) -> RunResult:
-        said: Any = done.text
-        # A typed answer may be None; that of another agent is the one it gave, in whatever form.
+    async def _result(self, ctx: RunContext, done: LoopResult) -> RunResult:
+        response: Any = done.text
+        # A typed answer may be None. After a handoff the response is that of the other agent, of any type.
         typed = self.output_type is not None and done.state is TurnState.YIELDING
         if typed or done.plain_output is not None:
-            said = done.plain_output
+            response = done.plain_output
         if done.text is not None:
             await ctx.emit(EventType.ASSISTANT_MESSAGE, {"content": done.text})
         return RunResult(
-            final_output={"response": said}, final_messages=done.messages[1:], usage=done.usage,
+            final_output={"response": response}, final_messages=done.messages[1:], usage=done.usage,
             artifacts={"state": done.state.value} if done.state.value != "yielding" else {},
         )  # fmt: skip

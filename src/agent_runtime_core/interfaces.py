@@ -1,4 +1,4 @@
-"""What agents, contexts, model clients and trace sinks look like, and the values they exchange."""
+"""The interfaces of agents, contexts, model clients and trace sinks, and the values they exchange."""
 
 from __future__ import annotations
 
@@ -50,19 +50,27 @@ class Message(TypedDict, total=False):
 
 
 def messages_in(given: Any) -> list[Any]:
-    """The messages of a conversation in a list of their own; InvalidArgument if they are none."""
+    """Return the messages as a new list; InvalidArgument unless they are a list of dicts."""
     no_list = isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable)
     messages = [] if no_list else list(given)
     if no_list or not all(isinstance(each, Mapping) for each in messages):
         raise InvalidArgument(
-            f"messages are a list of dicts, as [{{'role': 'user', 'content': 'Hello!'}}], not {brief(given)}"
+            f"messages must be a list of dicts, got {brief(given)}. Example: [{{'role': 'user', 'content': 'Hello!'}}]"
         )
     return messages
 
 
 @dataclass
 class ErrorInfo:
-    """Why a run did not succeed; `type` is the name of the error's class."""
+    """Why a run did not succeed.
+
+    Attributes:
+        type: The name of the error's class.
+        message: The error message.
+        stack: The traceback, or "".
+        retriable: Whether the runner may execute the run again.
+        details: More about the error, as JSON.
+    """
 
     type: str
     message: str
@@ -72,14 +80,26 @@ class ErrorInfo:
 
 
 def describe(error: BaseException) -> ErrorInfo:
-    """Return what is recorded of an error: of a group, the error that decides, with the traceback of the whole."""
+    """Return the ErrorInfo of an error; for a group, the deciding error with the traceback of the whole group."""
     cause = deciding_error(error)
     return ErrorInfo(type(cause).__name__, text_of(cause), shortened("".join(traceback.format_exception(error))))
 
 
 @dataclass
 class RunResult:
-    """What a run gave. `status` and `run_id` are filled in by the runner."""
+    """The outcome of a run. An agent returns one; the runner sets `status` and `run_id`.
+
+        return RunResult(final_output={"response": "done"})
+
+    Attributes:
+        final_output: The result of the run, as JSON.
+        final_messages: The messages of the run, in OpenAI's format.
+        usage: Tokens, cost, turns and tool calls.
+        artifacts: Further values of the agent, as JSON.
+        error: Why the run did not succeed, or None.
+        status: The final status.
+        run_id: The id of the run.
+    """
 
     final_output: dict[str, Any] = field(default_factory=dict)
     final_messages: list[Any] = field(default_factory=list)
@@ -90,22 +110,26 @@ class RunResult:
     run_id: UUID | None = None
 
     def raise_for_status(self) -> RunResult:
-        """This result if the run succeeded; else RunFailed with the error's type and message."""
+        """Return this result if the run succeeded.
+
+        Raises:
+            RunFailed: The run did not succeed; the message has the type and message of its error.
+        """
         if self.error is None and self.status in (None, RunStatus.SUCCEEDED):
             return self
         status = (self.status or RunStatus.FAILED).value
-        what = f"run {self.run_id}" if self.run_id else "the run"
-        why = f": {self.error.type}: {self.error.message}" if self.error else ""
-        failed = RunFailed(f"{what} ended as {status}{why}", status, self.error)
+        subject = f"run {self.run_id}" if self.run_id else "the run"
+        reason = f": {self.error.type}: {self.error.message}" if self.error else ""
+        failed = RunFailed(f"{subject} ended as {status}{reason}", status, self.error)
         failed.result = self
         raise failed
 
 
 @stored_as_dict
 class ToolCallDict(dict[str, Any]):
-    """A tool call in OpenAI's format that answers `.id`, `.name` and `.arguments` too.
+    """A tool call in OpenAI's format, a dict with the properties `id`, `name` and `arguments`.
 
-    `arguments` are as the model sent them, mostly JSON text. Stored, it is the plain dict.
+    `arguments` are as the model sent them, usually JSON text. The stored form is the plain dict.
     """
 
     @property
@@ -130,45 +154,58 @@ class ToolCallDict(dict[str, Any]):
 class LLMResponse:
     """A model's answer.
 
-    `usage` has prompt_tokens (cached ones included), completion_tokens (reasoning included) and
-    total_tokens, and where the provider tells them cached_tokens, cache_write_tokens and
-    reasoning_tokens. `cost_usd` is None for a model without a price.
+    Attributes:
+        message: The assistant message, in OpenAI's format.
+        usage: prompt_tokens (including cached ones), completion_tokens (including reasoning) and total_tokens; if the
+            provider reports them, also cached_tokens, cache_write_tokens and reasoning_tokens.
+        model: The model that answered.
+        finish_reason: Why the answer ended: "stop", "tool_calls", "length" and others.
+        raw_response: The response of the provider's package. It is not stored.
+        cost_usd: The cost in USD, or None for a model without a price.
     """
 
     message: dict[str, Any]
     usage: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     finish_reason: str = ""
-    #: What the provider's package gave; not stored.
     raw_response: Any = field(default=None, metadata={NOT_STORED: True})
     cost_usd: float | None = None
 
     @property
     def tool_calls(self) -> list[ToolCallDict]:
-        """The calls the model asks for; empty when it asks for none."""
+        """The tool calls that the model requests, or an empty list."""
         return [ToolCallDict(call) for call in self.message.get("tool_calls") or ()]
 
 
 @dataclass
 class LLMStreamChunk:
-    """A piece of a model's answer; only the last one has `finish_reason`, `usage`, `tool_calls` and `response`."""
+    """A part of a streamed answer.
+
+    Only the last chunk has `finish_reason`, `usage`, `tool_calls` and `response`.
+
+    Attributes:
+        delta: Text to append to the answer.
+        tool_calls: All tool calls of the answer.
+        finish_reason: Why the answer ended.
+        usage: The usage, as in `LLMResponse`.
+        response: The complete answer.
+    """
 
     delta: str = ""
     tool_calls: list[Any] | None = None
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
-    #: The whole answer.
     response: LLMResponse | None = None
 
 
 class RunContext(Protocol):
-    """An agent's view of its run."""
+    """An agent's interface to its run."""
 
     @property
     def run_id(self) -> UUID: ...
     @property
     def run_key(self) -> str | None:
-        """The caller's own id where that was no UUID."""
+        """The id that the caller passed as `run_id`, if it was not a UUID; else None."""
 
     @property
     def conversation_id(self) -> UUID | None: ...
@@ -184,32 +221,39 @@ class RunContext(Protocol):
     def tools(self) -> ToolRegistry: ...
     @property
     def attempt(self) -> int:
-        """1, and one more for each failure or crash before."""
+        """The number of this run attempt, from 1; each failure or crash adds one."""
 
     @property
     def trace_id(self) -> str: ...
     @property
     def step_id(self) -> str | None:
-        """The step this code runs in, or None between steps."""
+        """The id of the step in which this code runs, or None between steps."""
 
     @property
     def idempotency_key(self) -> str | None:
-        """The same on every attempt of this step: give it to services that know such keys."""
+        """A key that is the same on every attempt of this step; pass it to services that accept one."""
 
     @property
     def persistence(self) -> Any:
-        """The run's PersistenceManager: what a run writes there is refused once it has lost its lease."""
+        """The run's PersistenceManager. It rejects writes after the run has lost its lease."""
 
     def own_conversation(self) -> None:
-        """Declare, between steps, that the agent keeps the conversation itself: the runner appends nothing to it."""
+        """Declare, between steps, that the agent stores the conversation itself: the runner appends nothing."""
 
-    async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None: ...
-    async def checkpoint(self, state: dict[str, Any]) -> None: ...
+    async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
+        """Publish an event of this run; `payload` is JSON."""
+
+    async def checkpoint(self, state: dict[str, Any]) -> None:
+        """Save `state` (JSON) as the run's checkpoint, replacing the previous one."""
+
     async def get_state(self) -> dict[str, Any] | None:
-        """The last checkpoint, or None."""
+        """Return the last checkpoint, or None."""
 
-    def cancelled(self) -> bool: ...
-    def is_cancelled(self) -> bool: ...
+    def cancelled(self) -> bool:
+        """Return whether the run is being cancelled."""
+
+    def is_cancelled(self) -> bool:
+        """Return whether the run is being cancelled; the same as `cancelled`."""
 
     async def step(
         self,
@@ -228,14 +272,49 @@ class RunContext(Protocol):
         description: str | None = None,
         max_result_bytes: int = ...,
     ) -> Any:
-        """The recorded result of `fn(*args)`, run only if there is no record of it yet."""
+        """Return the saved result of `fn(*args)`; run it only if there is none.
+
+            total = await ctx.step("count", count_rows, path, retries=3)
+
+        Args:
+            name: The name of the step.
+            fn: A function or coroutine function. A plain function runs in a thread.
+            args: Arguments of `fn`.
+            key: Identifies the step among others of the same name; by default its occurrence counts.
+            retries: Attempts after the first one.
+            retry_delay: Seconds before the first retry.
+            timeout: Seconds of one attempt, or None for no limit.
+            retry_on: Errors after which the step is retried.
+            backoff: Delays between attempts, instead of `retry_delay`.
+            on_in_doubt: "retry", "fail", "review" or a check function, for a step that a crash interrupted.
+            returns: The type of the result, by default the return annotation of `fn`.
+            on_changed_input: What to do if the arguments differ from the recorded ones: "use" the saved result, or
+                fail.
+            description: A text for people who review the run.
+            max_result_bytes: The largest result as JSON, in bytes.
+
+        Raises:
+            StepExecutionError: The step failed after its last attempt.
+            JournalMismatch: The journal has another step here.
+        """
 
     def renamed(self, old: str, new: str) -> None:
-        """The step called `old` when it was recorded is `new` now."""
+        """Declare that the step recorded as `old` is now called `new`."""
 
-    async def sleep(self, seconds: float, *, key: str | None = None) -> None: ...
+    async def sleep(self, seconds: float, *, key: str | None = None) -> None:
+        """Wait `seconds`; the wait survives a restart. A long wait parks the run."""
+
     async def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
-        """The payload of the next signal of that name; WaitTimeout after `timeout` seconds."""
+        """Return the payload of the next signal with that name.
+
+        Args:
+            name: The name of the signal.
+            timeout: Seconds to wait, or None for no limit.
+            key: Identifies the wait among others of the same name.
+
+        Raises:
+            WaitTimeout: No signal arrived in time.
+        """
 
     async def approve(
         self,
@@ -246,54 +325,105 @@ class RunContext(Protocol):
         timeout: float | None = None,
         key: str | None = None,
     ) -> Any:
-        """Ask for a decision and wait for its answer, which fits `schema`."""
+        """Ask a person for a decision, and return the answer.
+
+        Args:
+            name: The name of the approval.
+            details: What the person needs to know, as JSON.
+            schema: A JSON Schema that the answer must match.
+            timeout: Seconds to wait, or None for no limit.
+            key: Identifies the wait among others of the same name.
+
+        Raises:
+            WaitTimeout: No answer arrived in time.
+        """
 
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
-        """Run another agent as a child of this run, and wait for its result; RunFailed unless it succeeds."""
+        """Run another agent as a child of this run, and return its result.
+
+        Args:
+            agent: An agent, or the key of a registered one.
+            input: The input of the child run.
+            key: Identifies the child among others of the same agent.
+
+        Raises:
+            RunFailed: The child did not succeed.
+            UnknownAgent: No agent with that key is registered.
+        """
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
-        """A step whose plain `fn(conn, *args)` commits together with its own record, on SQLite; else NotSupported."""
+        """Run the plain function `fn(conn, *args)` as a step that commits together with its own record.
+
+        Raises:
+            NotSupported: The state store is not on SQLite.
+        """
 
     async def now(self, *, key: str | None = None) -> datetime:
-        """The time in UTC, recorded: a resumed run gets the same answer again."""
+        """Return the current time in UTC. It is recorded: a resumed run gets the same value."""
 
     async def random(self, *, key: str | None = None) -> float:
-        """A number from 0 up to 1, recorded: a resumed run gets the same answer again."""
+        """Return a random number in [0, 1). It is recorded: a resumed run gets the same value."""
 
     async def uuid4(self, *, key: str | None = None) -> UUID:
-        """A random UUID, recorded: a resumed run gets the same answer again."""
+        """Return a random UUID. It is recorded: a resumed run gets the same value."""
 
 
 class AgentRuntime(ABC):
-    """An agent. `key`, its name, is a property or a class attribute: `key = "x"`."""
+    """Base class of agents. Subclass it, set `key` and implement `run`.
+
+        class Greeter(AgentRuntime):
+            key = "greeter"
+
+            async def run(self, ctx: RunContext) -> RunResult:
+                name = await ctx.step("name", find_name)
+                return RunResult(final_output={"response": f"Hello, {name}!"})
+
+    `key` identifies the agent in its registry. It may be a class attribute or a property.
+    """
 
     if TYPE_CHECKING:
-        key: Any  # a text; checkers take it as that which a subclass makes of it, attribute or property
+        key: Any  # str; Any, so that a subclass may define an attribute or a property
     else:
 
         @property
         @abstractmethod
         def key(self) -> str:
-            """The name of this agent, unique in its registry."""
+            """The key of this agent, unique in its registry."""
 
     @abstractmethod
     async def run(self, ctx: RunContext) -> RunResult:
-        """Do the work of one run; called again from the top when the run is resumed."""
+        """Execute one run.
+
+        When the run is resumed, this method is called again from its beginning; completed steps return their saved
+        results.
+        """
 
     async def cancel(self, ctx: RunContext) -> None:  # noqa: B027
-        """Called when the run is cancelled, and waited for as long as the grace; does nothing unless overridden."""
+        """Clean up after the run was cancelled, for at most the grace period; does nothing by default."""
 
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
-        """What to record of an error that `run` raised, and whether a retry makes sense; None keeps the default.
+        """Return what to record of an error that `run` raised, and whether to retry; None for the default.
 
-        `error` is what `run` raised: an ExceptionGroup of a `TaskGroup` is passed as it is. The hook has what is left
-        of the attempt's time, and no more than the grace once the run is to stop.
+        The hook may use the rest of the attempt's time; once the run is stopping, at most the grace period.
+
+        Args:
+            ctx: The context of the run.
+            error: What `run` raised. An ExceptionGroup of a `TaskGroup` is passed as it is.
         """
         return describe(error)
 
 
 class LLMClient(ABC):
-    """A language model. Messages and tools are in OpenAI's chat format."""
+    """Base class of model clients. Messages and tools are in OpenAI's chat format.
+
+    class Echo(LLMClient):
+        async def generate(self, messages, **options):
+            return LLMResponse({"role": "assistant", "content": messages[-1]["content"]})
+
+        async def stream(self, messages, **options):
+            response = await self.generate(messages)
+            yield LLMStreamChunk(delta=response.message["content"], finish_reason="stop", response=response)
+    """
 
     @abstractmethod
     async def generate(
@@ -307,7 +437,20 @@ class LLMClient(ABC):
         max_tokens: int | None = None,
         **kwargs: Any,
     ) -> LLMResponse:
-        """The whole answer."""
+        """Return the complete answer to a conversation.
+
+        Args:
+            messages: The conversation.
+            model: The model; None for the client's default.
+            stream: Whether to receive the answer as a stream; the complete answer is returned either way.
+            tools: The tools that the model may call.
+            temperature: Randomness of the answer; None for the provider's default.
+            max_tokens: The most tokens of the answer; None for the client's default.
+            **kwargs: Further options of the provider.
+
+        Raises:
+            ProviderError: The request failed.
+        """
 
     @abstractmethod
     def stream(
@@ -318,31 +461,56 @@ class LLMClient(ABC):
         tools: list[dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[LLMStreamChunk]:
-        """The answer in pieces, as an async generator."""
+        """Yield the answer in chunks, as an async generator; the last one has the complete `response`.
+
+        Raises:
+            ProviderError: The request failed, or the answer ended before it was complete.
+        """
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
-        """One vector for each text."""
-        raise self._cannot("embed")
+        """Return one embedding vector for each text; NotSupported if the client has none."""
+        raise self._not_supported("embed")
 
     async def moderate(self, text: str, *, model: str | None = None) -> dict[str, Any]:
-        """The provider's verdict on a text."""
-        raise self._cannot("moderate")
+        """Return the provider's moderation result for a text; NotSupported if the client has none."""
+        raise self._not_supported("moderate")
 
     async def count_tokens(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> int:
-        """How many tokens a prompt takes."""
-        raise self._cannot("count_tokens")
+        """Return the number of tokens of a prompt; NotSupported if the client cannot count."""
+        raise self._not_supported("count_tokens")
 
-    def _cannot(self, operation: str) -> NotSupported:
-        return NotSupported(f"{type(self).__name__} has no {operation}()")
+    def _not_supported(self, operation: str) -> NotSupported:
+        return NotSupported(f"{type(self).__name__} does not support {operation}()")
 
 
 class TraceSink:
-    """Where traces go. Every method does nothing unless overridden, so a sink overrides only what it needs."""
+    """Base class of trace sinks. Every method does nothing by default; override the ones you need.
 
-    def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None: ...
-    def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None: ...
-    def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None: ...
-    def flush(self) -> None: ...
+        class PrintSink(TraceSink):
+            def log_event(self, run_id, event_type, payload):
+                print(run_id, event_type)
+
+        runner = AgentRunner(trace_sinks=[PrintSink()])
+
+    The methods are called by a thread of the tracer, never by the run itself.
+    """
+
+    def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None:
+        """A process began to execute the run; `metadata` has `time` in seconds since 1970."""
+
+    def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
+        """An event of the run, a model call (`llm.call`) or a tool call (`tool.done`)."""
+
+    def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
+        """The process stopped executing the run; `outcome` says why."""
+
+    def flush(self) -> None:
+        """Send what is buffered; called when the tracer closes."""
 
     async def trace(self, event: dict[str, Any]) -> None:
-        """Every event of every run, as a dict."""
+        """Handle any of these as one dict.
+
+        Args:
+            event: `type` ("start_run", "end_run" or the event type), `run_id`, `time` in seconds since 1970, and the
+                payload.
+        """

@@ -201,7 +201,7 @@ class Budget:
             self.outer.before_tools(count)
 
     def remaining(self, seconds: float, turn_seconds: float) -> float | None:
-        """Return the seconds until a time limit, `seconds` into this period of work and `turn_seconds` into the turn."""
+        """Return the seconds until a time limit, after `seconds` of this work period and `turn_seconds` of the turn."""
         limits = self.limits
         ends = [] if self.outer is None else [self.outer.remaining(seconds, turn_seconds)]
         if limits.turn_timeout is not None:

@@ -1,4 +1,4 @@
-"""Prompts as runs: planned and carried out in the background, and asked about by their ids."""
+"""Prompts that are planned and executed in the background, and queried by run id."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from .tools.tool import Tool
 __all__ = ["Orchestrator", "OrchestratorSettings", "RunCreate", "RunResponse", "RunStatus"]
 
 
-class RunStatus(str, Enum):  # noqa: UP042 (as the other enums of the public face)
-    """Where a run stands. One that waits is running; one that was cancelled, timed out or is dead has failed."""
+class RunStatus(str, Enum):  # noqa: UP042 (like the other public enums)
+    """Status of a run. A waiting run is RUNNING; a cancelled, timed-out or dead run is FAILED."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -57,7 +57,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class RunCreate:
-    """What is to be done, and the steps (1 to 100) that its plan may have at most."""
+    """A request for a run.
+
+    Args:
+        prompt: What to do.
+        max_steps: The most steps of the plan, from 1 to 100.
+
+    Raises:
+        InvalidArgument: A value is invalid.
+    """
 
     prompt: str
     max_steps: int = 10
@@ -70,10 +78,17 @@ class RunCreate:
 
 @dataclass
 class RunResponse:
-    """A run as it stood when it was asked about; datetimes are aware UTC.
+    """The state of a run when it was queried. Datetimes are in UTC and timezone-aware.
 
-    Each of `steps` is one try that has ended: {"step_number", "tool_name", "tool_input", "result", "attempt"}, its
-    result {"success", "output", "error"}. `result` is that of the last step, or a list where there are several.
+    Attributes:
+        run_id: The id of the run.
+        status: The status.
+        steps: One dict for each step attempt that has ended: {"step_number", "tool_name", "tool_input", "result",
+            "attempt"}. `result` is {"success", "output", "error"}.
+        result: The result of the last step, or a list if the plan has several last steps.
+        error: Why the run failed, or None.
+        created_at: When the run was stored.
+        updated_at: When the run last changed.
     """
 
     run_id: str
@@ -85,7 +100,7 @@ class RunResponse:
     updated_at: _dt.datetime = field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold; of a result that is more, a datetime for one, the text."""
+        """Return plain JSON values; a value that is not JSON, such as a datetime, becomes a string."""
         plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         return cast("dict[str, Any]", json.loads(json.dumps(plain, default=json_form)))
 
@@ -93,9 +108,17 @@ class RunResponse:
 @with_known_names
 @dataclass(frozen=True)
 class OrchestratorSettings:
-    """A step is tried `max_retries` times, `backoff_base` seconds apart, then twice as long, and so on.
+    """Settings of an `Orchestrator`.
 
-    At most `max_concurrency` steps of a run are in flight, and `concurrent_runs` runs in this process.
+    Args:
+        max_retries: Attempts of a step, including the first.
+        backoff_base: Seconds before the first retry; each further delay is twice as long.
+        max_concurrency: Steps of a run that execute at the same time.
+        concurrent_runs: Runs of this process that execute at the same time.
+
+    Raises:
+        UnknownSetting: A setting does not exist.
+        InvalidArgument: A value is invalid.
     """
 
     max_retries: int = MAX_RETRIES
@@ -110,21 +133,35 @@ class OrchestratorSettings:
 
     @classmethod
     def of(cls, given: OrchestratorSettings | Mapping[str, Any] | None) -> OrchestratorSettings:
-        """Settings as they come: as such, as a dict, or none."""
+        """Return settings from `OrchestratorSettings`, from a dict of their fields, or from None (the defaults)."""
         if given is None or isinstance(given, cls):
             return given or cls()
         if not isinstance(given, Mapping):
-            raise InvalidArgument(f"settings are OrchestratorSettings or a dict of their fields, not {brief(given)}")
+            raise InvalidArgument(
+                f"settings must be OrchestratorSettings or a dict of their fields, got {brief(given)}"
+            )
         return cls(**given)
 
 
 class Orchestrator:
-    """Takes prompts, has `planner` make plans of them, and carries those out in the background.
+    """Plans prompts with `planner`, and executes the plans in the background.
 
-    Runs are runs of `runner`, by default one on the configured backends: where those are durable a run survives this
-    process, and any process with an Orchestrator of the same `key` on the same backends goes on with it and can tell
-    of it. Work begins with the first `create_run`, or with `async with`, which is closed at its end. Tools are by
-    default a CalculatorTool and a TodoStoreTool. `client` is asked by a plan's llm_call steps.
+        async with Orchestrator() as orchestrator:
+            run = await orchestrator.create_run(prompt="add 3 and 4")
+            done = await orchestrator.wait(run.run_id)
+            print(done.result)
+
+    If the backends are durable, runs survive this process: any process with an Orchestrator with the same `key` on the
+    same backends executes them and can query them. Work begins with the first `create_run`, or with `async with`, which
+    also closes the orchestrator at its end.
+
+    Args:
+        planner: Makes a plan from a prompt.
+        tool_registry: The tools of plans; by default a CalculatorTool and a TodoStoreTool.
+        settings: `OrchestratorSettings`, or a dict of their fields.
+        runner: The runner; by default a new one on the configured backends.
+        client: The model client for the llm_call steps of plans.
+        key: The agent key of the runs.
     """
 
     def __init__(
@@ -172,50 +209,70 @@ class Orchestrator:
         max_steps: int = 10,
         idempotency_key: str | None = None,
     ) -> RunResponse:
-        """Store a run and have it begun; returns as soon as it is stored.
+        """Store a run and return it at once; it is executed in the background.
 
-        The same `idempotency_key` gives the run there is. InvalidArgument: max_steps is not from 1 to 100.
+        Args:
+            request: The request, or None to pass `prompt` and `max_steps`.
+            prompt: What to do.
+            max_steps: The most steps of the plan, from 1 to 100.
+            idempotency_key: A second call with the same key returns the existing run.
+
+        Raises:
+            InvalidArgument: The request is invalid.
+            IdempotencyConflict: The key was used with another prompt.
         """
-        asked = _asked(request, prompt, max_steps)
+        wanted = _request(request, prompt, max_steps)
         input_ = {
-            "messages": [{"role": "user", "content": asked.prompt}],
-            "params": {"max_steps": asked.max_steps},
+            "messages": [{"role": "user", "content": wanted.prompt}],
+            "params": {"max_steps": wanted.max_steps},
         }
         run_id = await self.runner.submit(self.agent, input_, idempotency_key=idempotency_key)
         info = await self.runner.get_run(run_id)
         self._work()
         if idempotency_key is not None:
-            return await self._told(info)
+            return await self._response(info)
         return RunResponse(
             str(run_id), RunStatus.PENDING, created_at=info.created_at, updated_at=info.created_at
-        )  # as it was stored: it may have begun since
+        )  # as it was stored, although it may be running already
 
     async def get_run(self, run_id: UUID | str) -> RunResponse:
-        """Where a run stands, with the steps that have ended. RunNotFound (a ValueError and a KeyError)."""
-        return await self._told(await self._info(run_id))
+        """Return a run with the step attempts that have ended.
+
+        Raises:
+            RunNotFound: The orchestrator has no run with that id (also a ValueError and a KeyError).
+        """
+        return await self._response(await self._info(run_id))
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResponse:
-        """The same once it has ended; TimeoutError after `timeout` seconds."""
+        """Wait until a run has ended, and return it.
+
+        Args:
+            timeout: Seconds to wait, or None for no limit.
+
+        Raises:
+            TimeoutError: The run has not ended in time.
+            RunNotFound: The orchestrator has no run with that id.
+        """
         if self._working is not None:
-            self._work()  # anew, where it began on a loop that is gone
+            self._work()  # restart it if its event loop is closed
         await self.runner.wait((await self._info(run_id)).run_id, timeout)
         return await self.get_run(run_id)
 
     async def close(self) -> None:
-        """Let what has begun end, within the runner's `grace_seconds`, then give it back.
+        """Stop working: let active runs finish within the runner's `grace_seconds`, then release them.
 
-        What is only in memory would be lost: there, what is pending is done first, within the same time.
+        With memory backends pending runs would be lost, so they are finished first, within the same time.
         """
         if not self.runner.backends.durable:
-            await self._until_begun()
-        await self._rest()
+            await self._finish_pending()
+        await self._stop_working()
         if self._own:
             await self.runner.close()
 
     # -- work
 
     def _work(self) -> None:
-        """Have runs claimed and carried out, in a task of this loop."""
+        """Start a task on this event loop that claims and executes runs."""
         task = self._working
         if task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop():
             return
@@ -225,18 +282,18 @@ class Orchestrator:
         loop = self._worker.run_loop(concurrency=self.settings.concurrent_runs, handle_signals=False)
         self._working = start_soon(loop)
 
-    async def _rest(self) -> None:
+    async def _stop_working(self) -> None:
         worker, task = self._worker, self._working
         self._worker = self._working = None
         if worker is None or task is None:
             return
         if task.get_loop() is asyncio.get_running_loop():
-            await asyncio.sleep(0)  # a loop that has not begun yet would not hear of it
+            await asyncio.sleep(0)  # run_loop must have started to notice stop()
             worker.stop()
             await task
         await worker.close()
 
-    async def _until_begun(self) -> None:
+    async def _finish_pending(self) -> None:
         if self._working is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -244,7 +301,7 @@ class Orchestrator:
                 for info in await self.runner.runs(_Status.PENDING, self.agent.key):
                     await self.runner.wait(info.run_id)
 
-    # -- asking
+    # -- queries
 
     async def _info(self, run_id: UUID | str) -> RunInfo:
         try:
@@ -255,37 +312,37 @@ class Orchestrator:
             raise RunNotFound(f"Run not found: {run_id}")
         return info
 
-    async def _told(self, info: RunInfo) -> RunResponse:
+    async def _response(self, info: RunInfo) -> RunResponse:
         records = await self.runner.state_store.records(info.run_id)
         times = [info.created_at, info.started_at, info.ended_at, *(aware(each.t) for each in records[-1:])]
-        told = RunResponse(
+        response = RunResponse(
             str(info.run_id), _WORDS.get(info.status, RunStatus.FAILED), tried_steps(records, self.tool_registry),
             created_at=info.created_at, updated_at=max(each for each in times if each is not None),
         )  # fmt: skip
         if info.status in TERMINAL:
-            ended = await self.runner.wait(info.run_id)
-            if ended.status is _Status.SUCCEEDED:
-                told.result = ended.final_output.get("result")
+            outcome = await self.runner.wait(info.run_id)
+            if outcome.status is _Status.SUCCEEDED:
+                response.result = outcome.final_output.get("result")
             else:
-                told.error = _why(info.status, ended)
-        return told
+                response.error = _failure_reason(info.status, outcome)
+        return response
 
 
-def _asked(request: Any, prompt: str | None, max_steps: int) -> RunCreate:
+def _request(request: Any, prompt: str | None, max_steps: int) -> RunCreate:
     if request is None and prompt is not None:
         return RunCreate(prompt, max_steps)
     if not isinstance(request, RunCreate) or prompt is not None:
-        raise InvalidArgument(f"create_run takes a RunCreate, or prompt= and max_steps=, not {brief(request)}")
+        raise InvalidArgument(f"create_run needs a RunCreate, or prompt= and max_steps=, got {brief(request)}")
     if max_steps not in (RunCreate.max_steps, request.max_steps):
         raise InvalidArgument(
-            f"max_steps={brief(max_steps)} differs from the RunCreate's {request.max_steps}: give it there"
+            f"max_steps={brief(max_steps)} differs from the RunCreate's {request.max_steps}. Set it in the RunCreate"
         )
     return request
 
 
-def _why(status: _Status, ended: RunResult) -> str:
-    """Why it failed, with the type of the error; the word of its own status where that is another one."""
-    error = ended.error
+def _failure_reason(status: _Status, result: RunResult) -> str:
+    """Return why a run failed: the error's type, or the run status if that is not `failed`, and the message."""
+    error = result.error
     message = error.message if error is not None else ""
     if status is _Status.FAILED:
         return f"{error.type}: {message}" if error is not None else "failed"
@@ -293,7 +350,7 @@ def _why(status: _Status, ended: RunResult) -> str:
 
 
 def _configured_runner() -> AgentRunner:
-    """On the configured backends; where they are all in memory, and nobody said anything of stores, those are too."""
+    """Return a runner on the configured backends, with stores in memory if these are and no others are configured."""
     config = get_config()
     in_memory = config.backend_url is None and config.queue_backend == config.state_store_backend == "memory"
     stores = None

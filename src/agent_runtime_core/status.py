@@ -87,5 +87,5 @@ def check(old: RunStatus | str, new: RunStatus | str, *, reopen: bool = False) -
         )
     if explicit and not reopen:
         raise IllegalTransition(
-            f"a run cannot change from {present.value} to {wanted.value} by itself: use resume, requeue, execute or open_run"
+            f"a run changes from {present.value} to {wanted.value} only by resume, requeue, execute or open_run"
         )
