@@ -363,7 +363,7 @@ def test_of_two_at_once_one_is_told_that_the_run_is_held(tmp_path: Path) -> None
             time.sleep(0.001)
         held = subprocess.run(job.command, capture_output=True, text=True, timeout=30, check=False)
         assert held.returncode == 1
-        assert f"is held by open_run-{process.pid}" in held.stderr
+        assert f"is already running in open_run-{process.pid}" in held.stderr
     finally:
         process.kill()
         process.wait()

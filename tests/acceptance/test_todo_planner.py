@@ -69,7 +69,7 @@ def test_killed_it_finishes_what_was_left(tmp_path: Path) -> None:
     again = run(NAME, "list my to-dos", cwd=tmp_path)
     assert again.stdout.startswith("going on with: remind me to call Bob, then divide 1 by 0\n")
     assert again.stderr == (
-        "failed: ToolFailed: step 'step_2' failed after 3 attempt(s): "
+        "failed: ToolFailed: step 'step_2' failed after 3 attempts: "
         "tool 'calculator' did not succeed: division by zero\n"
     )
     # Killed between taking its number and being stored, it takes the next one.

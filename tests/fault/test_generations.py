@@ -186,7 +186,7 @@ async def test_a_run_that_is_running_elsewhere(kind: str, tmp_path: Path) -> Non
         one, two = here.runner(settings(worker_id="one")), here.runner(settings(worker_id="two"))
         first = asyncio.ensure_future(one.execute("a", "x"))
         await until(lambda: bool(ran))
-        with pytest.raises(RunBusy, match="held by one since") as caught:
+        with pytest.raises(RunBusy, match="is already running in one") as caught:
             await two.execute("a", "x", if_running="raise")
         assert caught.value.worker == "one"
         second = asyncio.ensure_future(two.execute("a", "x"))

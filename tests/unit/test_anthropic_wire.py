@@ -296,9 +296,9 @@ async def test_tokens_are_counted_by_the_api_and_nothing_is_embedded() -> None:
     transport = Transport({"input_tokens": 17})
     async with client_of(transport) as client:
         assert await client.count_tokens([{"role": "system", "content": "Be brief."}, *HELLO], [WEATHER]) == 17
-        with pytest.raises(NotSupported, match=r"anthropic has no embed\(\)"):
+        with pytest.raises(NotSupported, match=r"anthropic does not support embed\(\)"):
             await client.embed(["x"])
-        with pytest.raises(NotSupported, match=r"anthropic has no moderate\(\)"):
+        with pytest.raises(NotSupported, match=r"anthropic does not support moderate\(\)"):
             await client.moderate("x")
     assert transport.requests[0].url.path == "/v1/messages/count_tokens"
     assert transport.bodies[0].keys() == {"messages", "model", "system", "tools"}
@@ -384,8 +384,8 @@ async def test_sampling_is_left_out_and_the_log_says_so_once(caplog: pytest.LogC
         await client.generate(HELLO, extra_body={"temperature": 0.3})
     assert ["temperature" in body for body in transport.bodies] == [False, False, True]
     assert [record.getMessage() for record in caplog.records if "temperature" in record.getMessage()] == [
-        "Anthropic takes no top_p, temperature any more: it is left out from now on; AnthropicClient(sampling=True) "
-        "sends it to version 2023-06-01 of the API"
+        "Anthropic no longer supports top_p, temperature: not sent. AnthropicClient(sampling=True) "
+        "sends it with version 2023-06-01 of the API"
     ]
 
 
@@ -405,9 +405,9 @@ async def test_sampling_is_sent_to_the_version_that_takes_it() -> None:
 async def test_an_argument_anthropic_does_not_have_is_refused_by_name() -> None:
     transport = Transport(said([text("ok")]))
     async with client_of(transport) as client:
-        with pytest.raises(RequestRefused, match=r"no argument logit_bias, seed: leave it out, or .* extra_body="):
+        with pytest.raises(RequestRefused, match=r"no argument logit_bias, seed. Remove it, or .* extra_body="):
             await client.generate(HELLO, seed=1, logit_bias={})
-        with pytest.raises(NotSupported, match="give a schema"):
+        with pytest.raises(NotSupported, match="Use a schema"):
             await client.generate(HELLO, response_format={"type": "json_object"})
         assert transport.requests == []
         await client.generate(HELLO, max_completion_tokens=50, extra_body={"seed": 1})
@@ -633,18 +633,18 @@ async def test_a_stream_cut_at_every_byte_calls_no_tool(error: Exception | None,
 
 
 def test_without_a_key() -> None:
-    with pytest.raises(AnthropicConfigurationError, match=r"give api_key=.*configure.*ANTHROPIC_API_KEY"):
+    with pytest.raises(AnthropicConfigurationError, match=r"Pass api_key=.*configure.*ANTHROPIC_API_KEY"):
         AnthropicClient()
     assert issubclass(AnthropicConfigurationError, ValueError)
 
 
 @pytest.mark.parametrize("key", ["can\x00ary", "canäry", "can\nary"])
 def test_a_key_that_no_request_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AnthropicConfigurationError, match="characters that no key has") as caught:
+    with pytest.raises(AnthropicConfigurationError, match="has invalid characters") as caught:
         AnthropicClient(key)
     assert "ary" not in str(caught.value)
     monkeypatch.setenv("ANTHROPIC_API_KEY", " \n")
-    with pytest.raises(AnthropicConfigurationError, match="has no key"):
+    with pytest.raises(AnthropicConfigurationError, match="has no API key"):
         AnthropicClient()
     assert AnthropicClient("canary\r\n")._wire._clients.first.api_key == "canary"  # type: ignore[attr-defined]
 
@@ -707,7 +707,7 @@ async def test_an_injected_transport_is_not_remote_and_stays_open() -> None:
 
 @pytest.mark.parametrize(("name", "instead"), [("max_retries", "retries="), ("timeout", "timeouts=")])
 def test_what_the_sdk_must_not_do_is_said(name: str, instead: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{name}=3 .* use {instead}"):
+    with pytest.raises(InvalidArgument, match=f"{name}=3 .* Use {instead}"):
         AnthropicClient(KEY, **dict[str, Any]({name: 3}))
 
 

@@ -298,7 +298,7 @@ def test_what_looks_like_a_url_names_no_file(half: str, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     opens: list[Any] = [open_url, AgentRunner.open, PersistenceManager.open, lambda url: get_queue_at(url)]
     for refused in opens:
-        with pytest.raises(InvalidArgument, match=r"without '://' is no URL: write \w+://.*, or \./\w+") as caught:
+        with pytest.raises(InvalidArgument, match=r"must contain '://', got .*Use \w+://.*, or \./\w+") as caught:
             refused(half)
         assert "secret" not in str(caught.value)
     assert not list(tmp_path.iterdir())

@@ -211,7 +211,7 @@ def test_show_tells_the_steps_and_the_error(run: Run, url: str) -> None:
     code, out, _ = run("show", "bad", "--url", url)
     assert code == 0
     assert "status            failed\n" in out
-    assert "error             StepExecutionError: step 'send' failed after 1 attempt(s): no ?[31mroute to host" in out
+    assert "error             StepExecutionError: step 'send' failed after 1 attempt: no ?[31mroute to host" in out
     assert "\x1b" not in out, "nothing a terminal would act upon"
     done, failed = (line.split() for line in out.split("STATE")[1].splitlines()[1:3])
     assert (done[:3], failed[:3]) == (["done", "fetch", "0"], ["failed", "send", "0"])

@@ -253,5 +253,5 @@ def test_a_misspelt_variable_is_told_in_the_log(
     monkeypatch.setenv("AGENT_RUNTIME_SERVICE_HOST", "10.0.0.1")
     assert configure().max_retries == 3
     assert [each.message for each in caplog.records] == [
-        "the environment variable AGENT_RUNTIME_MAX_RETRY is read by nobody: did you mean AGENT_RUNTIME_MAX_RETRIES?"
+        "unknown environment variable AGENT_RUNTIME_MAX_RETRY. Did you mean AGENT_RUNTIME_MAX_RETRIES?"
     ]

@@ -691,7 +691,7 @@ def test_it_is_reached_without_a_loop() -> None:
 
 
 async def test_what_is_no_agent_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="None is no agent"):
+    with pytest.raises(InvalidArgument, match="agent must be an AgentRuntime, got None"):
         await crash_everywhere(None)  # type: ignore[arg-type]
 
 

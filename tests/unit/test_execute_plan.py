@@ -218,7 +218,7 @@ async def test_after_the_last_try_it_fails_and_only_what_depends_on_it_is_left_o
         assert [each[1]["retry_delay"] for each in await rig.told("step.retrying")] == [0.5]
     assert isinstance(error, StepExecutionError)
     assert isinstance(error.__cause__, ToolFailed)
-    assert str(error) == "step 'step_1' failed after 2 attempt(s): tool 'flaky' did not succeed: not now"
+    assert str(error) == "step 'step_1' failed after 2 attempts: tool 'flaky' did not succeed: not now"
     assert said.calls == ["by itself"]
 
 

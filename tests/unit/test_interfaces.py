@@ -134,11 +134,11 @@ async def test_an_agent_s_optional_parts_do_the_expected() -> None:
 async def test_a_client_needs_two_methods_and_says_what_it_cannot() -> None:
     assert LLMClient.__abstractmethods__ == {"generate", "stream"}
     model = Model()
-    with pytest.raises(NotSupported, match=r"Model has no embed\(\)"):
+    with pytest.raises(NotSupported, match=r"Model does not support embed\(\)"):
         await model.embed(["a"])
-    with pytest.raises(NotSupported, match=r"Model has no moderate\(\)"):
+    with pytest.raises(NotSupported, match=r"Model does not support moderate\(\)"):
         await model.moderate("a")
-    with pytest.raises(NotSupported, match=r"Model has no count_tokens\(\)"):
+    with pytest.raises(NotSupported, match=r"Model does not support count_tokens\(\)"):
         await model.count_tokens([])
 
 

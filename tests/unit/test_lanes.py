@@ -195,7 +195,7 @@ async def test_execute_that_shall_not_wait_names_the_run_in_front_and_stores_not
         other = rig.another(worker_id="other")
         going = asyncio.ensure_future(other.execute(Script(gate), "a", TALK))
         await until(gate["a"])
-        with pytest.raises(RunBusy, match=f"concurrency key '{KEY}' is busy with run a, held by other since") as caught:
+        with pytest.raises(RunBusy, match=f"concurrency key '{KEY}' is in use by run 'a' in other") as caught:
             await rig.runner.execute(Script(gate), "b", TALK, if_running="raise")
         assert (caught.value.run_id, caught.value.worker, caught.value.concurrency_key) == ("a", "other", KEY)
         with pytest.raises(UnknownRun):
@@ -307,7 +307,7 @@ async def test_who_waited_for_its_turn_when_the_machine_went_down_gives_it_up(tm
 async def test_open_run_does_not_wait(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with open_run(path, "a", concurrency_key="nightly"):
-        with pytest.raises(RunBusy, match="concurrency key 'nightly' is busy with run a") as caught:
+        with pytest.raises(RunBusy, match="concurrency key 'nightly' is in use by run 'a'") as caught:
             async with open_run(path, "b", concurrency_key="nightly"):
                 raise AssertionError
         assert caught.value.concurrency_key == "nightly"

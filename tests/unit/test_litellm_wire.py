@@ -85,7 +85,7 @@ def test_an_option_that_would_fight_with_ours_is_refused(option: str) -> None:
 
 
 def test_a_key_that_no_request_can_carry_is_refused() -> None:
-    with pytest.raises(NotConfigured, match="characters that no key has"):
+    with pytest.raises(NotConfigured, match="has invalid characters"):
         LiteLLMClient("m", api_key="can\nary")
     assert LiteLLMClient("m", api_key="canary\n")._wire._options["api_key"] == "canary"  # type: ignore[attr-defined]
 
@@ -277,8 +277,8 @@ def test_thinking_comes_together_from_its_pieces() -> None:
         {"type": "thinking", "thinking": "Three", "signature": "s2"},
     ]
     for piece in pieces:
-        assembly.take(chunk({"thinking_blocks": [piece]}))
-    assembly.take(chunk({"content": "4"}, "stop"))
+        assembly.add(chunk({"thinking_blocks": [piece]}))
+    assembly.add(chunk({"content": "4"}, "stop"))
     answer = assembly.answer()
     assert answer is not None
     assert answer.message["provider_fields"]["litellm"]["thinking_blocks"] == [

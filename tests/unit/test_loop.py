@@ -403,7 +403,7 @@ async def test_tools_that_outlive_their_run_are_collected_without_a_word(monkeyp
 
 @pytest.mark.parametrize("messages", ["hello", b"hello", {"role": "user"}, ["hello"], [1]], ids=repr)
 async def test_messages_that_are_none_are_refused(messages: Any) -> None:
-    with pytest.raises(InvalidArgument, match="messages are a list of dicts"):
+    with pytest.raises(InvalidArgument, match="messages must be a list of dicts"):
         await run_turn_loop(MockRunContext(messages), Scripted("never"))
 
 

@@ -105,7 +105,7 @@ async def test_every_try_of_a_step_is_told_and_after_the_last_the_run_fails() ->
     async with Orchestrator(settings={"max_retries": 2, "backoff_base": 0.0}) as orchestrator:
         failed = await ended(orchestrator, "add 1 and 2, then divide 1 by 0")
     assert failed.status is RunStatus.FAILED
-    why = "step 'step_2' failed after 2 attempt(s): tool 'calculator' did not succeed: division by zero"
+    why = "step 'step_2' failed after 2 attempts: tool 'calculator' did not succeed: division by zero"
     assert failed.error == f"ToolFailed: {why}"
     assert [(each["step_number"], each["attempt"], each["result"]["success"]) for each in failed.steps] == [
         (1, 1, True), (2, 1, False), (2, 2, False),
@@ -211,7 +211,7 @@ async def test_arguments_and_settings_that_fit_nowhere() -> None:
         RunCreate(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="did you mean 'max_retries'"):
         Orchestrator(settings={"max_retrys": 1})
-    with pytest.raises(InvalidArgument, match="settings are OrchestratorSettings"):
+    with pytest.raises(InvalidArgument, match="settings must be OrchestratorSettings"):
         Orchestrator(settings=3)  # type: ignore[arg-type]
     for bad in ({"max_retries": 0}, {"backoff_base": -1}, {"concurrent_runs": 1.5}, {"max_concurrency": True}):
         with pytest.raises(InvalidArgument, match=next(iter(bad))):

@@ -62,7 +62,7 @@ def test_nothing_used_costs_nothing_and_an_untold_usage_is_not_nothing() -> None
 def test_a_model_without_a_price_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_prices, "_said", set())
+    monkeypatch.setattr(_prices, "_logged", set())
     with caplog.at_level(logging.WARNING, logger="agent_runtime_core"):
         for model in ("unheard-of", "unheard-of", "another", "gpt-4o"):
             assert (cost_usd({"prompt_tokens": 1}, model, PRICES) is None) == (model != "gpt-4o")

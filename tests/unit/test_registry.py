@@ -99,7 +99,7 @@ def test_what_is_no_agent_is_refused() -> None:
         register_runtime(wrong)
     for key in ("", None):
         nameless: Any = Agent(key)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="needs a text as its key"):
+        with pytest.raises(InvalidArgument, match="key must be a non-empty string"):
             register_runtime(nameless)
 
     class Idle:

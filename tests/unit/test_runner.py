@@ -176,7 +176,7 @@ class Mute(Exception):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (Mute(), "Mute, whose text cannot be told"),
+        (Mute(), "Mute (its message is not available)"),
         (ValueError("a" + "x" * 3_000_000 + "z"), r"ax+… \(29\d{5} characters left out\) …x+z"),
     ],
 )
@@ -455,7 +455,7 @@ async def test_a_run_held_elsewhere_is_waited_for_or_refused(place: Path | None)
         other = rig.another(worker_id="other")
         going = asyncio.ensure_future(other.execute(Script(body), "r"))
         await until(inside)
-        with pytest.raises(RunBusy, match="r is held by other since") as caught:
+        with pytest.raises(RunBusy, match="r is already running in other") as caught:
             await rig.go(body, if_running="raise")
         assert caught.value.worker == "other"
         waiting = asyncio.ensure_future(rig.value(body))
@@ -1301,7 +1301,7 @@ async def test_a_run_that_would_execute_itself_is_busy(by_worker: bool) -> None:
             await rig.runner.run_once()
         result = await rig.runner.execute("script", "r")
         assert result.final_output is not None
-        assert "r is held by worker-1" in (await rig.runner.wait("other")).error.message  # type: ignore[union-attr]
+        assert "'r' is already running in worker-1" in (await rig.runner.wait("other")).error.message  # type: ignore[union-attr]
 
 
 async def test_a_transaction_says_where_it_works() -> None:

@@ -73,14 +73,14 @@ def test_a_coroutine_in_place_of_the_function_is_a_misuse_that_shows_the_call(do
     with pytest.raises(PortalMisuse, match=rf"{door.__name__}\(add, \.\.\.\), not .*{door.__name__}\(add\(\.\.\.\)\)"):
         door(made)
     assert inspect.getcoroutinestate(made) == inspect.CORO_CLOSED
-    with pytest.raises(PortalMisuse, match="takes a function and its arguments, not 5"):
+    with pytest.raises(PortalMisuse, match="needs a function and its arguments, got 5"):
         door(5)
 
 
 @pytest.mark.parametrize("door", [call, from_thread])
 def test_what_gives_many_values_is_refused_with_the_way_out(door: Callable[..., Any]) -> None:
     runner = AgentRunner.open("memory://")
-    said = rf"{door.__name__} waits for one result, and .*stream gives many: .* async for each in stream\(\.\.\.\)"
+    said = rf"{door.__name__} returns one result, but .*stream yields many.* async for each in stream\(\.\.\.\)"
     with pytest.raises(PortalMisuse, match=said):
         door(runner.stream, "r")
 

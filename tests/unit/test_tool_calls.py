@@ -321,7 +321,7 @@ async def test_a_function_that_leaves_the_process_has_failed(fn: Callable[..., A
         (TimeoutError("slow"), "Error: TimeoutError: slow"),
         (InvalidArgument("the handler's own"), "Error: InvalidArgument: the handler's own"),
         (BadArguments("another's", "other"), "Error: BadArguments: tool 'other': another's"),
-        (ToolTimeout("other", 1), "Error: ToolTimeout: tool 'other' gave no answer within 1 s"),
+        (ToolTimeout("other", 1), "Error: ToolTimeout: tool 'other' returned no result within 1 s"),
         (
             ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
             "Error: ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'",
@@ -546,9 +546,9 @@ async def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
     tools = ToolRegistry()
     tools.register(endless)
     answer = await answer_call(tools, _call("endless"), None)
-    assert answer == ToolAnswer("Error: tool 'endless' gave no answer within 0.01 s", False, None, "timed_out")
+    assert answer == ToolAnswer("Error: tool 'endless' returned no result within 0.01 s", False, None, "timed_out")
     assert ended == ["cancelled"]
-    with pytest.raises(TimeoutError, match=r"tool 'endless' gave no answer within 0\.01 s") as caught:
+    with pytest.raises(TimeoutError, match=r"tool 'endless' returned no result within 0\.01 s") as caught:
         await tools.execute("endless", {})
     assert isinstance(caught.value, AgentRuntimeError)
     assert isinstance(caught.value, ToolTimeout)

@@ -1,4 +1,4 @@
-"""Language models: clients that retry, time out and break off in one way, whoever the provider is."""
+"""Model clients. All of them retry, time out and report errors in the same way, whatever the provider."""
 
 from __future__ import annotations
 
@@ -54,55 +54,67 @@ _LAZY = {dotted.partition(":")[2]: dotted for dotted in PROVIDERS.values()} | {
     "Timeouts": "._provider:Timeouts",
 }
 
-_used: ContextVar[LLMClient | None] = ContextVar("agent_runtime_core_llm_client", default=None)
+_override: ContextVar[LLMClient | None] = ContextVar("agent_runtime_core_llm_client", default=None)
 
-#: The client that agents without one of their own share, and what it was made by; gone with that configuration.
-_kept: tuple[ReferenceType[RuntimeConfig], dict[str, str], LLMClient] | None = None
+#: The shared client of agents without their own, with the configuration and environment it was created from.
+_cached: tuple[ReferenceType[RuntimeConfig], dict[str, str], LLMClient] | None = None
 
 
 def get_llm_client(provider: str | None = None, **options: Any) -> LLMClient:
-    """Without arguments the client of `use_llm_client`, else one for the provider, by default the configured one.
+    """Return a model client.
 
-    `options` go to its constructor. InvalidArgument (a ValueError): there is no such provider; MissingDependency
-    (an ImportError): its package is not installed; NotConfigured: there is no key.
+    Without arguments this is the client of `use_llm_client`, if one is active. Otherwise it is a new client.
+
+    Args:
+        provider: "openai", "anthropic", "litellm" or `"their_package.module:Class"`; None for the configured provider.
+        **options: Arguments of the client's constructor.
+
+    Raises:
+        InvalidArgument: The provider is unknown (also a ValueError).
+        MissingDependency: Its package is not installed (also an ImportError).
+        NotConfigured: There is no API key.
     """
-    used = _used.get()
-    if used is not None and provider is None and not options:
-        return used
+    override = _override.get()
+    if override is not None and provider is None and not options:
+        return override
     name = get_config().model_provider if provider is None else provider
     client: LLMClient = pick(PROVIDERS, name, package=__name__, what="model provider")(**options)
     return client
 
 
 def configured_client() -> LLMClient:
-    """What `get_llm_client()` gives, and the same one until the configuration or the environment changes.
+    """Return the client of `get_llm_client()`; the same one until the configuration or the environment changes.
 
-    It is shared: whoever asks leaves it open.
+    The client is shared, so callers must not close it.
     """
-    global _kept
-    used = _used.get()
-    if used is not None:
-        return used
-    config, environment, kept = get_config(), dict(os.environ), _kept
-    if kept is None or kept[0]() is not config or kept[1] != environment:
-        kept = _kept = ref(config, _forget), environment, get_llm_client()
-    return kept[2]
+    global _cached
+    override = _override.get()
+    if override is not None:
+        return override
+    config, environment, cached = get_config(), dict(os.environ), _cached
+    if cached is None or cached[0]() is not config or cached[1] != environment:
+        cached = _cached = ref(config, _forget), environment, get_llm_client()
+    return cached[2]
 
 
 def _forget(config: ReferenceType[RuntimeConfig]) -> None:
-    global _kept
-    if _kept is not None and _kept[0] is config:
-        _kept = None
+    global _cached
+    if _cached is not None and _cached[0] is config:
+        _cached = None
 
 
 @contextlib.contextmanager
 def use_llm_client(client: LLMClient) -> Iterator[LLMClient]:
-    """Inside, `get_llm_client()` returns this client: in this task and those it starts."""
-    token = _used.set(client)
+    """Make `get_llm_client()` return `client` inside a `with` block, in this task and in tasks it starts.
+
+    with use_llm_client(MockLLMClient(["hello"])):
+        await runner.execute(agent, {"messages": []})
+    """
+    token = _override.set(client)
     try:
         yield client
     finally:
-        restore(_used, token)
+        restore(_override, token)
 
 
 def __getattr__(name: str) -> object:

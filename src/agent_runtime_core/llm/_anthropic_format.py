@@ -1,4 +1,4 @@
-"""Messages between OpenAI's chat format and Anthropic's: pure functions over plain dicts."""
+"""Convert messages between OpenAI's chat format and Anthropic's: pure functions on plain dicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROVIDER = "anthropic"
 
 Block = dict[str, Any]
 
-# Anthropic's own advice for arguments that a model wrote and nobody can parse.
+# Anthropic's recommendation for arguments that a model wrote and that cannot be parsed.
 UNREADABLE = "INVALID_JSON"
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 _NOT_IN_AN_ID = re.compile(r"[^a-zA-Z0-9_-]")
@@ -22,15 +22,16 @@ _DATA_URL = re.compile(r"data:([^;,]+)(?:;[^;,]*)*;base64,(.*)", re.DOTALL)
 
 
 def conversation_of(messages: Sequence[Mapping[str, Any]]) -> tuple[str | list[Block], list[Block]]:
-    """The system prompt and the turns. A message that says nothing is left out: Anthropic takes no empty ones.
+    """Return the system prompt and the turns for Anthropic, which rejects empty messages: they are dropped.
 
-    RequestRefused: a message has no form there, or none is left.
+    Raises:
+        RequestRefused: A message has no equivalent there, or no message remains.
     """
     system: list[Block] = []
     turns: list[Block] = []
     results: list[Block] | None = None
-    for place, message in enumerate(messages):
-        where, role = f"messages[{place}]", message.get("role")
+    for index, message in enumerate(messages):
+        where, role = f"messages[{index}]", message.get("role")
         if role in ("system", "developer"):
             system += _parts(message.get("content"), where)
         elif role == "tool":
@@ -40,36 +41,39 @@ def conversation_of(messages: Sequence[Mapping[str, Any]]) -> tuple[str | list[B
         elif role in ("user", "assistant"):
             blocks = _parts(message.get("content"), where) if role == "user" else _assistant(message, where)
             if blocks:
-                turns.append({"role": role, "content": _short(blocks)})
+                turns.append({"role": role, "content": _plain_or_blocks(blocks)})
                 results = None
         else:
-            raise refused(f"{where} has the role {brief(role)}; there is system, developer, user, assistant and tool")
+            raise refused(f"the role of {where} must be system, developer, user, assistant or tool, got {brief(role)}")
     if not turns:
-        raise refused("no message is left to send: Anthropic needs one besides the system prompt that is not empty")
+        raise refused("messages must have a non-empty one besides the system prompt, which Anthropic requires")
     return _system(system), _distinct(turns)
 
 
 def _distinct(turns: list[Block]) -> list[Block]:
-    """The turns with another id for a tool call whose id an earlier one has: servers that count the calls of each
-    answer anew repeat theirs, and Anthropic refuses that for ever."""
+    """Return the turns with unique ids of tool calls.
+
+    Some servers number the calls of each answer from the beginning. Anthropic would reject a repeated id in every later
+    request.
+    """
     seen: set[str] = set()
-    now: dict[str, str] = {}  # of the last answer that called tools, and of its results
+    renamed: dict[str, str] = {}  # new ids by old ones, of the last answer that called tools
     for turn in turns:
         blocks = turn["content"]
         if isinstance(blocks, str):
             continue
         if turn["role"] == "assistant":
-            now = {}
-        for place, block in enumerate(blocks):
+            renamed = {}
+        for index, block in enumerate(blocks):
             if block.get("type") == "tool_use":
                 id_ = block["id"]
                 while id_ in seen:
                     id_ += "_"
                 seen.add(id_)
-                now[block["id"]] = id_
-                blocks[place] = {**block, "id": id_}
-            elif block.get("type") == "tool_result" and block.get("tool_use_id") in now:
-                blocks[place] = {**block, "tool_use_id": now[block["tool_use_id"]]}
+                renamed[block["id"]] = id_
+                blocks[index] = {**block, "id": id_}
+            elif block.get("type") == "tool_result" and block.get("tool_use_id") in renamed:
+                blocks[index] = {**block, "tool_use_id": renamed[block["tool_use_id"]]}
     return turns
 
 
@@ -82,13 +86,13 @@ def _system(blocks: list[Block]) -> str | list[Block]:
     return "\n\n".join(block["text"] for block in blocks) if plain else blocks
 
 
-def _short(blocks: list[Block]) -> str | list[Block]:
-    """The text alone where there is nothing else."""
+def _plain_or_blocks(blocks: list[Block]) -> str | list[Block]:
+    """Return the text alone if there is nothing else, otherwise the blocks."""
     return str(blocks[0]["text"]) if len(blocks) == 1 and blocks[0].keys() == {"type", "text"} else blocks
 
 
 def _parts(content: Any, where: str) -> list[Block]:
-    """Blocks of a message's content, without texts that say nothing."""
+    """Return the blocks of a message's content, without empty texts."""
     if content is None:
         return []
     if isinstance(content, Mapping):
@@ -113,7 +117,7 @@ def _part(part: Mapping[str, Any], where: str) -> Block:
         case "file":
             return _document(part.get("file") or {}, where)
         case "input_audio":
-            raise refused(f"{where} has a part of type 'input_audio': Anthropic reads text, images and documents")
+            raise refused(f"{where} has a part of type 'input_audio': Anthropic accepts text, images and documents")
     return dict(part)
 
 
@@ -132,7 +136,7 @@ def _source(url: str, kind: str, where: str) -> dict[str, str]:
             return {"type": "base64", "media_type": media, "data": data}
     elif url.startswith("https://"):
         return {"type": "url", "url": url}
-    raise refused(f"{where}: {url[:60]!r} cannot be sent: give an https URL, or data:{kind}…;base64,…")
+    raise refused(f"{where}: the URL must be https, or data:{kind}…;base64,…, got {url[:60]!r}")
 
 
 def _is_blank(block: Mapping[str, Any]) -> bool:
@@ -140,42 +144,42 @@ def _is_blank(block: Mapping[str, Any]) -> bool:
 
 
 def _assistant(message: Mapping[str, Any], where: str) -> list[Block]:
-    """As Anthropic said it where it did and nobody has changed it since, else made anew."""
-    said = ((message.get("provider_fields") or {}).get(PROVIDER) or {}).get("content")
-    if said and _is_same(said, message):
+    """Return Anthropic's own blocks of an answer if the message is unchanged; otherwise convert the message."""
+    own = ((message.get("provider_fields") or {}).get(PROVIDER) or {}).get("content")
+    if own and _is_same(own, message):
         return [
             {**block, "id": _id(block.get("id"), where)} if block.get("type") == "tool_use" else block
-            for block in without_last_thoughts([block for block in said if not _is_blank(block)])
+            for block in without_final_thinking([block for block in own if not _is_blank(block)])
         ]
-    return _made(message, where)
+    return _converted(message, where)
 
 
-def without_last_thoughts(content: Sequence[Block]) -> list[Block]:
-    """The blocks up to the last one that is no thought: Anthropic refuses a message that ends with its thoughts."""
+def without_final_thinking(content: Sequence[Block]) -> list[Block]:
+    """Return the blocks without thinking blocks at the end, which Anthropic rejects."""
     kept = list(content)
     while kept and kept[-1].get("type") in _THINKING:
         kept.pop()
     return kept
 
 
-def _made(message: Mapping[str, Any], where: str) -> list[Block]:
+def _converted(message: Mapping[str, Any], where: str) -> list[Block]:
     blocks = _parts(message.get("content") or message.get("refusal"), where)
     for call in message.get("tool_calls") or ():
         function = call.get("function") or call
         name, arguments = str(function.get("name") or ""), function.get("arguments")
-        given = object_of(arguments)
-        if given is None:
+        parsed = object_of(arguments)
+        if parsed is None:
             raise refused(
-                f"{where}: the arguments of the call {brief(call.get('id'))} of tool {brief(name)} are no JSON object "
-                f"({str(arguments)[:60]!r}): repair them, or leave out the call and its result"
+                f"{where}: the arguments of call {brief(call.get('id'))} of tool {brief(name)} must be a JSON object, "
+                f"got {str(arguments)[:60]!r}. Correct them, or remove the call and its result"
             )
-        blocks.append({"type": "tool_use", "id": _id(call.get("id"), where), "name": name, "input": given})
+        blocks.append({"type": "tool_use", "id": _id(call.get("id"), where), "name": name, "input": parsed})
     return blocks
 
 
-def _is_same(said: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> bool:
-    own = message_of([dict(block) for block in said])
-    return (own["content"] or "") == _text(message.get("content")) and _calls(own) == _calls(message)
+def _is_same(stored: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> bool:
+    converted = message_of([dict(block) for block in stored])
+    return (converted["content"] or "") == _text(message.get("content")) and _calls(converted) == _calls(message)
 
 
 def _text(content: Any) -> Any:
@@ -185,18 +189,18 @@ def _text(content: Any) -> Any:
 
 
 def _calls(message: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """Its tool calls in a form that tells whether two are the same, however their arguments are written."""
+    """Return the tool calls with parsed arguments, so that two spellings of the same JSON compare equal."""
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") or call
         arguments = function.get("arguments")
-        given = object_of(arguments)
-        calls.append((call.get("id"), function.get("name"), arguments if given is None else given))
+        parsed = object_of(arguments)
+        calls.append((call.get("id"), function.get("name"), arguments if parsed is None else parsed))
     return calls
 
 
 def object_of(arguments: Any) -> dict[str, Any] | None:
-    """The object that arguments say, text or not; None if they say none. Nothing written means nothing given."""
+    """Return arguments as a dict, parsed if they are text; {} if they are empty, None if they are not an object."""
     if arguments is None or isinstance(arguments, Mapping):
         return dict(arguments or {})
     if not isinstance(arguments, str):
@@ -212,43 +216,43 @@ def object_of(arguments: Any) -> dict[str, Any] | None:
 
 def _id(given: Any, where: str) -> str:
     if not given:
-        raise refused(f"{where} has no id of its tool call: a call and its result need the same one")
-    # Other providers' ids may hold what Anthropic's may not.
+        raise refused(f"{where} has no tool call id: a call and its result must have the same id")
+    # Other providers' ids may have characters that Anthropic rejects.
     return _NOT_IN_AN_ID.sub("_", str(given))
 
 
 def _result(message: Mapping[str, Any], where: str) -> Block:
     block: Block = {"type": "tool_result", "tool_use_id": _id(message.get("tool_call_id"), where)}
     if blocks := _parts(message.get("content"), where):
-        block["content"] = _short(blocks)
+        block["content"] = _plain_or_blocks(blocks)
     if (message.get("metadata") or {}).get("is_error"):
         block["is_error"] = True
     return block
 
 
 def message_of(content: list[Block]) -> dict[str, Any]:
-    """The message in OpenAI's format; Anthropic's own is kept beside it where that one does not say it all."""
+    """Return the message in OpenAI's format, with Anthropic's own blocks where that format loses information."""
     calls = [block for block in content if block.get("type") == "tool_use"]
     text = "".join(str(block.get("text") or "") for block in content if block.get("type") == "text")
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
     if calls:
         message["tool_calls"] = [_call(block) for block in calls]
-    told = [_bare(block) for block in content if not _is_blank(block)]
-    if any(UNREADABLE in (block.get("input") or {}) for block in calls) or told != _made(message, "the answer"):
+    blocks = [_without_defaults(block) for block in content if not _is_blank(block)]
+    if any(UNREADABLE in (block.get("input") or {}) for block in calls) or blocks != _converted(message, "the answer"):
         message["provider_fields"] = {PROVIDER: {"content": content}}
     return message
 
 
 def _call(block: Block) -> dict[str, Any]:
-    given = block.get("input") or {}
-    unreadable = given.get(UNREADABLE) if len(given) == 1 else None
-    arguments = unreadable if isinstance(unreadable, str) else json.dumps(given, ensure_ascii=False)
+    arguments_object = block.get("input") or {}
+    unreadable = arguments_object.get(UNREADABLE) if len(arguments_object) == 1 else None
+    arguments = unreadable if isinstance(unreadable, str) else json.dumps(arguments_object, ensure_ascii=False)
     function = {"name": block.get("name"), "arguments": arguments}
     return {"id": block.get("id"), "type": "function", "function": function}
 
 
-def _bare(block: Block) -> Block:
-    """A block without what it says by default."""
+def _without_defaults(block: Block) -> Block:
+    """Return a block without fields that have their default values."""
     return {
         name: value
         for name, value in block.items()

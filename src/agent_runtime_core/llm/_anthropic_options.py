@@ -1,4 +1,4 @@
-"""What a request says beside its messages, from OpenAI's names to Anthropic's: pure functions over plain dicts."""
+"""Convert the options of a request from OpenAI's names to Anthropic's: pure functions on plain dicts."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from ._anthropic_format import refused
 
 
 def tools_of(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools as Anthropic takes them; what is no function of OpenAI's is taken to be Anthropic's own."""
+    """Return tools in Anthropic's format. A tool that is not an OpenAI function is passed as it is."""
     return [_tool(tool["function"]) if tool.get("type") == "function" else dict(tool) for tool in tools]
 
 
 def options_of(extra: Mapping[str, Any], *, tools: bool) -> dict[str, Any]:
-    """The other arguments of a request, OpenAI's names for them among Anthropic's.
+    """Return the other arguments of a request; OpenAI's names for them are translated.
 
-    NotSupported: a response format that Anthropic does not have.
+    Raises:
+        NotSupported: Anthropic does not support the response format.
     """
-    given = {name: value for name, value in extra.items() if value is not None}
-    choice = _choice(given.pop("tool_choice", None))
-    if given.pop("parallel_tool_calls", True) is False and tools and choice != {"type": "none"}:
+    options = {name: value for name, value in extra.items() if value is not None}
+    choice = _choice(options.pop("tool_choice", None))
+    if options.pop("parallel_tool_calls", True) is False and tools and choice != {"type": "none"}:
         choice = {**(choice or {"type": "auto"}), "disable_parallel_tool_use": True}
     if choice:
-        given["tool_choice"] = choice
+        options["tool_choice"] = choice
     output = {}
-    if wanted := _output_format(given.pop("response_format", None)):
+    if wanted := _output_format(options.pop("response_format", None)):
         output["format"] = wanted
-    if effort := given.pop("reasoning_effort", None):
+    if effort := options.pop("reasoning_effort", None):
         output["effort"] = effort
     if output:
-        given["output_config"] = {**output, **(given.get("output_config") or {})}
-    if (stop := given.pop("stop", None)) is not None:
-        given.setdefault("stop_sequences", [stop] if isinstance(stop, str) else list(stop))
-    if user := given.pop("user", None):
-        given["metadata"] = {"user_id": user, **(given.get("metadata") or {})}
-    return given
+        options["output_config"] = {**output, **(options.get("output_config") or {})}
+    if (stop := options.pop("stop", None)) is not None:
+        options.setdefault("stop_sequences", [stop] if isinstance(stop, str) else list(stop))
+    if user := options.pop("user", None):
+        options["metadata"] = {"user_id": user, **(options.get("metadata") or {})}
+    return options
 
 
 def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def _choice(choice: Any) -> dict[str, Any] | None:
             return {"type": "tool", "name": name}
         case Mapping():
             return dict(choice)
-    raise refused(f"tool_choice={brief(choice)}: there is 'auto', 'none', 'required', and a function by its name")
+    raise refused(f"tool_choice must be 'auto', 'none', 'required' or a function with its name, got {brief(choice)}")
 
 
 def _output_format(wanted: Any) -> dict[str, Any] | None:
@@ -69,13 +70,13 @@ def _output_format(wanted: Any) -> dict[str, Any] | None:
         case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
             return {"type": "json_schema", "schema": _closed(schema)}
     raise NotSupported(
-        f"Anthropic has no response_format={str(wanted)[:80]}: give a schema, as "
+        f"Anthropic does not support response_format={str(wanted)[:80]}. Use a schema: "
         "{'type': 'json_schema', 'json_schema': {'name': …, 'schema': {…}}}"
     )
 
 
 def _closed(schema: Any) -> Any:
-    """The schema with every object closed, as Anthropic demands; one that says otherwise is left to say so."""
+    """Return the schema with every object closed, as Anthropic requires, unless it sets additionalProperties."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, Mapping):

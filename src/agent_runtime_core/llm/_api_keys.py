@@ -1,4 +1,4 @@
-"""Check the key and the options that a client is made with."""
+"""Check the API key and the options of a client."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from ..errors import InvalidArgument, NotConfigured, brief
 
 
 class OpenAIConfigurationError(NotConfigured):
-    """No key for OpenAI."""
+    """There is no API key for OpenAI."""
 
 
 class AnthropicConfigurationError(NotConfigured):
-    """No key for Anthropic."""
+    """There is no API key for Anthropic."""
 
 
-#: Options of an SDK that the ChatClient replaces by its own.
+#: SDK options that the ChatClient has itself, with the option to use instead.
 OWN_OPTIONS = {"max_retries": "retries=Retries(tries=...)", "timeout": "timeouts=Timeouts(total=...)"}
-#: The key for a server on this machine, which seldom needs one. The SDK requires one.
+#: The key for a server on this machine: most need none, but the SDK requires one.
 _NO_KEY = "none"
 
 
 def refuse_sdk_options(
     options: Mapping[str, Any], instead: Mapping[str, str] = OWN_OPTIONS, sdk: str = "the SDK"
 ) -> None:
-    """Raise InvalidArgument for an option that the ChatClient has itself, under the name `instead`."""
+    """Raise InvalidArgument for an SDK option that the ChatClient has itself, under the name in `instead`."""
     for name, own in instead.items():
         if name in options:
-            raise InvalidArgument(f"{name}={brief(options[name])} is not given to {sdk}: use {own}")
+            raise InvalidArgument(f"{name}={brief(options[name])} is not passed to {sdk}. Use {own}")
 
 
 def required_key(key: Any, error: type[NotConfigured], client: str, provider: str, url: str) -> Any:
     """Return a key that can be sent; a server on this machine needs none.
 
     Raises:
-        NotConfigured: As `error`: there is no key.
+        NotConfigured: There is no key; raised as the class `error`.
     """
     key = usable(key, error, provider) or (_NO_KEY if is_loopback(url) else None)
     if key is None:
         raise error(
-            f"{client} has no key: give api_key=, configure({provider}_api_key=...) or set {provider.upper()}_API_KEY",
+            f"{client} has no API key. Pass api_key=, configure({provider}_api_key=...) or {provider.upper()}_API_KEY",
             provider=provider,
         )
     return key
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL's host is this machine."""
+    """Return whether the host of a URL is this machine."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -58,13 +58,14 @@ def is_loopback(url: str) -> bool:
 
 
 def usable(key: Any, error: type[NotConfigured], provider: str) -> Any:
-    """The key without the blanks that a file leaves around it, None if nothing is left; what is no text goes through.
+    """Return a key without surrounding whitespace, None if it is empty, or as it is if it is not a string.
 
-    `error`: no HTTP header can carry it, which would look like a provider that is away.
+    A key with characters that an HTTP header cannot have raises `error`: sending it would look like an outage of the
+    provider.
     """
     if not isinstance(key, str):
         return key
     key = key.strip()
     if not (key.isascii() and key.isprintable()):
-        raise error(f"the key for {provider} has characters that no key has: copy it again", provider=provider)
+        raise error(f"the API key for {provider} has invalid characters. Copy it again", provider=provider)
     return key or None

@@ -1,4 +1,4 @@
-"""Circuit breakers: a provider that keeps failing is left alone for a while, then tried with one call."""
+"""Circuit breakers: a provider that keeps failing gets no requests for a while, then a single one as a probe."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..errors import CircuitOpen, NotConfigured, ProviderError, deciding_error
 Key: TypeAlias = tuple[str, str, str]
 """Provider, endpoint, model."""
 
-#: Seconds after which a call that found the one probe under way may come back.
+#: Seconds after which a call that was rejected because of an active probe may be retried.
 RECHECK = 5.0
 
 
 @dataclass
 class _Circuit:
     faults: int = 0
-    #: How long it is open at a time; 0 while it is closed.
+    #: Seconds that the circuit stays open; 0 while it is closed.
     window: float = 0.0
     until: float = 0.0
     probe: CircuitPermit | None = None
@@ -27,18 +27,18 @@ class _Circuit:
 
 
 class CircuitPermit:
-    """Leave to ask once. Its first outcome counts: `answered`, `failed`, or `dropped` when nobody knows."""
+    """Permission for one request. Its first outcome counts: `answered`, `failed`, or `dropped` if it is unknown."""
 
     def __init__(self, breakers: Breakers, key: Key) -> None:
         self._breakers, self._key = breakers, key
-        self._settled = False
+        self._used = False
 
     def answered(self) -> None:
-        """The provider did its part, be it to refuse the request."""
+        """Record that the provider answered; a rejected request is an answer too."""
         self._settle(None, known=True)
 
     def failed(self, error: BaseException) -> None:
-        """It is the provider's fault if the error is worth a retry; other errors of a provider are answers."""
+        """Record an error. A retriable ProviderError counts as a failure; other errors of a provider are answers."""
         error = deciding_error(error)
         if isinstance(error, ProviderError) and not isinstance(error, NotConfigured):
             self._settle(error if error.retriable else None, known=True)
@@ -46,22 +46,23 @@ class CircuitPermit:
             self.dropped()
 
     def dropped(self) -> None:
-        """The call was cancelled or given up, or failed on this side: another one may be the probe."""
+        """Record that the call was cancelled or failed on this side; another call may be the probe."""
         self._settle(None, known=False)
 
     def _settle(self, fault: ProviderError | None, *, known: bool) -> None:
-        if not self._settled:
-            self._settled = True
+        if not self._used:
+            self._used = True
             self._breakers.settle(self, self._key, fault, known=known)
 
 
 class Breakers:
-    """A table of breakers, one for each provider, endpoint and model; safe in threads.
+    """Circuit breakers, one for each provider, endpoint and model. Thread-safe.
 
-    1. `after` faults in a row open one; a call then raises CircuitOpen without having asked.
-    2. It is open for `window` seconds, then lets one call through, and no other until that one is settled.
-    3. An answer closes it; a fault opens it again, for twice as long each time, up to `longest` seconds.
-    4. Once it is open, calls that began before have no say.
+    1. `after` failures in a row open a circuit. Calls then raise CircuitOpen without sending a request.
+    2. The circuit stays open for `window` seconds. Then it allows one call as a probe, and no other until the probe
+       ends.
+    3. An answer closes the circuit. A failure opens it again, each time for twice as long, up to `longest` seconds.
+    4. The outcome of a call that started before the circuit opened is ignored.
     """
 
     def __init__(self, clock: Clock = SYSTEM, *, after: int = 5, window: float = 30.0, longest: float = 300.0) -> None:
@@ -70,7 +71,7 @@ class Breakers:
         self._circuits: dict[Key, _Circuit] = {}
 
     def enter(self, key: Key) -> CircuitPermit:
-        """Leave to ask once; CircuitOpen if there is none now."""
+        """Return the permission for one request; raise CircuitOpen if the circuit is open."""
         with self._lock:
             if refused := self._refusal(key):
                 raise refused
@@ -78,12 +79,12 @@ class Breakers:
             circuit = self._circuits.get(key)
             if circuit is not None and circuit.window:
                 circuit.probe = permit
-                # A probe whose holder never comes back is not waited for longer than this.
+                # A probe that never reports its outcome must not keep the circuit open forever.
                 circuit.until = self._clock.boot() + self._longest
             return permit
 
     def refusal(self, key: Key) -> CircuitOpen | None:
-        """Why `enter` would not let one ask now, or None."""
+        """Return the error that `enter` would raise now, or None."""
         with self._lock:
             return self._refusal(key)
 
@@ -97,11 +98,11 @@ class Breakers:
         provider, _, model = key
         if circuit.probe is not None:
             left = min(left, RECHECK)
-            when = "one call is trying it now"
+            when = "one call is probing it now"
         else:
-            when = f"it is tried again in {left:.0f} s"
+            when = f"retry in {left:.0f} s"
         return CircuitOpen(
-            f"{provider} was not asked for {model!r}: it failed {circuit.faults} times in a row "
+            f"circuit breaker open for {provider}, model {model!r}: {circuit.faults} failures in a row "
             f"(last: {circuit.last}); {when}",
             after=left,
             provider=provider,
@@ -109,7 +110,7 @@ class Breakers:
         )
 
     def settle(self, permit: CircuitPermit, key: Key, fault: ProviderError | None, *, known: bool) -> None:
-        """Count the outcome of a permit, which calls this itself."""
+        """Record the outcome of a permission; called by the permission itself."""
         with self._lock:
             circuit = self._circuits.get(key)
             if circuit is not None and circuit.window and circuit.probe is not permit:
@@ -133,5 +134,5 @@ class Breakers:
         circuit.until = self._clock.boot() + circuit.window
 
 
-#: The one of this process, for clients that say where they ask.
+#: The circuit breakers of this process, for clients with a known endpoint.
 SHARED = Breakers()

@@ -1,4 +1,4 @@
-"""The client every provider shares: what is asked, for how long, how often, and what becomes of a broken answer."""
+"""The client that all providers share: time limits, retries, circuit breakers and checks of answers."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 T = TypeVar("T")
 
-# Seconds a connection has to close; the answer is complete or lost by then.
+# Seconds that closing a connection may take.
 _CLOSING = 5.0
 _LATE = {
     "first_byte": "the answer did not begin",
-    "between_chunks": "the answer stopped coming",
-    "total": "there was no whole answer",
+    "between_chunks": "the stream stalled",
+    "total": "the answer was not complete",
 }
 
-# Why no model may be asked that is not on this machine; None, the default, when any may.
+# Why only models on this machine may be called; None if any model may be called.
 _forbidden: str | None = None
 
 
 def forbid_remote(reason: str | None) -> str | None:
-    """From now on every client of this process refuses to ask beyond this machine, with `reason`; None allows it.
+    """Make every client of this process reject requests to other machines, with `reason`; None allows them.
 
-    Returns the reason that stood before, to be put back.
+    Returns:
+        The previous reason, so that it can be restored.
     """
     global _forbidden
     before, _forbidden = _forbidden, reason
@@ -55,15 +56,24 @@ def forbid_remote(reason: str | None) -> str | None:
 
 
 class ChatClient(LLMClient):
-    """A model behind a Wire.
+    """A model client on top of a `ProviderAdapter`.
 
-    1. Errors of the provider are ProviderErrors that name it, the model and the way out; other errors go through.
-    2. What may succeed another time is asked again as `retries` say and a RETRY_BUDGET allows, all tries and waits
-       together within `timeouts.total`; a stream only until its first text was handed out.
-    3. A provider that keeps failing is not asked for a while: CircuitOpen. Clients of one endpoint share that.
-    4. An answer is whole or an error: a stream that is cut, stalls or ends too early gives no response and no tool
-       call.
+    1. Errors of the provider become ProviderErrors that name the provider, the model and how to fix the problem. Other
+       errors are raised unchanged.
+    2. A request that may succeed later is retried as `retries` and the RETRY_BUDGET allow. All attempts and delays
+       together take at most `timeouts.total` seconds. A stream is retried only until its first text was yielded.
+    3. A provider that keeps failing gets no requests for a while (CircuitOpen). Clients of one endpoint share this
+       state.
+    4. An answer is complete or an error: a stream that is truncated or stalls yields no response and no tool call.
     5. Leaving a stream early, a timeout and a cancellation close the connection.
+
+    Args:
+        wire: The adapter of the provider.
+        default_model: The model of requests that name none.
+        timeouts: Time limits in seconds.
+        retries: How often failed requests are retried.
+        clock: Source of time, for tests.
+        breakers: Circuit breakers; by default those of the process.
     """
 
     def __init__(
@@ -97,11 +107,13 @@ class ChatClient(LLMClient):
         **kwargs: Any,
     ) -> LLMResponse:
         request = self._request(messages, model, tools, temperature, max_tokens, kwargs)
-        tries = self._tries(request.model)
+        state = self._retry_state(request.model)
         if stream:
-            answer = await self._persist(tries, lambda: self._drained(request, tries))
+            answer = await self._with_retries(state, lambda: self._complete_stream(request, state))
         else:
-            answer = await self._persist(tries, lambda: self._asked(tries, lambda: self._wire.request(request)))
+            answer = await self._with_retries(
+                state, lambda: self._one_request(state, lambda: self._wire.request(request))
+            )
         return _response(answer, request)
 
     async def stream(
@@ -115,21 +127,21 @@ class ChatClient(LLMClient):
         **kwargs: Any,
     ) -> AsyncIterator[LLMStreamChunk]:
         request = self._request(messages, model, tools, temperature, max_tokens, kwargs)
-        tries = self._tries(request.model)
+        state = self._retry_state(request.model)
         answer: Completion | None = None
-        handed_out = False
+        yielded = False
         while answer is None:
             try:
-                async with contextlib.aclosing(self._poured(request, tries)) as pieces:
-                    async for piece in pieces:
-                        answer = piece.answer
-                        if piece.text:
-                            handed_out = True
-                            yield LLMStreamChunk(delta=piece.text)
+                async with contextlib.aclosing(self._one_stream(request, state)) as chunks:
+                    async for chunk in chunks:
+                        answer = chunk.answer
+                        if chunk.text:
+                            yielded = True
+                            yield LLMStreamChunk(delta=chunk.text)
             except ProviderError as error:
-                if handed_out:
+                if yielded:
                     raise
-                await tries.wait(error)
+                await state.wait(error)
         response = _response(answer, request)
         yield LLMStreamChunk(
             finish_reason=response.finish_reason,
@@ -139,29 +151,29 @@ class ChatClient(LLMClient):
         )
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
-        no_list = isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable)
-        if no_list or not all(isinstance(text, str) for text in texts):
-            raise InvalidArgument(f"texts are a list of texts, not {brief(texts)}")
-        tries = self._tries(model or "")
-        return await self._persist(
-            tries, lambda: self._asked(tries, lambda: self._wire.embed(texts, model, self._timeouts))
+        invalid_type = isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable)
+        if invalid_type or not all(isinstance(text, str) for text in texts):
+            raise InvalidArgument(f"texts must be a list of strings, got {brief(texts)}")
+        state = self._retry_state(model or "")
+        return await self._with_retries(
+            state, lambda: self._one_request(state, lambda: self._wire.embed(texts, model, self._timeouts))
         )
 
     async def moderate(self, text: str, *, model: str | None = None) -> dict[str, Any]:
-        tries = self._tries(model or "")
-        return await self._persist(
-            tries, lambda: self._asked(tries, lambda: self._wire.moderate(text, model, self._timeouts))
+        state = self._retry_state(model or "")
+        return await self._with_retries(
+            state, lambda: self._one_request(state, lambda: self._wire.moderate(text, model, self._timeouts))
         )
 
     async def count_tokens(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> int:
         model, sent = self.default_model, messages_in(messages)
-        tries = self._tries(model)
-        return await self._persist(
-            tries, lambda: self._asked(tries, lambda: self._wire.count_tokens(sent, tools, model, self._timeouts))
+        state = self._retry_state(model)
+        return await self._with_retries(
+            state, lambda: self._one_request(state, lambda: self._wire.count_tokens(sent, tools, model, self._timeouts))
         )
 
     async def close(self) -> None:
-        """Let go of connections; the client is not used after that."""
+        """Close the connections; the client cannot be used after that."""
         await self._wire.close()
 
     def _request(
@@ -176,58 +188,60 @@ class ChatClient(LLMClient):
         name = model or self.default_model
         if not name:
             raise NotConfigured(
-                f"{self._wire.provider} was told no model: give model=, default_model= or configure(default_model=...)",
+                f"no model for {self._wire.provider}. Pass model=, default_model= or configure(default_model=...)",
                 provider=self._wire.provider,
             )
         if not messages:
-            raise InvalidArgument("messages=[] asks nothing: give at least one message")
+            raise InvalidArgument("messages must not be empty")
         return Request(messages_in(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts)
 
-    def _tries(self, model: str) -> RetryState:
+    def _retry_state(self, model: str) -> RetryState:
         key = (self._wire.provider, self._wire.endpoint, model)
         return RetryState(key, self._timeouts, self._retries, self._breakers, self._clock)
 
-    async def _persist(self, tries: RetryState, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _with_retries(self, state: RetryState, attempt: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await attempt()
             except ProviderError as error:
-                await tries.wait(error)
+                await state.wait(error)
 
-    async def _asked(self, tries: RetryState, ask: Callable[[], Awaitable[T]]) -> T:
-        with self._one_try(tries):
-            return await _within(tries, "total", ask())
+    async def _one_request(self, state: RetryState, ask: Callable[[], Awaitable[T]]) -> T:
+        with self._one_attempt(state):
+            return await _within(state, "total", ask())
 
-    async def _drained(self, request: Request, tries: RetryState) -> Completion:
-        async with contextlib.aclosing(self._poured(request, tries)) as pieces:
-            *_, last = [piece async for piece in pieces]
+    async def _complete_stream(self, request: Request, state: RetryState) -> Completion:
+        async with contextlib.aclosing(self._one_stream(request, state)) as chunks:
+            *_, last = [chunk async for chunk in chunks]
         return cast("Completion", last.answer)
 
-    async def _poured(self, request: Request, tries: RetryState) -> AsyncGenerator[Chunk, None]:
-        """One try: some text, and last the answer; StreamCut where there is none."""
-        with self._one_try(tries):
-            # Every wire's is a generator.
-            pieces = cast("AsyncGenerator[Chunk, None]", self._wire.stream(request))
+    async def _one_stream(self, request: Request, state: RetryState) -> AsyncGenerator[Chunk, None]:
+        """Make one attempt: yield text, and finally the answer; StreamCut if the stream ends without one."""
+        with self._one_attempt(state):
+            # The stream of every adapter is a generator.
+            chunks = cast("AsyncGenerator[Chunk, None]", self._wire.stream(request))
             waits_for: Literal["first_byte", "between_chunks"] = "first_byte"
             try:
                 while True:
-                    piece = await _within(tries, waits_for, anext(pieces, None))
-                    if piece is None:
-                        raise StreamCut("the stream ended before the answer did; nothing of it counts")
-                    yield piece
-                    if piece.answer is not None:
+                    chunk = await _within(state, waits_for, anext(chunks, None))
+                    if chunk is None:
+                        raise StreamCut(
+                            "the stream ended before the answer was complete; the partial answer is discarded"
+                        )
+                    yield chunk
+                    if chunk.answer is not None:
                         return
                     waits_for = "between_chunks"
             finally:
-                await _let_go(pieces)
+                await _close(chunks)
 
     @contextlib.contextmanager
-    def _one_try(self, tries: RetryState) -> Iterator[None]:
-        """Leave to ask once; what goes wrong then is told to the breaker, and in the words of this library."""
-        provider, _, model = tries.key
+    def _one_attempt(self, state: RetryState) -> Iterator[None]:
+        """Guard one request: it needs a circuit breaker's permission, and its errors are translated and counted."""
+        provider, _, model = state.key
         if _forbidden is not None and self._wire.remote:
             raise NotConfigured(_forbidden, provider=provider, model=model)
-        permit = self._breakers.enter(tries.key)
+        permit = self._breakers.enter(state.key)
         try:
             yield
             permit.answered()
@@ -237,23 +251,23 @@ class ChatClient(LLMClient):
                 explained(error, provider, model)
             raise
         except Exception as error:
-            if half := _half_a_character(error):
+            if surrogate := _lone_surrogate(error):
                 raise InvalidArgument(
-                    f"the request holds {half}, half of a character, which cannot be sent: replace it, as with "
+                    f"the request has the lone surrogate {surrogate}, which cannot be sent. Replace it with "
                     f"text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
                 ) from None
             translated = self._wire.translate(error, model)
             if translated is None:
                 raise
             permit.failed(translated)
-            # What the SDK says may hold the key, as some servers send it back; a traceback would tell it on.
+            # The SDK's error may contain the key, which some servers repeat: keep it out of tracebacks.
             raise explained(translated, provider, model) from None
         finally:
             permit.dropped()
 
 
-def _half_a_character(error: BaseException | None) -> str | None:
-    """The lone surrogate because of which a request could not be encoded, also where an SDK hides that."""
+def _lone_surrogate(error: BaseException | None) -> str | None:
+    """Return the lone surrogate that could not be encoded, also if an SDK wrapped that error."""
     while error is not None:
         if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
             return ascii(error.object[error.start])
@@ -262,34 +276,34 @@ def _half_a_character(error: BaseException | None) -> str | None:
 
 
 async def _within(
-    tries: RetryState, what: Literal["first_byte", "between_chunks", "total"], awaited: Awaitable[T]
+    state: RetryState, what: Literal["first_byte", "between_chunks", "total"], awaited: Awaitable[T]
 ) -> T:
-    limit: float = getattr(tries.timeouts, what)
-    if tries.left < limit:
+    limit: float = getattr(state.timeouts, what)
+    if state.left < limit:
         what = "total"
-    guard = asyncio.timeout(min(limit, tries.left))
+    time_limit = asyncio.timeout(min(limit, state.left))
     try:
-        async with guard:
+        async with time_limit:
             return await awaited
     except Exception as error:
-        # Whatever an SDK makes of the cancellation, it was this limit.
-        if not guard.expired():
+        # An SDK may replace the cancellation by an error of its own; the cause is this time limit.
+        if not time_limit.expired():
             raise
-        seconds: float = getattr(tries.timeouts, what)
+        seconds: float = getattr(state.timeouts, what)
         raise ProviderTimeout(f"{_LATE[what]} within timeouts.{what}={seconds:g} s", code=what) from error
 
 
-async def _let_go(pieces: AsyncGenerator[Chunk, None]) -> None:
+async def _close(chunks: AsyncGenerator[Chunk, None]) -> None:
     try:
         async with asyncio.timeout(_CLOSING):
-            await pieces.aclose()
-    except Exception as error:  # noqa: BLE001 - a connection that cannot even be closed changes nothing in the answer
-        log.debug("a stream did not close: %s", type(error).__name__)
+            await chunks.aclose()
+    except Exception as error:  # noqa: BLE001 - a connection that fails to close does not change the answer
+        log.debug("closing a stream failed: %s", type(error).__name__)
 
 
 def _response(answer: Completion, request: Request) -> LLMResponse:
     prices = get_config().model_prices
-    # The limits of a run go by the model that was asked for; some servers know it by another name.
+    # The limits of a run use the requested model's price; some servers report another model name.
     priced = [name for name in (request.model, answer.model) if price_of(name, prices) is not None]
     return LLMResponse(
         message=answer.message,

@@ -1,4 +1,4 @@
-"""The SDK's client of each event loop, as connections belong to the loop they were made in."""
+"""One SDK client for each event loop, because connections belong to the loop that opened them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-# Seconds a client has to close its connections.
+# Seconds that closing the connections of a client may take.
 _CLOSING = 5.0
 
 
 class PerLoopClients:
-    """Clients that `make` makes, one for each event loop; with `shared` the first one serves them all.
+    """SDK clients, one for each event loop; with `shared`, the first one serves all loops.
 
-    `first` is made at once, for what its constructor refuses; the loop that asks first gets it. A shared one is
-    somebody else's transport, and theirs to close. The others close with their loop, as by the end of asyncio.run,
-    and are let go at the latest when another loop asks.
+    `first` is created at once, so that invalid options raise in the constructor; the first loop that needs a client
+    gets it. A shared client has a transport of the caller, who closes it. The others close when their loop closes, as
+    at the end of asyncio.run, and at the latest when another loop needs a client.
     """
 
     def __init__(self, make: Callable[[], Any], *, shared: bool = False) -> None:
@@ -28,7 +28,7 @@ class PerLoopClients:
         self._bound: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[None, None]]] = {}
 
     async def here(self) -> Any:
-        """The client of the running loop."""
+        """Return the client of the running loop."""
         if self._shared:
             return self.first
         loop = asyncio.get_running_loop()
@@ -39,15 +39,15 @@ class PerLoopClients:
             client = self._unbound.pop()
         except IndexError:
             client = self._make()
-        life = _life(client, loop, self._bound)
-        self._bound[loop] = client, life
-        await anext(life)
+        lifetime = _lifetime(client, loop, self._bound)
+        self._bound[loop] = client, lifetime
+        await anext(lifetime)
         for other in [each for each in list(self._bound) if each.is_closed()]:
             await self._end(other)
         return client
 
     async def close(self) -> None:
-        """Close the client of the running loop, and the one nobody has used."""
+        """Close the client of the running loop, and the client that no loop has used."""
         if self._shared:
             return
         while self._unbound:
@@ -55,15 +55,15 @@ class PerLoopClients:
         await self._end(asyncio.get_running_loop())
 
     async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
-        _, life = self._bound.pop(loop, (None, None))
-        if life is not None:
-            await life.aclose()
+        _, lifetime = self._bound.pop(loop, (None, None))
+        if lifetime is not None:
+            await lifetime.aclose()
 
 
-async def _life(
+async def _lifetime(
     client: Any, loop: asyncio.AbstractEventLoop, bound: dict[asyncio.AbstractEventLoop, Any]
 ) -> AsyncGenerator[None, None]:
-    """A generator, because a loop ends those that it began before it is closed: nothing else is told of that."""
+    """Close `client` with its loop: a loop closes its async generators before it closes, and has no other hook."""
     try:
         yield
     finally:
@@ -75,5 +75,5 @@ async def _close(client: Any) -> None:
     try:
         async with asyncio.timeout(_CLOSING):
             await client.close()
-    except Exception as error:  # noqa: BLE001 - its loop may be closed, and the connections with it
-        log.debug("a client did not close: %s", type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - its loop, and so its connections, may be closed already
+        log.debug("closing a client failed: %s", type(error).__name__)

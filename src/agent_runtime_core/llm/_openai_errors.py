@@ -1,4 +1,4 @@
-"""What an error of the openai package (litellm's are subclasses), or of the transport below it, means."""
+"""Translate errors of the openai package (litellm's are subclasses) and of the transport below it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _TOO_LONG = re.compile(
     re.I,
 )
 _NO_MODEL = re.compile(r"model_not_found|model\b.{0,80}\b(does not exist|not found)", re.I)
-#: No waiting helps against these, though they come as 429.
-_SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "credit_exhausted"})
-# Keys are echoed by servers, wholly or in part.
+#: These have status 429, but a later request fails too.
+_QUOTA_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "credit_exhausted"})
+# Servers repeat keys in their errors, completely or in part.
 _SHORTEST_KEY = 8
 _KEY = re.compile(r"\b(sk|pk|rk|key)-[\w*.\-]{4,}|(?<=Bearer )\S+")
 
@@ -35,57 +35,60 @@ _KEY = re.compile(r"\b(sk|pk|rk|key)-[\w*.\-]{4,}|(?<=Bearer )\S+")
 def translated(
     error: Exception, provider: str, model: str, packages: tuple[str, ...], key: str = ""
 ) -> ProviderError | None:
-    """The error of ours for one of an SDK in `packages` or of a transport, without the key; None for any other."""
+    """Return the ProviderError for an error of an SDK in `packages` or of a transport; None for any other error.
+
+    Its message does not contain the key.
+    """
     if isinstance(error, ProviderError):
         return error
-    said = without_keys(_said(error), key)
+    message = without_keys(_message_in(error), key)
     top = type(error).__module__.partition(".")[0]
-    told: ProviderError
+    result: ProviderError
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-        told = ProviderUnavailable("the answer is not JSON")
+        result = ProviderUnavailable("the answer is not JSON")
     elif top in _TRANSPORTS or isinstance(error, ConnectionError):
-        told = _of_transport(error, said)
+        result = _transport_error(error, message)
     elif top not in packages:
         return None
     elif "Timeout" in type(error).__name__ or "Connection" in type(error).__name__:
-        told = _of_transport(error, without_keys(str(error.__cause__), key) if error.__cause__ else said)
+        result = _transport_error(error, without_keys(str(error.__cause__), key) if error.__cause__ else message)
     else:
         status = getattr(error, "status_code", None)
         code = without_keys(str(getattr(error, "code", None) or getattr(error, "type", None) or ""), key)
         if not isinstance(status, int) or status < 400:
             status = _status_of(code)
-        return of_status(status, f"{code} {said}", said, provider, model, code, _headers(error))
-    told.provider, told.model = provider, model
-    return told
+        return of_status(status, f"{code} {message}", message, provider, model, code, _headers(error))
+    result.provider, result.model = provider, model
+    return result
 
 
-def _said(error: Exception) -> str:
+def _message_in(error: Exception) -> str:
     body = getattr(error, "body", None)
-    inner = body.get("message") if isinstance(body, Mapping) else None
-    return str(inner or getattr(error, "message", None) or error)
+    reported = body.get("message") if isinstance(body, Mapping) else None
+    return str(reported or getattr(error, "message", None) or error)
 
 
-def _of_transport(error: Exception, said: str) -> ProviderError:
+def _transport_error(error: Exception, message: str) -> ProviderError:
     if "Timeout" in type(error).__name__:
         return ProviderTimeout("no connection or no answer in time")
-    return ProviderUnavailable(f"the connection failed: {said or type(error).__name__}")
+    return ProviderUnavailable(f"the connection failed: {message or type(error).__name__}")
 
 
 def of_status(
     status: int | None,
     evidence: str,
-    said: str,
+    message: str,
     provider: str,
     model: str,
     code: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> ProviderError:
-    """The error for an HTTP status; `evidence` is what tells a request that is too long from others."""
+    """Return the error for an HTTP status; `evidence` is the text that identifies too long requests."""
     headers = headers or {}
     kind = _kind(status, evidence)
     wait = retry_after(headers)
     error = kind(
-        f"said {status or code or 'error'}: {said}",
+        f"{f'HTTP {status}' if status else code or 'error'}: {message}",
         provider=provider,
         model=model,
         status=status,
@@ -93,7 +96,7 @@ def of_status(
         retry_after=wait,
     )
     should = headers.get("x-should-retry")
-    if code in _SPENT or should == "false":
+    if code in _QUOTA_CODES or should == "false":
         error.retriable = False
     elif should == "true":
         error.retriable = True
@@ -111,14 +114,14 @@ def _kind(status: int | None, evidence: str) -> type[ProviderError]:
         return ProviderTimeout
     if status == 429:
         return RateLimited
-    # 409 is a lock at the provider that somebody else holds.
+    # 409 is a conflict with another request at the provider.
     if status is None or status >= 500 or status == 409:
         return ProviderUnavailable
     return RequestRefused
 
 
 def _status_of(code: str) -> int | None:
-    """The HTTP status for a code that came without one, in the middle of a stream; None if it blames nobody."""
+    """Return the HTTP status for an error code in the middle of a stream, which has no status; None if unknown."""
     if code.isdecimal() and len(code) == 3 and 400 <= int(code) < 600:
         return int(code)
     for word, status in (
@@ -135,7 +138,7 @@ def _status_of(code: str) -> int | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait; a date counts from the `date` beside it, so that nobody's clock has to be right."""
+    """Return the seconds to wait. A date is relative to the `date` header, so clocks need not agree."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             return max(0.0, float(headers[name]) / unit)
@@ -149,14 +152,14 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    # litellm makes up a response, and keeps the headers of the real one beside it.
+    # litellm creates its own response and stores the headers of the real one in another attribute.
     found = getattr(error, "litellm_response_headers", None)
     found = found or getattr(getattr(error, "response", None), "headers", None) or {}
     return {str(name).lower(): str(value) for name, value in dict(found).items()}
 
 
 def without_keys(text: str, key: str = "") -> str:
-    """The text with the key, and what looks like one, blotted out."""
+    """Return the text with the key, and everything that looks like a key, replaced."""
     if len(key) >= _SHORTEST_KEY:
         text = text.replace(key, "(key)")
     return _KEY.sub("(key)", text)

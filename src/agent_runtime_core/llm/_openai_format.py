@@ -1,4 +1,4 @@
-"""What goes out to, and comes back from, a wire that speaks OpenAI's chat format: messages, tool calls, usage."""
+"""Convert messages, tool calls and usage to and from OpenAI's chat format."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any
 
 from .._core.ids import HALF
 
-#: What every assistant message has; all else that a provider adds to one is its own.
+#: Standard fields of assistant messages. Other fields belong to the provider.
 _KNOWN = frozenset({"role", "content", "tool_calls", "refusal"})
-_OF_A_CALL = frozenset({"id", "type", "index", "function", "custom"})
-#: How an answer ends that was not cut short.
-_ENDS = frozenset({"stop", "tool_calls", "function_call"})
-#: Ours, which no provider knows.
+_CALL_FIELDS = frozenset({"id", "type", "index", "function", "custom"})
+#: Finish reasons of answers that are not truncated.
+_COMPLETE = frozenset({"stop", "tool_calls", "function_call"})
+#: Fields of this library, which are not sent.
 _OURS = frozenset({"metadata", "provider_fields"})
 
 
 def outgoing(messages: Iterable[Mapping[str, Any]], provider: str) -> list[dict[str, Any]]:
-    """The messages as `provider` gets them: with its own fields merged back in, without those of others."""
+    """Return the messages for `provider`: with its own fields merged in, without those of other providers."""
     return [_outgoing(message, provider) for message in messages]
 
 
 def _outgoing(message: Mapping[str, Any], provider: str) -> dict[str, Any]:
     own: dict[str, Any] = dict((message.get("provider_fields") or {}).get(provider) or {})
-    of_calls: dict[Any, dict[str, Any]] = own.pop("tool_calls", None) or {}
+    call_fields: dict[Any, dict[str, Any]] = own.pop("tool_calls", None) or {}
     sent = own | {key: value for key, value in message.items() if key not in _OURS}
     audio = sent.get("audio")
     if isinstance(audio, Mapping) and "id" in audio:
-        # An answer's sound is named when it is sent back, not repeated.
+        # The audio of an earlier answer is referenced by id, not sent again.
         sent["audio"] = {"id": audio["id"]}
     if isinstance(sent.get("content"), Mapping):
         sent["content"] = json.dumps(sent["content"], ensure_ascii=False)
     calls: Sequence[dict[str, Any]] | None = sent.pop("tool_calls", None)
     if calls:
-        sent["tool_calls"] = [{**of_calls.get(call.get("id"), {}), **_outgoing_call(call)} for call in calls]
+        sent["tool_calls"] = [{**call_fields.get(call.get("id"), {}), **_outgoing_call(call)} for call in calls]
     return sent
 
 
@@ -48,16 +48,16 @@ def _outgoing_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(function: Mapping[str, Any]) -> str:
-    """The arguments of a call as JSON text, whatever a server made of them; none are an empty object."""
+    """Return the arguments of a call as JSON text; missing arguments are an empty object."""
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
-    # Half a character could not be sent back. Its escape means the same in JSON.
+    # A lone surrogate could not be sent back. Its escape means the same in JSON.
     return arguments.encode("utf-8", "backslashreplace").decode() or "{}"
 
 
 def is_whole(arguments: str) -> bool:
-    """Whether this is all of a JSON object, not the beginning of one."""
+    """Return whether the text is a complete JSON object."""
     try:
         return isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):
@@ -65,39 +65,45 @@ def is_whole(arguments: str) -> bool:
 
 
 def incoming(told: Mapping[str, Any], provider: str, finish_reason: str, taken: set[str]) -> dict[str, Any]:
-    """An assistant message of ours from a provider's; `taken` are the ids of the calls before it.
+    """Return a provider's assistant message in the format of this library.
 
-    Calls of an answer that was cut short, with arguments that break off, are left out.
+    Calls of a truncated answer are dropped if the arguments of any call are incomplete.
+
+    Args:
+        told: The provider's message.
+        provider: The name of the provider.
+        finish_reason: Why the answer ended.
+        taken: The ids of the earlier calls in the conversation.
     """
-    asked: Sequence[Mapping[str, Any]] = told.get("tool_calls") or ()
-    if finish_reason not in _ENDS and not all(_is_whole_call(call) for call in asked):
-        asked = ()
-    calls, of_calls = _incoming_calls(asked, taken)
+    requested: Sequence[Mapping[str, Any]] = told.get("tool_calls") or ()
+    if finish_reason not in _COMPLETE and not all(_is_whole_call(call) for call in requested):
+        requested = ()
+    calls, call_fields = _incoming_calls(requested, taken)
     content = joined(told.get("content"))
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     if calls:
         message["tool_calls"] = calls
     if refusal := told.get("refusal"):
         message["refusal"] = joined(refusal)
-    own = {key: joined(value) for key, value in told.items() if key not in _KNOWN and not _says_nothing(value)}
-    if of_calls:
-        own["tool_calls"] = of_calls
+    own = {key: joined(value) for key, value in told.items() if key not in _KNOWN and not _is_empty(value)}
+    if call_fields:
+        own["tool_calls"] = call_fields
     if own:
         message["provider_fields"] = {provider: own}
     return message
 
 
 def joined(text: Any) -> Any:
-    """The text with the halves of characters joined, as some servers part them; one alone could not be sent back."""
+    """Return the text with surrogate pairs joined, which some servers split; a lone surrogate is replaced."""
     if not isinstance(text, str) or text.isascii() or HALF.search(text) is None:
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _says_nothing(value: Any) -> bool:
-    # litellm has {"refusal": None} among its fields of each answer.
+def _is_empty(value: Any) -> bool:
+    # litellm adds {"refusal": None} to each answer.
     if isinstance(value, Mapping):
-        return all(map(_says_nothing, value.values()))
+        return all(map(_is_empty, value.values()))
     return value in (None, "", [])
 
 
@@ -111,7 +117,7 @@ def _incoming_calls(
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     calls: list[dict[str, Any]] = []
     extras: dict[str, dict[str, Any]] = {}
-    # A made-up id is the same whenever the same request has the same answer, and in no other message of it.
+    # A generated id is the same for the same request and answer, and unique in the conversation.
     seen: set[str] = set()
     number = len(taken)
     for each in told:
@@ -127,18 +133,18 @@ def _incoming_calls(
         elif "custom" in each:
             call["custom"] = each["custom"]
         calls.append(call)
-        if extra := {key: value for key, value in each.items() if key not in _OF_A_CALL and value is not None}:
+        if extra := {key: value for key, value in each.items() if key not in _CALL_FIELDS and value is not None}:
             extras[call_id] = extra
     return calls, extras
 
 
 def ids_in(messages: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The ids of all tool calls in a conversation."""
+    """Return the ids of all tool calls in a conversation."""
     return {str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()}
 
 
 def usage_of(told: Mapping[str, Any] | None) -> dict[str, int]:
-    """Tokens under our names; only what was told."""
+    """Return token counts under this library's names; counts that were not reported are missing."""
     if not told:
         return {}
     prompt_details = told.get("prompt_tokens_details") or {}
@@ -147,7 +153,7 @@ def usage_of(told: Mapping[str, Any] | None) -> dict[str, int]:
     reasoning = _count(completion_details.get("reasoning_tokens"))
     if prompt is not None and completion is not None:
         if reasoning and total == prompt + completion + reasoning:
-            # Some servers count reasoning beside the completion, not in it.
+            # Some servers do not include reasoning in the completion.
             completion += reasoning
         total = prompt + completion if total is None else total
     found = {

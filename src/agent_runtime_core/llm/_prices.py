@@ -1,4 +1,4 @@
-"""What an answer costs, by the price table of the configuration."""
+"""The cost of an answer, from the configured price table."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, TypeAlias
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 Price: TypeAlias = Mapping[str, float]
-"""USD per million tokens: `input`, `output`, and if they differ from `input` `cached_input` and `cache_write`."""
+"""USD per million tokens: `input` and `output`, optionally `cached_input` and `cache_write` (default: `input`)."""
 
-# Only a date, a build or "latest" names the same model: gpt-4o-mini is no gpt-4o, claude-sonnet-4-5 no claude-sonnet-4.
+# Only these suffixes name the same model: gpt-4o-mini is not gpt-4o, nor is claude-sonnet-4-5 claude-sonnet-4.
 _VERSION = re.compile(r"[-@](\d{3,8}|\d{4}-\d{2}-\d{2}|latest)(-v\d+)?(:\d+)?")
 
-# Models a warning was given for, so that each is said once in a process.
-_said: set[str] = set()
+# Models without a price that were logged, so that each is logged once per process.
+_logged: set[str] = set()
 
 
 def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
-    """The price of a model, or None.
+    """Return the price of a model, or None.
 
-    It is looked up by its name, then by its name without a date, and the same without the provider before a slash.
+    The name is looked up first as it is, then without a date; then the same without the provider before a slash.
     """
     while True:
         if model in prices:
@@ -36,12 +36,12 @@ def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
 
 
 def cost_usd(usage: Mapping[str, Any], model: str, prices: Mapping[str, Price]) -> float | None:
-    """USD for that usage; None for a model without a price (said once), and where nobody told the usage."""
+    """Return the cost of a usage in USD; None if the model has no price (logged once) or the usage is unknown."""
     price = price_of(model, prices)
     if price is None:
-        if model not in _said:
-            _said.add(model)
-            # Who has no prices at all does not ask for costs.
+        if model not in _logged:
+            _logged.add(model)
+            # Without any price, costs are probably not wanted: no warning.
             log.log(
                 logging.WARNING if prices else logging.INFO,
                 "no price for model %r, so cost_usd is None: "

@@ -1,4 +1,4 @@
-"""What stands between the resilient client and a provider's SDK: one request, its answer whole or in pieces."""
+"""The interface between the client and a provider's SDK: one request, and its answer complete or in chunks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ _LIMIT = SettingType("a number of seconds above 0, or math.inf", lambda value: i
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds: to connect, until the first byte of an answer, between two pieces of one, and for all of it.
+    """Time limits of a model call, in seconds. math.inf means no limit.
 
-    math.inf is no limit.
+    Args:
+        connect: To connect.
+        first_byte: Until the answer begins.
+        between_chunks: Between two chunks of a stream.
+        total: For the whole call, with all retries and delays.
+
+    Raises:
+        InvalidArgument: A value is not a number above 0.
     """
 
     connect: float = 10.0
@@ -33,7 +40,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Request:
-    """What a model is asked. Messages and tools are in OpenAI's chat format; `extra` goes to the provider as it is."""
+    """A request to a model, in OpenAI's chat format; `extra` is passed to the provider unchanged."""
 
     messages: Sequence[dict[str, Any]]
     model: str
@@ -46,10 +53,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer. `message` is an assistant message in OpenAI's format, to be sent back as it is.
+    """A complete answer. `message` is an assistant message in OpenAI's format, to be sent back unchanged.
 
-    What only its provider understands (thinking blocks, signatures) stands in
-    `message["provider_fields"][provider]`; other providers leave it out.
+    Fields that only its provider understands (thinking blocks, signatures) are in
+    `message["provider_fields"][provider]`; other providers ignore them.
     """
 
     message: dict[str, Any]
@@ -61,49 +68,51 @@ class Completion:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer: some text, or, once and last, the answer as it was finished."""
+    """A part of a streamed answer: text, or, in the last chunk, the complete answer."""
 
     text: str = ""
     answer: Completion | None = None
 
 
 class ProviderAdapter(ABC):
-    """One provider, asked once: no retries, no time limit but that for connecting, its own errors."""
+    """Sends single requests to one provider: no retries, no time limit except for connecting, raw SDK errors."""
 
-    #: As it is named in errors and in the table of circuit breakers.
+    #: The name in errors and in the table of circuit breakers.
     provider: str
-    #: Whether asking leaves this machine: False for an endpoint on loopback or an injected transport.
+    #: Whether requests leave this machine: False for an endpoint on loopback or an injected transport.
     remote: bool = True
-    #: Where it asks: clients of one endpoint share a circuit breaker for each model; "" shares none.
+    #: The server. Clients of one endpoint share a circuit breaker for each model; "" shares none.
     endpoint: str = ""
 
     @abstractmethod
-    async def request(self, request: Request) -> Completion: ...
+    async def request(self, request: Request) -> Completion:
+        """Send a request and return the complete answer."""
 
     @abstractmethod
     def stream(self, request: Request) -> AsyncIterator[Chunk]:
-        """An async generator that ends without a Piece that has an `answer` if the provider did not finish.
+        """Yield the answer as chunks, from an async generator.
 
-        A piece without text says that the provider is still at it. Closing it closes the connection.
+        A chunk without text shows that the provider is still active. If the provider does not finish the answer, the
+        generator ends without a chunk that has an `answer`. Closing the generator closes the connection.
         """
 
     @abstractmethod
     def translate(self, error: Exception, model: str) -> ProviderError | None:
-        """What an error of the SDK or its transport means; None for one that is not the provider's."""
+        """Return the ProviderError for an error of the SDK or its transport; None for any other error."""
 
     async def embed(self, texts: Sequence[str], model: str | None, timeouts: Timeouts) -> list[list[float]]:
-        raise self._cannot("embed")
+        raise self._not_supported("embed")
 
     async def moderate(self, text: str, model: str | None, timeouts: Timeouts) -> dict[str, Any]:
-        raise self._cannot("moderate")
+        raise self._not_supported("moderate")
 
     async def count_tokens(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, timeouts: Timeouts
     ) -> int:
-        raise self._cannot("count_tokens")
+        raise self._not_supported("count_tokens")
 
-    def _cannot(self, operation: str) -> NotSupported:
-        return NotSupported(f"{self.provider} has no {operation}()")
+    def _not_supported(self, operation: str) -> NotSupported:
+        return NotSupported(f"{self.provider} does not support {operation}()")
 
     async def close(self) -> None:  # noqa: B027
-        """Let go of connections."""
+        """Close the connections."""

@@ -1,4 +1,4 @@
-"""What is recorded and traced of one call of a model, and the price that a limit in USD needs."""
+"""The recorded and the traced form of a model call, and the price that a limit in USD needs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ._prices import Price, price_of
 
 
 def require_price(limits: RunLimits, model: str, prices: Mapping[str, Price]) -> None:
-    """Raise UnknownPrice if only a limit in USD bounds the calls of a model without a price."""
+    """Raise UnknownPrice if a limit in USD is the only bound and the model has no price."""
     if limits.max_cost_usd is None or limits.max_tokens is not None or price_of(model, prices) is not None:
         return
     raise UnknownPrice(
-        f"max_cost_usd={limits.max_cost_usd:g}, and model {model!r} has no price: name it in "
-        f"configure(model_prices=...), or give max_tokens too"
+        f"max_cost_usd={limits.max_cost_usd:g} needs prices, but model {model!r} has no price. "
+        f"Add it to configure(model_prices=...), or set max_tokens too"
     )
 
 
 def recorded_form(response: LLMResponse, message: Mapping[str, Any], cost: float | None) -> dict[str, Any]:
-    """Return an answer as its step records it."""
+    """Return the form in which a step records an answer."""
     usage = {name: value for name, value in (response.usage or {}).items() if isinstance(value, (int, float))}
     return {
         "message": message, "usage": usage, "model": response.model, "finish_reason": response.finish_reason,
@@ -32,12 +32,12 @@ def recorded_form(response: LLMResponse, message: Mapping[str, Any], cost: float
 
 async def traced(
     ctx: Any, client: Any, messages: list[Any], model: str | None, options: Mapping[str, Any],
-    asked: Awaitable[dict[str, Any]],
+    request: Awaitable[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Await the recorded form of an answer and trace the call, also if it fails."""
-    began, answer, failure = ctx.clock.wall(), dict[str, Any](), None
+    """Await the recorded form of an answer, and trace the call, also if it fails."""
+    started, answer, failure = ctx.clock.wall(), dict[str, Any](), None
     try:
-        answer = await asked
+        answer = await request
         return answer
     except BaseException as error:
         failure = f"{type(error).__name__}: {error}"
@@ -49,7 +49,7 @@ async def traced(
                 "step_id": ctx.step_id, "parent_id": None, "model": answer.get("model") or model,
                 "provider": getattr(client, "provider", type(client).__name__), "input": list(messages),
                 "output": answer.get("message"), "usage": answer.get("usage") or {},
-                "cost_usd": answer.get("cost_usd"), "started_at": began, "ended_at": ctx.clock.wall(),
+                "cost_usd": answer.get("cost_usd"), "started_at": started, "ended_at": ctx.clock.wall(),
                 "error": failure, "model_parameters": {n: v for n, v in options.items() if n != "model"},
             },
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How often a provider is asked again, after how long, and until when."""
+"""How often a request to a provider is retried, and after how many seconds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 @dataclass(frozen=True)
 class Retries:
-    """At most `tries` requests for one answer.
+    """How failed requests are retried.
 
-    Before each but the first a wait, drawn from 0 to `base * 2 ** n` seconds, at most `cap`; on top of what the
-    provider asks for with Retry-After. If that is more than `retry_after_cap` seconds, its error is raised at once.
+    Each retry waits for the seconds that the provider asks for with Retry-After, plus a random delay from 0 to
+    `base * 2 ** n` seconds, at most `cap`.
+
+    Args:
+        tries: Requests for one answer, including the first.
+        base: Seconds, the scale of the delays.
+        cap: The longest random delay, in seconds.
+        retry_after_cap: If the provider asks to wait more seconds than this, its error is raised at once.
+
+    Raises:
+        InvalidArgument: A value is out of range.
     """
 
     tries: int = 4
@@ -37,7 +46,7 @@ class Retries:
 
 @dataclass
 class RetryBudget:
-    """How many retries are left to a run, over all of its calls."""
+    """How many retries a run has left, for all of its model calls."""
 
     left: int
 
@@ -46,7 +55,7 @@ RETRY_BUDGET: ContextVar[RetryBudget | None] = ContextVar("agent_runtime_core_re
 
 
 class RetryState:
-    """One call, from its first request to its last: how many there were and how much of its time is left."""
+    """The attempts of one call: how many were made, and how much time is left."""
 
     def __init__(self, key: Key, timeouts: Timeouts, retries: Retries, breakers: Breakers, clock: Clock) -> None:
         self.key = key
@@ -58,11 +67,11 @@ class RetryState:
 
     @property
     def left(self) -> float:
-        """Seconds until `timeouts.total` is over."""
+        """Seconds until `timeouts.total` has passed."""
         return self._deadline - self._clock.boot()
 
     async def wait(self, error: ProviderError) -> None:
-        """Return when the same may be asked again; raises the error where it may not, or CircuitOpen because of it."""
+        """Wait until the request may be retried; raise the error if it may not, or CircuitOpen."""
         self._failures += 1
         if not error.retriable or self._failures >= self._retries.tries:
             raise error
@@ -83,7 +92,7 @@ class RetryState:
             budget.left -= 1
         provider, _, model = self.key
         log.info(
-            "%s, %s: %s; asked again in %.2f s, for the %d. time of at most %d",
+            "%s, %s: %s; retrying in %.2f s (attempt %d of %d)",
             provider,
             model,
             type(error).__name__,

@@ -1,4 +1,4 @@
-"""Claude: Anthropic's Messages API behind the client that all providers share."""
+"""Claude through Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ._client_per_loop import PerLoopClients
 from ._openai_errors import of_status, translated, without_keys
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._retries import Retries
-from .openai import broken_off
+from .openai import as_stream_cut
 
 __all__ = ["AnthropicClient", "AnthropicWire"]
 
@@ -32,16 +32,16 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 DEFAULT_MODEL = "claude-sonnet-5-5"
 DEFAULT_MAX_TOKENS = 4096
-# The SDK's own bound: at 128 000 tokens an hour, more may take longer than ten minutes, and idle connections do not
-# live that long everywhere.
+# The SDK's own limit: at 128,000 tokens an hour, a longer answer may take more than ten minutes, and some networks
+# close a connection that is idle for so long.
 _LONGEST_UNSTREAMED = 21_333
-# The last version of the API that takes them.
+# The last version of the API that accepts sampling parameters.
 _SAMPLING_VERSION = "2023-06-01"
 _SAMPLING = ("temperature", "top_p", "top_k")
 _OTHER_KEYS = ("auth_token", "credentials", "config", "profile")
-# Seconds for the end of a connection's last message, which nearly always comes with it.
+# Seconds to wait for the end of a response after its last event; it nearly always arrives with that event.
 _REST = 0.1
-# An error in the middle of a stream comes with the status of the stream: 200.
+# An error in the middle of a stream has the status of the stream, 200.
 _STATUSES = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -58,7 +58,7 @@ _STATUSES = {
 
 
 class AnthropicWire(ProviderAdapter):
-    """`sampling` and the SDK's options as AnthropicClient says."""
+    """Sends requests with the anthropic package; `sampling` and the options are those of AnthropicClient."""
 
     provider: str = PROVIDER
 
@@ -76,22 +76,22 @@ class AnthropicWire(ProviderAdapter):
         self._sampling = sampling
         self._injected = http_client is not None
         self._options = {**options, "api_key": api_key, "base_url": base_url, "http_client": http_client}
-        self._clients = PerLoopClients(self._made, shared=self._injected)
+        self._clients = PerLoopClients(self._new_client, shared=self._injected)
         first = self._clients.first
         url = str(first.base_url)
         self.remote: bool = not self._injected and not is_loopback(url)
-        #: Whom breakers are about; an injected transport may lead anywhere.
+        #: Empty for an injected transport, whose server is unknown.
         self.endpoint: str = "" if self._injected else url
         self._known = frozenset(inspect.signature(first.messages.create).parameters)
-        self._said = False
+        self._warned = False
 
     async def request(self, request: Request) -> Completion:
         arguments = self._arguments(request)
         if arguments["max_tokens"] > _LONGEST_UNSTREAMED:
-            async with contextlib.aclosing(self.stream(request)) as pieces:
-                async for piece in pieces:
-                    if piece.answer is not None:
-                        return piece.answer
+            async with contextlib.aclosing(self.stream(request)) as chunks:
+                async for chunk in chunks:
+                    if chunk.answer is not None:
+                        return chunk.answer
             raise StreamCut("the answer ended before it was finished", provider=PROVIDER, model=request.model)
         client = await self._clients.here()
         found = await client.messages.create(**arguments)
@@ -106,14 +106,14 @@ class AnthropicWire(ProviderAdapter):
         events = await client.messages.create(**self._arguments(request), stream=True)
         try:
             async for event in events:
-                # Also where there is no text: whoever waits is told that the answer is still coming.
-                yield Chunk(assembly.take(self._dict(event)))
+                # Also without text, so that the time limit between chunks does not end a working stream.
+                yield Chunk(assembly.add(self._dict(event)))
                 if assembly.ended:
                     await _read_out(events)
                     break
         except Exception as error:
-            if told := broken_off(self.translate(error, request.model)):
-                raise told from error
+            if cut := as_stream_cut(self.translate(error, request.model)):
+                raise cut from error
             raise
         finally:
             await events.close()
@@ -125,9 +125,9 @@ class AnthropicWire(ProviderAdapter):
     async def count_tokens(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, timeouts: Timeouts
     ) -> int:
-        said = _prompt(messages, tools)
+        prompt = _prompt(messages, tools)
         client = await self._clients.here()
-        counted = await client.messages.count_tokens(**said, model=model, timeout=self._timeout(timeouts))
+        counted = await client.messages.count_tokens(**prompt, model=model, timeout=self._timeout(timeouts))
         return int(counted.input_tokens)
 
     def translate(self, error: Exception, model: str) -> ProviderError | None:
@@ -135,28 +135,28 @@ class AnthropicWire(ProviderAdapter):
             return AuthenticationFailed(without_keys(str(error), self._key), provider=PROVIDER, model=model)
         if not isinstance(error, self._sdk.APIStatusError):
             return translated(error, PROVIDER, model, ("anthropic",), self._key)
-        told = error.body.get("error") if isinstance(error.body, Mapping) else None
-        told = told if isinstance(told, Mapping) else {}
-        kind = str(told.get("type") or "")
-        said = without_keys(str(told.get("message") or error.message), self._key)
+        reported = error.body.get("error") if isinstance(error.body, Mapping) else None
+        reported = reported if isinstance(reported, Mapping) else {}
+        kind = str(reported.get("type") or "")
+        message = without_keys(str(reported.get("message") or error.message), self._key)
         status = error.status_code if error.status_code >= 400 else _STATUSES.get(kind)
         # "prompt is too long", or "input length and `max_tokens` exceed context limit".
-        evidence = said.replace("context limit", "context window")
-        return of_status(status, evidence, said, PROVIDER, model, kind, dict(error.response.headers))
+        evidence = message.replace("context limit", "context window")
+        return of_status(status, evidence, message, PROVIDER, model, kind, dict(error.response.headers))
 
     async def close(self) -> None:
         await self._clients.close()
 
-    def _dict(self, told: Any) -> dict[str, Any]:
-        """What the provider sent, all of it; nothing where that was no object."""
-        if not isinstance(told, self._sdk.BaseModel):
+    def _dict(self, value: Any) -> dict[str, Any]:
+        """Return all fields that the provider sent, or {} if the value is not an object of the SDK."""
+        if not isinstance(value, self._sdk.BaseModel):
             return {}
-        found: dict[str, Any] = told.to_dict(mode="json", warnings=False)
+        found: dict[str, Any] = value.to_dict(mode="json", warnings=False)
         return found
 
-    def _made(self) -> Any:
-        given = {name: value for name, value in self._options.items() if value is not None}
-        return self._sdk.AsyncAnthropic(**given, max_retries=0)
+    def _new_client(self) -> Any:
+        options = {name: value for name, value in self._options.items() if value is not None}
+        return self._sdk.AsyncAnthropic(**options, max_retries=0)
 
     def _timeout(self, timeouts: Timeouts) -> Any:
         return self._sdk.Timeout(None, connect=timeouts.connect)
@@ -166,17 +166,17 @@ class AnthropicWire(ProviderAdapter):
         sampling = {name: value for name in _SAMPLING if (value := extra.pop(name, None)) is not None}
         if request.temperature is not None:
             sampling["temperature"] = request.temperature
-        most = extra.pop("max_completion_tokens", None)
+        limit = extra.pop("max_completion_tokens", None)
         arguments = {
             "timeout": self._timeout(request.timeouts),
             **options_of(extra, tools=bool(request.tools)),
             **_prompt(request.messages, request.tools),
             "model": request.model,
-            "max_tokens": request.max_tokens or most or DEFAULT_MAX_TOKENS,
+            "max_tokens": request.max_tokens or limit or DEFAULT_MAX_TOKENS,
         }
         if unknown := sorted(arguments.keys() - self._known):
             raise RequestRefused(
-                f"Anthropic has no argument {', '.join(unknown)}: leave it out, or send it all the same in extra_body=",
+                f"Anthropic has no argument {', '.join(unknown)}. Remove it, or send it in extra_body=",
                 provider=PROVIDER,
                 model=request.model,
             )
@@ -184,14 +184,14 @@ class AnthropicWire(ProviderAdapter):
 
     def _with_sampling(self, arguments: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
         if not self._sampling:
-            if not self._said:
+            if not self._warned:
                 log.warning(
-                    "Anthropic takes no %s any more: it is left out from now on; AnthropicClient(sampling=True) "
-                    "sends it to version %s of the API",
+                    "Anthropic no longer supports %s: not sent. AnthropicClient(sampling=True) "
+                    "sends it with version %s of the API",
                     ", ".join(sampling),
                     _SAMPLING_VERSION,
                 )
-            self._said = True
+            self._warned = True
             return arguments
         body, headers = arguments.get("extra_body") or {}, arguments.get("extra_headers") or {}
         return arguments | {
@@ -201,16 +201,30 @@ class AnthropicWire(ProviderAdapter):
 
 
 class AnthropicClient(ChatClient):
-    """A client for Claude, by default `claude-sonnet-5-5`.
+    """A client for Claude.
 
-    The key is `api_key`, else the configured one, else ANTHROPIC_API_KEY; the endpoint `base_url`, else
-    ANTHROPIC_BASE_URL, else Anthropic's own; one on this machine needs no key. An answer has at most 4096 tokens unless
-    `max_tokens` says otherwise. Anthropic takes no temperature any more: one is left out, which the log says once,
-    unless `sampling` is set; then it is sent with the last version of the API that took it. `timeouts`, `retries` and
-    `clock` are the ChatClient's; `http_client` is one of the SDK's, for tests and proxies; other `options` go to the
-    SDK's client.
+        client = AnthropicClient(default_model="claude-sonnet-5-5")
+        response = await client.generate([{"role": "user", "content": "Hello!"}])
 
-    AnthropicConfigurationError: there is no key. MissingDependency: the anthropic package is not installed.
+    Args:
+        api_key: The API key; by default the configured one, else ANTHROPIC_API_KEY. A server on this machine needs
+            none.
+        default_model: The model of requests that name none; by default `claude-sonnet-5-5`.
+        base_url: The server; by default ANTHROPIC_BASE_URL, else Anthropic's own.
+        sampling: Whether to send temperature, top_p and top_k, with the last version of the API that accepted them. By
+            default they are dropped and logged once, because Anthropic no longer supports them.
+        timeouts: Time limits in seconds.
+        retries: How failed requests are retried.
+        clock: Source of time, for tests.
+        breakers: Circuit breakers; by default those of the process.
+        http_client: A transport of the SDK, for tests and proxies.
+        **options: Further arguments of the SDK's client.
+
+    An answer has at most 4096 tokens unless `max_tokens` is set.
+
+    Raises:
+        AnthropicConfigurationError: There is no API key.
+        MissingDependency: The anthropic package is not installed.
     """
 
     def __init__(
@@ -246,19 +260,19 @@ class AnthropicClient(ChatClient):
 
 def _configured_model() -> str:
     config = get_config()
-    # The configuration's own default is a model of OpenAI's.
+    # The default of the configuration is an OpenAI model.
     chosen = config.model_provider == PROVIDER and config.default_model != type(config).default_model
     return config.default_model if chosen or config.default_model.startswith("claude") else DEFAULT_MODEL
 
 
 def _prompt(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
     system, turns = conversation_of(messages)
-    said: dict[str, Any] = {"messages": turns}
+    prompt: dict[str, Any] = {"messages": turns}
     if system:
-        said["system"] = system
+        prompt["system"] = system
     if tools:
-        said["tools"] = tools_of(tools)
-    return said
+        prompt["tools"] = tools_of(tools)
+    return prompt
 
 
 def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Completion:
@@ -267,7 +281,7 @@ def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Comp
 
 
 async def _read_out(events: Any) -> None:
-    """Up to the end of the response, so that its connection can be used again; the answer is there already."""
+    """Read the rest of a finished response, so that its connection can be reused."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_REST):
             async for _ in events:

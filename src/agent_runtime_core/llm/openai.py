@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, and every server that speaks them."""
+"""OpenAI's chat completions, and all servers that are compatible with them."""
 
 from __future__ import annotations
 
@@ -34,18 +34,28 @@ __all__ = ["OpenAIClient", "OpenAIConfigurationError"]
 _ENDPOINT = "https://api.openai.com/v1"
 _MODEL = "gpt-4o"
 _EMBEDDING_MODEL = "text-embedding-3-small"
-#: Models that refuse `max_tokens`, at whichever server.
+#: Models that reject `max_tokens`, on any server.
 _REASONING = re.compile(r"(?:.*/)?(?:o\d|gpt-[5-9])")
-_OF_CHAT = frozenset({"timeouts", "retries", "clock", "breakers"})
+_CHAT_OPTIONS = frozenset({"timeouts", "retries", "clock", "breakers"})
 
 
 class OpenAIClient(ChatClient):
-    """OpenAI, or with `base_url` any server that speaks its chat completions.
+    """A client for OpenAI, or with `base_url` for any compatible server.
 
-    The key is `api_key`, else the configured one, else OPENAI_API_KEY; a server on this machine needs none. The server
-    is `base_url`, else OPENAI_BASE_URL, else OpenAI's own. `timeouts`, `retries` and `clock` are the ChatClient's;
-    `http_client` is one of the SDK's, for tests and proxies; other options go to the SDK's client.
-    MissingDependency: the openai package is not installed; OpenAIConfigurationError: there is no key.
+        client = OpenAIClient(base_url="http://localhost:8000/v1", default_model="local")
+        response = await client.generate([{"role": "user", "content": "Hello!"}])
+
+    Args:
+        api_key: The API key; by default the configured one, else OPENAI_API_KEY. A server on this machine needs none.
+        default_model: The model of requests that name none; by default the configured one.
+        organization: OpenAI's organization id.
+        base_url: The server; by default OPENAI_BASE_URL, else OpenAI's own. **options: `timeouts`, `retries`, `clock`
+            and `breakers` are those of ChatClient. Others go to the SDK's client, such
+            as `http_client`, a transport for tests and proxies.
+
+    Raises:
+        OpenAIConfigurationError: There is no API key.
+        MissingDependency: The openai package is not installed.
     """
 
     def __init__(
@@ -56,7 +66,7 @@ class OpenAIClient(ChatClient):
         base_url: str | None = None,
         **options: Any,
     ) -> None:
-        chat = {name: options.pop(name) for name in _OF_CHAT & options.keys()}
+        chat = {name: options.pop(name) for name in _CHAT_OPTIONS & options.keys()}
         refuse_sdk_options(options)
         sdk: Any = load("openai", needed_by=type(self).__name__)
         config = get_config()
@@ -74,7 +84,7 @@ class OpenAIClient(ChatClient):
 
 
 class OpenAIWire(ProviderAdapter):
-    """Chat completions through the openai package, 2.20 to 3.x."""
+    """Sends chat completions with the openai package, 2.20 to 3.x."""
 
     provider = "openai"
 
@@ -84,23 +94,23 @@ class OpenAIWire(ProviderAdapter):
         host = urlsplit(endpoint).hostname or ""
         self._own = host == "openai.com" or host.endswith(".openai.com")
         self._parameters = set(inspect.signature(self._clients.first.chat.completions.create).parameters)
-        #: With an injected transport nobody knows who answers, so no breaker is shared.
+        #: Empty for an injected transport: its server is unknown, so no circuit breaker is shared.
         self.endpoint: str = "" if injected else endpoint
         self.remote: bool = not (injected or is_loopback(endpoint))
 
     async def request(self, request: Request) -> Completion:
         client = await self._clients.here()
-        raw = await client.chat.completions.create(**self._asked(request))
-        told = as_dict(raw)
-        return answer_of(told, self.provider, request, raw)
+        raw = await client.chat.completions.create(**self._arguments(request))
+        response = as_dict(raw)
+        return answer_of(response, self.provider, request, raw)
 
     async def stream(self, request: Request) -> AsyncIterator[Chunk]:
         client = await self._clients.here()
-        stream = await client.chat.completions.create(**self._asked(request, stream=True))
+        stream = await client.chat.completions.create(**self._arguments(request, stream=True))
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
-        async with contextlib.aclosing(poured(self, request, stream, assembly)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with contextlib.aclosing(stream_chunks(self, request, stream, assembly)) as chunks:
+            async for chunk in chunks:
+                yield chunk
         if answer := assembly.answer():
             yield Chunk(answer=answer)
 
@@ -111,18 +121,18 @@ class OpenAIWire(ProviderAdapter):
         if not texts:
             return []
         client = await self._clients.here()
-        told = await client.embeddings.create(
+        response = await client.embeddings.create(
             model=model or _EMBEDDING_MODEL, input=list(texts), timeout=self._timeout(timeouts)
         )
-        return vectors(told, len(texts), self.provider)
+        return vectors(response, len(texts), self.provider)
 
     async def moderate(self, text: str, model: str | None, timeouts: Timeouts) -> dict[str, Any]:
         chosen = {"model": model} if model else {}
         client = await self._clients.here()
-        told = await client.moderations.create(input=text, timeout=self._timeout(timeouts), **chosen)
-        results = as_dict(told).get("results")
+        response = await client.moderations.create(input=text, timeout=self._timeout(timeouts), **chosen)
+        results = as_dict(response).get("results")
         if not results:
-            raise ProviderUnavailable("the answer holds no verdict", provider=self.provider, model=model or "")
+            raise ProviderUnavailable("the answer has no moderation result", provider=self.provider, model=model or "")
         verdict: dict[str, Any] = results[0]
         return verdict
 
@@ -130,20 +140,20 @@ class OpenAIWire(ProviderAdapter):
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, timeouts: Timeouts
     ) -> int:
         if not self._own:
-            raise NotSupported("count_tokens() knows how OpenAI's own models count, not those behind another base_url")
-        return await asyncio.to_thread(_counted, outgoing(messages, self.provider), tools, model)
+            raise NotSupported("count_tokens() supports only OpenAI's own models, not those of another base_url")
+        return await asyncio.to_thread(_count_tokens, outgoing(messages, self.provider), tools, model)
 
     async def close(self) -> None:
         await self._clients.close()
 
-    def _asked(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
+    def _arguments(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
         timeout = self._timeout(request.timeouts)
-        asked = asked_of(request, self.provider, timeout, limit=self._limit(request.model), stream=stream)
-        # What this SDK has no name for, a server may have.
-        body = {name: asked.pop(name) for name in asked.keys() - self._parameters}
+        arguments = chat_arguments(request, self.provider, timeout, limit=self._limit(request.model), stream=stream)
+        # The server may accept arguments that this SDK does not know.
+        body = {name: arguments.pop(name) for name in arguments.keys() - self._parameters}
         if body:
-            asked["extra_body"] = {**body, **(asked.get("extra_body") or {})}
-        return {name: value for name, value in asked.items() if value is not None}
+            arguments["extra_body"] = {**body, **(arguments.get("extra_body") or {})}
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def _limit(self, model: str) -> str:
         return "max_completion_tokens" if self._own or _REASONING.match(model) else "max_tokens"
@@ -152,10 +162,10 @@ class OpenAIWire(ProviderAdapter):
         return self._sdk.Timeout(None, connect=timeouts.connect)
 
 
-def asked_of(
+def chat_arguments(
     request: Request, provider: str, timeout: Any, *, limit: str = "max_tokens", stream: bool = False
 ) -> dict[str, Any]:
-    """Return the arguments of a chat completion; `limit` is the name of the one for the answer's length."""
+    """Return the arguments of a chat completion; `limit` is the name of the one for the length of the answer."""
     return {
         "model": request.model,
         "messages": outgoing(request.messages, provider),
@@ -169,17 +179,17 @@ def asked_of(
     }
 
 
-async def poured(
+async def stream_chunks(
     wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly
 ) -> AsyncGenerator[Chunk, None]:
-    """Feed a stream of chunks to `assembly`, yield the text of each, and close the stream."""
+    """Feed a stream to `assembly`, yield the text of each chunk, and close the stream."""
     try:
         async for chunk in stream:
-            # Without text too: a model that only thinks or calls tools has not stalled.
-            yield Chunk(assembly.take(as_dict(chunk)))
+            # Also without text: a model that only reasons or calls tools has not stalled.
+            yield Chunk(assembly.add(as_dict(chunk)))
     except Exception as error:
-        if told := broken_off(wire.translate(error, request.model)):
-            raise told from error
+        if cut := as_stream_cut(wire.translate(error, request.model)):
+            raise cut from error
         raise
     finally:
         close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
@@ -187,60 +197,60 @@ async def poured(
             await close()
 
 
-def as_dict(told: Any) -> dict[str, Any]:
-    """A value of the SDK as plain data, without what was left open; nothing for one that is no such value."""
-    if isinstance(told, dict):
-        return told
-    if not hasattr(told, "model_dump"):
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return a value of the SDK as plain data without unset fields; {} if it is not such a value."""
+    if isinstance(value, dict):
+        return value
+    if not hasattr(value, "model_dump"):
         return {}
-    # Servers answer with types of their own, and the SDK does not check them.
-    plain: dict[str, Any] = told.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False)
+    # Compatible servers send other types, and the SDK does not check them.
+    plain: dict[str, Any] = value.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False)
     return plain
 
 
-def answer_of(told: Mapping[str, Any], provider: str, request: Request, raw: Any) -> Completion:
-    """The answer in a chat completion."""
-    choices = told.get("choices") or [{}]
+def answer_of(response: Mapping[str, Any], provider: str, request: Request, raw: Any) -> Completion:
+    """Return the answer in a chat completion."""
+    choices = response.get("choices") or [{}]
     message, finish_reason = choices[0].get("message"), choices[0].get("finish_reason") or "stop"
-    if error := told.get("error") or choices[0].get("error"):
-        raise answered_with(error, provider, request.model)
+    if error := response.get("error") or choices[0].get("error"):
+        raise embedded_error(error, provider, request.model)
     if not isinstance(message, Mapping) or finish_reason == "error":
-        raise ProviderUnavailable("the answer is no chat completion", provider=provider, model=request.model)
+        raise ProviderUnavailable("the answer is not a chat completion", provider=provider, model=request.model)
     return Completion(
         incoming(message, provider, finish_reason, ids_in(request.messages)),
-        usage_of(told.get("usage")),
-        told.get("model") or request.model,
+        usage_of(response.get("usage")),
+        response.get("model") or request.model,
         finish_reason,
         raw,
     )
 
 
-def answered_with(error: Any, provider: str, model: str) -> ProviderError:
-    """The error that a server put into an answer with status 200."""
-    told = error if isinstance(error, Mapping) else {"message": str(error)}
-    code = without_keys(str(told.get("code") or told.get("type") or ""))
+def embedded_error(error: Any, provider: str, model: str) -> ProviderError:
+    """Return the error that a server sent in an answer with status 200."""
+    reported = error if isinstance(error, Mapping) else {"message": str(error)}
+    code = without_keys(str(reported.get("code") or reported.get("type") or ""))
     status = int(code) if code.isdecimal() and len(code) == 3 else None
-    said = without_keys(str(told.get("message") or json.dumps(told)))
-    return of_status(status, f"{code} {said}", said, provider, model, code)
+    message = without_keys(str(reported.get("message") or json.dumps(reported)))
+    return of_status(status, f"{code} {message}", message, provider, model, code)
 
 
-def broken_off(told: ProviderError | None) -> StreamCut | None:
-    """A failure of the connection as what it is in the middle of an answer; None for any other error."""
-    if isinstance(told, ProviderUnavailable) and told.status is None and not told.code:
-        return StreamCut(f"the stream broke off: {told}", provider=told.provider, model=told.model)
+def as_stream_cut(error: ProviderError | None) -> StreamCut | None:
+    """Return a failed connection in the middle of an answer as StreamCut; None for any other error."""
+    if isinstance(error, ProviderUnavailable) and error.status is None and not error.code:
+        return StreamCut(f"the stream was interrupted: {error}", provider=error.provider, model=error.model)
     return None
 
 
-def vectors(told: Any, wanted: int, provider: str) -> list[list[float]]:
-    """The embeddings in an answer, in the order of their texts."""
-    data = sorted(as_dict(told).get("data") or (), key=lambda each: each.get("index") or 0)
+def vectors(response: Any, wanted: int, provider: str) -> list[list[float]]:
+    """Return the embeddings in an answer, in the order of their texts."""
+    data = sorted(as_dict(response).get("data") or (), key=lambda each: each.get("index") or 0)
     if len(data) != wanted:
-        raise ProviderUnavailable(f"{len(data)} vectors came for {wanted} texts", provider=provider)
+        raise ProviderUnavailable(f"expected {wanted} vectors, got {len(data)}", provider=provider)
     return [[float(number) for number in each["embedding"]] for each in data]
 
 
-def _counted(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str) -> int:
-    """Tokens as OpenAI counts them: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken"""
+def _count_tokens(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str) -> int:
+    """Count tokens as OpenAI does: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken"""
     encoding = _encoding(model)
 
     def tokens(value: Any) -> int:
@@ -258,7 +268,7 @@ def _counted(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] | N
 
 def _only_text(content: Any) -> str:
     if isinstance(content, list) and any(part.get("type") != "text" for part in content):
-        raise NotSupported("count_tokens() counts text, and one of these messages has a part that is none")
+        raise NotSupported("count_tokens() counts only text, but a message has another part")
     return plain_text(content)
 
 
@@ -270,6 +280,6 @@ def _encoding(model: str) -> Any:
     try:
         return tiktoken.encoding_for_model(model)
     except KeyError:
-        raise NotSupported(f"tiktoken does not know how {model!r} counts tokens") from None
+        raise NotSupported(f"tiktoken does not know model {model!r}") from None
     except OSError as error:
-        raise NotSupported(f"tiktoken cannot fetch the encoding of {model!r}: {error}") from error
+        raise NotSupported(f"tiktoken cannot load the encoding of {model!r}: {error}") from error

@@ -30,7 +30,7 @@ from ..errors import (
 from ..events.base import agent_event_type, checked_event_name
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
-from ..llm import _used, use_llm_client
+from ..llm import _override, use_llm_client
 from ..llm._client import forbid_remote
 from ..persistence.manager import PersistenceManager
 from ..registry import get_runtime
@@ -289,7 +289,7 @@ async def run_agent_test(
 
 @contextlib.contextmanager
 def _model() -> Iterator[None]:
-    if _used.get() is not None:
+    if _override.get() is not None:
         yield
     elif (mock := latest_mock()) is not None:
         with use_llm_client(mock):
