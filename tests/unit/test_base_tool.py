@@ -78,7 +78,7 @@ async def test_what_is_no_result_is_named() -> None:
         async def execute(self, who: str, ctx: RunContext | None = None) -> Any:
             return who
 
-    with pytest.raises(InvalidArgument, match=r"Wrong\.execute gives a ToolResult, not 'Ada'"):
+    with pytest.raises(InvalidArgument, match=r"Wrong\.execute must return a ToolResult, got 'Ada'"):
         await registry(Wrong()).execute("greet", {"who": "Ada"})
 
 
@@ -107,7 +107,7 @@ async def test_one_that_is_a_plain_function_runs_in_a_thread() -> None:
 
 @pytest.mark.parametrize("wrong", [Greeter, "greet", None, len])
 def test_what_is_no_tool_is_not_registered(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match="register takes a Tool or a BaseTool object"):
+    with pytest.raises(InvalidArgument, match="tool must be a Tool or a BaseTool object"):
         ToolRegistry().register(wrong)
 
 
@@ -122,7 +122,7 @@ async def test_get_tool_gives_what_was_registered() -> None:
     with pytest.raises(ValueError, match="Tool not found: gret") as missing:
         tools.get_tool("gret")
     assert str(missing.value) == "Tool not found: gret"
-    assert "did you mean 'greet'" in missing.value.__notes__[0]
+    assert "Did you mean 'greet'" in missing.value.__notes__[0]
     other = Tool.from_function(lambda: 2, name="greet", description="")
     tools.register(other)
     assert tools.get_tool("greet") is other

@@ -1279,7 +1279,7 @@ async def test_an_answer_that_a_hook_makes_unkeepable_is_told_to_the_model(tmp_p
     async with AgentRunner.open(tmp_path / "runs.db") as runner:
         result = (await runner.execute(parent, "r", {"messages": HELLO})).raise_for_status()
     assert result.final_output == {"response": "done"}
-    assert parent.asked.asked[1][-1]["content"].startswith("Error: the result of tool 'echo' cannot be kept: ")
+    assert parent.asked.asked[1][-1]["content"].startswith("Error: the result of tool 'echo' cannot be stored: ")
 
 
 async def test_an_agent_that_nobody_registered_is_told_to_the_model(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_personality_has_the_tools_it_allows() -> None:
 async def test_a_tool_that_is_not_allowed_cannot_be_called() -> None:
     allowed = PersonalityInstance(name="a", tools=("add",)).allowed(registry(delete, add))
     assert await allowed.execute("add", {"a": 1, "b": 2}) == 3
-    with pytest.raises(UnknownTool, match="no tool 'delete'"):
+    with pytest.raises(UnknownTool, match="unknown tool 'delete'"):
         await allowed.execute("delete", {})
 
 
@@ -208,7 +208,9 @@ def test_an_allowed_tool_that_is_not_registered_is_named_when_the_pack_is_taken(
     tools = registry(search)
     manager = PersonalityPackManager(tmp_path, tools=tools)
     for take in (manager.get, manager.select):
-        with pytest.raises(UnknownTool, match=r"personality 'a' may use .* no tool 'serch': did you mean 'search'\?"):
+        with pytest.raises(
+            UnknownTool, match=r"personality 'a' may use .* unknown tool 'serch'. Did you mean 'search'\?"
+        ):
             take()
     tools.register(dataclasses.replace(search, name="serch"))
     assert manager.get().name == "a"

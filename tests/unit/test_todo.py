@@ -65,11 +65,11 @@ async def test_to_dos_come_and_go() -> None:
     [
         ("add", {}, "add needs the text"),
         ("add", {"text": "  "}, "add needs the text"),
-        ("get", {}, "say which to-do is meant"),
-        ("get", {"todo_id": "9"}, "there is no to-do '9': there is #1 'buy milk', #2 'buy bread'"),
-        ("complete", {"text": "by milk"}, "did you mean #1 'buy milk'?"),
-        ("delete", {"text": "buy"}, "'buy' may be #1 'buy milk', #2 'buy bread': give the todo_id"),
-        ("destroy", {}, "action is one of add, list, get, complete, delete, not 'destroy'"),
+        ("get", {}, "must identify the to-do"),
+        ("get", {"todo_id": "9"}, "unknown to-do '9'. The list has #1 'buy milk', #2 'buy bread'"),
+        ("complete", {"text": "by milk"}, "Did you mean #1 'buy milk'?"),
+        ("delete", {"text": "buy"}, "'buy' matches #1 'buy milk', #2 'buy bread'. Pass todo_id"),
+        ("destroy", {}, "action must be one of add, list, get, complete, delete, got 'destroy'"),
     ],
 )
 async def test_what_cannot_be_done_is_told(action: str, given: dict[str, Any], says: str) -> None:
@@ -98,7 +98,7 @@ async def test_none_is_no_number_of_one_that_another_hand_put_there() -> None:
     task = Task(name="by hand")
     await stores.tasks.save(TaskList(name="list", conversation_id=conversation, tasks=[task]))
     refused = await tool.execute("delete", todo_id="None", ctx=Ctx(stores, None, conversation))
-    assert (refused.success, refused.error) == (False, f"there is no to-do 'None': there is {task.id} 'by hand'")
+    assert (refused.success, refused.error) == (False, f"unknown to-do 'None'. The list has {task.id} 'by hand'")
     await stores.close()
 
 
@@ -110,7 +110,7 @@ async def test_registered_it_is_a_tool_like_others() -> None:
     assert made.has_side_effects
     ctx = Ctx()
     assert (await registry.execute("todo_store", {"action": "add", "text": "x"}, ctx))["number"] == 1
-    with pytest.raises(ToolFailed, match="there is no to-do 'y'"):
+    with pytest.raises(ToolFailed, match="unknown to-do 'y'"):
         await registry.execute("todo_store", {"action": "get", "text": "y"}, ctx)
     assert "ctx" not in made.parameters["properties"]
 

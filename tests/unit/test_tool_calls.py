@@ -97,7 +97,7 @@ async def test_a_malformed_call_is_answered_and_never_made(case: Bad) -> None:
         again = await answer_call(tools, _call(case.tool, json.dumps(case.arguments)), ctx, before=before)
         assert (again.ok, again.error, seen) == (False, "bad_arguments", [])
         # Only a constructor's refusal comes after the hook.
-        assert asked == [] or "would not be built" in again.content or "larger than any float" in again.content
+        assert asked == [] or "would not be built" in again.content or "too large for a float" in again.content
 
 
 @pytest.mark.parametrize("case", GOOD, ids=_label)
@@ -169,7 +169,7 @@ async def test_a_result_that_cannot_be_kept_is_a_failure_with_the_reason() -> No
     ):
         answer = await _answer(lambda result=result: result)
         assert (answer.ok, answer.error, answer.result) == (False, "failed", None)
-        assert answer.content.startswith("Error: the result of tool 't' cannot be kept: ")
+        assert answer.content.startswith("Error: the result of tool 't' cannot be stored: ")
         assert why in answer.content
 
 
@@ -266,7 +266,7 @@ async def test_a_result_that_does_not_fit_its_annotated_type_is_a_failure_with_t
     ):
         answer = await _answer(fn)
         assert (answer.ok, answer.error, answer.result) == (False, "failed", None)
-        assert answer.content.startswith("Error: the result of tool 't' cannot be kept: ")
+        assert answer.content.startswith("Error: the result of tool 't' cannot be stored: ")
         assert why in answer.content
 
 
@@ -286,10 +286,12 @@ async def test_half_a_character_does_not_get_into_the_content() -> None:
 async def test_an_unknown_tool_is_answered_with_the_nearest_names() -> None:
     answer = await answer_call(registry([]), _call("functions.city"), None)
     assert (answer.ok, answer.error) == (False, "unknown_tool")
-    assert answer.content == "Error: no tool 'functions.city': did you mean 'city'?"
+    assert answer.content == "Error: unknown tool 'functions.city'. Did you mean 'city'?"
     far = await answer_call(registry([]), _call("zzz", "{broken"), None)
-    assert far.content.startswith("Error: no tool 'zzz': there are ['by_hand', 'city', ")
-    assert (await answer_call(ToolRegistry(), _call(""), None)).content == "Error: no tool '': there are []"
+    assert far.content.startswith("Error: unknown tool 'zzz'. The tools are by_hand, city, ")
+    assert (
+        await answer_call(ToolRegistry(), _call(""), None)
+    ).content == "Error: unknown tool '': no tools are registered"
     assert len((await answer_call(registry([]), _call("c" * 10**6), None)).content) < 500
 
 
@@ -567,7 +569,7 @@ async def test_a_thread_that_takes_too_long_is_left_behind() -> None:
     tools.register(blocking)
     answer = await answer_call(tools, _call("blocking"), None)
     assert answer.error == "timed_out"
-    assert answer.content.endswith("within 0.01 s; it runs on in its thread and may still have effects")
+    assert answer.content.endswith("within 0.01 s; it continues in its thread and may still have effects")
     assert not ended.is_set()
     free.set()
     assert ended.wait(30)

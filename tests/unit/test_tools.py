@@ -262,7 +262,7 @@ def test_parameters_a_model_cannot_name_are_refused() -> None:
     def many(*a: int) -> None: ...
 
     for fn in (positional, many):
-        with pytest.raises(InvalidArgument, match="cannot be given by name"):
+        with pytest.raises(InvalidArgument, match="cannot be passed by name"):
             Tool.from_function(fn)
 
 
@@ -287,9 +287,9 @@ def test_a_hint_nobody_can_resolve_is_named() -> None:
 
 
 def test_a_function_without_a_name_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="give name="):
+    with pytest.raises(InvalidArgument, match="Pass name="):
         Tool.from_function(lambda a: a)
-    with pytest.raises(InvalidArgument, match="3 is no function"):
+    with pytest.raises(InvalidArgument, match="fn must be a function, got 3"):
         Tool.from_function(3)  # type: ignore[arg-type]
 
 
@@ -342,7 +342,7 @@ async def test_what_is_bound_is_neither_shown_nor_given(
         assert list(tool.parameters["properties"]) == left
         registry.register(tool)
     for name in bound:
-        with pytest.raises(InvalidArgument, match=f"'{name}' is not for the caller to give"):
+        with pytest.raises(InvalidArgument, match=f"'{name}' must not be passed by the caller"):
             await registry.execute("by_hand", {**given, name: "forged"})
         if left is not None:
             with pytest.raises(InvalidArgument, match=rf"\$ has '{name}', which the schema does not know"):
@@ -360,7 +360,7 @@ async def test_what_is_bound_is_not_overridden_as_one_of_any_keywords() -> None:
         assert tool.parameters["properties"] == {}
         registry.register(tool)
         assert await registry.execute("note", {"a": 1}) == "alice: {'a': 1}"
-        with pytest.raises(InvalidArgument, match="'user_id' is not for the caller to give"):
+        with pytest.raises(InvalidArgument, match="'user_id' must not be passed by the caller"):
             await registry.execute("note", {"user_id": 1})
 
 
@@ -385,7 +385,7 @@ def test_the_context_is_recognised_however_it_is_written() -> None:
 def test_the_context_is_placed_among_positional_arguments() -> None:
     assert place_context(with_context, "CTX", ("a", 2)) == ("a", "CTX", 2)
     assert place_context(get_weather, "CTX", ("a",)) == ("a",)
-    with pytest.raises(InvalidArgument, match="with_context needs 1 argument"):
+    with pytest.raises(InvalidArgument, match="with_context must have 1 argument"):
         place_context(with_context, "CTX", ())
 
 
@@ -470,19 +470,19 @@ async def test_a_thread_that_goes_on_after_its_call_was_cancelled_is_named(
 
 async def test_an_unknown_name_is_a_key_error_that_names_what_is_near() -> None:
     registry = _registry(get_weather, search)
-    with pytest.raises(KeyError, match=r"no tool 'get_wether': did you mean 'get_weather'\?") as caught:
+    with pytest.raises(KeyError, match=r"unknown tool 'get_wether'. Did you mean 'get_weather'\?") as caught:
         await registry.execute("get_wether", {})
     assert isinstance(caught.value, UnknownTool)
     assert isinstance(caught.value, AgentRuntimeError)
-    with pytest.raises(UnknownTool, match=r"there are \['get_weather', 'search'\]"):
+    with pytest.raises(UnknownTool, match=r"The tools are get_weather, search"):
         await registry.execute("zzz", {})
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ('{"location": ', "the arguments are no JSON"),
-        ("[1]", "a JSON list, not an object"),
+        ('{"location": ', "invalid JSON arguments"),
+        ("[1]", "a must be a JSON object, got a JSON list"),
         ("[" * 100_000, "nested deeper than 98 levels"),
         ({}, r"\$ lacks 'location', the schema wants string there"),
         ({"location": "a", "place": "b"}, r"\$ has 'place', which the schema does not know"),
@@ -532,12 +532,12 @@ async def test_the_context_reaches_the_handler_and_only_from_the_caller() -> Non
     assert await registry.execute("with_context", {"text": "a", "times": 2}, ctx) == f"{ctx.run_id}:aa"
     assert await registry.execute("with_context", {"text": "a"}, ctx=ctx) == f"{ctx.run_id}:a"
     assert await registry.execute("get_weather", {"location": "a"}, ctx) == "sunny in a"
-    with pytest.raises(InvalidArgument, match=r"takes a RunContext: give it as ctx="):
+    with pytest.raises(InvalidArgument, match=r"needs a RunContext. Pass ctx="):
         await registry.execute("with_context", {"text": "a"})
     with pytest.raises(InvalidArgument, match=r"\$ has 'ctx', which the schema does not know"):
         await registry.execute("with_context", {"text": "a", "ctx": "forged"}, ctx)
     registry.register(Tool("by_hand", "", {}, with_context))
-    with pytest.raises(InvalidArgument, match="'ctx' is not for the caller to give"):
+    with pytest.raises(InvalidArgument, match="'ctx' must not be passed by the caller"):
         await registry.execute("by_hand", {"text": "a", "ctx": "forged"}, ctx)
 
 
@@ -576,6 +576,6 @@ async def test_a_tool_that_fails_has_no_result_event() -> None:
 @pytest.mark.parametrize("wrong", [get_weather, "get_weather", {"type": "function"}, None])
 def test_what_is_no_tool_is_not_registered(wrong: Any) -> None:
     tools = ToolRegistry()
-    with pytest.raises(InvalidArgument, match=r"register takes a Tool or a BaseTool object, .*Tool\.from_function"):
+    with pytest.raises(InvalidArgument, match=r"tool must be a Tool or a BaseTool object, .*Tool\.from_function"):
         tools.register(wrong)
     assert tools.list_tools() == []

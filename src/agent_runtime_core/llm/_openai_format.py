@@ -64,28 +64,28 @@ def is_whole(arguments: str) -> bool:
         return False
 
 
-def incoming(told: Mapping[str, Any], provider: str, finish_reason: str, taken: set[str]) -> dict[str, Any]:
+def incoming(reported: Mapping[str, Any], provider: str, finish_reason: str, taken: set[str]) -> dict[str, Any]:
     """Return a provider's assistant message in the format of this library.
 
     Calls of a truncated answer are dropped if the arguments of any call are incomplete.
 
     Args:
-        told: The provider's message.
+        reported: The provider's message.
         provider: The name of the provider.
         finish_reason: Why the answer ended.
         taken: The ids of the earlier calls in the conversation.
     """
-    requested: Sequence[Mapping[str, Any]] = told.get("tool_calls") or ()
+    requested: Sequence[Mapping[str, Any]] = reported.get("tool_calls") or ()
     if finish_reason not in _COMPLETE and not all(_is_whole_call(call) for call in requested):
         requested = ()
     calls, call_fields = _incoming_calls(requested, taken)
-    content = joined(told.get("content"))
+    content = joined(reported.get("content"))
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     if calls:
         message["tool_calls"] = calls
-    if refusal := told.get("refusal"):
+    if refusal := reported.get("refusal"):
         message["refusal"] = joined(refusal)
-    own = {key: joined(value) for key, value in told.items() if key not in _KNOWN and not _is_empty(value)}
+    own = {key: joined(value) for key, value in reported.items() if key not in _KNOWN and not _is_empty(value)}
     if call_fields:
         own["tool_calls"] = call_fields
     if own:
@@ -113,14 +113,14 @@ def _is_whole_call(call: Mapping[str, Any]) -> bool:
 
 
 def _incoming_calls(
-    told: Sequence[Mapping[str, Any]], taken: set[str]
+    reported: Sequence[Mapping[str, Any]], taken: set[str]
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     calls: list[dict[str, Any]] = []
     extras: dict[str, dict[str, Any]] = {}
     # A generated id is the same for the same request and answer, and unique in the conversation.
     seen: set[str] = set()
     number = len(taken)
-    for each in told:
+    for each in reported:
         call_id = str(each.get("id") or "")
         while not call_id or call_id in seen:
             call_id, number = f"call_{number}", number + 1
@@ -143,13 +143,13 @@ def ids_in(messages: Iterable[Mapping[str, Any]]) -> set[str]:
     return {str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()}
 
 
-def usage_of(told: Mapping[str, Any] | None) -> dict[str, int]:
+def usage_of(reported: Mapping[str, Any] | None) -> dict[str, int]:
     """Return token counts under this library's names; counts that were not reported are missing."""
-    if not told:
+    if not reported:
         return {}
-    prompt_details = told.get("prompt_tokens_details") or {}
-    completion_details = told.get("completion_tokens_details") or {}
-    prompt, completion, total = (_count(told.get(f"{each}_tokens")) for each in ("prompt", "completion", "total"))
+    prompt_details = reported.get("prompt_tokens_details") or {}
+    completion_details = reported.get("completion_tokens_details") or {}
+    prompt, completion, total = (_count(reported.get(f"{each}_tokens")) for each in ("prompt", "completion", "total"))
     reasoning = _count(completion_details.get("reasoning_tokens"))
     if prompt is not None and completion is not None:
         if reasoning and total == prompt + completion + reasoning:
@@ -162,13 +162,13 @@ def usage_of(told: Mapping[str, Any] | None) -> dict[str, int]:
         "total_tokens": total,
         "cached_tokens": _first(
             prompt_details.get("cached_tokens"),
-            told.get("cache_read_input_tokens"),
-            told.get("prompt_cache_hit_tokens"),
+            reported.get("cache_read_input_tokens"),
+            reported.get("prompt_cache_hit_tokens"),
         ),
         "cache_write_tokens": _first(
             prompt_details.get("cache_write_tokens"),
             prompt_details.get("cache_creation_tokens"),
-            told.get("cache_creation_input_tokens"),
+            reported.get("cache_creation_input_tokens"),
         ),
         "reasoning_tokens": reasoning,
     }

@@ -1,11 +1,11 @@
-"""Functions an agent lends to a model."""
+"""Tools: functions that a model may call."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from .._core.lazy_import import lazily
-from .tool import Tool, ToolDefinition, tool  # at once: `tool` is the function, and not the module of that name
+from .tool import Tool, ToolDefinition, tool  # not lazily: `tool` must be the function, not the module of that name
 
 if TYPE_CHECKING:
     from .arguments import BadArguments

@@ -1,4 +1,4 @@
-"""One type hint of a parameter: its JSON Schema outward, a value of that type inward."""
+"""Type hints of parameters: convert a hint to JSON Schema, and a JSON value to a value of that type."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _WRAPPERS: Final = {typing.Annotated, typing.Required, typing.NotRequired}
 
 
 def give_default(schema: dict[str, Any], value: Any) -> None:
-    """Tell a parameter's default where JSON can say it."""
+    """Add a parameter's default to its schema if JSON can express it."""
     plain = value.value if isinstance(value, Enum) else value
     if _is_plain(plain):
         schema["default"] = plain
 
 
-# -- outward
+# -- type hint to JSON Schema
 
 
 def schema_of(hint: Any, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
-    """JSON Schema of one type; `outer` are the classes around it."""
+    """Return the JSON Schema of a type; `outer` are the classes that contain it, and `where` names it in errors."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or hint is object:
         return {}
@@ -61,7 +61,7 @@ def schema_of(hint: Any, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
     alias = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
     if alias is not None:
         return schema_of(alias, where, outer)
-    raise _unfit(hint, where)
+    raise _no_schema(hint, where)
 
 
 def _array(origin: Any, args: tuple[Any, ...], where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _mapping(args: tuple[Any, ...], where: str, outer: tuple[Any, ...]) -> dict[
     if not args:
         return {"type": "object"}
     if args[0] is not str:
-        raise InvalidArgument(f"{where}: the keys of a JSON object are texts, not {brief(args[0])}")
+        raise InvalidArgument(f"{where}: the keys of a dict must be str, got {brief(args[0])}")
     return {"type": "object", "additionalProperties": schema_of(args[1], where, outer) or True}
 
 
@@ -88,7 +88,9 @@ def _class(hint: type, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
     if issubclass(hint, Enum):
         return _choices(tuple(member.value for member in hint), where)
     if hint in outer:
-        raise InvalidArgument(f"{where}: {hint.__name__} contains itself, which a tool's parameters cannot say")
+        raise InvalidArgument(
+            f"{where}: {hint.__name__} contains itself, which the JSON Schema of a tool cannot express"
+        )
     inside = (*outer, hint)
     if typing.is_typeddict(hint):
         fields = _hints(hint, where)
@@ -96,7 +98,7 @@ def _class(hint: type, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
         return _object({name: schema_of(field, where, inside) for name, field in fields.items()}, required)
     if dataclasses.is_dataclass(hint):
         return _dataclass(hint, where, inside)
-    raise _unfit(hint, where)
+    raise _no_schema(hint, where)
 
 
 def _dataclass(hint: type, where: str, inside: tuple[Any, ...]) -> dict[str, Any]:
@@ -113,7 +115,9 @@ def _dataclass(hint: type, where: str, inside: tuple[Any, ...]) -> dict[str, Any
             give_default(properties[field.name], field.default)
     for name, parameter in inspect.signature(hint).parameters.items():
         if parameter.default is parameter.empty and parameter.kind in _NAMED and name not in properties:
-            raise InvalidArgument(f"{where}: {hint.__name__} takes {brief(name)}, which is no field: give it a default")
+            raise InvalidArgument(
+                f"{where}: parameter {brief(name)} of {hint.__name__} is not a field and needs a default"
+            )
     return _object(properties, required)
 
 
@@ -125,7 +129,7 @@ def _hints(hint: type, where: str) -> dict[str, Any]:
 
 
 def _is_required(hint: Any, name: str, field: Any) -> bool:
-    # `__required_keys__` misses what is written as text, as every hint is under `from __future__ import annotations`.
+    # `__required_keys__` ignores Required and NotRequired under `from __future__ import annotations`.
     marker = typing.get_origin(field)
     return marker is typing.Required or (name in hint.__required_keys__ and marker is not typing.NotRequired)
 
@@ -138,7 +142,7 @@ def _choices(values: tuple[Any, ...], where: str) -> dict[str, Any]:
     values = tuple(value.value if isinstance(value, Enum) else value for value in values)
     for value in values:
         if type(value) not in SCALARS:
-            raise InvalidArgument(f"{where}: the choice {brief(value)} has no JSON form")
+            raise InvalidArgument(f"{where}: the choice {brief(value)} is not JSON-serializable")
     kinds = {SCALARS[type(value)] for value in values}
     return {"enum": list(values)} | ({"type": kinds.pop()} if len(kinds) == 1 else {})
 
@@ -151,32 +155,31 @@ def _is_plain(value: Any) -> bool:
     return type(value) in SCALARS and (not isinstance(value, float) or math.isfinite(value))
 
 
-def _unfit(hint: Any, where: str) -> InvalidArgument:
+def _no_schema(hint: Any, where: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{where}: {getattr(hint, '__name__', hint)} has no JSON Schema here; use str, int, float, bool, list, dict, "
-        "Literal, an Enum, a dataclass or a TypedDict, or a JSON Schema (a tool's parameters=, a dict as output_type)"
+        f"{where}: unsupported type {getattr(hint, '__name__', hint)}. Use str, int, float, bool, list, dict, Literal, "
+        "an Enum, a dataclass or a TypedDict, or pass a JSON Schema (a tool's parameters=, a dict as output_type)"
     )
 
 
-# -- inward
+# -- JSON value to typed value
 
 
 def typed(value: Any, hint: Any, name: str | None = None) -> Any:
-    """Build the value of type `hint` that a JSON tree stands for, as the argument `name` if it is one.
+    """Build the value of type `hint` from a JSON value; `name` is the argument in error messages.
 
-    Builds dataclasses, Enums (by value, else by name), tuples and sets; 3.0 is an int where one is wanted, and 3 a
-    float. What it cannot build it leaves as it is, and so what is built already; whether it fits a schema is checked
-    elsewhere.
+    Builds dataclasses, Enums (by value, else by name), tuples and sets. Converts 3.0 to 3 for int, and 3 to 3.0 for
+    float. Other values, and those already built, are returned unchanged; the schema is checked elsewhere.
 
     Raises:
-        InvalidArgument: No such value can be built.
+        InvalidArgument: No value of this type can be built.
     """
-    here = None
+    path = None
     if name is not None:
-        here = Path(None, None)
-        here.step = name
+        path = Path(None, None)
+        path.step = name
     try:
-        return build(value, hint, _FROM_JSON, here)
+        return build(value, hint, _FROM_JSON, path)
     except UnserialisableResult as error:
         raise InvalidArgument(str(error)) from error.__cause__
 
@@ -187,7 +190,7 @@ def _special(hint: Any) -> Turn | None:
     options = tuple(option for option in typing.get_args(hint) if option is not type(None))
     if typing.get_origin(hint) is Literal:
         return partial(_choice, options)
-    return partial(_first_fitting, options) if is_union(hint) and len(options) > 1 else None
+    return partial(_first_matching, options) if is_union(hint) and len(options) > 1 else None
 
 
 _FROM_JSON: Final = Policy(enums_by_value=True, special=_special)
@@ -200,7 +203,7 @@ def _number(hint: type, value: Any, at: Path | None, back: bool) -> Any:
         try:
             return float(value)
         except OverflowError as error:
-            raise not_encodable(at, "the number is larger than any float") from error
+            raise not_encodable(at, "the number is too large for a float") from error
     return value
 
 
@@ -209,22 +212,22 @@ def _choice(options: tuple[Any, ...], value: Any, at: Path | None, back: bool) -
     return value if index is None else options[index]
 
 
-def _first_fitting(options: tuple[Any, ...], value: Any, at: Path | None, back: bool) -> Any:
+def _first_matching(options: tuple[Any, ...], value: Any, at: Path | None, back: bool) -> Any:
     if type(value) in (int, float) and type(value) in options:
         return value
-    refusal: UnserialisableResult | None = None
+    failure: UnserialisableResult | None = None
     for option in options:
-        if _fits(value, option):
+        if _matches(value, option):
             try:
                 return codec_of(option, _FROM_JSON).convert(value, at, back)
             except UnserialisableResult as error:
-                refusal = refusal or error
-    if refusal is not None:
-        raise refusal
+                failure = failure or error
+    if failure is not None:
+        raise failure
     return value
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _matches(value: Any, hint: Any) -> bool:
     try:
         return misfit(value, schema_of(hint, "$", ())) is None
     except InvalidArgument:  # no schema can express this type

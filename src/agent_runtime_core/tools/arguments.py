@@ -1,4 +1,4 @@
-"""What a model sends as a tool's arguments, read strictly: nothing in it is guessed at, dropped or converted."""
+"""Read a tool's arguments strictly: nothing that a model sends is guessed, dropped or converted."""
 
 from __future__ import annotations
 
@@ -15,29 +15,37 @@ from ..errors import BadArguments, brief
 
 __all__ = ["BadArguments", "check_arguments", "read_arguments"]
 
-_DEEPEST: Final = MAX_DEPTH - 2  # what tells of the call has them two levels deeper
-_TOLD: Final = 8  # problems named in one message
+_DEEPEST: Final = MAX_DEPTH - 2  # events and records of the call have them two levels deeper
+_MOST_PROBLEMS: Final = 8  # problems listed in one message
 _ALWAYS_USABLE: Final = frozenset({int, bool, type(None)})
-_DIGITS: Final = 400  # of an integer; a float has at most 309 before its point
+_DIGITS: Final = 400  # of an integer; a float has at most 309 before its decimal point
 
 
 def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """The arguments as a dict, from a dict or its JSON text; BadArguments says what is wrong with them.
+    """Return the arguments of a tool call as a dict.
 
-    JSON text of at most 1 MB, nested at most 98 deep, with every key once, without NaN, infinities, lone
-    surrogates, or anything after its end.
+    JSON text must be at most 1 MB, nested at most 98 levels, with unique keys, and without NaN, infinities, lone
+    surrogates or anything after its end.
+
+    Args:
+        arguments: A dict, its JSON text, or None (no arguments).
+
+    Raises:
+        BadArguments: They are not a valid JSON object.
     """
-    # Models send no text at all for a tool without parameters.
+    # Models send an empty text for a tool without parameters.
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     if isinstance(arguments, str):
         tree: Any = _read(arguments)
         if not isinstance(tree, dict):
-            raise BadArguments(f"the arguments are a JSON {type(tree).__name__}, not an object: {arguments[:80]!r}")
+            raise BadArguments(
+                f"the arguments must be a JSON object, got a JSON {type(tree).__name__}: {arguments[:80]!r}"
+            )
     elif isinstance(arguments, Mapping):
         tree = dict(arguments)
     else:
-        raise BadArguments(f"the arguments are {type(arguments).__name__}, not a JSON object or its text")
+        raise BadArguments(f"the arguments must be a dict or its JSON text, got {type(arguments).__name__}")
     found = _unusable(tree)
     if found is not None:
         raise BadArguments(f"${found[0]:.200} {found[1]}")
@@ -45,9 +53,9 @@ def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
 
 
 def check_arguments(parameters: Any, arguments: Mapping[str, Any], besides: Collection[str] = ()) -> None:
-    """BadArguments with everything in which the arguments do not fit the tool's `parameters`, a JSON Schema.
+    """Raise BadArguments, with every problem, unless the arguments match `parameters`, a JSON Schema.
 
-    `besides` names what the caller adds to them.
+    `besides` names arguments that the caller adds to them.
     """
     if not isinstance(parameters, Mapping):
         return
@@ -56,19 +64,19 @@ def check_arguments(parameters: Any, arguments: Mapping[str, Any], besides: Coll
         parameters = {**parameters, "required": required}
     if fits_plainly(arguments, parameters):
         return
-    problems = list(islice(misfits(dict(arguments), parameters), _TOLD + 1))
+    problems = list(islice(misfits(dict(arguments), parameters), _MOST_PROBLEMS + 1))
     if problems:
-        more = ["and more"] if len(problems) > _TOLD else []
-        raise BadArguments("; ".join(problems[:_TOLD] + more))
+        more = ["and more"] if len(problems) > _MOST_PROBLEMS else []
+        raise BadArguments("; ".join(problems[:_MOST_PROBLEMS] + more))
 
 
 def _read(text: str) -> Any:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise BadArguments(f"the arguments are no JSON: half a surrogate pair at character {error.start}") from None
+        raise BadArguments(f"invalid JSON arguments: lone surrogate at character {error.start}") from None
     if size > MAX_PARSED:
-        raise BadArguments(f"the arguments have {size} bytes, {MAX_PARSED} are the most: send less")
+        raise BadArguments(f"the arguments must have at most {MAX_PARSED} bytes, got {size}")
     try:
         return _STRICT.decode(text)
     except BadArguments:
@@ -76,7 +84,7 @@ def _read(text: str) -> Any:
     except RecursionError:
         raise BadArguments(f"$ is nested deeper than {_DEEPEST} levels") from None
     except ValueError as error:
-        raise BadArguments(f"the arguments are no JSON: {error}; their text ends with {text[-40:]!r}") from error
+        raise BadArguments(f"invalid JSON arguments: {error}; the text ends with {text[-40:]!r}") from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -84,33 +92,33 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(tree) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise BadArguments(f"the arguments have the key {brief(twice)} twice in one object: which one counts?")
+        raise BadArguments(f"the arguments must have unique keys, got {brief(twice)} twice in one object")
     return tree
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise BadArguments(f"the arguments are no JSON: {text} is no JSON number")
+    raise BadArguments(f"invalid JSON arguments: {text} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise BadArguments(f"the arguments have the number {text[:40]}, which is larger than any float")
+        raise BadArguments(f"the arguments have the number {text[:40]}, which is too large for a float")
     return number
 
 
 def _whole(text: str) -> int:
     if len(text) > _DIGITS:
-        raise BadArguments(f"the arguments have an integer of {len(text)} digits, {_DIGITS} are the most")
+        raise BadArguments(f"an integer must have at most {_DIGITS} digits, got {len(text)}")
     return int(text)
 
 
 def _unusable(value: Any, depth: int = 1) -> tuple[str, str] | None:
-    """Where in a tree is something that JSON cannot say, or that no text file could hold, and what it is."""
+    """Return the path and the description of the first value that JSON cannot express, or None."""
     if isinstance(value, str):
-        return None if value.isascii() or _is_text(value) else ("", "has half a surrogate pair, which is no character")
+        return None if value.isascii() or _is_text(value) else ("", "has a lone surrogate")
     if isinstance(value, float):
-        return None if math.isfinite(value) else ("", f"is {value}, which is no JSON number")
+        return None if math.isfinite(value) else ("", f"is {value}, which is not a JSON number")
     if not isinstance(value, (dict, list)):
         return None
     if depth > _DEEPEST:
@@ -122,9 +130,9 @@ def _unusable(value: Any, depth: int = 1) -> tuple[str, str] | None:
         return None
     for key, item in value.items():
         if not isinstance(key, str):
-            return "", f"has the key {brief(key)}, which is no text"
+            return "", f"has the key {brief(key)}, which is not a string"
         if not (key.isascii() or _is_text(key)):
-            return "", f"has the key {brief(key)}, half a surrogate pair is no character"
+            return "", f"has the key {brief(key)} with a lone surrogate"
         if type(item) not in _ALWAYS_USABLE and (found := _unusable(item, depth + 1)):
             return f".{key[:60]}{found[0]}", found[1]
     return None
@@ -138,7 +146,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-# Made once: json.loads() makes one for each call that has such hooks.
+# Created once: json.loads() with hooks would create a decoder for each call.
 _STRICT: Final = json.JSONDecoder(
     object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
 )

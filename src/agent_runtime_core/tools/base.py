@@ -1,4 +1,4 @@
-"""A tool as a class of its own, which tells success and failure in its result."""
+"""Tools as classes that report success and failure in their result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ __all__ = ["BaseTool", "ToolFailed", "ToolResult"]
 
 @dataclass
 class ToolResult:
-    """What a `BaseTool` comes to: its `output`, or with success=False what was wrong."""
+    """The result of a `BaseTool`.
+
+    Args:
+        success: Whether the tool succeeded.
+        output: The output, if it succeeded.
+        error: Why it failed, otherwise.
+    """
 
     success: bool
     output: Any = None
@@ -25,35 +31,44 @@ class ToolResult:
 
 
 class BaseTool(ABC):
-    """A tool as a class. Registered, it is a Tool like others: its output is the result, and a result without
-    success is raised as ToolFailed, which an agent loop tells the model."""
+    """Base class of tools that are classes.
+
+        class Greet(BaseTool):
+            def name(self): return "greet" def description(self): return "Greets a person." def parameters(self): return
+            {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]} async def execute(self,
+            who: str) -> ToolResult: return ToolResult(True, f"Hello, {who}!")
+
+    A registry converts it to a `Tool`: the output becomes the result, and a result without success raises ToolFailed,
+    which an agent loop reports to the model.
+    """
 
     has_side_effects: bool = False
     requires_confirmation: bool = False
-    #: Seconds after which it is given up.
+    #: Time limit of a call in seconds; None means no limit.
     timeout: float | None = None
 
     @abstractmethod
     def name(self) -> str:
-        """What a model calls it by."""
+        """Return the name by which a model calls the tool."""
 
     @abstractmethod
     def description(self) -> str:
-        """What it does, for a model to read."""
+        """Return what the tool does, for a model to read."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """What it takes, as JSON Schema."""
+        """Return the JSON Schema of the arguments."""
 
     @abstractmethod
     async def execute(self, *args: Any, **kwargs: Any) -> ToolResult:
-        """Do it. A subclass names its parameters, given by name; one annotated `RunContext` receives the context.
+        """Run the tool. A plain function runs in a thread.
 
-        Where it is a plain function it runs in a thread.
+        A subclass declares its own parameters, which are passed by name. One that is annotated `RunContext` receives
+        the context of the run.
         """
 
     def as_tool(self) -> Tool:
-        """This tool as what agents, loops and registries work with."""
+        """Return this tool as a `Tool`, as agents, loops and registries use it."""
         return Tool(
             name=self.name(),
             description=self.description(),
@@ -68,15 +83,15 @@ class BaseTool(ABC):
 def _handler(tool: BaseTool) -> Callable[..., Any]:
     def output_of(result: Any) -> Any:
         if not isinstance(result, ToolResult):
-            raise InvalidArgument(f"{type(tool).__name__}.execute gives a ToolResult, not {brief(result)}")
+            raise InvalidArgument(f"{type(tool).__name__}.execute must return a ToolResult, got {brief(result)}")
         if not result.success:
-            raise ToolFailed(tool.name(), result.error or "it gave no reason")
+            raise ToolFailed(tool.name(), result.error or "no reason given")
         return result.output
 
     async def awaited(result: Any) -> Any:
         return output_of(await result)
 
-    # Wrapped, so that arguments are bound by the parameters of `execute` itself.
+    # functools.wraps, so that arguments are bound to the parameters of `execute` itself.
     @functools.wraps(tool.execute)
     def handler(*args: Any, **kwargs: Any) -> Any:
         result: Any = tool.execute(*args, **kwargs)

@@ -18,9 +18,9 @@ _OPERATIONS: Final[dict[str, Callable[[Number, Number], Number]]] = {
 
 
 class CalculatorTool(BaseTool):
-    """`operation` on `a` and `b`, or an `expression`; see `arithmetic.calculate` for what comes out and its bounds.
+    """Applies `operation` to `a` and `b`, or evaluates an `expression`; see `expression.calculate` for the limits.
 
-    What cannot be worked out, a division by zero for one, is a ToolResult without success.
+    A calculation without a value, such as a division by zero, is a ToolResult without success.
     """
 
     def name(self) -> str:
@@ -49,19 +49,19 @@ class CalculatorTool(BaseTool):
         expression: str | None = None,
     ) -> ToolResult:
         try:
-            return ToolResult(True, _worked_out(operation, a, b, expression))
+            return ToolResult(True, _evaluate(operation, a, b, expression))
         except (InvalidArgument, decimal.DecimalException) as error:
             return ToolResult(False, None, str(error) if isinstance(error, InvalidArgument) else "it has no value")
 
 
-def _worked_out(operation: Any, a: Any, b: Any, expression: Any) -> int | float:
+def _evaluate(operation: Any, a: Any, b: Any, expression: Any) -> int | float:
     if expression is not None:
         if operation is not None or a is not None or b is not None:
-            raise InvalidArgument("give an expression, or operation, a and b, not both")
+            raise InvalidArgument("pass either expression, or operation, a and b, not both")
         return calculate(expression)
     known = _OPERATIONS.get(operation) if isinstance(operation, str) else None
     if known is None:
-        raise InvalidArgument(f"operation is one of {', '.join(_OPERATIONS)}, not {brief(operation)}")
+        raise InvalidArgument(f"operation must be one of {', '.join(_OPERATIONS)}, got {brief(operation)}")
     if a is None or b is None:
         raise InvalidArgument(f"{operation} needs a and b")
     return plain(known(number(a), number(b)))

@@ -1,4 +1,4 @@
-"""Arithmetic on text that nobody vouches for: read by a parser of its own, within fixed bounds."""
+"""Evaluate arithmetic in untrusted text, with a parser of its own and fixed limits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["calculate", "number", "plain"]
 Number = int | Decimal
 
 MAX_LENGTH: Final = 1000  # characters of an expression
-MAX_DEPTH: Final = 50  # of parentheses, signs and powers inside each other
+MAX_DEPTH: Final = 50  # of nested parentheses, signs and powers
 MAX_DIGITS: Final = 300  # of an integer, and in an exponent's range; the largest float has 309
 MAX_POWER: Final = 1000
 
 _CONTEXT: Final = decimal.Context(prec=50, Emin=-MAX_DIGITS, Emax=MAX_DIGITS, clamp=0)
-#: Holds every digit of a quotient and of a remainder of two numbers of `_CONTEXT`, however far apart they are.
+#: Precise enough for quotient and remainder of any two numbers of `_CONTEXT`.
 _EXACT: Final = decimal.Context(prec=4 * MAX_DIGITS, Emin=-4 * MAX_DIGITS, Emax=4 * MAX_DIGITS)
 _LIMIT: Final = 10**MAX_DIGITS
 _TOKEN: Final = re.compile(
@@ -30,38 +30,40 @@ _TOKEN: Final = re.compile(
 
 
 def calculate(expression: str) -> int | float:
-    """The value of an expression of + - * / // % ** and parentheses, as Python orders and rounds them.
+    """Return the value of an expression of + - * / // % ** and parentheses, with Python's precedence and rounding.
 
-    Of integers alone it is an int where it is whole, of any size up to 300 digits. All else is worked out with
-    decimals of 50 digits and is the nearest float of the outcome: 0.1 + 0.2 is 0.3. InvalidArgument for what is no
-    expression, or has no value, or is too long, too deep or too large.
+    A whole result of integers alone is an int of up to 300 digits. Everything else is calculated with decimals of 50
+    digits and rounded to the nearest float: 0.1 + 0.2 is 0.3.
+
+    Raises:
+        InvalidArgument: It is not an expression, has no value, or is too long, too deeply nested or too large.
     """
     if not isinstance(expression, str) or not expression.strip():
-        raise InvalidArgument(f"an expression is a text like '(3 + 4) * 2', not {brief(expression)}")
+        raise InvalidArgument(f"expression must be a string like '(3 + 4) * 2', got {brief(expression)}")
     if len(expression) > MAX_LENGTH:
-        raise InvalidArgument(f"the expression has {len(expression)} characters, {MAX_LENGTH} are the most")
+        raise InvalidArgument(f"expression must have at most {MAX_LENGTH} characters, got {len(expression)}")
     return plain(_Parser(expression).value())
 
 
 def number(value: object) -> Number:
-    """An int, float or Decimal as what this calculates with."""
+    """Return an int, float or Decimal as a number for these functions."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
-        raise InvalidArgument(f"{brief(value)} is no number")
+        raise InvalidArgument(f"{brief(value)} is not a number")
     if isinstance(value, int):
         return _bounded(value)
     made = Decimal(repr(value)) if isinstance(value, float) else value
     if not made.is_finite():
-        raise InvalidArgument(f"{brief(value)} is no finite number")
+        raise InvalidArgument(f"{brief(value)} is not a finite number")
     return _CONTEXT.plus(made)
 
 
 def plain(value: Number) -> int | float:
-    """A result as a number that JSON knows."""
+    """Return a result as a number that JSON can express."""
     if isinstance(value, int):
         return value
     found = float(value)
     if not math.isfinite(found):
-        raise InvalidArgument("the result is larger than any float")
+        raise InvalidArgument("the result is too large for a float")
     return found
 
 
@@ -101,7 +103,7 @@ def modulo(a: Number, b: Number) -> Number:
 
 
 def _floored(a: Number, b: Number) -> tuple[Decimal, Decimal]:
-    """Return quotient and remainder as Python has them: decimals round towards zero, Python's other numbers down."""
+    """Return quotient and remainder as Python does: rounded down, while decimals round towards zero."""
     quotient, rest = _EXACT.divmod(a, b)
     return (
         (_EXACT.subtract(quotient, Decimal(1)), _EXACT.add(rest, b))
@@ -112,7 +114,7 @@ def _floored(a: Number, b: Number) -> tuple[Decimal, Decimal]:
 
 def power(a: Number, b: Number) -> Number:
     if not -MAX_POWER <= b <= MAX_POWER:
-        raise InvalidArgument(f"the exponent {b} is beyond {MAX_POWER}")
+        raise InvalidArgument(f"exponent must be from -{MAX_POWER} to {MAX_POWER}, got {b}")
     if a == 0 and b < 0:
         raise InvalidArgument("division by zero")
     if isinstance(a, int) and isinstance(b, int) and b >= 0:
@@ -122,7 +124,7 @@ def power(a: Number, b: Number) -> Number:
     if a == 0 and b == 0:
         return Decimal(1)
     if a < 0 and b != int(b):
-        raise InvalidArgument(f"{a} ** {b} is no real number")
+        raise InvalidArgument(f"{a} ** {b} is not a real number")
     return _CONTEXT.power(a, b)
 
 
@@ -138,11 +140,11 @@ _PRODUCTS: Final[dict[str, Callable[[Number, Number], Number]]] = {
 
 
 class _Parser:
-    """Works an expression out while it reads it, from the left."""
+    """Evaluates an expression while it reads it, from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
+        self._position = 0
         self._depth = 0
         self._token = ""
         self._number: Number | None = None
@@ -152,38 +154,40 @@ class _Parser:
             self._read()
             value = self._sum()
         except decimal.Overflow:
-            raise InvalidArgument(f"a number is beyond 1e{MAX_DIGITS}") from None
+            raise InvalidArgument(f"a number exceeds 1e{MAX_DIGITS}") from None
         except decimal.DecimalException as error:
             raise InvalidArgument(f"the expression has no value ({type(error).__name__})") from None
         if self._token:
-            raise self._wrong()
+            raise self._syntax_error()
         return value
 
     def _read(self) -> None:
-        """The next token; "" at the end."""
-        rest = self._text[self._at :]
+        """Read the next token; "" at the end."""
+        rest = self._text[self._position :]
         if not rest.strip(" \t\r\n"):
             self._token, self._number = "", None
             return
-        found = _TOKEN.match(self._text, self._at)
+        found = _TOKEN.match(self._text, self._position)
         if found is None:
             self._token = rest.lstrip(" \t\r\n")[0]
-            raise self._wrong()
+            raise self._syntax_error()
         digits, sign = found.groups()
         self._token, self._number = digits or sign, None if digits is None else _literal(digits)
-        self._at = found.end()
+        self._position = found.end()
 
-    def _wrong(self) -> InvalidArgument:
-        what = f"{self._token!r} is not expected" if self._token else "the expression is not finished"
-        return InvalidArgument(f"{what} at character {self._at + 1} of {brief(self._text)}")
+    def _syntax_error(self) -> InvalidArgument:
+        what = f"{self._token!r} is not expected" if self._token else "the expression is incomplete"
+        return InvalidArgument(f"{what} at character {self._position + 1} of {brief(self._text)}")
 
     def _sum(self) -> Number:
-        return self._left(self._product, _SUMS)
+        return self._left_associative(self._product, _SUMS)
 
     def _product(self) -> Number:
-        return self._left(self._signed, _PRODUCTS)
+        return self._left_associative(self._signed, _PRODUCTS)
 
-    def _left(self, part: Callable[[], Number], signs: dict[str, Callable[[Number, Number], Number]]) -> Number:
+    def _left_associative(
+        self, part: Callable[[], Number], signs: dict[str, Callable[[Number, Number], Number]]
+    ) -> Number:
         value = part()
         while self._number is None and (apply := signs.get(self._token)) is not None:
             self._read()
@@ -191,7 +195,7 @@ class _Parser:
         return value
 
     def _signed(self) -> Number:
-        """A sign binds less than a power on its right: -2 ** 2 is -4."""
+        """Evaluate a signed value. A sign binds less than the power to its right: -2 ** 2 is -4."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise InvalidArgument(f"the expression is nested deeper than {MAX_DEPTH} levels")
@@ -218,11 +222,11 @@ class _Parser:
             self._read()
             return value
         if self._token != "(":
-            raise self._wrong()
+            raise self._syntax_error()
         self._read()
         value = self._sum()
         if self._token != ")":
-            raise self._wrong()
+            raise self._syntax_error()
         self._read()
         return value
 

@@ -1,4 +1,4 @@
-"""What a model's call of a tool comes to: always an answer, unless the run itself cannot go on."""
+"""Run the tool calls of a model. Each call has an answer, unless the run itself must stop."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ BAD_ARGUMENTS: Final = "bad_arguments"
 FAILED: Final = "failed"
 TIMED_OUT: Final = "timed_out"
 
-#: No answer of the model could mend these: the run stops here, or somewhere else goes on with it.
+#: Errors that a model cannot fix: the run stops here, or continues on another worker.
 _ENDS_RUN: Final = (LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch, StorageError)
-_LARGEST: Final = 1024 * 1024  # bytes of a result as JSON: a model is to read it
-_SURELY_SMALL: Final = _LARGEST // 12 - 1  # characters, of which JSON may write each with twelve
-_LONGEST: Final = 4000  # characters of an error, of which a model reads the first
+_LARGEST: Final = 1024 * 1024  # bytes of a result as JSON, because a model has to read it
+_SURELY_SMALL: Final = _LARGEST // 12 - 1  # characters; JSON needs at most twelve bytes for one
+_LONGEST: Final = 4000  # characters of an error that a model gets
 
 
 @dataclass(frozen=True)
 class ToolAnswer:
-    """What goes back to the model as `content`.
+    """The answer to a tool call.
 
-    `result` is what the tool gave, or where only its annotated return type has a form in JSON, that form.
-    `error` is None for a good answer, else "unknown_tool", "bad_arguments", "failed" or "timed_out"; of these,
-    only the last two called the tool.
+    Attributes:
+        content: The text for the model.
+        ok: Whether the tool succeeded.
+        result: What the tool returned, in the JSON form of its annotated return type if it is not JSON itself.
+        error: None, or "unknown_tool", "bad_arguments", "failed" or "timed_out". Only for the last two the tool ran.
     """
 
     content: str
@@ -64,22 +66,28 @@ async def answer_call(
     before: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None,
     after: Callable[[str, Any], Awaitable[Any]] | None = None,
 ) -> ToolAnswer:
-    """Run the tool a model asks for; what it did wrong is in the answer, for it to do better.
+    """Run the tool that a model requests; the answer reports mistakes, so that the model can correct them.
 
-    `before(name, arguments)` is awaited when the call fits, and may change the arguments; `after(name,
-    result)` gives the result that counts, which has an exact JSON form, by itself or by the tool's return
-    type. What they raise goes on. Of what the tool raises, only what the model can do nothing about does: a
+    Args:
+        registry: The tools.
+        call: The tool call.
+        ctx: The context of the run, or None.
+        before: Awaited with the name and the valid arguments, which it may change.
+        after: Awaited with the name and the result; returns the result to use, which must be JSON, by itself or by the
+            tool's return type.
+
+    Errors of `before` and `after` are raised. Of the tool's errors, only those are raised that a model cannot fix: a
     cancellation of this task, LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch and
     StorageError.
     """
     name = call.name
     tool = registry.get(name)
     if tool is None:
-        return _wrong(UNKNOWN_TOOL, str(unknown_tool(name, registry.list_tools())))
+        return _error_answer(UNKNOWN_TOOL, str(unknown_tool(name, registry.list_tools())))
     try:
         arguments = read_arguments(call.arguments)
     except BadArguments as error:
-        return _wrong(BAD_ARGUMENTS, f"tool {name!r}: {error}")
+        return _error_answer(BAD_ARGUMENTS, f"tool {name!r}: {error}")
     return await answer_read(registry, name, tool, arguments, ctx, before=before, after=after)
 
 
@@ -93,14 +101,14 @@ async def answer_read(
     before: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None,
     after: Callable[[str, Any], Awaitable[Any]] | None = None,
 ) -> ToolAnswer:
-    """`answer_call` with the arguments as `read_arguments` gives them."""
+    """Like `answer_call`, with the arguments that `read_arguments` returned."""
     try:
         check_arguments(tool.parameters, arguments)
     except BadArguments as error:
-        return _wrong(BAD_ARGUMENTS, f"tool {name!r}: {error}")
+        return _error_answer(BAD_ARGUMENTS, f"tool {name!r}: {error}")
     if before is not None:
         await before(name, arguments)
-    # A hook may have changed them, and another registry may run its tools in its own way.
+    # A hook may have changed the arguments, and a subclass of the registry may override `execute`.
     checked = before is None and type(registry).execute is ToolRegistry.execute
     try:
         result = await (
@@ -112,7 +120,7 @@ async def answer_read(
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return _failed(name, error)  # what the tool awaited was cancelled, and nobody cancelled the tool
+        return _failed(name, error)  # something that the tool awaited was cancelled, not the tool
     except Exception as error:
         ends = error.subgroup(_ENDS_RUN) if isinstance(error, ExceptionGroup) else None
         if ends is not None:
@@ -124,31 +132,31 @@ async def answer_read(
         if type(result) is not str or len(result) > _SURELY_SMALL:
             result, text = in_json(tool, result, _LARGEST)
             if text.count("[") + text.count("{") >= MAX_DEPTH:
-                encode([result])  # as deep as it is told and recorded
+                encode([result])  # nested as in the event and the record
     except (UnserialisableResult, InvalidArgument) as error:
-        return _wrong(FAILED, f"the result of tool {name!r} cannot be kept: {error}")
+        return _error_answer(FAILED, f"the result of tool {name!r} cannot be stored: {error}")
     return ToolAnswer(_sendable(str(result)), True, result)
 
 
 def _failed(name: str, error: BaseException) -> ToolAnswer:
     error = deciding_error(error)
-    # Only of this very call: a tool may have called another one.
+    # Only errors of this call: a tool may have called another tool.
     if isinstance(error, BadArguments) and error.tool == name:
-        return _wrong(BAD_ARGUMENTS, str(error))
+        return _error_answer(BAD_ARGUMENTS, str(error))
     if isinstance(error, ToolTimeout) and error.tool == name:
-        return _wrong(TIMED_OUT, str(error))
+        return _error_answer(TIMED_OUT, str(error))
     try:
-        said = text_of(error) if isinstance(error, BaseExceptionGroup) else str(error)
-    except Exception:  # noqa: BLE001 - the error is the tool's, and so is its text
-        said = ""
-    return _wrong(FAILED, f"{type(error).__name__}: {said}" if said else type(error).__name__)
+        message = text_of(error) if isinstance(error, BaseExceptionGroup) else str(error)
+    except Exception:  # noqa: BLE001 - the __str__ of a foreign error may raise anything
+        message = ""
+    return _error_answer(FAILED, f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
-def _wrong(kind: str, why: str) -> ToolAnswer:
-    why = why if len(why) <= _LONGEST else f"{why[:_LONGEST]} … ({len(why) - _LONGEST} more characters)"
-    return ToolAnswer(_sendable(f"Error: {why}"), False, None, kind)
+def _error_answer(kind: str, reason: str) -> ToolAnswer:
+    reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]} … ({len(reason) - _LONGEST} more characters)"
+    return ToolAnswer(_sendable(f"Error: {reason}"), False, None, kind)
 
 
 def _sendable(text: str) -> str:
-    """The text as UTF-8 can carry it: half a surrogate pair would spoil every later request."""
+    """Return the text with lone surrogates escaped: UTF-8 has none, so one would break every later request."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -21,7 +21,7 @@ __all__ = ["ToolRegistry", "ToolTimeout", "UnknownTool", "unknown_tool"]
 
 
 class CallsTool(Protocol):
-    """A model's request to run a tool."""
+    """A tool call of a model."""
 
     @property
     def id(self) -> str: ...
@@ -32,88 +32,113 @@ class CallsTool(Protocol):
 
 
 class Emits(Protocol):
-    """The part of a context that tools need."""
+    """The part of a context that tools use."""
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None: ...
 
 
 class ToolRegistry:
-    """Tools by name, in the order of their registration."""
+    """Tools by name, in the order of registration.
+
+    tools = ToolRegistry()
+    tools.register(get_weather)  # a function decorated with @tool
+    """
 
     def __init__(self) -> None:
         self._tools: dict[str, Tool] = {}
-        self._given: dict[str, BaseTool] = {}
+        self._base_tools: dict[str, BaseTool] = {}
         self._binders: dict[str, Binder] = {}
 
     def register(self, tool: Tool | BaseTool) -> None:
-        """Add a tool; it replaces one of the same name."""
-        made = tool.as_tool() if isinstance(tool, BaseTool) else tool
-        if isinstance(tool, type) or not hasattr(made, "handler") or not isinstance(getattr(made, "name", None), str):
+        """Add a tool; it replaces one with the same name.
+
+        Raises:
+            InvalidArgument: It is neither a Tool nor a BaseTool object.
+        """
+        converted = tool.as_tool() if isinstance(tool, BaseTool) else tool
+        if (
+            isinstance(tool, type)
+            or not hasattr(converted, "handler")
+            or not isinstance(getattr(converted, "name", None), str)
+        ):
             raise InvalidArgument(
-                f"register takes a Tool or a BaseTool object, not {brief(tool)}: make one with Tool.from_function(fn)"
+                f"tool must be a Tool or a BaseTool object, got {brief(tool)}. Create one with Tool.from_function(fn)"
             )
-        self._tools[made.name] = made
-        self._given.pop(made.name, None)
+        self._tools[converted.name] = converted
+        self._base_tools.pop(converted.name, None)
         if isinstance(tool, BaseTool):
-            self._given[made.name] = tool
+            self._base_tools[converted.name] = tool
 
     def get(self, name: str) -> Tool | None:
+        """Return the tool with that name, or None."""
         try:
             return self._tools.get(name)
-        except TypeError:  # what has no hash is no name
+        except TypeError:  # not hashable
             return None
 
     def get_tool(self, name: str) -> Tool | BaseTool:
-        """What was registered under that name, a BaseTool as itself; a ValueError where nothing was."""
+        """Return the object that was registered under that name; a BaseTool is returned itself.
+
+        Raises:
+            InvalidArgument: No tool has that name (also a ValueError).
+        """
         if self.get(name) is None:
             error = InvalidArgument(f"Tool not found: {name if isinstance(name, str) else brief(name)}")
             error.add_note(str(unknown_tool(name, self.list_tools())))
             raise error
-        return self._given.get(name, self._tools[name])
+        return self._base_tools.get(name, self._tools[name])
 
     def list_tools(self) -> list[Tool]:
+        """Return all tools in the order of registration."""
         return list(self._tools.values())
 
     def to_openai_format(self) -> list[dict[str, Any]]:
-        """The tools as `LLMClient.generate(tools=)` takes them."""
+        """Return the tools in the format of `LLMClient.generate(tools=)`."""
         return [tool.to_openai_format() for tool in self._tools.values()]
 
     get_tool_definitions = to_openai_format
 
     async def execute(self, name: str, arguments: Mapping[str, Any] | str | None, ctx: Any = None, **extra: Any) -> Any:
-        """Run a tool and return its result; a plain function runs in a thread.
+        """Run a tool and return its result. A plain function runs in a thread.
 
-        `arguments` are a dict or its JSON text and fit the tool's `parameters`; `extra` goes to the
-        handler beside them, and `ctx` to its parameter annotated `RunContext`. Raises UnknownTool (a
-        KeyError) for a name nobody registered, BadArguments (an InvalidArgument) that names every wrong
-        argument, ToolTimeout (a TimeoutError) after the tool's `timeout`, and what the handler raises.
+        Args:
+            name: The name of the tool.
+            arguments: A dict or its JSON text, which must match the tool's `parameters`.
+            ctx: Passed to the handler's parameter that is annotated `RunContext`.
+            **extra: Further arguments of the handler.
+
+        Raises:
+            UnknownTool: No tool has that name (also a KeyError).
+            BadArguments: The arguments are invalid; the message lists every problem.
+            ToolTimeout: The tool returned no result within its `timeout`.
+            Exception: Any error of the handler.
         """
         tool = self._require(name)
         try:
-            given = read_arguments(arguments)
-            check_arguments(tool.parameters, given, extra)
+            checked = read_arguments(arguments)
+            check_arguments(tool.parameters, checked, extra)
         except InvalidArgument as error:
             raise BadArguments(str(error), name) from error
-        return await self.run_checked(tool, {**given, **extra}, ctx)
+        return await self.run_checked(tool, {**checked, **extra}, ctx)
 
     def run_checked(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Awaitable[Any]:
-        """Run a tool with arguments that are known to fit its `parameters`: what to await."""
+        """Return an awaitable that runs a tool; the arguments must match its `parameters`."""
         name = tool.name
         binder = self._binder(tool)
         try:
-            given = binder.bind(arguments, ctx)
+            bound = binder.bind(arguments, ctx)
         except InvalidArgument as error:
             raise BadArguments(str(error), name) from error
         is_async = binder.is_async
-        call = functools.partial(tool.handler, **given)
-        running = _staying(call() if is_async else _in_thread(name, call))
+        call = functools.partial(tool.handler, **bound)
+        running = _without_system_exit(call() if is_async else _in_thread(name, call))
         if tool.timeout is None:
             return running
-        more = "" if is_async else "; it runs on in its thread and may still have effects"
+        more = "" if is_async else "; it continues in its thread and may still have effects"
         return with_time_limit(running, tool.timeout, f"tool {name!r}", ToolTimeout(name, tool.timeout, more))
 
     async def execute_with_events(self, tool_call: CallsTool, ctx: Emits, **kwargs: Any) -> Any:
-        """Run the tool a model asks for, with a TOOL_CALL event before and a TOOL_RESULT event after."""
+        """Run a tool call of a model; publish TOOL_CALL before it and TOOL_RESULT after it."""
         name, call_id = tool_call.name, tool_call.id
         arguments = read_arguments(tool_call.arguments)
         await ctx.emit(EventType.TOOL_CALL, {"tool_name": name, "tool_args": arguments, "tool_call_id": call_id})
@@ -123,7 +148,7 @@ class ToolRegistry:
 
     def _binder(self, tool: Tool) -> Binder:
         known = self._binders.get(tool.name)
-        # A tool can be replaced, and its handler too.
+        # The tool or its handler may have been replaced.
         if known is None or known.fn is not tool.handler:
             known = self._binders[tool.name] = Binder(tool.handler)
         return known
@@ -136,13 +161,18 @@ class ToolRegistry:
 
 
 def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
-    """The error for a name that none of the tools has; it names those that come near."""
-    # Cut off: what is compared takes time in the square of its length.
-    said, names = name[:100] if isinstance(name, str) else brief(name), sorted(tool.name for tool in tools)
-    # Some models put the tool into a namespace, as in functions.search.
-    near = difflib.get_close_matches(said, names, n=3) or difflib.get_close_matches(said.rpartition(".")[2], names)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {names}"
-    return UnknownTool(f"no tool {said!r}: {hint}")
+    """Return the error for an unknown tool name, with up to three similar names."""
+    # Truncated, because comparing takes quadratic time.
+    shown, names = name[:100] if isinstance(name, str) else brief(name), sorted(tool.name for tool in tools)
+    # Some models add a namespace, as in functions.search.
+    near = difflib.get_close_matches(shown, names, n=3) or difflib.get_close_matches(shown.rpartition(".")[2], names)
+    if near:
+        hint = f". Did you mean {' or '.join(map(repr, near))}?"
+    elif names:
+        hint = f". The tools are {', '.join(names[:20])}{', …' * (len(names) > 20)}"
+    else:
+        hint = ": no tools are registered"
+    return UnknownTool(f"unknown tool {shown!r}{hint}")
 
 
 async def _in_thread(name: str, call: Callable[[], Any]) -> Any:
@@ -150,11 +180,11 @@ async def _in_thread(name: str, call: Callable[[], Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _staying(running: Awaitable[Any]) -> Any:
+async def _without_system_exit(running: Awaitable[Any]) -> Any:
     try:
         return await running
     except (SystemExit, BaseExceptionGroup) as error:
-        # In a task it leaves the loop, and ends all runs of this process.
+        # A SystemExit in a task would stop the event loop, and so all runs of this process.
         if not isinstance(cause := deciding_error(error), SystemExit):
             raise
         raise RuntimeError(f"SystemExit: {cause}") from error

@@ -1,4 +1,4 @@
-"""What a tool gave, in the form in which it is kept and told."""
+"""Convert the result of a tool to the form that is stored and sent to the model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ __all__ = ["in_json"]
 
 
 def in_json(tool: Tool, result: Any, max_bytes: int = MAX_BYTES) -> tuple[Any, str]:
-    """The result and its JSON text; what has no form in JSON is given the one of the tool's annotated return type.
+    """Return the result and its JSON text.
 
-    UnserialisableResult: it has none there either. InvalidArgument: no value of that type could be read again.
+    A result that is not JSON is converted by the tool's annotated return type.
+
+    Args:
+        max_bytes: The largest JSON text, in bytes.
+
+    Raises:
+        UnserialisableResult: The result cannot be converted.
+        InvalidArgument: Values of the annotated type could not be decoded again.
     """
     try:
         return result, encode(result, max_bytes=max_bytes)
     except UnserialisableResult:
         annotation = returns_of(tool.handler)
-        if annotation is None or annotation is ToolResult:  # which says nothing of the output in it
+        if annotation is None or annotation is ToolResult:  # it does not name the type of its output
             raise
         to_text, _ = codec_for(annotation, max_bytes)
         text = to_text(result)

@@ -1,4 +1,4 @@
-"""A function's parameters, as its signature and docstring tell them: JSON Schema outward, arguments inward."""
+"""The parameters of a function, from its signature and docstring: their JSON Schema, and how arguments are bound."""
 
 from __future__ import annotations
 
@@ -23,25 +23,31 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def context_parameter(fn: Callable[..., Any]) -> str | None:
-    """The name of the parameter annotated `RunContext`, if there is one."""
+    """Return the name of the parameter annotated `RunContext`, or None."""
     return _context_in(_parameters(fn))
 
 
 def place_context(fn: Callable[..., Any], ctx: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """`args` with `ctx` put where `fn` has its parameter annotated `RunContext`."""
+    """Return `args` with `ctx` at the position of the parameter of `fn` that is annotated `RunContext`."""
     parameters = _parameters(fn)
-    wanted = _context_in(parameters)
-    if wanted is None:
+    name = _context_in(parameters)
+    if name is None:
         return tuple(args)
-    place = list(parameters).index(wanted)
-    if place > len(args):
-        raise InvalidArgument(f"{_name(fn)} needs {place} argument(s) before {brief(wanted)}, got {len(args)}")
-    return (*args[:place], ctx, *args[place:])
+    position = list(parameters).index(name)
+    if position > len(args):
+        raise InvalidArgument(f"{_name(fn)} must have {position} argument(s) before {brief(name)}, got {len(args)}")
+    return (*args[:position], ctx, *args[position:])
 
 
 def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
-    """JSON Schema of the parameters of `fn`, without those already bound and one annotated `RunContext`."""
-    told = describe(unbound(fn))[1]
+    """Return the JSON Schema of the parameters of `fn`.
+
+    Parameters that functools.partial has bound, and the one annotated `RunContext`, are left out.
+
+    Raises:
+        InvalidArgument: A parameter has no JSON Schema or cannot be passed by name.
+    """
+    descriptions = describe(unbound(fn))[1]
     bound = _bound(fn)
     properties: dict[str, Any] = {}
     required: list[str] = []
@@ -54,10 +60,10 @@ def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
             others = schema_of(hint, where, ()) or True
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise InvalidArgument(f"{where} cannot be given by name, which is all a model can do")
+            raise InvalidArgument(f"{where} cannot be passed by name, as a model passes arguments")
         properties[name] = schema_of(hint, where, ())
-        if name in told:
-            properties[name]["description"] = told[name]
+        if name in descriptions:
+            properties[name]["description"] = descriptions[name]
         if parameter.default is parameter.empty:
             required.append(name)
         else:
@@ -66,11 +72,11 @@ def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_GIVEN = (*_BY_NAME, inspect.Parameter.POSITIONAL_ONLY)
+_SINGLE = (*_BY_NAME, inspect.Parameter.POSITIONAL_ONLY)
 
 
 class Binder:
-    """What a function's signature says, read once: the arguments of each call are bound by it."""
+    """Binds the arguments of calls by a function's signature, which is read once."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -78,53 +84,53 @@ class Binder:
         self._signature = _signature(fn)
         self._parameters = _parameters(fn)
         self._context = _context_in(self._parameters)
-        #: Names that no argument may have: what they stand for is given already.
-        self._taken = {*_bound(fn), *filter(None, [self._context])}
-        #: Those of a hint that says no more than the type of a value in JSON.
-        self._plain = {name: hint for name, (_, hint) in self._parameters.items() if hint in (str, int, bool)}
+        #: Parameters that a caller must not pass: the bound ones and the context.
+        self._reserved = {*_bound(fn), *filter(None, [self._context])}
+        #: Parameters whose JSON values need no conversion, with their types.
+        self._unconverted = {name: hint for name, (_, hint) in self._parameters.items() if hint in (str, int, bool)}
         hints = {parameter.kind: hint for parameter, hint in self._parameters.values()}
-        self._others = hints.get(inspect.Parameter.VAR_KEYWORD, Any)
+        self._extra_hint = hints.get(inspect.Parameter.VAR_KEYWORD, Any)
         parameters = [] if self._signature is None else self._signature.parameters.values()
         self._named = {each.name for each in parameters if each.kind in _BY_NAME}
-        self._needed = {each.name for each in parameters if each.kind in _GIVEN and each.default is each.empty}
+        self._needed = {each.name for each in parameters if each.kind in _SINGLE and each.default is each.empty}
 
     def bind(self, arguments: Mapping[str, Any], ctx: Any = None) -> dict[str, Any]:
-        """The keyword arguments to call the function with, typed by its hints; InvalidArgument if they do not fit."""
-        if not self._taken.isdisjoint(arguments):
-            taken = next(name for name in arguments if name in self._taken)
-            raise InvalidArgument(f"{brief(taken)} is not for the caller to give")
+        """Return the keyword arguments for a call, converted to their types; InvalidArgument if they do not match."""
+        if not self._reserved.isdisjoint(arguments):
+            reserved = next(name for name in arguments if name in self._reserved)
+            raise InvalidArgument(f"{brief(reserved)} must not be passed by the caller")
         if self._signature is None:
             return dict(arguments)
-        wanted = self._context
-        given = dict(arguments)
+        context = self._context
+        bound = dict(arguments)
         for name, value in arguments.items():
-            if self._plain.get(name) is not type(value):
-                given[name] = typed(value, self._hint(name), name)
-        if wanted is not None and ctx is not None:
-            given[wanted] = ctx
-        elif wanted is not None and self._parameters[wanted][0].default is inspect.Parameter.empty:
-            raise InvalidArgument(f"{_name(self.fn)} takes a RunContext: give it as ctx=")
-        if not self._needed <= given.keys() <= self._named:
+            if self._unconverted.get(name) is not type(value):
+                bound[name] = typed(value, self._hint(name), name)
+        if context is not None and ctx is not None:
+            bound[context] = ctx
+        elif context is not None and self._parameters[context][0].default is inspect.Parameter.empty:
+            raise InvalidArgument(f"{_name(self.fn)} needs a RunContext. Pass ctx=")
+        if not self._needed <= bound.keys() <= self._named:
             try:
-                self._signature.bind(**given)
+                self._signature.bind(**bound)
             except TypeError as error:
                 raise InvalidArgument(str(error)) from None
-        return given
+        return bound
 
     def _hint(self, name: str) -> Any:
         known = self._parameters.get(name)
-        return self._others if known is None else known[1]
+        return self._extra_hint if known is None else known[1]
 
 
 def unbound(fn: Any) -> Any:
-    """The function that arguments were bound to with functools.partial."""
+    """Return the function below functools.partial."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn
 
 
 def _bound(fn: Any) -> set[str]:
-    """The names of the parameters that functools.partial has bound, by name or by position."""
+    """Return the names of the parameters that functools.partial has bound, by name or by position."""
     names: set[str] = set()
     while fn is not None:
         if isinstance(fn, functools.partial):
@@ -144,9 +150,9 @@ def _is_async(handler: Any) -> bool:
 
 
 def describe(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The docstring's text before its first section, and what its "Args:" say of each parameter."""
+    """Return the docstring before its first section, and the descriptions of parameters in its "Args:" section."""
     text: list[str] = []
-    told: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     section, current, margin = "", "", 0
     for line in (inspect.getdoc(fn) or "").splitlines():
         heading = _SECTION.match(line)
@@ -160,10 +166,10 @@ def describe(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
             entry = _ENTRY.match(line.strip()) if depth <= margin else None
             if entry:
                 current = entry[1]
-                told[current] = entry[2]
+                descriptions[current] = entry[2]
             elif current:
-                told[current] = f"{told[current]} {line.strip()}".strip()
-    return "\n".join(text).strip(), {name: about for name, about in told.items() if about}
+                descriptions[current] = f"{descriptions[current]} {line.strip()}".strip()
+    return "\n".join(text).strip(), {name: description for name, description in descriptions.items() if description}
 
 
 def _context_in(parameters: Mapping[str, tuple[inspect.Parameter, Any]]) -> str | None:
@@ -174,14 +180,14 @@ def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
-        # Some builtins tell nobody what they take.
+        # Some builtins have no signature.
         return None
 
 
 def _parameters(fn: Callable[..., Any], *, strict: bool = False) -> dict[str, tuple[inspect.Parameter, Any]]:
-    """Each parameter with its resolved hint: `_CONTEXT` for the context, Any where there is none.
+    """Return each parameter with its resolved hint: `_CONTEXT` for the context, Any without a hint.
 
-    A hint that cannot be resolved is an InvalidArgument if `strict`, else Any.
+    A hint that cannot be resolved raises InvalidArgument if `strict`; otherwise it is Any.
     """
     signature = _signature(fn)
     if signature is None:
@@ -190,7 +196,7 @@ def _parameters(fn: Callable[..., Any], *, strict: bool = False) -> dict[str, tu
     unresolved: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         if _is_context(parameter.annotation):
-            # Not resolved: its import is often for type checkers only.
+            # Not resolved, because it is often imported for type checkers only.
             hints[name] = _CONTEXT
         elif parameter.annotation is parameter.empty:
             hints[name] = Any

@@ -1,4 +1,4 @@
-"""To-dos for models and plans, kept where the run keeps its tasks."""
+"""To-dos for models and plans, stored as tasks of the run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .base import BaseTool, ToolResult
 
 __all__ = ["Todo", "TodoStoreTool"]
 
-# Part of every to-do ever stored: with another value a repeated `add` would make a second one.
+# Part of the ids of all stored to-dos: with another value, a repeated `add` would create a duplicate.
 _TODOS: Final = UUID("3f0b6a1e-7f0a-5c55-9d5e-0c2b8a4c7d11")
-_RECEIPTS = 100  # deletions of a list that are remembered, so that one that is repeated has the same answer
+_RECEIPTS = 100  # deletions of a list that are remembered, so that a repeated one returns the same result
 
 
 class RunContext(Protocol):
-    """The part of a context that this tool asks for."""
+    """The part of a context that this tool uses."""
 
     @property
     def persistence(self) -> Any: ...
@@ -30,7 +30,10 @@ class RunContext(Protocol):
 
 
 class Todo(TypedDict):
-    """A to-do as it is told. `number` is its own in its list for ever; None where another hand put it there."""
+    """A to-do as the tool returns it.
+
+    `number` is unique in its list and never reused; it is None for a task that was not added by this tool.
+    """
 
     id: str
     number: int | None
@@ -39,11 +42,11 @@ class Todo(TypedDict):
 
 
 class TodoStoreTool(BaseTool):
-    """Adds, lists, gets, completes and deletes to-dos: in the task list of the run's conversation, or in an inbox.
+    """Adds, lists, gets, completes and deletes to-dos in the task list of the run's conversation, or in an inbox.
 
-    Through `ctx.persistence` they last as long as that does; called without a context, as long as this object. `list`
-    gives a list of Todo, any other action one Todo; what cannot be done is a ToolResult without success. What is
-    repeated under the same idempotency key has the same result and no second effect.
+    They are stored with `ctx.persistence`; without a context they are kept by this object. `list` returns a list of
+    Todo, any other action one Todo. An action that fails is a ToolResult without success. Repeating an action with the
+    same idempotency key has the same result and no second effect.
     """
 
     has_side_effects = True
@@ -73,12 +76,12 @@ class TodoStoreTool(BaseTool):
     ) -> ToolResult:
         do = _ACTIONS.get(action) if isinstance(action, str) else None
         if do is None:
-            return ToolResult(False, None, f"action is one of {', '.join(_ACTIONS)}, not {brief(action)}")
+            return ToolResult(False, None, f"action must be one of {', '.join(_ACTIONS)}, got {brief(action)}")
         todos = _Todos(self._stores(ctx), getattr(ctx, "conversation_id", None), getattr(ctx, "idempotency_key", None))
         try:
             return ToolResult(True, await do(todos, todo_id, text))
-        except (_Refused, UnserialisableResult) as why:
-            return ToolResult(False, None, str(why))
+        except (_ActionFailed, UnserialisableResult) as failure:
+            return ToolResult(False, None, str(failure))
 
     def _stores(self, ctx: RunContext | None) -> Any:
         try:
@@ -93,12 +96,12 @@ class TodoStoreTool(BaseTool):
         return stores
 
 
-class _Refused(InvalidArgument):
-    """It cannot be done, and the caller can do better."""
+class _ActionFailed(InvalidArgument):
+    """The action is not possible; the message says how the caller can correct it."""
 
 
 class _Todos:
-    """One list of to-dos, as one call sees it."""
+    """One list of to-dos, during one call."""
 
     def __init__(self, stores: Any, conversation: UUID | None, key: str | None) -> None:
         self.tasks, self.memory = stores.tasks, stores.memory
@@ -109,98 +112,98 @@ class _Todos:
     async def add(self, todo_id: str | None, text: str | None) -> Todo:
         wanted = text.strip() if isinstance(text, str) else ""
         if not wanted:
-            raise _Refused("add needs the text of the to-do")
-        where = await self._list()
+            raise _ActionFailed("add needs the text of the to-do")
+        list_id = await self._list()
         task = self._models.Task(name=wanted, conversation_id=self.conversation)
         known = None
         if self.key is not None:
             task.id = uuid5(_TODOS, f"{self.key}:{wanted}")
-            known = await self.tasks.find_task(where, task.id)
+            known = await self.tasks.find_task(list_id, task.id)
         if known is None:
-            task.metadata["number"] = await self._number(where)
-            there = self._models.TaskList(id=where, name="To-dos", conversation_id=self.conversation)
-            await self.tasks.save_task(there, task)
-        return self._told(known or task)
+            task.metadata["number"] = await self._number(list_id)
+            stored = self._models.TaskList(id=list_id, name="To-dos", conversation_id=self.conversation)
+            await self.tasks.save_task(stored, task)
+        return self._as_todo(known or task)
 
     async def listed(self, todo_id: str | None, text: str | None) -> list[Todo]:
-        return [self._told(each) for each in await self._open(await self._list())]
+        return [self._as_todo(each) for each in await self._open(await self._list())]
 
     async def get(self, todo_id: str | None, text: str | None) -> Todo:
-        return self._told(await self._one(await self._list(), todo_id, text))
+        return self._as_todo(await self._one(await self._list(), todo_id, text))
 
     async def complete(self, todo_id: str | None, text: str | None) -> Todo:
-        where, done = await self._list(), self._models.TaskState.COMPLETE
-        task = await self._one(where, todo_id, text)
+        list_id, done = await self._list(), self._models.TaskState.COMPLETE
+        task = await self._one(list_id, todo_id, text)
         if task.state is not done:
-            await self.tasks.update_task(where, task.id, state=done)
-        return {**self._told(task), "done": True}
+            await self.tasks.update_task(list_id, task.id, state=done)
+        return {**self._as_todo(task), "done": True}
 
     async def delete(self, todo_id: str | None, text: str | None) -> Todo:
-        where = await self._list()
+        list_id = await self._list()
         receipt = f"{self.key}:{todo_id}:{text}"
-        todo: Todo | None = (await self._notes(where)).get("deleted", {}).get(receipt) if self.key else None
+        todo: Todo | None = (await self._notes(list_id)).get("deleted", {}).get(receipt) if self.key else None
         if todo is None:
-            todo = self._told(await self._one(where, todo_id, text))
+            todo = self._as_todo(await self._one(list_id, todo_id, text))
             if self.key is not None:
-                await self._note_deleted(where, receipt, todo)
-        there = await self.tasks.get(where)
-        left = [] if there is None else [each for each in there.tasks if str(each.id) != todo["id"]]
-        if there is not None and len(left) < len(there.tasks):
-            there.tasks = left
-            await self.tasks.save(there)
+                await self._note_deleted(list_id, receipt, todo)
+        stored = await self.tasks.get(list_id)
+        left = [] if stored is None else [each for each in stored.tasks if str(each.id) != todo["id"]]
+        if stored is not None and len(left) < len(stored.tasks):
+            stored.tasks = left
+            await self.tasks.save(stored)
         return todo
 
     # -- the list
 
     async def _list(self) -> UUID:
-        """The id of the list, which is stored with its first to-do."""
+        """Return the id of the list, which is stored with its first to-do."""
         found: UUID | None = None if self.conversation is None else await self.tasks.list_of(self.conversation)
         return found or uuid5(_TODOS, str(self.conversation or "inbox"))
 
-    async def _open(self, where: UUID) -> Sequence[Any]:
-        there, cancelled = await self.tasks.get(where), self._models.TaskState.CANCELLED
-        return [] if there is None else [each for each in there.tasks if each.state is not cancelled]
+    async def _open(self, list_id: UUID) -> Sequence[Any]:
+        stored, cancelled = await self.tasks.get(list_id), self._models.TaskState.CANCELLED
+        return [] if stored is None else [each for each in stored.tasks if each.state is not cancelled]
 
-    async def _one(self, where: UUID, todo_id: str | None, text: str | None) -> Any:
-        """The task that is meant."""
+    async def _one(self, list_id: UUID, todo_id: str | None, text: str | None) -> Any:
+        """Return the task that `todo_id` or `text` identifies; _ActionFailed if none or several match."""
         wanted = str(todo_id if todo_id is not None else text or "").strip()
         if not wanted:
-            raise _Refused("say which to-do is meant: its todo_id, or its text")
-        if todo_id is not None and (task := await self._known(where, wanted)) is not None:
+            raise _ActionFailed("todo_id or text must identify the to-do")
+        if todo_id is not None and (task := await self._known(list_id, wanted)) is not None:
             return task
-        tasks = await self._open(where)
+        tasks = await self._open(list_id)
         found = self._by_id(tasks, wanted) if todo_id is not None else self._by_text(tasks, wanted)
         if len(found) == 1:
             return found[0]
         if found:
-            raise _Refused(f"{brief(wanted)} may be {_names(found)}: give the todo_id")
-        raise _Refused(f"there is no to-do {brief(wanted)}: {_near(wanted, tasks)}")
+            raise _ActionFailed(f"{brief(wanted)} matches {_names(found)}. Pass todo_id")
+        raise _ActionFailed(f"unknown to-do {brief(wanted)}. {_hint(wanted, tasks)}")
 
-    async def _known(self, where: UUID, wanted: str) -> Any:
-        """The task of that id, None where there is none or it is cancelled."""
+    async def _known(self, list_id: UUID, wanted: str) -> Any:
+        """Return the task with that id, or None if there is none or it is cancelled."""
         try:
-            task = await self.tasks.find_task(where, UUID(wanted))
+            task = await self.tasks.find_task(list_id, UUID(wanted))
         except ValueError:  # a number
             return None
         return None if task is None or task.state is self._models.TaskState.CANCELLED else task
 
     def _by_id(self, tasks: Sequence[Any], wanted: str) -> list[Any]:
-        said = f"#{wanted.removeprefix('#')}"
-        return [each for each in tasks if wanted.lower() == str(each.id) or said == _short(each)]
+        number = f"#{wanted.removeprefix('#')}"
+        return [each for each in tasks if wanted.lower() == str(each.id) or number == _short(each)]
 
     def _by_text(self, tasks: Sequence[Any], wanted: str) -> list[Any]:
-        """Those with that text, else those that contain it; of several, those not done yet."""
+        """Return the tasks with that text, else those that contain it; if several match, those not done yet."""
         text = wanted.casefold()
         found = [each for each in tasks if each.name.strip().casefold() == text]
         found = found or [each for each in tasks if text in each.name.casefold()]
         left = [each for each in found if each.state is not self._models.TaskState.COMPLETE]
         return left if len(found) > 1 and left else found
 
-    def _told(self, task: Any) -> Todo:
+    def _as_todo(self, task: Any) -> Todo:
         done = task.state is self._models.TaskState.COMPLETE
         return {"id": str(task.id), "number": task.metadata.get("number"), "text": task.name, "done": done}
 
-    # -- what is noted beside it: the last number given, and what was deleted under which key
+    # -- notes of the list: the last number, and deletions by idempotency key
 
     async def _notes(self, list_id: UUID) -> dict[str, Any]:
         return await self.memory.get(f"todo_store:{list_id}") or {}
@@ -230,14 +233,14 @@ def _names(tasks: Sequence[Any]) -> str:
 
 
 def _short(task: Any) -> str:
-    """Its number, or its id where another hand put it there without one."""
+    """Return the number of a task, or its id if it has none."""
     number = task.metadata.get("number")
     return str(task.id) if number is None else f"#{number}"
 
 
-def _near(wanted: str, tasks: Sequence[Any]) -> str:
+def _hint(wanted: str, tasks: Sequence[Any]) -> str:
     by_name = {each.name: each for each in tasks}
     near = difflib.get_close_matches(wanted[:100], by_name, n=1)
     if near:
-        return f"did you mean {_names([by_name[near[0]]])}?"
-    return f"there is {_names(tasks) or 'none'}"
+        return f"Did you mean {_names([by_name[near[0]]])}?"
+    return f"The list has {_names(tasks) or 'no to-dos'}"

@@ -1,4 +1,4 @@
-"""One function a model may call."""
+"""A function that a model may call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,24 @@ __all__ = ["Tool", "ToolDefinition", "tool"]
 
 @dataclass
 class Tool:
-    """A function with what a model needs to know of it. `parameters` is JSON Schema.
+    """A function, with the description that a model needs to call it.
 
-    A tool without side effects may run beside others and again; one that requires confirmation
-    waits for a person. One that has no result after `timeout` seconds is given up: a coroutine is
-    cancelled, a plain function runs on in its thread. Calling a tool calls its handler.
+    Calling a tool calls its handler.
+
+    Args:
+        name: The name by which a model calls it.
+        description: What it does, for the model.
+        parameters: JSON Schema of its arguments.
+        handler: The function.
+        has_side_effects: False means that calls may run concurrently and may be repeated.
+        requires_confirmation: Whether a person must approve each call.
+        metadata: Further data of the application.
+        timeout: Time limit of a call in seconds, or None. After it a coroutine is cancelled; a plain function continues
+            in
+            its thread, and its result is ignored.
+
+    Raises:
+        InvalidArgument: `timeout` is not a number above 0.
     """
 
     name: str
@@ -36,7 +49,7 @@ class Tool:
     def __post_init__(self) -> None:
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise InvalidArgument(
-                f"timeout is a number of seconds above 0, or None for no limit, not {brief(self.timeout)}"
+                f"timeout must be a number of seconds above 0, or None for no limit, got {brief(self.timeout)}"
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,20 +68,33 @@ class Tool:
         metadata: dict[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Tool:
-        """A tool from a function's name, docstring and type hints (a Google-style "Args:" describes parameters).
+        """Create a tool from a function's name, docstring and type hints.
 
-        A parameter annotated `RunContext` receives the context and is left out of the schema; so is one that
-        functools.partial has bound, which no call can change.
+        A Google-style "Args:" section describes the parameters. A parameter annotated `RunContext` receives the context
+        and is not part of the schema, nor is one that functools.partial has bound.
+
+        Args:
+            fn: The function or coroutine function.
+            name: By default the name of the function.
+            description: By default the docstring before its first section.
+            parameters: JSON Schema of the arguments, by default from the type hints.
+            has_side_effects: See `Tool`.
+            requires_confirmation: See `Tool`.
+            metadata: See `Tool`.
+            timeout: See `Tool`.
+
+        Raises:
+            InvalidArgument: `fn` is not a function, has no name, or has a parameter without a JSON Schema.
         """
         if not callable(fn):
-            raise InvalidArgument(f"{brief(fn)} is no function")
-        plain = unbound(fn)
-        found = name or getattr(plain, "__name__", "")
-        if not found or found == "<lambda>":
-            raise InvalidArgument(f"{brief(fn)} has no name that a model could call it by: give name=")
+            raise InvalidArgument(f"fn must be a function, got {brief(fn)}")
+        function = unbound(fn)
+        tool_name = name or getattr(function, "__name__", "")
+        if not tool_name or tool_name == "<lambda>":
+            raise InvalidArgument(f"{brief(fn)} has no name. Pass name=")
         return cls(
-            name=found,
-            description=describe(plain)[0] if description is None else description,
+            name=tool_name,
+            description=describe(function)[0] if description is None else description,
             parameters=parameters_of(fn) if parameters is None else parameters,
             handler=fn,
             has_side_effects=has_side_effects,
@@ -78,7 +104,7 @@ class Tool:
         )
 
     def to_openai_format(self) -> dict[str, Any]:
-        """This tool as OpenAI's chat API takes it."""
+        """Return this tool in OpenAI's format."""
         about = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
 
@@ -104,7 +130,15 @@ def tool(
 
 
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Decorate a function, and it is a Tool: `@tool`, or `@tool(timeout=5)` with the options of `from_function`."""
+    """Make a function a Tool: `@tool`, or `@tool(timeout=5)` with the options of `Tool.from_function`.
+
+    @tool
+    def get_weather(city: str) -> str:
+        "Get the weather of a city."
+        return f"sunny in {city}"
+
+    tools.register(get_weather)
+    """
     if fn is None:
         return functools.partial(Tool.from_function, **options)
     return Tool.from_function(fn, **options)
