@@ -482,7 +482,7 @@ async def test_an_unknown_name_is_a_key_error_that_names_what_is_near() -> None:
     ("arguments", "why"),
     [
         ('{"location": ', "invalid JSON arguments"),
-        ("[1]", "a must be a JSON object, got a JSON list"),
+        ("[1]", "must be a JSON object, got a JSON list"),
         ("[" * 100_000, "nested deeper than 98 levels"),
         ({}, r"\$ lacks 'location', the schema wants string there"),
         ({"location": "a", "place": "b"}, r"\$ has 'place', which the schema does not know"),

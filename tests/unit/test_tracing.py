@@ -274,7 +274,7 @@ def test_a_failing_sink_is_said_once_and_still_called_and_costs_the_others_nothi
     assert failing.asked == 10
     said = [record.getMessage() for record in caplog.records]
     assert 1 <= len(said) <= 2
-    assert set(said) == {"trace sink Failing failed in trace(); that is said once"}
+    assert set(said) == {"trace sink Failing failed in trace(); further failures of this kind are not logged"}
 
 
 def test_a_sink_that_keeps_failing_is_left_out_for_a_minute(
@@ -299,8 +299,8 @@ def test_a_sink_that_keeps_failing_is_left_out_for_a_minute(
     clock.advance(60)
     assert tell(3) == 1
     tracer.close(SOON)
-    left_out = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    assert left_out == ["trace sink Failing failed 20 times in a row: it is left out for 60 s"]
+    left_out = [record.getMessage() for record in caplog.records if "paused" in record.getMessage()]
+    assert left_out == ["trace sink Failing failed 20 times in a row: paused for 60 s"]
 
 
 def test_a_sink_that_works_again_starts_from_zero(mine: MyTraceSink, clock: VirtualClock) -> None:
@@ -334,7 +334,7 @@ def test_what_would_end_the_thread_is_a_failure_of_the_sink(
 
 
 def test_a_coroutine_that_hangs_is_given_up(mine: MyTraceSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer_module, "AT_MOST", 0.01)
+    monkeypatch.setattr(tracer_module, "CALL_TIMEOUT", 0.01)
     ends: list[str] = []
 
     class Hanging(TraceSink):
@@ -355,7 +355,7 @@ def test_a_coroutine_that_hangs_is_given_up(mine: MyTraceSink, monkeypatch: pyte
 def test_a_slow_sink_makes_no_run_wait_and_what_finds_no_room_is_counted(
     mine: MyTraceSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracer_module, "ROOM", 50)
+    monkeypatch.setattr(tracer_module, "MAX_WAITING", 50)
     stuck = Stuck()
     tracer = Tracer([stuck, mine])
     tracer.event(RUN, "own", {"n": 0})
@@ -364,13 +364,13 @@ def test_a_slow_sink_makes_no_run_wait_and_what_finds_no_room_is_counted(
         tracer.event(RUN, "own", {"n": n})
     assert tracer.dropped == 20
     assert [record.getMessage() for record in caplog.records] == [
-        "the trace sinks are too slow: 50 traces wait, and later ones are dropped"
+        "trace sinks are too slow: 50 traces are waiting, later ones are dropped"
     ]
     stuck.released.set()
     tracer.close(SOON)
     assert [mine.next()["n"] for _ in range(51)] == list(range(51))
     assert mine.events.empty()
-    assert caplog.records[-1].getMessage() == "20 traces were dropped: the trace sinks were too slow"
+    assert caplog.records[-1].getMessage() == "20 traces dropped: the trace sinks are too slow"
 
 
 def test_close_waits_no_longer_than_it_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -380,7 +380,7 @@ def test_close_waits_no_longer_than_it_is_told(caplog: pytest.LogCaptureFixture)
     assert stuck.entered.wait(SOON)
     tracer.event(RUN, "own", {})
     tracer.close(0.05)
-    assert caplog.records[-1].getMessage() == "the trace sinks were not done after 0.05 s; 1 traces still wait"
+    assert caplog.records[-1].getMessage() == "trace sinks not finished after 0.05 s; 1 traces are waiting"
     tracer.event(RUN, "late", {})
     stuck.released.set()
     assert [mine.next()["type"], mine.next()["type"]] == ["own", "own"]
@@ -401,7 +401,10 @@ def test_a_flush_that_fails_keeps_no_other_sink_from_its_own(
     tracer.event(RUN, "own", {})
     tracer.close(SOON)
     assert other.calls[-1] == ("flush",)
-    assert caplog.records[-1].getMessage() == "trace sink Unflushable failed in flush(); that is said once"
+    assert (
+        caplog.records[-1].getMessage()
+        == "trace sink Unflushable failed in flush(); further failures of this kind are not logged"
+    )
 
 
 # -- its life
@@ -535,7 +538,7 @@ def test_a_sink_of_their_own_by_its_name() -> None:
     with pytest.raises(InvalidArgument, match=r"no trace sink is called 'langfus'.*did you mean 'langfuse'\?"):
         get_trace_sink("langfus")
     with pytest.raises(InvalidArgument, match="is no class and so no trace sink"):
-        get_trace_sink("agent_runtime_core.tracing.tracer:ROOM")
+        get_trace_sink("agent_runtime_core.tracing.tracer:MAX_WAITING")
 
 
 def test_noop_does_nothing_with_anything() -> None:

@@ -1,4 +1,4 @@
-"""Where traces of runs go: trace sinks by name, and what hands them the traces."""
+"""Trace sinks by name, and the tracer that calls them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ _LAZY = {
 
 
 def get_trace_sink(backend: str | None = None, **options: Any) -> TraceSink:
-    """A trace sink by its name, or by `"their_package.module:Class"`; `options` go to its constructor.
+    """Create a trace sink.
 
-    None is the configured tracing_backend, else "langfuse" where langfuse_enabled is set, else "noop".
-    InvalidArgument (a ValueError): there is no such sink.
+    Args:
+        backend: "noop", "langfuse" or `"their_package.module:Class"`. None for the configured tracing_backend, else
+            "langfuse" if langfuse_enabled is set, else "noop".
+        **options: Arguments of the sink's constructor.
+
+    Raises:
+        InvalidArgument: There is no such sink (also a ValueError).
     """
     if backend is None:
         config = get_config()

@@ -1,4 +1,4 @@
-"""Traces of runs in Langfuse: a trace for each run, with its model calls and its tools."""
+"""A trace sink that sends runs to Langfuse, with their model calls and tools."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..interfaces import ErrorInfo, TraceSink
 
 LONGEST = 200_000  # characters of an input or output that are sent
 BATCH = 100  # spans in a request; with LONGEST it keeps below the exporter's limit of 64 MiB
-OPEN = 10_000  # runs whose end is waited for
-METADATA = 60  # keys; beyond 128 attributes of all kinds a span loses its first ones
-SHORT = 200  # characters Langfuse allows in the attributes of a trace
+OPEN = 10_000  # runs that may be open at the same time
+METADATA = 60  # keys; a span with more than 128 attributes of all kinds loses the first ones
+SHORT = 200  # characters that Langfuse allows in the attributes of a trace
 
-#: Events that say what a generation, a tool or the run itself says too, or how far it is.
+#: Events with the same information as a generation, a tool or the run itself, or with progress only.
 _SHOWN_OTHERWISE = frozenset(each.value for each in EventType) - {
     EventType.RUN_RESUMED.value,
     EventType.STEP_FAILED.value,
@@ -37,7 +37,7 @@ _INLINE = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=_-]{64,})")
 
 
 class _Root(NamedTuple):
-    """The observation that stands for one claim of a run."""
+    """The observation for one claim of a run."""
 
     span: Any
     context: Any
@@ -45,22 +45,33 @@ class _Root(NamedTuple):
 
 
 class LangfuseTraceSink(TraceSink):
-    """Sends runs to Langfuse (the package's version 5).
+    """Sends runs to Langfuse (version 5 of its package).
 
-    A run is a trace of its own, the same one when it is resumed; each process that takes it up adds an "agent"
-    observation, with a "generation" for each model call and a "tool" for each tool below it. Runs of a
-    conversation share its id as their session. What has no observation of its own, as an agent's own events, is
-    an "event". Inputs, outputs and event payloads are sent only with `content=True`, or by the setting
-    langfuse_content: a file within a message as its kind and size, other texts cut at 200,000 characters.
+        runner = AgentRunner(trace_sinks=[LangfuseTraceSink(content=True)])
 
-    What is not given comes from the configuration (langfuse_public_key, langfuse_secret_key, langfuse_host), then
-    from Langfuse's own variables. There is one Langfuse client for each public key in a process: a second sink
-    with that key sends where the first one does. `client` is a Langfuse client of your own, with its own settings.
+    Each run is one trace, also when it is resumed. Each process that executes it adds an "agent" observation, with a
+    "generation" for each model call and a "tool" for each tool call. Other events, such as an agent's own, are "event"
+    observations. The runs of a conversation share its id as their session.
 
-    NotConfigured: there is no key. MissingDependency: the package is not installed.
+    Args:
+        public_key: By default the setting langfuse_public_key, else Langfuse's own variable.
+        secret_key: By default the setting langfuse_secret_key, else Langfuse's own variable.
+        host: By default the setting langfuse_host, else Langfuse's own variable.
+        client: A Langfuse client to use, instead of a new one.
+        environment: The environment of the traces, by default LANGFUSE_TRACING_ENVIRONMENT.
+        content: Whether to send inputs, outputs and event payloads, by default the setting langfuse_content. A file
+            inside a
+            message is sent as its type and size; other texts are cut at 200,000 characters.
+        clock: Source of time, for tests.
+
+    A process has one Langfuse client for each public key: a second sink with that key sends to the server of the first.
+
+    Raises:
+        NotConfigured: There is no key.
+        MissingDependency: The langfuse package is not installed.
     """
 
-    #: Whom it sends to, so that nobody is told twice.
+    #: The service, so that each one gets a run only once.
     service: str = "langfuse"
 
     def __init__(
@@ -83,12 +94,14 @@ class LangfuseTraceSink(TraceSink):
         self._clock = clock
         self._runs: dict[UUID, _Root] = {}
 
-    # -- what a tracer calls
+    # -- called by the tracer
 
     def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None:
-        before = self._runs.pop(run_id, None)
-        if before is not None:
-            self._end(before, metadata, level="WARNING", status_message="taken up again before it was let go")
+        previous = self._runs.pop(run_id, None)
+        if previous is not None:
+            self._end(
+                previous, metadata, level="WARNING", status_message="claimed again before the previous execution ended"
+            )
         elif len(self._runs) >= OPEN:
             self._end(self._runs.pop(next(iter(self._runs))), metadata)
         agent = str(metadata.get("agent_key") or "agent")
@@ -100,12 +113,12 @@ class LangfuseTraceSink(TraceSink):
             }
         )
         context = self._trace_of(run_id)
-        told = {"run_id": str(run_id), "agent_key": agent, "attempt": metadata.get("attempt")}
+        details = {"run_id": str(run_id), "agent_key": agent, "attempt": metadata.get("attempt")}
         attributes = {
             **trace,
-            # Its parent stands for the trace and is never sent.
+            # Its parent only carries the trace id and is never sent.
             "langfuse.internal.as_root": True,
-            **_described(told | _mapping(metadata.get("metadata")) | told),
+            **_described(details | _mapping(metadata.get("metadata")) | details),
             **self._contents(input=metadata.get("input")),
         }
         span = self._span(context, agent, "agent", attributes, metadata.get("time"))
@@ -118,9 +131,9 @@ class LangfuseTraceSink(TraceSink):
             self._tool(run_id, payload)
         elif event_type not in _SHOWN_OTHERWISE:
             level = {"level": "WARNING", "status_message": _reason(payload)} if event_type in _WARNINGS else {}
-            told = _described({"step_id": payload.get("step_id")}) | self._contents(input=payload)
+            attributes = _described({"step_id": payload.get("step_id")}) | self._contents(input=payload)
             now = self._clock.wall()
-            self._observe(run_id, event_type, "event", told, {"started_at": now, "ended_at": now}, **level)
+            self._observe(run_id, event_type, "event", attributes, {"started_at": now, "ended_at": now}, **level)
 
     def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
         root = self._runs.pop(run_id, None)
@@ -140,7 +153,7 @@ class LangfuseTraceSink(TraceSink):
             self._end(root, about)
 
     def flush(self) -> None:
-        """Send what is finished and wait for the answer, which takes some seconds where the server is away."""
+        """Send finished observations and wait for the reply: some seconds if the server is not available."""
         self.client.flush()
 
     # -- observations
@@ -161,12 +174,12 @@ class LangfuseTraceSink(TraceSink):
         self._observe(run_id, model or "llm", "generation", attributes, call, **_level(call.get("error")))
 
     def _tool(self, run_id: UUID, call: dict[str, Any]) -> None:
-        told = _described({"step_id": call.get("step_id"), "tool_call_id": call.get("tool_call_id")})
-        told |= self._contents(input=call.get("input"), output=call.get("output"))
+        attributes = _described({"step_id": call.get("step_id"), "tool_call_id": call.get("tool_call_id")})
+        attributes |= self._contents(input=call.get("input"), output=call.get("output"))
         name = str(call.get("tool_name") or "tool")
-        # Why it failed is what the model is told: it repeats arguments, and what the tool says is its result.
+        # The error text may repeat arguments and results, so without `content` it is not sent.
         error = call.get("error") and (call["error"] if self._content else "the call failed")
-        self._observe(run_id, name, "tool", told, call, **_level(error))
+        self._observe(run_id, name, "tool", attributes, call, **_level(error))
 
     def _observe(
         self, run_id: UUID, name: str, kind: str, attributes: dict[str, Any], times: Mapping[str, Any], **level: str
@@ -201,9 +214,9 @@ class LangfuseTraceSink(TraceSink):
         span.end(end_time=self._nanoseconds(ended))
 
     def _trace_of(self, run_id: UUID) -> Any:
-        """The context of what has no parent in the trace of this run."""
+        """Return the context of observations without a parent in the trace of this run."""
         trace = int(self.client.create_trace_id(seed=str(run_id)), 16)
-        # Only the trace id counts; its first half makes the same parent for every claim of the run.
+        # Only the trace id matters; its first half is the parent id, the same one for every claim of the run.
         about = self._otel.SpanContext(trace, trace >> 64, is_remote=False, trace_flags=self._otel.TraceFlags(1))
         return self._otel.set_span_in_context(self._otel.NonRecordingSpan(about))
 
@@ -217,8 +230,8 @@ class LangfuseTraceSink(TraceSink):
         }
 
     def _nanoseconds(self, seconds: Any) -> int:
-        told = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        return int((seconds if told else self._clock.wall()) * 1_000_000_000)
+        is_time = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        return int((seconds if is_time else self._clock.wall()) * 1_000_000_000)
 
 
 def _connect(public_key: str | None, secret_key: str | None, host: str | None) -> Any:
@@ -239,19 +252,19 @@ def _connect(public_key: str | None, secret_key: str | None, host: str | None) -
         public_key=public,
         secret_key=secret,
         base_url=host or config.langfuse_host,
-        # Without one of its own it would make itself the whole process's.
+        # Without a provider of its own the client would replace the one of the process.
         tracer_provider=(own := provider(shutdown_on_exit=False)),
         flush_at=BATCH,
     )
     resources = getattr(client, "_resources", None)
     if resources is not None and resources.tracer_provider is own:
-        # At exit it would wait for a server that is away, however long that takes: flush() is the tracer's to call.
+        # At exit the client would wait without limit for a server that is down. The tracer calls flush() instead.
         atexit.unregister(resources.shutdown)
     return client
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
-    """Langfuse's counts, which do not include each other as ours do."""
+    """Return the counts as Langfuse expects them: they do not include each other."""
     count = {name: value for name, value in usage.items() if isinstance(value, int) and not isinstance(value, bool)}
     parts = {
         "cache_read_input_tokens": count.get("cached_tokens", 0),
@@ -274,7 +287,7 @@ def _level(error: Any) -> dict[str, str]:
 
 
 def _reason(error: Any) -> str:
-    """An error as one line, however it was told."""
+    """Return an error, in any form, as one line."""
     if isinstance(error, ErrorInfo):
         error = dataclasses.asdict(error)
     if not isinstance(error, Mapping):
@@ -284,10 +297,10 @@ def _reason(error: Any) -> str:
     return f"{kind}: {message}" if kind and message else kind or message
 
 
-def _described(told: Mapping[str, Any]) -> dict[str, str]:
-    """Metadata of an observation; its values are JSON to Langfuse."""
-    kept = [(name, value) for name, value in told.items() if value is not None][:METADATA]
-    return {f"langfuse.observation.metadata.{_encodable(str(name))}": _text(_json(value)) for name, value in kept}
+def _described(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the attributes for metadata of an observation; Langfuse expects their values as JSON."""
+    items = [(name, value) for name, value in metadata.items() if value is not None][:METADATA]
+    return {f"langfuse.observation.metadata.{_encodable(str(name))}": _text(_json(value)) for name, value in items}
 
 
 def _present(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -307,7 +320,7 @@ def _json(value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """A text as it is sent: no files in it, not too long, and in UTF-8."""
+    """Return a text as it is sent: without files, not too long, and valid UTF-8."""
     if "base64," in text:
         text = _INLINE.sub(lambda found: f"data:{found[1]} ({len(found[2])} characters left out)", text)
     if len(text) > LONGEST:
@@ -316,5 +329,5 @@ def _text(text: str) -> str:
 
 
 def _encodable(text: str) -> str:
-    """A lone surrogate costs an attribute, and in the name of a span its whole batch."""
+    """Return the text without lone surrogates: one drops an attribute, or in a span's name the whole batch."""
     return text.encode("utf-8", "replace").decode("utf-8")

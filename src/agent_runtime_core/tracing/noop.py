@@ -1,4 +1,4 @@
-"""A trace sink that keeps nothing."""
+"""A trace sink that does nothing."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ..interfaces import TraceSink
 
 
 class NoopTraceSink(TraceSink):
-    """Does nothing; a runner with no other sink traces nothing, at no cost."""
+    """Does nothing. A runner with no other sink traces nothing, at no cost."""

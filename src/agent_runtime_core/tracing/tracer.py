@@ -1,4 +1,4 @@
-"""What the runner tells of its runs, handed to the trace sinks by a thread of its own."""
+"""The tracer: passes what happens to runs to the trace sinks, from a dedicated thread."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..interfaces import TraceSink
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-ROOM = 10_000  # happenings that may wait for the sinks
-IN_A_ROW = 20  # failures after which a sink is left out
-LEFT_OUT = 60.0  # seconds
-AT_MOST = 10.0  # seconds that a sink's coroutine may take over one happening
-NAMES = ("type", "run_id", "time")
+MAX_WAITING = 10_000  # traces that may wait for the sinks
+MAX_FAILURES = 20  # failures in a row after which a sink is paused
+PAUSE = 60.0  # seconds that a failing sink is paused
+CALL_TIMEOUT = 10.0  # seconds that a coroutine of a sink may take for one trace
+_EVENT_FIELDS = ("type", "run_id", "time")
 
 
-class _Happening(NamedTuple):
+class _Trace(NamedTuple):
     method: str
     run_id: UUID
     kind: str
@@ -34,19 +34,19 @@ class _Happening(NamedTuple):
     time: float
 
     def arguments(self) -> tuple[Any, ...]:
-        """What the sink's own method of that name is called with, its dict for this sink alone."""
+        """Return the arguments for the sink's own method, with a dict of this sink's own."""
         if self.method == "log_event":
             return (self.run_id, self.kind, dict(self.about))
         timed = {"time": self.time, **self.about}
         return (self.run_id, timed) if self.method == "start_run" else (self.run_id, self.kind, timed)
 
     def event(self) -> dict[str, Any]:
-        """The same as one dict: type, run_id, time, and what the payload has beside them.
+        """Return the trace as one dict: type, run_id, time and the keys of the payload.
 
-        A payload with a key of one of these names is there as a whole too, as `payload`.
+        If the payload has a key with one of these names, the whole payload is also there, as `payload`.
         """
         event = dict(self.about)
-        if not event.keys().isdisjoint(NAMES):
+        if not event.keys().isdisjoint(_EVENT_FIELDS):
             event["payload"] = self.about
         event["type"] = self.kind if self.method == "log_event" else self.method
         if self.method == "end_run":
@@ -55,164 +55,175 @@ class _Happening(NamedTuple):
 
 
 class Tracer:
-    """Tells trace sinks what happens to runs, and never makes a run wait or fail.
+    """Passes what happens to runs to trace sinks. It never delays a run or makes it fail.
 
-    1. What is told is copied one level deep and handed on by a daemon thread, in order, to each sink in turn:
-       to its start_run, log_event or end_run, and as one dict to its trace(event), on a loop of that thread.
-       The thread starts with the first happening.
-    2. Where the sinks are slow, at most ROOM happenings wait; later ones are dropped and counted.
-    3. A sink that fails is logged once for each kind of error. After 20 failures in a row it is left out for
-       60 s; a coroutine of its that takes more than 10 s is such a failure.
+    1. A trace is copied one level deep. A daemon thread, which starts with the first trace, passes the traces in order
+       to
+       each sink: to its start_run, log_event or end_run, and as one dict to its trace(event), on the thread's event
+       loop.
+    2. If the sinks are slow, at most 10,000 traces wait; later ones are dropped and counted.
+    3. An error of a sink is logged once for each kind of error. After 20 failures in a row the sink is paused for 60 s.
+       A
+       coroutine of a sink that takes more than 10 s counts as a failure.
 
-    The dict has `type` (of the event, or "start_run" or "end_run"), `run_id` (text), `time` (seconds since the
-    epoch), and the payload's own keys. start_run and end_run find the time among their metadata.
+    The dict has `type` (of the event, or "start_run" or "end_run"), `run_id` (str), `time` (seconds since 1970), and
+    the keys of the payload. start_run and end_run get the time in their metadata.
+
+    Args:
+        sinks: The trace sinks.
+        clock: Source of time, for tests.
     """
 
     def __init__(self, sinks: Sequence[TraceSink] = (), *, clock: Clock = SYSTEM) -> None:
         self._clock = clock
-        self._outlets = tuple(outlet for outlet in (_Outlet(sink, clock) for sink in sinks) if outlet.wants)
-        self._waiting: deque[_Happening] = deque()
+        self._sinks = tuple(caller for caller in (_SinkCaller(sink, clock) for sink in sinks) if caller.wants)
+        self._waiting: deque[_Trace] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._bell: asyncio.Event | None = None
+        self._wake_event: asyncio.Event | None = None
         self._pid = 0
         self._asleep = False
         self._closed = False
-        #: How many happenings found no room.
+        #: How many traces were dropped.
         self.dropped: int = 0
 
-    # -- what the runner calls
+    # -- called by the runner
 
     def start_run(self, run_id: UUID, about: dict[str, Any]) -> None:
-        """A process took the run up, for the first time or again."""
-        if self._outlets:
-            self._put("start_run", run_id, "", about)
+        """Trace that this process began to execute the run."""
+        if self._sinks:
+            self._add("start_run", run_id, "", about)
 
     def event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
-        if self._outlets:
-            self._put("log_event", run_id, event_type, payload)
+        """Trace an event of the run."""
+        if self._sinks:
+            self._add("log_event", run_id, event_type, payload)
 
     def end_run(self, run_id: UUID, outcome: str, about: dict[str, Any] | None = None) -> None:
-        """The process let go of the run; `outcome` says why."""
-        if self._outlets:
-            self._put("end_run", run_id, outcome, about or {})
+        """Trace that this process stopped executing the run; `outcome` says why."""
+        if self._sinks:
+            self._add("end_run", run_id, outcome, about or {})
 
     def close(self, timeout: float = 2.0) -> None:
-        """Hand over what waits, then flush the sinks, for at most `timeout` seconds; what is told later is dropped."""
+        """Pass the waiting traces to the sinks, then flush these; later traces are dropped.
+
+        Args:
+            timeout: Seconds to wait for the sinks.
+        """
         with self._lock:
             self._closed = True
             thread = self._thread
         atexit.unregister(self.close)
         if thread is None or thread is threading.current_thread():
             return
-        self._ring()
+        self._wake()
         thread.join(timeout)
         if thread.is_alive():
-            log.warning("the trace sinks were not done after %g s; %d traces still wait", timeout, len(self._waiting))
+            log.warning("trace sinks not finished after %g s; %d traces are waiting", timeout, len(self._waiting))
 
-    # -- from the run's thread to the sinks'
+    # -- from the threads of the runs to the thread of the sinks
 
-    def _put(self, method: str, run_id: UUID, kind: str, about: dict[str, Any]) -> None:
+    def _add(self, method: str, run_id: UUID, kind: str, about: dict[str, Any]) -> None:
         if self._closed:
             return
-        if len(self._waiting) >= ROOM:
+        if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
             if self.dropped == 1:
-                log.warning("the trace sinks are too slow: %d traces wait, and later ones are dropped", ROOM)
+                log.warning("trace sinks are too slow: %d traces are waiting, later ones are dropped", MAX_WAITING)
             return
-        self._waiting.append(_Happening(method, run_id, kind, _copied(about), self._clock.wall()))
+        self._waiting.append(_Trace(method, run_id, kind, _copied(about), self._clock.wall()))
         if self._thread is None or not self._thread.is_alive():
-            self._begin()
+            self._start_thread()
         elif self._asleep:
             self._asleep = False
-            self._ring()
+            self._wake()
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         with self._lock:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return
             if self._pid not in (0, os.getpid()):
-                # A forked child: what waits is its parent's to tell.
+                # In a forked child: the parent process passes on the traces from before the fork.
                 last = self._waiting.pop()
                 self._waiting.clear()
                 self._waiting.append(last)
             self._pid, self._asleep = os.getpid(), False
-            self._loop = self._bell = None
+            self._loop = self._wake_event = None
             thread = threading.Thread(target=self._run, name="agent-runtime-traces", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # no more threads, or the process is ending
-                log.debug("no thread for traces: %s", error)
+            except RuntimeError as error:  # the process has no more threads, or is shutting down
+                log.debug("starting the tracer thread failed: %s", error)
                 return
             self._thread = thread
         atexit.register(self.close)
 
-    def _ring(self) -> None:
-        if self._loop is not None and self._bell is not None:
-            call_in_loop(self._loop, self._bell.set)
+    def _wake(self) -> None:
+        if self._loop is not None and self._wake_event is not None:
+            call_in_loop(self._loop, self._wake_event.set)
 
-    # -- in the sinks' thread
+    # -- in the thread of the sinks
 
     def _run(self) -> None:
         asyncio.run(self._drain())
 
     async def _drain(self) -> None:
-        bell = self._bell = asyncio.Event()
+        wake_event = self._wake_event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         while True:
             while self._waiting:
-                happening = self._waiting.popleft()
-                for outlet in self._outlets:
-                    await outlet.tell(happening)
-                # Lets tasks of the sinks run, and the thread of the runs.
+                trace = self._waiting.popleft()
+                for sink in self._sinks:
+                    await sink.send(trace)
+                # Let tasks of the sinks and the threads of the runs continue.
                 await asyncio.sleep(0)
             if self._closed:
                 break
-            bell.clear()
+            wake_event.clear()
             self._asleep = True
-            # Whoever added one before it could see us asleep did not ring.
+            # A trace that was added before `_asleep` was set did not wake this thread.
             if not self._waiting and not self._closed:
-                await bell.wait()
+                await wake_event.wait()
             self._asleep = False
         if self.dropped:
-            log.warning("%d traces were dropped: the trace sinks were too slow", self.dropped)
-        for outlet in self._outlets:
-            await outlet.flush()
+            log.warning("%d traces dropped: the trace sinks are too slow", self.dropped)
+        for sink in self._sinks:
+            await sink.flush()
 
 
-class _Outlet:
-    """One sink, and how it has been doing."""
+class _SinkCaller:
+    """Calls one sink, and pauses it after too many failures."""
 
     def __init__(self, sink: TraceSink, clock: Clock) -> None:
         self._sink, self._clock = sink, clock
         names = ("start_run", "log_event", "end_run", "trace", "flush")
         self._methods = {name: method for name in names if (method := _overridden(sink, name)) is not None}
         self._failures = 0
-        self._back = float("-inf")
-        self._said: set[tuple[str, type]] = set()
+        self._paused_until = float("-inf")
+        self._logged: set[tuple[str, type]] = set()
 
     @property
     def wants(self) -> bool:
-        """Whether the sink does anything with what happens."""
+        """Whether the sink overrides a method that gets traces."""
         return bool(self._methods.keys() - {"flush"})
 
-    async def tell(self, happening: _Happening) -> None:
-        if self._failures >= IN_A_ROW and self._clock.boot() < self._back:
+    async def send(self, trace: _Trace) -> None:
+        if self._failures >= MAX_FAILURES and self._clock.boot() < self._paused_until:
             return
-        went_well = True
-        if happening.method in self._methods:
-            went_well = await self._call(happening.method, *happening.arguments())
+        succeeded = True
+        if trace.method in self._methods:
+            succeeded = await self._call(trace.method, *trace.arguments())
         if "trace" in self._methods:
-            went_well = await self._call("trace", happening.event()) and went_well
-        if went_well:
+            succeeded = await self._call("trace", trace.event()) and succeeded
+        if succeeded:
             self._failures = 0
             return
         self._failures += 1
-        if self._failures >= IN_A_ROW:
-            self._back = self._clock.boot() + LEFT_OUT
-            if self._failures == IN_A_ROW:
-                log.warning("%s failed %d times in a row: it is left out for %g s", self._name, IN_A_ROW, LEFT_OUT)
+        if self._failures >= MAX_FAILURES:
+            self._paused_until = self._clock.boot() + PAUSE
+            if self._failures == MAX_FAILURES:
+                log.warning("%s failed %d times in a row: paused for %g s", self._name, MAX_FAILURES, PAUSE)
 
     async def flush(self) -> None:
         if "flush" in self._methods:
@@ -226,21 +237,26 @@ class _Outlet:
         try:
             answer = self._methods[method](*arguments)
             if inspect.isawaitable(answer):
-                async with asyncio.timeout(AT_MOST):
+                async with asyncio.timeout(CALL_TIMEOUT):
                     await answer
         except (Exception, asyncio.CancelledError, SystemExit) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            if (method, type(error)) not in self._said:
-                self._said.add((method, type(error)))
-                log.warning("%s failed in %s(); that is said once", self._name, method, exc_info=error)
+            if (method, type(error)) not in self._logged:
+                self._logged.add((method, type(error)))
+                log.warning(
+                    "%s failed in %s(); further failures of this kind are not logged",
+                    self._name,
+                    method,
+                    exc_info=error,
+                )
             return False
         return True
 
 
 def _overridden(sink: TraceSink, name: str) -> Callable[..., Any] | None:
-    """The sink's method of that name, or None where it is the one that does nothing."""
+    """Return the sink's method with that name, or None if it is the default that does nothing."""
     method: Callable[..., Any] | None = getattr(sink, name, None)
     if not callable(method) or getattr(method, "__func__", None) is getattr(TraceSink, name):
         return None
@@ -248,7 +264,7 @@ def _overridden(sink: TraceSink, name: str) -> Callable[..., Any] | None:
 
 
 def _copied(about: dict[str, Any]) -> dict[str, Any]:
-    """A copy that stays as it is when the run adds a message to its list."""
+    """Return a copy one level deep: the run may append to its lists later."""
     copied = dict(about)
     for key, value in about.items():
         if type(value) is list or type(value) is dict:
