@@ -408,7 +408,7 @@ async def test_messages_that_are_none_are_refused(messages: Any) -> None:
 
 
 async def test_tools_that_are_no_registry_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="tools are a ToolRegistry"):
+    with pytest.raises(InvalidArgument, match="tools must be a ToolRegistry"):
         await run_turn_loop(MockRunContext(HELLO), Scripted("never"), [Tool.from_function(add)])  # type: ignore[arg-type]
 
 
@@ -419,7 +419,7 @@ async def test_the_messages_that_are_sent_may_be_trimmed_and_the_history_stays(t
         done = await run_turn_loop(ctx, client, hooks=Hooks(trim=lambda all_: all_[-2:]))
         assert len(client.asked[0]) == 2
         assert len(done.messages) == 11
-        with pytest.raises(InvalidArgument, match="trim returns the messages"):
+        with pytest.raises(InvalidArgument, match="trim must return a list of messages"):
             await run_turn_loop(ctx, Scripted("x"), hooks=Hooks(trim=lambda all_: None))
 
 
@@ -468,7 +468,7 @@ async def test_an_answer_of_another_type_is_corrected_and_after_that_refused(tmp
     async with context("memory", tmp_path) as ctx:
         done = await run_turn_loop(ctx, client, output_type=schema)
         assert done.output == {"n": 7}
-        assert "no JSON" in client.asked[1][-1]["content"]
+        assert "not JSON" in client.asked[1][-1]["content"]
         assert "$.n is str" in client.asked[2][-1]["content"]
         with pytest.raises(OutputMismatch, match="is no JSON") as caught:
             await run_turn_loop(ctx, Scripted("a", "b", "c"), output_type=schema)
@@ -1218,7 +1218,7 @@ async def test_an_answer_that_was_cut_before_it_said_anything_ends_the_run_with_
     assert result.status is RunStatus.FAILED
     assert result.error is not None
     assert (result.error.type, result.error.retriable) == ("OutputMismatch", False)
-    assert "cut at its length" in result.error.message
+    assert "was truncated" in result.error.message
     assert [each["role"] for each in result.final_messages] == ["user", "assistant", "tool", "assistant"]
     assert result.usage["turns"] == 2
 

@@ -1,4 +1,4 @@
-"""The agent loop: `run_turn_loop` and what it works with."""
+"""The agent loop: `run_turn_loop` and the values that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's side of a turn: what it is asked, what that costs, and what is recorded of it."""
+"""The model calls of a loop: request, cost, and what is recorded."""
 
 from __future__ import annotations
 
@@ -23,99 +23,111 @@ from .state import TurnState
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-DELTA_EVERY = 0.02  # seconds of a streamed answer that are told together
-CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
+DELTA_EVERY = 0.02  # seconds of a streamed answer that are published as one event
+CHARS_A_TOKEN = 3  # fewer than any model has on average, so that estimates are too large rather than too small
 
 
 class ModelCalls:
-    """Asks the model of a talk."""
+    """Calls the model of a loop."""
 
     def __init__(
-        self, talk: LoopSession, model: str | None, max_tokens: int | None, options: Mapping[str, Any], *, stream: bool
+        self,
+        session: LoopSession,
+        model: str | None,
+        max_tokens: int | None,
+        options: Mapping[str, Any],
+        *,
+        stream: bool,
     ) -> None:
-        self.talk: LoopSession = talk
+        self.session: LoopSession = session
         self.model: str | None = model
         self.max_tokens: int | None = max_tokens
         self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self.stream: bool = stream
-        self.definitions: list[dict[str, Any]] | None = talk.tools.to_openai_format() or None
-        #: All that is sent beside the messages.
-        self.given: dict[str, Any] = {"tools": self.definitions, **self.options}
-        limits = talk.budget.strictest
-        #: Whether anybody limits what the calls use, so that it matters before they have told it.
-        self.limited: bool = limits.max_tokens is not None or limits.max_cost_usd is not None
-        self.counted: int = 0  # messages whose length is part of `guess`
-        self.guess: int = 0  # tokens that all messages so far are likely to have
-        self._streamed: int = 0  # characters of the present answer that were published
+        self.definitions: list[dict[str, Any]] | None = session.tools.to_openai_format() or None
+        #: All arguments of a request except the messages.
+        self.request_options: dict[str, Any] = {"tools": self.definitions, **self.options}
+        limits = session.budget.strictest
+        #: Whether tokens or cost are limited, so that the usage of a call must be estimated before it.
+        self.usage_limited: bool = limits.max_tokens is not None or limits.max_cost_usd is not None
+        self.counted: int = 0  # messages that are part of `estimated_prompt`
+        self.estimated_prompt: int = 0  # tokens of all messages so far
+        self._streamed: int = 0  # characters of the current answer that were published
 
     def need_price(self) -> None:
-        """UnknownPrice if a limit in USD could not be kept."""
-        talk = self.talk
-        limits, config = talk.budget.strictest, get_config()
-        require_price(limits, self._wanted() or config.default_model, config.model_prices)
+        """Raise UnknownPrice if a limit in USD could not be enforced."""
+        session = self.session
+        limits, config = session.budget.strictest, get_config()
+        require_price(limits, self._requested_model() or config.default_model, config.model_prices)
 
     async def answer(self, key: str) -> dict[str, Any]:
-        """The model's answer to the conversation so far, as it is recorded; LimitExceeded if it may not be asked."""
-        talk = self.talk
-        guess = self._guess() if self.limited else 0
-        recorded = talk.steps.recorded("model", key)
-        talk.copied = recorded is not UNRECORDED and talk.steps.from_fork("model", key)
+        """Return the model's answer to the conversation so far, as it is recorded.
+
+        Raises:
+            LimitExceeded: A limit forbids the call.
+        """
+        session = self.session
+        estimate = self._estimate_tokens() if self.usage_limited else 0
+        recorded = session.steps.recorded("model", key)
+        session.copied = recorded is not UNRECORDED and session.steps.from_fork("model", key)
         if recorded is UNRECORDED:
-            recorded = await self._answer(key, guess)
+            recorded = await self._call_now(key, estimate)
         else:
-            talk.state(TurnState.STREAMING)
-            talk.add_work_time(talk.steps.duration("model", key))
-            if (doubted := recorded.get("doubted")) and not talk.copied:
-                talk.budget.count_in_doubt(doubted)
-        talk.new_messages = []
+            session.state(TurnState.STREAMING)
+            session.add_work_time(session.steps.duration("model", key))
+            if (in_doubt := recorded.get("doubted")) and not session.copied:
+                session.budget.count_in_doubt(in_doubt)
+        session.new_messages = []
         response: dict[str, Any] = recorded
-        if not talk.copied:
-            talk.budget.used(*self._spent(response, guess))
-        if self.limited:
-            self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
+        if not session.copied:
+            session.budget.used(*self._usage_of(response, estimate))
+        if self.usage_limited:
+            self.estimated_prompt = max(self.estimated_prompt, response["usage"].get("total_tokens") or 0)
         return response
 
-    async def _answer(self, key: str, guess: int) -> Any:
-        """What the model answers now."""
-        talk = self.talk
-        doubted = await self._doubted(key)
-        if doubted:
-            talk.budget.count_in_doubt(doubted)
-        if (limit := talk.budget.newly_doubtful()) is not None:
+    async def _call_now(self, key: str, estimate: int) -> Any:
+        """Call the model, because the journal has no answer."""
+        session = self.session
+        in_doubt = await self._in_doubt_usage(key)
+        if in_doubt:
+            session.budget.count_in_doubt(in_doubt)
+        if (limit := session.budget.newly_doubtful()) is not None:
             log.warning(
-                "run %s: %s=%g may be used up: %g with the estimates of interrupted model calls. The run continues; "
+                "run %s: %s=%g may be used up: %g with estimates of interrupted model calls. The run continues; "
                 "set count_estimates=True in its RunLimits to end it here",
-                talk.run, limit.limit, limit.allowed, limit.used,
+                session.run, limit.limit, limit.allowed, limit.used,
             )  # fmt: skip
         self._streamed = 0
-        reserve = self._reserve(guess)
-        talk.stop_timer()
+        reserve = self._reserve(estimate)
+        session.stop_timer()
         async with (
-            nullcontext() if talk.budget.unlimited else talk.budget.reserved(reserve, waiting=talk.unless_cancelled)
+            nullcontext()
+            if session.budget.unlimited
+            else session.budget.reserved(reserve, waiting=session.unless_cancelled)
         ):
-            talk.start_timer()
-            talk.state(TurnState.STREAMING)
-            sent = talk.messages if talk.hooks.trim is None else await self._trimmed(talk.hooks.trim)
-            about = {"asked": self._told_of(sent), "doubted": doubted}
+            session.start_timer()
+            session.state(TurnState.STREAMING)
+            sent = session.messages if session.hooks.trim is None else await self._trimmed(session.hooks.trim)
+            extra_fields = {"asked": self._request_record(sent), "doubted": in_doubt}
             try:
-                return await talk.in_time(
-                    talk.steps.run("model", key, lambda attempt: self._call(sent, about), reserve=reserve)
+                return await session.in_time(
+                    session.steps.run("model", key, lambda attempt: self._call(sent, extra_fields), reserve=reserve)
                 )
             except (asyncio.CancelledError, LimitExceeded, Cancelled):
                 # Interrupted: the provider reports no usage.
-                talk.budget.count_in_doubt(self._with_streamed(reserve, self._streamed))
+                session.budget.count_in_doubt(self._with_streamed(reserve, self._streamed))
                 raise
 
-    async def _doubted(self, key: str) -> dict[str, Any] | None:
-        """Return the estimate of the calls that earlier executions of the run began for this step and did not end."""
-        talk = self.talk
-        doubted = talk.steps.in_doubt("model", key)
-        if not doubted or not self.stream or self.max_tokens:
-            return doubted
-        return self._with_streamed(doubted, await talk.steps.streamed("model", key))
+    async def _in_doubt_usage(self, key: str) -> dict[str, Any] | None:
+        """Return the estimated usage of calls for this step that earlier executions started and did not finish."""
+        session = self.session
+        in_doubt = session.steps.in_doubt("model", key)
+        if not in_doubt or not self.stream or self.max_tokens:
+            return in_doubt
+        return self._with_streamed(in_doubt, await session.steps.streamed("model", key))
 
     def _with_streamed(self, reserve: dict[str, Any] | None, streamed: int) -> dict[str, Any] | None:
-        """Add what was streamed to an estimate, unless `max_tokens` bounds the whole answer already."""
+        """Add what was streamed to an estimate, unless `max_tokens` already bounds the whole answer."""
         if not reserve or not streamed or self.max_tokens:
             return reserve
         tokens = streamed // CHARS_A_TOKEN + 1
@@ -124,88 +136,94 @@ class ModelCalls:
         return more if cost is None else {**more, "usd": reserve.get("usd", 0.0) + cost}
 
     def _reserve(self, tokens: int) -> dict[str, Any] | None:
-        """What this call may use at most, for the record of its start; nothing where nobody counts."""
-        if not self.limited:
+        """Return the most that this call may use, for the record of its start; None if nothing is limited."""
+        if not self.usage_limited:
             return None
-        answer = self._most()
+        answer = self._max_answer()
         cost = self._cost({"prompt_tokens": tokens - answer, "completion_tokens": answer})
         return {"tokens": tokens} if cost is None else {"tokens": tokens, "usd": cost}
 
-    def _spent(self, response: Mapping[str, Any], guess: int) -> tuple[Mapping[str, Any], float | None]:
-        """What a call took; where a limit needs that and nobody told, a guess by the length of the texts."""
+    def _usage_of(self, response: Mapping[str, Any], estimate: int) -> tuple[Mapping[str, Any], float | None]:
+        """Return usage and cost of a call; if a limit needs them and they were not reported, estimates."""
         usage, cost = response["usage"], response["cost_usd"]
-        if not self.limited or tokens_of(usage):
+        if not self.usage_limited or tokens_of(usage):
             return usage, cost
-        prompt, answer = guess - self._most(), _tokens_in(response["message"])
+        prompt, answer = estimate - self._max_answer(), _tokens_in(response["message"])
         usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
         return usage, self._cost(usage, response["model"]) if cost is None else cost
 
-    def _wanted(self) -> str:
-        """The model that is asked for, as far as anybody says."""
-        return self.model or getattr(self.talk.client, "default_model", None) or ""
+    def _requested_model(self) -> str:
+        """Return the requested model, or "" if it is unknown."""
+        return self.model or getattr(self.session.client, "default_model", None) or ""
 
-    def _most(self) -> int:
+    def _max_answer(self) -> int:
         return self.max_tokens or UNSEEN_TOKENS
 
     def _cost(self, usage: Mapping[str, Any], answered: str = "") -> float | None:
         config = get_config()
-        limited = self.talk.budget.strictest.max_cost_usd is not None
+        limited = self.session.budget.strictest.max_cost_usd is not None
         if not config.model_prices and not limited:
             return None
-        # The limit went by the model that was asked for; some servers know it by another name.
-        names = [name for name in (self._wanted(), answered) if name] + ([config.default_model] if limited else [])
+        # The limit used the requested model's price; some servers report another model name.
+        names = [name for name in (self._requested_model(), answered) if name] + (
+            [config.default_model] if limited else []
+        )
         if not names:
-            return None  # nobody has said yet which model it is
+            return None  # the model is not known yet
         priced = [name for name in names if price_of(name, config.model_prices) is not None]
         return cost_usd(usage, (priced or names)[0], config.model_prices)
 
-    def _guess(self) -> int:
-        """Tokens that this call is likely to have at most, the answer included."""
-        talk = self.talk
-        for message in talk.messages[self.counted :]:
-            self.guess += _tokens_in(message)
-        self.counted = len(talk.messages)
-        return self.guess + self._most()
+    def _estimate_tokens(self) -> int:
+        """Return the estimated tokens of this call, including the answer."""
+        session = self.session
+        for message in session.messages[self.counted :]:
+            self.estimated_prompt += _tokens_in(message)
+        self.counted = len(session.messages)
+        return self.estimated_prompt + self._max_answer()
 
     async def _trimmed(self, trim: Callable[[list[dict[str, Any]]], Any]) -> list[dict[str, Any]]:
-        # The list is theirs to change, the messages in it are not.
-        trimmed = trim(list(self.talk.messages))
+        # A copy: the hook may change the list, but not the messages in it.
+        trimmed = trim(list(self.session.messages))
         if inspect.isawaitable(trimmed):
             trimmed = await trimmed
         if not isinstance(trimmed, list):
-            raise InvalidArgument(f"trim returns the messages to send as a list, not {brief(trimmed)}")
+            raise InvalidArgument(f"trim must return a list of messages, got {brief(trimmed)}")
         return trimmed
 
-    def _told_of(self, sent: list[dict[str, Any]]) -> dict[str, Any]:
-        """What of the request does not follow from the records before it, so that it can be told from the journal."""
-        talk = self.talk
-        if talk.new_messages is talk.messages:
-            given = getattr(talk.ctx, "initial_messages", None) or []
-            own = len(talk.messages) - len(given)
-            asked: dict[str, Any] = (
-                {"said": talk.messages[:own], "input": len(given)}
-                if own >= 0 and talk.messages[own:] == given
-                else {"said": list(talk.messages)}
+    def _request_record(self, sent: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return those parts of the request that earlier records do not imply, so that the journal can reproduce it."""
+        session = self.session
+        if session.new_messages is session.messages:
+            initial = getattr(session.ctx, "initial_messages", None) or []
+            added = len(session.messages) - len(initial)
+            record: dict[str, Any] = (
+                {"said": session.messages[:added], "input": len(initial)}
+                if added >= 0 and session.messages[added:] == initial
+                else {"said": list(session.messages)}
             )
         else:
-            asked = {"said": talk.new_messages} if talk.new_messages else {}
-        if sent is not talk.messages:
-            places = {id(message): place for place, message in enumerate(talk.messages)}
-            kept = [places.get(id(message), -1) for message in sent]
+            record = {"said": session.new_messages} if session.new_messages else {}
+        if sent is not session.messages:
+            indexes = {id(message): index for index, message in enumerate(session.messages)}
+            kept = [indexes.get(id(message), -1) for message in sent]
             if -1 in kept:
-                asked["sent"] = sent
-            elif len(kept) != len(talk.messages) or kept != sorted(kept):
-                asked["kept"] = _ranges(kept)
-        return asked
+                record["sent"] = sent
+            elif len(kept) != len(session.messages) or kept != sorted(kept):
+                record["kept"] = _ranges(kept)
+        return record
 
-    def _call(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
-        asked, talk = self._asked(messages, about), self.talk
-        return traced(talk.ctx, talk.client, messages, self.model, self.options, asked) if talk.traced else asked
+    def _call(self, messages: list[dict[str, Any]], extra_fields: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
+        request, session = self._request(messages, extra_fields), self.session
+        return (
+            traced(session.ctx, session.client, messages, self.model, self.options, request)
+            if session.traced
+            else request
+        )
 
-    async def _asked(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
-        client, options = self.talk.client, self.given
+    async def _request(self, messages: list[dict[str, Any]], extra_fields: Mapping[str, Any]) -> dict[str, Any]:
+        client, options = self.session.client, self.request_options
         if self.stream:
-            response = await streamed(client, messages, options, self._tell, self.talk.clock)
+            response = await streamed(client, messages, options, self._publish, self.session.clock)
         else:
             response = await client.generate(messages=messages, **options)
         message = _with_ids(response.message)
@@ -213,79 +231,82 @@ class ModelCalls:
         if cost is None:
             cost = self._cost(response.usage or {}, response.model)
         answer = recorded_form(response, message, cost)
-        for name, value in about.items():
+        for name, value in extra_fields.items():
             if value:
                 answer[name] = value
         return answer
 
-    async def _tell(self, delta: str) -> None:
+    async def _publish(self, delta: str) -> None:
         self._streamed += len(delta)
-        await self.talk.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
+        await self.session.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
 
 
 async def streamed(
-    client: LLMClient, messages: list[Any], options: Mapping[str, Any], tell: Callable[[str], Awaitable[None]],
+    client: LLMClient, messages: list[Any], options: Mapping[str, Any], publish: Callable[[str], Awaitable[None]],
     clock: Clock,
 ) -> LLMResponse:  # fmt: skip
-    """The whole answer, told in pieces as it comes; all at once by a client that has no stream."""
+    """Stream an answer, publish its text, and return it; a client without a stream answers at once."""
     stream: Any = getattr(client, "stream", None)
     if stream is not None:
         try:
-            pieces = stream(messages=messages, **options)
-            # Somebody's own client may have no generator: a coroutine gives its pieces, or raises that it has none.
-            if inspect.isawaitable(pieces):
-                pieces = await pieces
-            return await _poured(pieces, tell, clock, options.get("model"))
+            chunks = stream(messages=messages, **options)
+            # In a custom client, `stream` may be a coroutine that returns the chunks or raises NotSupported.
+            if inspect.isawaitable(chunks):
+                chunks = await chunks
+            return await _stream_chunks(chunks, publish, clock, options.get("model"))
         except (NotImplementedError, NotSupported):
             pass
     return await client.generate(messages=messages, **options)
 
 
-async def _poured(
-    pieces: AsyncIterator[LLMStreamChunk], tell: Callable[[str], Awaitable[None]], clock: Clock, model: str | None
+async def _stream_chunks(
+    chunks: AsyncIterator[LLMStreamChunk], publish: Callable[[str], Awaitable[None]], clock: Clock, model: str | None
 ) -> LLMResponse:
-    buffered, told = "", clock.boot()
-    heard = StreamBuffer()
+    buffered, published_at = "", clock.boot()
+    received = StreamBuffer()
     try:
-        async for piece in pieces:
-            buffered += piece.delta
-            heard.take(piece)
-            if buffered and (piece.finish_reason is not None or clock.boot() - told >= DELTA_EVERY):
-                await tell(buffered)
-                buffered, told = "", clock.boot()
+        async for chunk in chunks:
+            buffered += chunk.delta
+            received.take(chunk)
+            if buffered and (chunk.finish_reason is not None or clock.boot() - published_at >= DELTA_EVERY):
+                await publish(buffered)
+                buffered, published_at = "", clock.boot()
         if buffered:
-            await tell(buffered)
+            await publish(buffered)
     finally:
-        if close := getattr(pieces, "aclose", None):
+        if close := getattr(chunks, "aclose", None):
             await close()
-    return heard.whole(model)
+    return received.whole(model)
 
 
 class StreamBuffer:
-    """A streamed answer so far, by whichever client."""
+    """Assembles a streamed answer of any client."""
 
     def __init__(self) -> None:
-        self.last: LLMStreamChunk = LLMStreamChunk()  # of those with a finish_reason
+        self.last: LLMStreamChunk = LLMStreamChunk()  # the last chunk with a finish_reason
         self._texts: list[str] = []
         self._calls: list[Any] = []
         self._usage: dict[str, Any] = {}
 
-    def take(self, piece: LLMStreamChunk) -> None:
-        self._texts.append(piece.delta)
-        self._calls += piece.tool_calls or ()
-        self._usage = piece.usage or self._usage
-        if piece.finish_reason is not None:
-            self.last = piece
+    def take(self, chunk: LLMStreamChunk) -> None:
+        """Add a chunk."""
+        self._texts.append(chunk.delta)
+        self._calls += chunk.tool_calls or ()
+        self._usage = chunk.usage or self._usage
+        if chunk.finish_reason is not None:
+            self.last = chunk
 
     def whole(self, model: str | None) -> LLMResponse:
-        """The answer, where no more comes; StreamCut if it asks for tools and was not finished."""
+        """Return the complete answer; StreamCut if it requests tools and was not finished."""
         last = self.last
         if last.response is not None:
             return last.response
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts) or None}
         if self._calls:
             if last.finish_reason is None:
-                raise StreamCut("the stream asked for tools and ended without a finish_reason; nothing of it counts")
+                raise StreamCut(
+                    "the stream requested tools and ended without a finish_reason; the partial answer is discarded"
+                )
             message["tool_calls"] = [dict(call) for call in self._calls]
         return LLMResponse(message, self._usage, model or "", last.finish_reason or "")
 
@@ -296,26 +317,26 @@ def _tokens_in(message: Mapping[str, Any]) -> int:
     return (size + len(str(message.get("tool_calls") or ""))) // CHARS_A_TOKEN + 4
 
 
-def _ranges(places: Sequence[int]) -> list[list[int]]:
-    """Places as [first, behind the last] of each stretch of them."""
-    found: list[list[int]] = []
-    for place in places:
-        if found and found[-1][1] == place:
-            found[-1][1] += 1
+def _ranges(indexes: Sequence[int]) -> list[list[int]]:
+    """Return indexes as [first, end] for each consecutive range; `end` is exclusive."""
+    ranges: list[list[int]] = []
+    for index in indexes:
+        if ranges and ranges[-1][1] == index:
+            ranges[-1][1] += 1
         else:
-            found.append([place, place + 1])
-    return found
+            ranges.append([index, index + 1])
+    return ranges
 
 
 def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with an id of its own for every tool call, which its result is paired by."""
+    """Return the message with a unique id for every tool call, because results refer to it."""
     calls = message.get("tool_calls")
     if not calls:
         return {name: value for name, value in message.items() if name != "tool_calls"}
     seen: set[str] = set()
     named = []
-    for place, call in enumerate(calls):
-        id_ = str(call.get("id") or f"call_{place}")
+    for index, call in enumerate(calls):
+        id_ = str(call.get("id") or f"call_{index}")
         while id_ in seen:
             id_ += "_"
         seen.add(id_)

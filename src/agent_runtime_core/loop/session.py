@@ -1,4 +1,4 @@
-"""What the two sides of a turn share: the conversation, its budget and its time, and the steps that record it."""
+"""The state that model calls and tool calls of a loop share: conversation, budget, time and recorded steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .state import CancellationToken, Hooks, TurnState
 
 
 class Cancelled(Exception):
-    """The token was cancelled."""
+    """The cancellation token was cancelled."""
 
 
 class LoopSession:
@@ -34,33 +34,37 @@ class LoopSession:
         self.budget: Budget = Budget(limits, getattr(ctx, "budget", None))
         self.cancellation: CancellationToken | None = cancellation
         self.messages: list[dict[str, Any]] = messages
-        #: Of them, those since the last call of the model that are no answers to it.
+        #: Those messages since the last model call that are not answers to it.
         self.new_messages: list[dict[str, Any]] = messages
         self.clock: Clock = getattr(ctx, "clock", SYSTEM)
         self.steps: RecordedCalls = RecordedCalls(ctx)
-        #: What tells this loop's steps from those of another one in the run.
+        #: Distinguishes the steps of this loop from those of other loops in the run.
         self.name: str = self.steps.journal.keys.next_key("l", "loop")
-        #: Whether the last answer of the model was paid for by the run that this one was forked from.
+        #: Whether the last answer was copied from the run that this one was forked from, which paid for it.
         self.copied: bool = False
-        self._since = 0.0  # when this stretch of work began
-        self._turn = 0.0  # seconds of this turn before that
-        self._late: LimitExceeded | None = None  # the time limit that something outlasted without minding it
+        self._work_started = 0.0  # when the present period of work began
+        self._turn_seconds = 0.0  # seconds of work in this turn before that
+        self._limit_passed: LimitExceeded | None = (
+            None  # a time limit that work exceeded because it ignored its cancellation
+        )
 
     @property
     def run(self) -> Any:
-        """The run as its user named it."""
+        """The run's id as the user passed it, for log messages."""
         return getattr(self.ctx, "run_key", None) or getattr(self.ctx, "run_id", None)
 
     @property
     def traced(self) -> bool:
+        """Whether calls are traced."""
         return bool(getattr(self.ctx, "traced", False))
 
     def state(self, state: TurnState) -> None:
+        """Report a new state to the hook."""
         if self.hooks.on_state is not None:
             self.hooks.on_state(state)
 
     def check(self, what: str) -> None:
-        """Stop here if somebody wants that."""
+        """Raise if the token or the run was cancelled, or a time limit has passed; `what` is the next call."""
         if self.cancellation is not None and self.cancellation.cancelled:
             raise Cancelled
         if self.ctx.cancelled():
@@ -68,63 +72,65 @@ class LoopSession:
         self.raise_if_late()
 
     def raise_if_late(self) -> None:
-        """LimitExceeded if something of this turn came after its time."""
-        if self._late is not None:
-            raise self._late
+        """Raise LimitExceeded if work of this turn ended after its time limit."""
+        if self._limit_passed is not None:
+            raise self._limit_passed
 
     # -- time
 
     def begin_turn(self) -> None:
-        self._turn, self._since = 0.0, self.clock.boot()
+        """Start the time of a turn."""
+        self._turn_seconds, self._work_started = 0.0, self.clock.boot()
 
     def stop_timer(self) -> None:
-        """What comes is no work of this run: it waits."""
+        """Stop counting work time: the loop waits."""
         now = self.clock.boot()
-        self._turn += now - self._since
-        self.budget.add_seconds(now - self._since)
-        self._since = now
+        self._turn_seconds += now - self._work_started
+        self.budget.add_seconds(now - self._work_started)
+        self._work_started = now
 
     def start_timer(self) -> None:
-        self._since = self.clock.boot()
+        """Count work time again."""
+        self._work_started = self.clock.boot()
 
     end_turn = stop_timer
 
     def add_work_time(self, seconds: float) -> None:
-        """An earlier life of the run was at work for so long."""
-        self._turn += seconds
+        """Add the seconds of work of an earlier execution."""
+        self._turn_seconds += seconds
         self.budget.add_seconds(seconds)
 
     def in_time(self, work: Awaitable[Any]) -> Awaitable[Any]:
-        """Its result, unless a time limit or the token comes first.
+        """Return the result of `work`, unless a time limit passes or the token is cancelled.
 
-        Work that does not listen to being cancelled keeps its result; the next `not_late` tells of it.
+        Work that ignores its cancellation keeps its result; the next `raise_if_late` raises.
         """
         return work if self.cancellation is None and not self.budget.timed else self._in_time(work)
 
     async def _in_time(self, work: Awaitable[Any]) -> Any:
-        left = self.budget.remaining(*self._times())
+        remaining = self.budget.remaining(*self._times())
         try:
-            async with asyncio.timeout(None if left is None else max(left, 0)) as limit:
+            async with asyncio.timeout(None if remaining is None else max(remaining, 0)) as limit:
                 result = await self.unless_cancelled(work)
         except TimeoutError:
             if limit.expired():
                 raise self.budget.time_limit_error(*self._times()) from None
             raise
         if limit.expired():
-            self._late = self.budget.time_limit_error(*self._times())
+            self._limit_passed = self.budget.time_limit_error(*self._times())
         return result
 
     def _times(self) -> tuple[float, float]:
-        """Return the seconds of this stretch of work, and of this turn."""
-        now = self.clock.boot() - self._since
-        return now, self._turn + now
+        """Return the seconds of the present period of work, and those of this turn."""
+        elapsed = self.clock.boot() - self._work_started
+        return elapsed, self._turn_seconds + elapsed
 
     async def unless_cancelled(self, work: Awaitable[Any]) -> Any:
-        """Its result, unless the token comes first."""
-        return await (work if self.cancellation is None else _until(self.cancellation, work))
+        """Return the result of `work`, unless the token is cancelled first."""
+        return await (work if self.cancellation is None else _await_or_cancel(self.cancellation, work))
 
 
-async def _until(token: CancellationToken, work: Awaitable[Any]) -> Any:
+async def _await_or_cancel(token: CancellationToken, work: Awaitable[Any]) -> Any:
     task = start_soon(work)
     watch = start_helper(token.wait())
     try:

@@ -1,4 +1,4 @@
-"""Where an agent loop stands, what ends it from outside, and what it comes to."""
+"""The state of an agent loop, its cancellation token, its hooks and its result."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .._core.per_loop import call_in_loop
 __all__ = ["CancellationToken", "Hooks", "LoopResult", "TurnState"]
 
 
-class TurnState(str, Enum):  # noqa: UP042 (as the other enums of the public face)
-    """Where a loop stands."""
+class TurnState(str, Enum):  # noqa: UP042 (like the other public enums)
+    """State of a loop."""
 
-    STREAMING = "streaming"  # the model is asked
+    STREAMING = "streaming"  # a model call
     TOOL_EXECUTION = "tool_execution"
-    WAITING = "waiting"  # for somebody's approval
+    WAITING = "waiting"  # for an approval
     YIELDING = "yielding"  # the model has answered
     HANDED_OFF = "handed_off"  # another agent has answered
     CANCELLED = "cancelled"
@@ -27,7 +27,13 @@ class TurnState(str, Enum):  # noqa: UP042 (as the other enums of the public fac
 
 
 class CancellationToken:
-    """Ends a loop from outside: between two calls, or in the middle of one. Any thread may cancel it."""
+    """Ends a loop from outside, between two calls or during one. Thread-safe.
+
+    token = CancellationToken()
+    task = asyncio.create_task(run_turn_loop(ctx, client, cancellation=token))
+    token.cancel()
+    result = await task  # result.state is TurnState.CANCELLED
+    """
 
     def __init__(self) -> None:
         self._cancelled = False
@@ -35,6 +41,7 @@ class CancellationToken:
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     def cancel(self) -> None:
+        """End the loops that have this token."""
         with self._lock:
             self._cancelled = True
             waiting = list(self._waiting)
@@ -43,32 +50,42 @@ class CancellationToken:
 
     @property
     def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
         return self._cancelled
 
     async def wait(self) -> None:
-        """Return once it is cancelled."""
-        mine = (asyncio.get_running_loop(), asyncio.Event())
+        """Wait until `cancel` is called."""
+        listener = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             if self._cancelled:
                 return
-            self._waiting.add(mine)
+            self._waiting.add(listener)
         try:
-            await mine[1].wait()
+            await listener[1].wait()
         finally:
             with self._lock:
-                self._waiting.discard(mine)
+                self._waiting.discard(listener)
 
 
 @dataclass
 class LoopResult:
-    """How a loop ended. `messages` are those it was given and all that came, each tool call with its result."""
+    """The outcome of a loop.
+
+    Attributes:
+        messages: The initial messages and all new ones; each tool call has its result.
+        state: The last state.
+        text: The text of the last answer, or None.
+        output: The typed answer, if there is an `output_type`.
+        plain_output: The typed answer as plain JSON.
+        usage: Tokens, cost, turns and tool calls.
+        turns: The number of turns.
+        tool_calls: The number of tool calls.
+    """
 
     messages: list[dict[str, Any]]
     state: TurnState
     text: str | None = None
-    #: What the text says, where an `output_type` was asked for.
     output: Any = None
-    #: The same as plain JSON.
     plain_output: Any = None
     usage: dict[str, Any] = field(default_factory=dict)
     turns: int = 0
@@ -77,10 +94,16 @@ class LoopResult:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What an agent does around the calls of its loop."""
+    """Functions that a loop calls.
+
+    Args:
+        before_tool: Awaited before a tool runs, with its name and arguments, which it may change.
+        after_tool: Awaited with the name and the result of a tool; returns the result to use.
+        trim: Called with all messages; returns those to send. The others stay in the history. May be async.
+        on_state: Called with each new state.
+    """
 
     before_tool: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None
     after_tool: Callable[[str, Any], Awaitable[Any]] | None = None
-    #: The messages to send, of all there are; those left out stay in the history.
     trim: Callable[[list[dict[str, Any]]], Any] | None = None
     on_state: Callable[[TurnState], None] | None = None

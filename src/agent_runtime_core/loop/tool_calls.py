@@ -1,4 +1,4 @@
-"""The tools' side of a turn: which calls are made, in what order, by whom, and what is recorded of them."""
+"""The tool calls of a loop: their order, approvals, child agents, and what is recorded."""
 
 from __future__ import annotations
 
@@ -23,168 +23,178 @@ from ..tools.tool import Tool
 from .session import LoopSession
 from .state import TurnState
 
-_Placed = tuple[int, ToolCallDict, Tool | None]  # a call, with its place in the answer and its tool
+_IndexedCall = tuple[int, ToolCallDict, Tool | None]  # a call, with its index in the answer and its tool
 
-_REFUSED = "refused"  # the error of a call that a person refused
-MALFORMED = 3  # turns in a row whose every tool call was malformed, after which the loop gives up
+_REJECTED = "refused"  # the error of a call that a person rejected
+MALFORMED = 3  # turns in a row with only malformed tool calls, after which the loop fails
 
 
 class ToolCalls:
-    """Runs the tools that the model of a talk asks for."""
+    """Runs the tools that the model of a loop requests."""
 
-    def __init__(self, talk: LoopSession) -> None:
-        self.talk: LoopSession = talk
-        #: The result of an agent that the conversation was handed to.
+    def __init__(self, session: LoopSession) -> None:
+        self.session: LoopSession = session
+        #: The result of the agent that took over the conversation by a handoff.
         self.child: RunResult | None = None
         self.malformed: int = 0  # turns in a row
-        #: How many guarded calls this loop has made, by tool and arguments.
+        #: How many calls with an in-doubt policy this loop has made, by tool and arguments.
         self.guarded: Counter[str] = Counter()
-        self.took: float = 0.0  # seconds that the recorded ones of the calls side by side took
+        self.recorded_seconds: float = 0.0  # seconds of the longest recorded call of a concurrent group
 
     async def run(self, key: str, calls: list[ToolCallDict]) -> None:
-        """Answer all calls of one turn; LimitExceeded where they are too many, or nothing but nonsense."""
-        talk = self.talk
-        talk.state(TurnState.TOOL_EXECUTION)
+        """Answer all tool calls of one turn.
+
+        Raises:
+            LimitExceeded: They exceed a limit, or the model made only malformed calls in several turns.
+        """
+        session = self.session
+        session.state(TurnState.TOOL_EXECUTION)
         answers: dict[int, dict[str, Any]] = {}
         try:
-            talk.check("tools")
-            own = len(calls)
-            if talk.copied:
-                own -= sum(talk.steps.from_fork("tool", f"{key}:{place}") for place in range(own))
-            await self._room(lambda: talk.budget.before_tools(own))
-            talk.budget.tool(own)
+            session.check("tools")
+            count = len(calls)
+            if session.copied:
+                count -= sum(session.steps.from_fork("tool", f"{key}:{index}") for index in range(count))
+            await self._wait_until_allowed(lambda: session.budget.before_tools(count))
+            session.budget.tool(count)
             await self._in_order(key, calls, answers)
         finally:
-            # Whatever ends it: a call without an answer would be refused by the model when the history is sent again.
-            for place, call in enumerate(calls):
-                answer = answers.get(place) or {"content": "Error: not run", "ok": False}
+            # Also after an error: providers reject a history in which a call has no answer.
+            for index, call in enumerate(calls):
+                answer = answers.get(index) or {"content": "Error: not run", "ok": False}
                 message = {"role": "tool", "tool_call_id": call.id, "content": answer["content"]}
                 if not answer["ok"]:
                     message["metadata"] = {"is_error": True}
-                talk.messages.append(message)
+                session.messages.append(message)
         if self.child is None:
             self._count_malformed(answers)
 
-    async def _room(self, before: Callable[[], None]) -> None:
-        """Wait for others at work beside this loop where they leave it no room; LimitExceeded."""
-        talk = self.talk
-        if not talk.budget.unlimited:
-            talk.stop_timer()
+    async def _wait_until_allowed(self, before: Callable[[], None]) -> None:
+        """Wait for concurrent loops whose reservations leave no budget; LimitExceeded if none could release it."""
+        session = self.session
+        if not session.budget.unlimited:
+            session.stop_timer()
             try:
-                await talk.budget.until_allowed(before, talk.unless_cancelled)
+                await session.budget.until_allowed(before, session.unless_cancelled)
             finally:
-                talk.start_timer()
+                session.start_timer()
 
     async def _in_order(self, key: str, calls: list[ToolCallDict], answers: dict[int, dict[str, Any]]) -> None:
-        """Side by side as long as no call has side effects; those that have, one after the other."""
-        talk = self.talk
-        together: list[_Placed] = []
-        for place, call in enumerate(calls):
-            tool = talk.tools.get(call.name)
+        """Run calls without side effects concurrently, and those with side effects one after the other."""
+        session = self.session
+        concurrent: list[_IndexedCall] = []
+        for index, call in enumerate(calls):
+            tool = session.tools.get(call.name)
             if tool is None or not (tool.has_side_effects or tool.requires_confirmation or _agent(tool)):
-                together.append((place, call, tool))
+                concurrent.append((index, call, tool))
                 continue
-            await self._beside(key, together, answers)
-            together = []
-            talk.check(f"tool {call.name!r}")
-            await self._beside(key, [(place, call, tool)], answers)
+            await self._run_concurrently(key, concurrent, answers)
+            concurrent = []
+            session.check(f"tool {call.name!r}")
+            await self._run_concurrently(key, [(index, call, tool)], answers)
             if self.child is not None:
                 return
-        await self._beside(key, together, answers)
+        await self._run_concurrently(key, concurrent, answers)
 
-    async def _beside(self, key: str, calls: list[_Placed], answers: dict[int, dict[str, Any]]) -> None:
-        async def one(place: int, call: ToolCallDict, tool: Tool | None) -> None:
-            answers[place] = await self._one(f"{key}:{place}", call, tool)
+    async def _run_concurrently(self, key: str, calls: list[_IndexedCall], answers: dict[int, dict[str, Any]]) -> None:
+        async def one(index: int, call: ToolCallDict, tool: Tool | None) -> None:
+            answers[index] = await self._one(f"{key}:{index}", call, tool)
 
         if len(calls) < 2:
             for each in calls:
                 await one(*each)
         else:
-            await _gathered([start_soon(one(*each)) for each in calls])
-        self.talk.add_work_time(self.took)
-        self.took = 0.0
+            await _gather([start_soon(one(*each)) for each in calls])
+        self.session.add_work_time(self.recorded_seconds)
+        self.recorded_seconds = 0.0
 
     async def _one(self, key: str, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
-        """The answer to one call as it is recorded: {"content", "ok", "error", "result"}."""
-        talk = self.talk
+        """Return the answer to one call as it is recorded: {"content", "ok", "error", "result"}."""
+        session = self.session
         agent = None if tool is None else _agent(tool)
-        # Another agent's call is recorded behind its events: the run comes to them in that order again.
-        recorded = talk.steps.replayed("tool", key) if agent else talk.steps.recorded("tool", key)
-        asked = recorded is UNRECORDED or agent
-        refusal = None
-        # Nobody is asked about a call that could not be made.
-        if asked and tool is not None and tool.requires_confirmation and _fits(call, tool):
-            refusal = await self._confirmed(key, call)
-        if tool is not None and agent and refusal is None and _may_begin(call, tool, recorded):
+        # The call of a child agent is recorded after its events, so it is replayed after them.
+        recorded = session.steps.replayed("tool", key) if agent else session.steps.recorded("tool", key)
+        needs_approval = recorded is UNRECORDED or agent
+        rejection = None
+        # A call with invalid arguments needs no approval.
+        if needs_approval and tool is not None and tool.requires_confirmation and _has_valid_arguments(call, tool):
+            rejection = await self._ask_for_approval(key, call)
+        if tool is not None and agent and rejection is None and _may_begin(call, tool, recorded):
             return await self._delegated(key, call, tool, agent, recorded is not UNRECORDED)
         if recorded is not UNRECORDED:
             if agent:
-                talk.steps.recorded("tool", key)
+                session.steps.recorded("tool", key)
             elif tool is not None:
-                if tool.requires_confirmation:  # it was passed too, before the call
-                    _amend(call, talk.steps.recorded(f"signal:tool:{call.name}", key))
-                if recorded["error"] != _REFUSED:
+                if tool.requires_confirmation:  # its approval was recorded before the call
+                    _amend(call, session.steps.recorded(f"signal:tool:{call.name}", key))
+                if recorded["error"] != _REJECTED:
                     self._effect(call, tool)
-            # Calls that ran side by side took as long as the longest of them.
-            self.took = max(self.took, talk.steps.duration("tool", key))
+            # Concurrent calls take as long as the longest one.
+            self.recorded_seconds = max(self.recorded_seconds, session.steps.duration("tool", key))
             return cast("dict[str, Any]", recorded)
-        if refusal is not None:
-            return await self._refused(key, call, refusal)
+        if rejection is not None:
+            return await self._rejected(key, call, rejection)
         lazy = tool is None or not (tool.has_side_effects or tool.requires_confirmation)
         arguments = _read(call)
-        told = {"name": call.name, "id": call.id, "args": _args(call) if arguments is None else arguments}
-        answered: dict[str, Any] = await talk.in_time(
-            talk.steps.run(
-                "tool", key, lambda attempt: self._answer(call, told, tool, arguments), policy=_policy(tool),
-                tool=told, effect=self._effect(call, tool), lazy=lazy,
+        call_record = {"name": call.name, "id": call.id, "args": _args(call) if arguments is None else arguments}
+        answer: dict[str, Any] = await session.in_time(
+            session.steps.run(
+                "tool", key, lambda attempt: self._answer(call, call_record, tool, arguments), policy=_policy(tool),
+                tool=call_record, effect=self._effect(call, tool), lazy=lazy,
             )
         )  # fmt: skip
-        return answered
+        return answer
 
     def _effect(self, call: ToolCallDict, tool: Tool | None) -> str | None:
-        """Return the key of a guarded call in the lineage of the run, None for another one.
+        """Return a key of the call that is the same in all forks of the run; None if its policy is "retry".
 
-        It is the number of the call among those of this loop with the same tool and arguments. The place of the call
-        would not do: a model that is asked again in a fork may make the same call in another turn.
+        It counts the calls of this loop with the same tool and arguments. The index of the call would not do: in a fork
+        the model may make the same call in another turn.
         """
         if _policy(tool).on_in_doubt == "retry":
             return None
-        same = arguments_digest((call.name, _args(call)), {})[0] or ""
-        self.guarded[same] += 1
-        return f"{self.talk.name}:{call.name}:{self.guarded[same] - 1}"
+        digest = arguments_digest((call.name, _args(call)), {})[0] or ""
+        self.guarded[digest] += 1
+        return f"{self.session.name}:{call.name}:{self.guarded[digest] - 1}"
 
     async def _answer(
-        self, call: ToolCallDict, told: Mapping[str, Any], tool: Tool | None, arguments: dict[str, Any] | None
+        self, call: ToolCallDict, call_record: Mapping[str, Any], tool: Tool | None, arguments: dict[str, Any] | None
     ) -> dict[str, Any]:
-        talk = self.talk
-        hooks, ctx, traced = talk.hooks, talk.ctx, talk.traced
-        began = talk.clock.wall() if traced else 0.0
+        session = self.session
+        hooks, ctx, traced = session.hooks, session.ctx, session.traced
+        started = session.clock.wall() if traced else 0.0
         if tool is None or arguments is None:
-            answer = await answer_call(talk.tools, call, ctx, before=hooks.before_tool, after=hooks.after_tool)
+            answer = await answer_call(session.tools, call, ctx, before=hooks.before_tool, after=hooks.after_tool)
         else:
             answer = await answer_read(
-                talk.tools, told["name"], tool, dict(arguments), ctx, before=hooks.before_tool, after=hooks.after_tool
+                session.tools,
+                call_record["name"],
+                tool,
+                dict(arguments),
+                ctx,
+                before=hooks.before_tool,
+                after=hooks.after_tool,
             )
         if traced:
             ctx.trace(
                 "tool.done",
                 {
-                    "step_id": ctx.step_id, "tool_name": told["name"], "tool_call_id": told["id"],
-                    "input": _args(call), "output": answer.content, "started_at": began, "ended_at": talk.clock.wall(),
-                    "error": None if answer.ok else answer.content,
+                    "step_id": ctx.step_id, "tool_name": call_record["name"], "tool_call_id": call_record["id"],
+                    "input": _args(call), "output": answer.content, "started_at": started,
+                    "ended_at": session.clock.wall(), "error": None if answer.ok else answer.content,
                 },
             )  # fmt: skip
         return _plain(answer)
 
-    async def _confirmed(self, key: str, call: ToolCallDict) -> str | None:
-        """Why a person does not want it, or None; they may give other arguments."""
-        talk = self.talk
-        talk.state(TurnState.WAITING)
+    async def _ask_for_approval(self, key: str, call: ToolCallDict) -> str | None:
+        """Ask a person to approve a call, perhaps with other arguments; return why it is rejected, or None."""
+        session = self.session
+        session.state(TurnState.WAITING)
         details = {"tool_name": call.name, "tool_args": _args(call), "tool_call_id": call.id}
-        talk.stop_timer()
-        answer = await talk.unless_cancelled(talk.ctx.approve(f"tool:{call.name}", details, key=key))
-        talk.start_timer()
-        talk.state(TurnState.TOOL_EXECUTION)
+        session.stop_timer()
+        answer = await session.unless_cancelled(session.ctx.approve(f"tool:{call.name}", details, key=key))
+        session.start_timer()
+        session.state(TurnState.TOOL_EXECUTION)
         if isinstance(answer, Mapping):
             if answer.get("approved") is True:
                 _amend(call, answer)
@@ -192,69 +202,73 @@ class ToolCalls:
             return str(answer.get("reason") or "denied")
         return None if answer is True else "denied" if answer in (False, None) else str(answer)
 
-    async def _refused(self, key: str, call: ToolCallDict, why: str) -> dict[str, Any]:
+    async def _rejected(self, key: str, call: ToolCallDict, reason: str) -> dict[str, Any]:
         answer = {
-            "content": f"Error: a person refused this call: {why}",
+            "content": f"Error: a person refused this call: {reason}",
             "ok": False,
             "result": None,
-            "error": _REFUSED,
+            "error": _REJECTED,
         }
 
-        async def told(attempt: int) -> dict[str, Any]:
+        async def recorded_answer(attempt: int) -> dict[str, Any]:
             return answer
 
-        return cast("dict[str, Any]", await self.talk.steps.run("tool", key, told, tool=_told(call)))
+        return cast(
+            "dict[str, Any]", await self.session.steps.run("tool", key, recorded_answer, tool=_call_record(call))
+        )
 
     async def _delegated(self, key: str, call: ToolCallDict, tool: Tool, agent: Any, recorded: bool) -> dict[str, Any]:
-        """Run another agent with what is left of the budget; its answer is the tool's, and so are the hooks.
+        """Run a child agent with the remaining budget; its answer is the answer of the tool, hooks included.
 
-        Its own record answers for a child that has ended.
+        A child that has ended returns its recorded result.
         """
-        talk = self.talk
+        session = self.session
         args = _args(call)
-        told = {**talk.steps.event_fields("tool", key), "tool_name": call.name, "tool_call_id": call.id}
-        await talk.ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": args})
-        args = await self._before(key, call, args)
-        with suppress(LimitExceeded):  # with nothing left, that is what the child says
-            await self._room(talk.budget.before_call)
-        given = talk.budget.reserve_for_child(RunLimits.of(tool.metadata.get("limits")))
+        event = {**session.steps.event_fields("tool", key), "tool_name": call.name, "tool_call_id": call.id}
+        await session.ctx.emit(EventType.TOOL_CALL, {**event, "tool_args": args})
+        args = await self._before_child(key, call, args)
+        with suppress(LimitExceeded):  # if nothing is left, the child fails with this error
+            await self._wait_until_allowed(session.budget.before_call)
+        limits = session.budget.reserve_for_child(RunLimits.of(tool.metadata.get("limits")))
         task = args.get("task") or args.get("message") or encode(args)
         handoff = bool(tool.metadata.get("handoff"))
         messages = (
-            [*talk.messages[:-1], {"role": "user", "content": task}] if handoff else [{"role": "user", "content": task}]
+            [*session.messages[:-1], {"role": "user", "content": task}]
+            if handoff
+            else [{"role": "user", "content": task}]
         )
-        input_ = {"messages": messages, "limits": given.as_dict()}
-        talk.stop_timer()
-        paid = talk.steps.from_fork(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
+        input_ = {"messages": messages, "limits": limits.as_dict()}
+        session.stop_timer()
+        paid = session.steps.from_fork(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
         failure: Exception | None = None
-        with talk.budget.active_call():
+        with session.budget.active_call():
             try:
-                result = await talk.ctx.call(agent, input_, key=f"{key}:child")
+                result = await session.ctx.call(agent, input_, key=f"{key}:child")
             except (RunFailed, UnknownAgent) as error:
-                ended = getattr(error, "result", None)
-                failure, result = error, ended if isinstance(ended, RunResult) else RunResult()
-            talk.budget.return_unused(given, {} if paid else result.usage)
-        talk.start_timer()
+                child_result = getattr(error, "result", None)
+                failure, result = error, child_result if isinstance(child_result, RunResult) else RunResult()
+            session.budget.return_unused(limits, {} if paid else result.usage)
+        session.start_timer()
         if failure is not None:
             answer = _failed(failure) if isinstance(failure, RunFailed) else _failed(failure.args[0], UNKNOWN_TOOL)
         else:
-            said = result.final_output.get("response", result.final_output)
-            answer = await self._after(key, call, said)
+            response = result.final_output.get("response", result.final_output)
+            answer = await self._after_child(key, call, response)
             if handoff and answer["ok"]:
                 self.child = replace(result, final_output={"response": answer["result"]})
         failed = {} if answer["ok"] else {"error": answer["content"]}
-        await talk.ctx.emit(EventType.TOOL_RESULT, {**told, "result": answer["result"], **failed})
+        await session.ctx.emit(EventType.TOOL_RESULT, {**event, "result": answer["result"], **failed})
         if recorded:
-            return cast("dict[str, Any]", talk.steps.recorded("tool", key))
+            return cast("dict[str, Any]", session.steps.recorded("tool", key))
 
-        async def kept(attempt: int) -> dict[str, Any]:
+        async def recorded_answer(attempt: int) -> dict[str, Any]:
             return answer
 
-        return cast("dict[str, Any]", await talk.steps.run("tool", key, kept, lazy=True))
+        return cast("dict[str, Any]", await session.steps.run("tool", key, recorded_answer, lazy=True))
 
-    async def _before(self, key: str, call: ToolCallDict, args: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of another agent's call as the hook before it leaves them, which is asked once."""
-        hook = self.talk.hooks.before_tool
+    async def _before_child(self, key: str, call: ToolCallDict, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a child agent's call after the hook before it, which is called once."""
+        hook = self.session.hooks.before_tool
         if hook is None:
             return args
 
@@ -264,25 +278,25 @@ class ToolCalls:
 
         return await self._once(f"{key}:before", before)
 
-    async def _after(self, key: str, call: ToolCallDict, said: Any) -> dict[str, Any]:
-        """The answer of another agent as the hook behind it gives it, which is asked once."""
-        hook = self.talk.hooks.after_tool
+    async def _after_child(self, key: str, call: ToolCallDict, response: Any) -> dict[str, Any]:
+        """Return the answer of a child agent after the hook that follows it, which is called once."""
+        hook = self.session.hooks.after_tool
         if hook is None:
-            return _good(said)
+            return _good(response)
 
         async def after(attempt: int) -> dict[str, Any]:
-            result = await hook(call.name, said)
+            result = await hook(call.name, response)
             try:
                 return _good(result)
             except UnserialisableResult as error:
-                return _failed(f"the result of tool {call.name!r} cannot be kept: {error}")
+                return _failed(f"the result of tool {call.name!r} cannot be stored: {error}")
 
         return await self._once(f"{key}:after", after)
 
     async def _once(self, key: str, hook: Callable[[int], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        recorded = self.talk.steps.recorded("hook", key)
+        recorded = self.session.steps.recorded("hook", key)
         if recorded is UNRECORDED:
-            recorded = await self.talk.steps.run("hook", key, hook)
+            recorded = await self.session.steps.run("hook", key, hook)
         return cast("dict[str, Any]", recorded)
 
     def _count_malformed(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
@@ -293,14 +307,14 @@ class ToolCalls:
         self.malformed += 1
         if self.malformed >= MALFORMED:
             raise LimitExceeded(
-                "malformed_tool_calls", MALFORMED, self.malformed, "no tool call of these turns could be run"
+                "malformed_tool_calls", MALFORMED, self.malformed, "no tool call of these turns was valid"
             )
 
 
-async def _gathered(tasks: list[asyncio.Task[None]]) -> None:
+async def _gather(tasks: list[asyncio.Task[None]]) -> None:
     try:
         await asyncio.gather(*tasks)
-    except GeneratorExit:  # it outlived its run and is collected, as are its tasks
+    except GeneratorExit:  # this coroutine is garbage-collected, and so are its tasks
         raise
     except BaseException:
         for task in tasks:
@@ -310,7 +324,7 @@ async def _gathered(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def _read(call: ToolCallDict) -> dict[str, Any] | None:
-    """The arguments a tool is run with, None where it cannot be."""
+    """Return the arguments with which a tool runs, or None if they are invalid."""
     try:
         return read_arguments(call.arguments)
     except BadArguments:
@@ -318,25 +332,25 @@ def _read(call: ToolCallDict) -> dict[str, Any] | None:
 
 
 def _args(call: ToolCallDict) -> dict[str, Any]:
-    """The arguments as a dict, empty where they are none: what is told of a call, not what it is run with."""
-    given = call.arguments
-    if isinstance(given, str) and len(given) > MAX_PARSED:  # it is refused, and not run
+    """Return the arguments as a dict for events and records, {} if they are invalid."""
+    raw = call.arguments
+    if isinstance(raw, str) and len(raw) > MAX_PARSED:  # the call is rejected anyway
         return {}
     try:
-        found = loads_strict(given) if isinstance(given, str) and given.strip() else given
-        told = dict(found) if isinstance(found, Mapping) else {}
-        encode([[told]])  # as deep as it is told
+        parsed = loads_strict(raw) if isinstance(raw, str) and raw.strip() else raw
+        arguments = dict(parsed) if isinstance(parsed, Mapping) else {}
+        encode([[arguments]])  # nested as in the event
     except (ValueError, RecursionError):
         return {}
-    return told
+    return arguments
 
 
-def _told(call: ToolCallDict) -> dict[str, Any]:
+def _call_record(call: ToolCallDict) -> dict[str, Any]:
     return {"name": call.name, "id": call.id, "args": _args(call)}
 
 
 def _plain(answer: ToolAnswer) -> dict[str, Any]:
-    """The answer as it is recorded: a text that is the result too stands there once."""
+    """Return the answer as it is recorded; a result that equals the text is stored once."""
     plain: dict[str, Any] = {"content": answer.content, "ok": answer.ok, "error": answer.error}
     if answer.result is not None and answer.result != answer.content:
         plain["result"] = answer.result
@@ -345,23 +359,23 @@ def _plain(answer: ToolAnswer) -> dict[str, Any]:
     return plain
 
 
-def _good(said: Any) -> dict[str, Any]:
-    content = said if isinstance(said, str) else encode([[said]])[2:-2]  # as deep as a result of a run has it
-    return {"content": content, "ok": True, "result": said}
+def _good(response: Any) -> dict[str, Any]:
+    content = response if isinstance(response, str) else encode([[response]])[2:-2]  # nested as in the result of a run
+    return {"content": content, "ok": True, "result": response}
 
 
-def _failed(why: object, kind: str = FAILED) -> dict[str, Any]:
-    return {"content": f"Error: {why}", "ok": False, "result": None, "error": kind}
+def _failed(reason: object, kind: str = FAILED) -> dict[str, Any]:
+    return {"content": f"Error: {reason}", "ok": False, "result": None, "error": kind}
 
 
 def _may_begin(call: ToolCallDict, tool: Tool, recorded: Any) -> bool:
-    """Whether the agent of a call was asked for something, and nobody refused that."""
+    """Return whether the child agent of a call may run: the arguments are valid and the call was not rejected."""
     if isinstance(recorded, Mapping):
         return recorded.get("error") not in ("refused", BAD_ARGUMENTS, UNKNOWN_TOOL)
-    return _fits(call, tool)
+    return _has_valid_arguments(call, tool)
 
 
-def _fits(call: ToolCallDict, tool: Tool) -> bool:
+def _has_valid_arguments(call: ToolCallDict, tool: Tool) -> bool:
     try:
         check_arguments(tool.parameters, read_arguments(call.arguments))
     except BadArguments:
@@ -370,7 +384,7 @@ def _fits(call: ToolCallDict, tool: Tool) -> bool:
 
 
 def _amend(call: ToolCallDict, answer: Any) -> None:
-    """Give the call the arguments that a person approved in place of its own."""
+    """Replace the arguments of a call by those that a person approved."""
     if isinstance(answer, Mapping) and answer.get("approved") is True and isinstance(answer.get("arguments"), Mapping):
         call["function"] = {"name": call.name, "arguments": encode(dict(answer["arguments"]))}
 
@@ -379,12 +393,12 @@ def _agent(tool: Tool) -> Any:
     return tool.metadata.get("agent")
 
 
-def _again() -> None:
-    """A check function that knows nothing of what became of a call: it is made again, under the same key."""
+def _outcome_unknown() -> None:
+    """A check function that never knows the outcome, so the call is repeated with the same idempotency key."""
 
 
 def _policy(tool: Tool | None) -> Policy:
-    """The start of a call with side effects is durable before it is made, so that its doubt is known."""
+    """Return the policy of a tool's step; with side effects, the start of a call is stored before the call."""
     if tool is None:
         return DEFAULT_POLICY
     wanted = tool.metadata.get("on_in_doubt")
@@ -393,30 +407,41 @@ def _policy(tool: Tool | None) -> Policy:
     return Policy(on_in_doubt=wanted)
 
 
-_CAREFUL = Policy(on_in_doubt=_again)
+_CAREFUL = Policy(on_in_doubt=_outcome_unknown)
 
 
 def agent_tool(
     agent: Any, *, name: str | None = None, description: str = "", handoff: bool = False,
     limits: RunLimits | Mapping[str, Any] | None = None,
 ) -> Tool:  # fmt: skip
-    """A tool that is another agent: a model gives it a task, and it runs as a child of the run.
+    """Return a tool that runs another agent: the model passes a task, and the agent runs as a child of the run.
 
-    It may use what is left of the run's limits, or by `limits` a part of it; a child that used up its part
-    ends failed, and its parent goes on. With `handoff` its answer is the end of the loop.
+        tools.register(agent_tool(researcher, description="Researches a question."))
+
+    Args:
+        agent: An agent, or the key of a registered one.
+        name: The name of the tool, by default the agent's key with "_" for "-".
+        description: What the agent does, for the model.
+        handoff: Whether the agent's answer ends the loop.
+        limits: Limits of the child, within what remains of the run's own. A child that reaches them fails, and its
+            parent
+            continues.
+
+    Raises:
+        InvalidArgument: `agent` is neither an agent nor a key, or a limit is invalid.
     """
-    allotted = RunLimits.of(limits)
-    found = agent if isinstance(agent, str) else getattr(agent, "key", None)
-    if not isinstance(found, str) or not found:
-        raise InvalidArgument(f"agent_tool takes an agent or the key of one, not {brief(agent)}")
+    child_limits = RunLimits.of(limits)
+    key = agent if isinstance(agent, str) else getattr(agent, "key", None)
+    if not isinstance(key, str) or not key:
+        raise InvalidArgument(f"agent must be an agent or the key of one, got {brief(agent)}")
 
     def never(task: str) -> str:
-        raise InvalidArgument(f"the agent {brief(found)} is run by the agent loop, not as a function")
+        raise InvalidArgument(f"agent {brief(key)} must be run by the agent loop, not called as a function")
 
     return Tool(
-        name or found.replace("-", "_"),
-        description or f"Gives a task to the agent {found}.",
+        name or key.replace("-", "_"),
+        description or f"Gives a task to the agent {key}.",
         {"type": "object", "properties": {"task": {"type": "string"}}, "required": ["task"]},
         never,
-        metadata={"agent": agent, "handoff": handoff, "limits": allotted.as_dict()},
+        metadata={"agent": agent, "handoff": handoff, "limits": child_limits.as_dict()},
     )

@@ -1,4 +1,4 @@
-"""The agent loop: ask the model, run the tools it asks for, until it answers; each call a recorded step of the run."""
+"""The agent loop: call the model and run the tools that it requests, until it answers. Each call is a recorded step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .session import Cancelled, LoopSession
 from .state import CancellationToken, Hooks, LoopResult, TurnState
 from .tool_calls import ToolCalls
 
-RETRIES = 50  # times that all calls of the model in one loop may be tried again
-CUT = (
-    "the model's answer was cut at its length (finish_reason 'length') before there was a text or a whole tool call: "
-    "give a greater max_tokens, or ask for less at once"
+RETRIES = 50  # retries of all model calls in one loop
+TRUNCATED = (
+    "the model's answer was truncated (finish_reason 'length') before it had any text or a complete tool call. "
+    "Increase max_tokens, or request less at once"
 )
-REPAIRS = 2  # times a model is asked to correct an answer that is not of the type asked for
+REPAIRS = 2  # how often a model may correct an answer of the wrong type
 
 
 async def run_turn_loop(
@@ -42,48 +42,72 @@ async def run_turn_loop(
     hooks: Hooks | None = None,
     **extra: Any,
 ) -> LoopResult:
-    """Ask `client`, run the tools it asks for, and go on until it answers without asking for one.
+    """Call the model and run the tools that it requests, until it answers without requesting one.
 
-    Over the context of a durable run, every call of the model and of a tool is a recorded step: a
-    resumed run pays for none of them twice. Over any other context they are just made. `messages` are
-    the run's input by default, and `tools` the context's. `limits` are this loop's; those of the
-    context's runner and of the run's input hold for all loops of the run together. When one is reached,
-    LimitExceeded carries a RunResult with what there is. UnknownPrice: a limit in USD without one in
-    tokens, and no price.
+        result = await run_turn_loop(ctx, client, tools, RunLimits(max_turns=5))
+        print(result.text)
+
+    With the context of a durable run, every model call and tool call is a recorded step: a resumed run repeats and pays
+    for none of them. With any other context the calls are only made.
+
+    Args:
+        ctx: The context of the run.
+        client: The model client.
+        tools: The tools; by default those of the context.
+        limits: Limits of this loop. The limits of the runner and of the run's input apply to all loops of the run
+            together.
+        messages: The conversation; by default the run's input messages.
+        model: The model; None for the client's default.
+        temperature: Randomness of the answers; None for the provider's default.
+        max_tokens: The most tokens of one answer; None for the client's default.
+        stream: Whether to publish answers as they are generated, as ASSISTANT_DELTA events.
+        output_type: The type of the answer, or a JSON Schema. The model may correct an invalid answer twice.
+        cancellation: A token that ends the loop from outside.
+        hooks: Functions that the loop calls.
+        **extra: Further options of the model client.
+
+    Returns:
+        The messages, the answer and the usage.
+
+    Raises:
+        LimitExceeded: A limit was reached; its `result` is a RunResult with the output so far.
+        OutputMismatch: The answer does not have the type `output_type`, or was truncated.
+        UnknownPrice: There is a limit in USD, none in tokens, and the model has no price.
+        InvalidArgument: An argument is invalid.
     """
-    said = [dict(each) for each in messages_in(ctx.input_messages if messages is None else messages)]
+    conversation = [dict(each) for each in messages_in(ctx.input_messages if messages is None else messages)]
     tools = ctx.tools if tools is None else tools
     if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
         raise InvalidArgument(
             f"max_tokens must be an integer of at least 1, or None for the client's default, got {brief(max_tokens)}"
         )
     if not hasattr(tools, "to_openai_format"):
-        raise InvalidArgument(f"tools are a ToolRegistry, not {brief(tools)}: register them in one")
-    talk = LoopSession(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, said)
+        raise InvalidArgument(f"tools must be a ToolRegistry, got {brief(tools)}")
+    session = LoopSession(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, conversation)
     output = None if output_type is None else Output(output_type)
     options = {"model": model, "temperature": temperature, "max_tokens": max_tokens, **extra}
     if output is not None:
         options.setdefault("response_format", output.response_format)
-    asking = ModelCalls(talk, model, max_tokens, options, stream=stream)
-    asking.need_price()
+    model_calls = ModelCalls(session, model, max_tokens, options, stream=stream)
+    model_calls.need_price()
     token = RETRY_BUDGET.set(RetryBudget(RETRIES))
     try:
-        return await _Loop(talk, asking, output).run()
+        return await _Loop(session, model_calls, output).run()
     finally:
         restore(RETRY_BUDGET, token)
 
 
 class _Loop:
-    """One pass of the loop."""
+    """One execution of the loop."""
 
-    def __init__(self, talk: LoopSession, asking: ModelCalls, output: Output | None) -> None:
-        self.talk: LoopSession = talk
-        self.asking: ModelCalls = asking
-        self.calling: ToolCalls = ToolCalls(talk)
+    def __init__(self, session: LoopSession, model_calls: ModelCalls, output: Output | None) -> None:
+        self.session: LoopSession = session
+        self.model_calls: ModelCalls = model_calls
+        self.tool_calls: ToolCalls = ToolCalls(session)
         self.output: Output | None = output
-        self.given: int = len(talk.messages)  # how many there were before this pass said anything
+        self.initial_count: int = len(session.messages)  # messages at the start
         self.repairs: int = 0
-        self.turns: int = 0  # of the conversation, those of a run that this one was forked from included
+        self.turns: int = 0  # including those of the run that this one was forked from
 
     async def run(self) -> LoopResult:
         try:
@@ -92,82 +116,82 @@ class _Loop:
                 if ended is not None:
                     return ended
         except LimitExceeded as limit:
-            self.talk.state(TurnState.LIMITED)
-            limit.result = self._partial()  # also where the limit was one of a loop inside a tool of this one
+            self.session.state(TurnState.LIMITED)
+            limit.result = self._partial()  # also if the limit was that of a loop inside a tool
             raise
         except Cancelled:
             return self._ended(TurnState.CANCELLED, None)
 
     def _partial(self) -> RunResult:
-        talk = self.talk
-        messages = talk.messages
-        new = messages[self.given :]
-        said = [_text(m["content"]) for m in new if m.get("role") == "assistant" and m.get("content")]
+        session = self.session
+        messages = session.messages
+        new = messages[self.initial_count :]
+        texts = [_text(m["content"]) for m in new if m.get("role") == "assistant" and m.get("content")]
         return RunResult(
-            final_output={"response": said[-1] if said else None},
+            final_output={"response": texts[-1] if texts else None},
             final_messages=list(messages),
-            usage=talk.budget.reported_usage(),
+            usage=session.budget.reported_usage(),
         )
 
     def _ended(self, state: TurnState, text: str | None, output: Any = None, plain: Any = None) -> LoopResult:
-        talk = self.talk
-        talk.state(state)
-        budget = talk.budget
+        session = self.session
+        session.state(state)
+        budget = session.budget
         return LoopResult(
-            talk.messages, state, text, output, plain, budget.reported_usage(), budget.turns, budget.tool_calls
+            session.messages, state, text, output, plain, budget.reported_usage(), budget.turns, budget.tool_calls
         )
 
     async def _turn(self) -> LoopResult | None:
-        talk = self.talk
-        key = f"{talk.name}:{self.turns}"
-        talk.check(f"turn {self.turns + 1}")
-        talk.begin_turn()
-        response = await self.asking.answer(key)
+        session = self.session
+        key = f"{session.name}:{self.turns}"
+        session.check(f"turn {self.turns + 1}")
+        session.begin_turn()
+        response = await self.model_calls.answer(key)
         self.turns += 1
-        if not talk.copied:
-            talk.budget.turn()
-        talk.messages.append(response["message"])
+        if not session.copied:
+            session.budget.turn()
+        session.messages.append(response["message"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         if calls:
-            await self.calling.run(key, calls)
-        talk.raise_if_late()
-        talk.end_turn()
-        if self.calling.child is not None:
-            return self._handed_off(self.calling.child)
-        # A provider that only paused is sent its message back as it is, and goes on.
+            await self.tool_calls.run(key, calls)
+        session.raise_if_late()
+        session.end_turn()
+        if self.tool_calls.child is not None:
+            return self._handed_off(self.tool_calls.child)
+        # After `pause_turn` the provider continues when it gets its message back.
         return None if calls or response["finish_reason"] == "pause_turn" else self._answered(response)
 
     def _answered(self, response: Mapping[str, Any]) -> LoopResult | None:
-        talk = self.talk
+        session = self.session
         text = _text(response["message"].get("content"))
         if self.output is None:
             if not text and response["finish_reason"] == "length":
-                raise self._mismatch(CUT, text)
+                raise self._mismatch(TRUNCATED, text)
             return self._ended(TurnState.YIELDING, text)
         problem = self.output.problem(text)
         if problem is None:
             return self._ended(TurnState.YIELDING, text, *self.output.values(text))
         self.repairs += 1
         if self.repairs > REPAIRS:
-            raise self._mismatch(f"the model's answer is not what was asked for: {problem}", text)
-        talk.new_messages = [{"role": "user", "content": self.output.repair(problem)}]
-        talk.messages += talk.new_messages
+            raise self._mismatch(f"the model's answer does not have the requested type: {problem}", text)
+        session.new_messages = [{"role": "user", "content": self.output.repair(problem)}]
+        session.messages += session.new_messages
         return None
 
-    def _mismatch(self, why: str, text: str) -> OutputMismatch:
-        mismatch = OutputMismatch(why, text)
+    def _mismatch(self, reason: str, text: str) -> OutputMismatch:
+        mismatch = OutputMismatch(reason, text)
         mismatch.result = self._partial()
         return mismatch
 
     def _handed_off(self, child: RunResult) -> LoopResult:
-        said = child.final_output.get("response", child.final_output)
-        text = said if isinstance(said, str) else encode(said)
-        self.talk.messages.append({"role": "assistant", "content": text})
-        return self._ended(TurnState.HANDED_OFF, text, None, None if isinstance(said, str) else said)
+        response = child.final_output.get("response", child.final_output)
+        text = response if isinstance(response, str) else encode(response)
+        self.session.messages.append({"role": "assistant", "content": text})
+        return self._ended(TurnState.HANDED_OFF, text, None, None if isinstance(response, str) else response)
 
 
 def _text(content: Any) -> str:
-    """The text of an answer, which some servers send in parts; those that are no text are left out."""
+    """Return the text of an answer, which may be a list of parts; other parts are ignored."""
     if isinstance(content, list):
         return "".join(_text(part.get("text")) for part in content if isinstance(part, Mapping))
     return content if isinstance(content, str) else "" if content is None else str(content)

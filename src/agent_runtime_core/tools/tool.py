@@ -30,8 +30,7 @@ class Tool:
         requires_confirmation: Whether a person must approve each call.
         metadata: Further data of the application.
         timeout: Time limit of a call in seconds, or None. After it a coroutine is cancelled; a plain function continues
-            in
-            its thread, and its result is ignored.
+            in its thread, and its result is ignored.
 
     Raises:
         InvalidArgument: `timeout` is not a number above 0.

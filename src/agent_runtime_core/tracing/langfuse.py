@@ -59,9 +59,8 @@ class LangfuseTraceSink(TraceSink):
         host: By default the setting langfuse_host, else Langfuse's own variable.
         client: A Langfuse client to use, instead of a new one.
         environment: The environment of the traces, by default LANGFUSE_TRACING_ENVIRONMENT.
-        content: Whether to send inputs, outputs and event payloads, by default the setting langfuse_content. A file
-            inside a
-            message is sent as its type and size; other texts are cut at 200,000 characters.
+        content: Whether to send inputs, outputs and event payloads, by default the setting langfuse_content. A file in
+            a message is sent as its type and size; other texts are cut at 200,000 characters.
         clock: Source of time, for tests.
 
     A process has one Langfuse client for each public key: a second sink with that key sends to the server of the first.

@@ -58,13 +58,11 @@ class Tracer:
     """Passes what happens to runs to trace sinks. It never delays a run or makes it fail.
 
     1. A trace is copied one level deep. A daemon thread, which starts with the first trace, passes the traces in order
-       to
-       each sink: to its start_run, log_event or end_run, and as one dict to its trace(event), on the thread's event
-       loop.
+       to each sink: to its start_run, log_event or end_run, and as one dict to its trace(event), on the event loop of
+       that thread.
     2. If the sinks are slow, at most 10,000 traces wait; later ones are dropped and counted.
     3. An error of a sink is logged once for each kind of error. After 20 failures in a row the sink is paused for 60 s.
-       A
-       coroutine of a sink that takes more than 10 s counts as a failure.
+       A coroutine of a sink that takes more than 10 s counts as a failure.
 
     The dict has `type` (of the event, or "start_run" or "end_run"), `run_id` (str), `time` (seconds since 1970), and
     the keys of the payload. start_run and end_run get the time in their metadata.
