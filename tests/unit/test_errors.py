@@ -153,7 +153,7 @@ def test_a_number_that_no_clock_can_count_with_is_refused(take: Callable[[], Any
 
 
 def test_a_wrong_retry_delay_is_told_by_its_name() -> None:
-    with pytest.raises(errors.InvalidArgument, match="retry_delay=-1 "):
+    with pytest.raises(errors.InvalidArgument, match=r"retry_delay must be .* -1"):
         Step("a", print, retry_delay=-1)
 
 

@@ -197,7 +197,7 @@ async def test_arguments_and_settings_that_fit_nowhere() -> None:
         with pytest.raises(InvalidArgument, match="a RunCreate, or prompt="):
             await orchestrator.create_run(RunCreate("a"), prompt="b")
         wrong: Any = "add 1 and 2"
-        with pytest.raises(InvalidArgument, match=r"a RunCreate, or prompt=.*, not 'add 1 and 2'"):
+        with pytest.raises(InvalidArgument, match=r"a RunCreate, or prompt=.*, got 'add 1 and 2'"):
             await orchestrator.create_run(wrong)
         with pytest.raises(InvalidArgument, match="max_steps=3 differs from the RunCreate's 5"):
             await orchestrator.create_run(RunCreate("add 1 and 2", 5), max_steps=3)

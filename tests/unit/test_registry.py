@@ -95,7 +95,7 @@ def test_an_agent_of_any_class_will_do() -> None:
 
 def test_what_is_no_agent_is_refused() -> None:
     wrong: Any = Agent
-    with pytest.raises(InvalidArgument, match=r"write Agent\(\)"):
+    with pytest.raises(InvalidArgument, match=r"Pass Agent\(\)"):
         register_runtime(wrong)
     for key in ("", None):
         nameless: Any = Agent(key)  # type: ignore[arg-type]

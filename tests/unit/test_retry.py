@@ -51,24 +51,24 @@ def test_run_backoff_is_a_capped_power() -> None:
 
 @pytest.mark.parametrize("bad", [-1, math.nan, math.inf, True, "1", None])
 def test_what_is_no_number_of_seconds_is_refused(bad: float) -> None:
-    with pytest.raises(InvalidArgument, match="delay="):
+    with pytest.raises(InvalidArgument, match="delay must be"):
         fixed(bad)
-    with pytest.raises(InvalidArgument, match="base="):
+    with pytest.raises(InvalidArgument, match="base must be"):
         Backoff(base=bad)
-    with pytest.raises(InvalidArgument, match="maximum="):
+    with pytest.raises(InvalidArgument, match="maximum must be"):
         Backoff(maximum=bad)
-    with pytest.raises(InvalidArgument, match="factor="):
+    with pytest.raises(InvalidArgument, match="factor must be"):
         Backoff(factor=bad)
-    with pytest.raises(InvalidArgument, match="base="):
+    with pytest.raises(InvalidArgument, match="base must be"):
         run_backoff(bad, 1, 300)
-    with pytest.raises(InvalidArgument, match="maximum="):
+    with pytest.raises(InvalidArgument, match="maximum must be"):
         run_backoff(2, 1, bad)
 
 
 def test_other_bad_arguments_are_named() -> None:
-    with pytest.raises(InvalidArgument, match=r"factor=0\.5"):
+    with pytest.raises(InvalidArgument, match=r"factor must be .*0\.5"):
         Backoff(factor=0.5)
-    with pytest.raises(InvalidArgument, match="jitter='some'"):
+    with pytest.raises(InvalidArgument, match="jitter must be .*some"):
         Backoff(jitter="some")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="attempt=0"):
         Backoff()(0, RNG)
