@@ -151,7 +151,7 @@ def test_the_turns_have_variables(path: Path) -> None:
     ("text", "message"),
     [
         ("[runtme]\n", r"config.toml: no section 'runtme': did you mean 'runtime'\?"),
-        ("max_retries = 3\n", r"config.toml: 'max_retries' is a setting of \[runtime\]"),
+        ("max_retries = 3\n", r"config.toml: 'max_retries' must be in \[runtime\]"),
         ("[runtime]\nmax_retrys = 3\n", r"config.toml: runtime: no setting 'max_retrys': did you mean 'max_retries'\?"),
         ("[turns]\nmax_inflight = 3\n", r"turns: no setting 'max_inflight': did you mean 'max_in_flight'\?"),
         ("[personality]\ndefalt = 'a'\n", r"personality: no setting 'defalt': did you mean 'default'\?"),
@@ -180,12 +180,12 @@ def test_what_nobody_reads_is_refused_with_the_nearest(path: Path, text: str, me
         ("[turns]\nremote_steps = 1\n", r"^config.toml: turns: remote_steps must be .*true or false.*, got 1"),
         ("[personality]\nfolder = ''\n", r"^config.toml: personality: folder must be .*a text.*, got ''"),
         ("[personality]\nfolder = 'gone'\n", r"^the folder .*gone cannot be read: No such file"),
-        ("[personality]\ndefault = 'defualt'\n", r"personality 'defualt' is not there: did you mean 'default'\?"),
-        ("[runtime]\nmax_unsent_bytes = 1\n[turns]\nmax_unsent_bytes = 1\n", r"is in \[runtime\] too"),
-        ("[runtime]\nmodel_prices = {}\n[model_prices]\n", r"is in \[runtime\] too"),
-        ("[runtime\n", r"^config.toml is not TOML: .*line 1"),
-        ("a = " + "[" * 20_000, r"^config.toml is not TOML"),
-        ("a = " + "9" * 5_000, r"^config.toml is not TOML"),
+        ("[personality]\ndefault = 'defualt'\n", r"personality 'defualt' not found: did you mean 'default'\?"),
+        ("[runtime]\nmax_unsent_bytes = 1\n[turns]\nmax_unsent_bytes = 1\n", r"got it in \[runtime\] too"),
+        ("[runtime]\nmodel_prices = {}\n[model_prices]\n", r"got it in \[runtime\] too"),
+        ("[runtime\n", r"^config.toml is not valid TOML: .*line 1"),
+        ("a = " + "[" * 20_000, r"^config.toml is not valid TOML"),
+        ("a = " + "9" * 5_000, r"^config.toml is not valid TOML"),
     ],
 )
 def test_what_cannot_be_used_is_named(path: Path, text: str, message: str) -> None:
@@ -268,13 +268,13 @@ def _empty(path: Path) -> None:
 
 
 BROKEN: list[tuple[Callable[[Path], None], str]] = [
-    (_no_file, "is not there"),
-    (_folder, "is no regular file"),
-    (_pipe, "is no regular file"),
+    (_no_file, "not found"),
+    (_folder, "must be a regular file"),
+    (_pipe, "must be a regular file"),
     (_loop_of_links, "cannot be read"),
-    (_long, "is longer than 262144 bytes"),
-    (_latin, "is not UTF-8: .* at byte 27"),
-    (_empty, "has become empty"),
+    (_long, "must be at most 262144 bytes"),
+    (_latin, "must be UTF-8, got .* at byte 27"),
+    (_empty, "must not be empty"),
 ]
 
 
@@ -371,7 +371,7 @@ def test_the_packs_go_on_while_the_file_is_broken(path: Path, tmp_path: Path) ->
     assert loader.reload() is True
     assert told[0].changed == ("runtime.default_model", "packs.helper")
     assert loader.current.runtime.default_model == "two"
-    assert "not TOML" in str(loader.last_error)
+    assert "not valid TOML" in str(loader.last_error)
     path.write_text('[personality]\nfolder = "packs"\n')
     assert loader.reload() is False
     assert loader.last_error is None
@@ -392,7 +392,7 @@ def test_a_default_that_comes_later_is_taken_when_it_is_there(path: Path, tmp_pa
     loader = loader_of(path, '[personality]\nfolder = "packs"\n')
     path.write_text('[personality]\nfolder = "packs"\ndefault = "writer"\n')
     assert loader.reload() is False
-    assert "'writer' is not there" in str(loader.last_error)
+    assert "'writer' not found" in str(loader.last_error)
     pack(tmp_path / "packs", "writer")
     assert loader.reload() is True
     assert loader.current.packs.get().name == "writer"
@@ -446,14 +446,14 @@ def test_a_subscriber_may_reload(path: Path) -> None:
 
 @pytest.mark.parametrize("fn", [None, "x"])
 def test_what_is_no_function_cannot_subscribe(path: Path, fn: Any) -> None:
-    with pytest.raises(InvalidArgument, match="it is no function"):
+    with pytest.raises(InvalidArgument, match="must be a function"):
         loader_of(path).subscribe(fn)
 
 
 def test_an_async_subscriber_needs_its_loop(path: Path) -> None:
     async def hear(event: ConfigChanged) -> None: ...
 
-    with pytest.raises(InvalidArgument, match="subscribe it inside the loop"):
+    with pytest.raises(InvalidArgument, match="Subscribe it there"):
         loader_of(path).subscribe(hear)
 
 

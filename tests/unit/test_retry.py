@@ -68,7 +68,7 @@ def test_what_is_no_number_of_seconds_is_refused(bad: float) -> None:
 def test_other_bad_arguments_are_named() -> None:
     with pytest.raises(InvalidArgument, match=r"factor must be .*0\.5"):
         Backoff(factor=0.5)
-    with pytest.raises(InvalidArgument, match="jitter must be .*some"):
+    with pytest.raises(InvalidArgument, match=r"jitter must be .*some"):
         Backoff(jitter="some")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="attempt=0"):
         Backoff()(0, RNG)

@@ -24,7 +24,7 @@ class Crowd:
         await self.settle()
 
     async def _stay(self, number: int) -> None:
-        async with self.slots.taken(lambda: self.most):
+        async with self.slots.acquired(lambda: self.most):
             self.inside.append(number)
             try:
                 await self.gates[number].wait()

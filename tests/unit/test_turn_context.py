@@ -155,7 +155,7 @@ async def test_a_store_that_is_away_gives_the_last_turn_marked_as_stale(
     assert found is not None
     assert found.stale
     assert stores.memory.reads == 3
-    assert "turn/t cannot be read" in caplog.text
+    assert "turn/t failed" in caplog.text
     found.steps.clear()  # the caller's own
     stores.memory.failures = 3
     assert await contexts.get_turn("t") == TURN

@@ -57,7 +57,7 @@ from agent_runtime_core.turns.events import (
 )
 from agent_runtime_core.turns.logs import TurnLog
 from agent_runtime_core.turns.planner import PlanExecutor
-from agent_runtime_core.turns.turn_run import last_said
+from agent_runtime_core.turns.turn_run import recent_messages
 from tests.unit.rig import Rig, until
 from tests.unit.scripted import Scripted
 
@@ -401,7 +401,7 @@ async def test_row_plan_executor_a_planner_that_fails_is_logged_and_done_without
     async with House() as house:
         turn = await house.manager(planner=Broken(), client=MockLLMClient(["as it is"])).run_turn("hello")
         assert (turn.status, turn.response) == (RunStatus.SUCCEEDED, "as it is")
-        assert "there is no plan" in caplog.text
+        assert "planning failed" in caplog.text
         assert ("Traceback" in caplog.text) is isinstance(gives, Exception)
 
         class Away(Broken):
@@ -424,7 +424,7 @@ async def test_row_plan_executor_broken_steps_are_skipped_and_logged(caplog: pyt
         assert (turn.status, turn.response) == (RunStatus.SUCCEEDED, "7")
         assert [step.status.value for step in turn.steps] == ["completed", "skipped", "skipped", "completed"]
         assert "unknown tool 'nothing'" in (turn.steps[1].error or "")
-        assert turn.steps[2].error == "it needs step 2, which is left out"
+        assert turn.steps[2].error == "it needs step 2, which is dropped"
     records = [each for each in caplog.records if "is left out" in each.message]
     assert len(records) == 2
     assert {vars(each)["trace_id"] for each in records} == {turn.trace_id}
@@ -682,7 +682,7 @@ async def test_a_turn_that_is_cancelled_inside_a_hook_is_cancelled() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"hooks": Told()}, "hooks are a list of objects"),
+        ({"hooks": Told()}, "hooks must be a list of objects"),
         ({"planner": Fixed}, "a planner is an object with create_plan"),
         ({"step_tries": 0}, "step_tries must be"),
         ({"backoff_base": -1}, "backoff_base must be a number of seconds"),
@@ -1077,7 +1077,7 @@ async def test_a_step_result_that_comes_by_event_is_taken_in_once() -> None:
         with pytest.raises(InvalidTurn):
             await manager.handle_step_result_event(started)
         wrong: Any = first.to_dict()
-        with pytest.raises(InvalidTurn, match="envelope: is an EventEnvelope"):
+        with pytest.raises(InvalidTurn, match="envelope: must be an EventEnvelope"):
             await manager.handle_step_result_event(wrong)
         unknown = EventEnvelope.from_dict(first.to_dict() | {"turn_id": "nowhere"})
         assert await manager.handle_step_result_event(unknown) is None
@@ -1207,10 +1207,10 @@ def test_each_message_of_a_conversation_is_measured_once() -> None:
             return super().get(key, default)
 
     said = [Said(role="user", content="x" * 30) for _ in range(100)]
-    assert len(last_said(said, MemorySettings(history_messages=1000, history_tokens=14 * 5 + 13), 1)) == 5
+    assert len(recent_messages(said, MemorySettings(history_messages=1000, history_tokens=14 * 5 + 13), 1)) == 5
     assert Said.read == 100
-    assert len(last_said(said, MemorySettings(history_messages=50), 60)) == 60
-    assert len(last_said(said, MemorySettings(history_tokens=1), 2)) == 2
+    assert len(recent_messages(said, MemorySettings(history_messages=50), 60)) == 60
+    assert len(recent_messages(said, MemorySettings(history_tokens=1), 2)) == 2
 
 
 async def test_a_personality_that_is_not_to_remember_reads_the_conversation_and_adds_nothing(

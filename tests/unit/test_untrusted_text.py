@@ -23,7 +23,7 @@ from agent_runtime_core.planning.references import _plain as plain_text
 from agent_runtime_core.tools.arguments import read_arguments
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import tool
-from agent_runtime_core.turns.personality_instance import filled
+from agent_runtime_core.turns.personality_instance import fill
 
 HANG = 120  # seconds: a ceiling that only catches a hang
 LENGTH = 10_000  # characters; a quadratic pattern takes a second for each text, a cubic one hours
@@ -234,8 +234,8 @@ def test_an_input_below_the_limit_is_filled() -> None:
 
 def test_a_prompt_is_counted_before_it_is_filled() -> None:
     with pytest.raises(InvalidArgument, match="at most 16,777,216 characters"):
-        filled("{{ a }}" * 100, {"a": "x" * 900_000})
-    assert filled("{{ a }} {{a}}", {"a": 1}) == "1 1"
+        fill("{{ a }}" * 100, {"a": "x" * 900_000})
+    assert fill("{{ a }} {{a}}", {"a": 1}) == "1 1"
 
 
 # -- numbers

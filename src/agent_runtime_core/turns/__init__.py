@@ -1,4 +1,4 @@
-"""Turns: what is asked, the plan, its steps and the answer; their settings in config.toml, and the personalities."""
+"""Conversation turns: a request, its plan, its steps and the answer; settings in config.toml; personalities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent that a turn is a run of."""
+"""The agent whose runs are turns."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from ..runner.settings import RunInfo
 from ..status import RunStatus
 from .logs import TurnLog
 from .services import TurnServices
-from .turn_records import as_ended, end_of, load_turn, save, stop_steps
+from .turn_records import end_event, finished_turn, load_turn, save, stop_steps
 from .turn_run import TurnRun
 
-#: Another attempt would only fail the same way: each step has been tried again by itself.
+#: Errors that another attempt of the run would only repeat: each step has its own retries.
 _FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)
 
 
 class TurnAgent(AgentRuntime, CompletionHook):
-    """Carries out turns. `final_output` has `response`, `plan`, `steps` and `metrics`."""
+    """Executes turns. `final_output` has `response`, `plan`, `steps` and `metrics`."""
 
     key: str = "turn"
 
-    def __init__(self, parts: TurnServices) -> None:
-        self.parts: TurnServices = parts
-        self.key = parts.key
+    def __init__(self, services: TurnServices) -> None:
+        self.services: TurnServices = services
+        self.key = services.key
 
     async def run(self, ctx: RunContext) -> RunResult:
         assert isinstance(ctx, Context)
-        return await TurnRun(self.parts, ctx).run()
+        return await TurnRun(self.services, ctx).run()
 
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
         info = await super().on_error(ctx, error)
@@ -56,29 +56,29 @@ class TurnAgent(AgentRuntime, CompletionHook):
         if isinstance(cause, _FINAL):
             info.retriable = False
         assert isinstance(ctx, Context)
-        await self._told(ctx, error, info)
+        await self._save_failure(ctx, error, info)
         return info
 
-    async def _told(self, ctx: Context, error: BaseException, info: ErrorInfo) -> None:
-        parts, turn = self.parts, await load_turn(self.parts, ctx)
-        over = not info.retriable or ctx.failures + 1 >= parts.max_retries
-        turn.status = RunStatus.FAILED if over else RunStatus.PENDING
+    async def _save_failure(self, ctx: Context, error: BaseException, info: ErrorInfo) -> None:
+        services, turn = self.services, await load_turn(self.services, ctx)
+        is_final = not info.retriable or ctx.failures + 1 >= services.max_retries
+        turn.status = RunStatus.FAILED if is_final else RunStatus.PENDING
         turn.error = {"type": info.type, "message": info.message, "details": info.details}
-        await save(parts, ctx, turn)
-        await parts.hooks.call("on_error", turn, error)
+        await save(services, ctx, turn)
+        await services.hooks.call("on_error", turn, error)
 
     async def cancel(self, ctx: RunContext) -> None:
         assert isinstance(ctx, Context)
-        turn = await load_turn(self.parts, ctx)
+        turn = await load_turn(self.services, ctx)
         turn.status = RunStatus.CANCELLED
         stop_steps(turn)
-        await save(self.parts, ctx, turn)
+        await save(self.services, ctx, turn)
 
     async def operations(self, info: RunInfo, result: RunResult) -> Sequence[Op]:
-        turn = await as_ended(self.parts, info, result)
-        return [self.parts.topics.publication(end_of(self.parts, turn, info.generation))]
+        turn = await finished_turn(self.services, info, result)
+        return [self.services.topics.publication(end_event(self.services, turn, info.generation))]
 
     async def on_end(self, info: RunInfo, result: RunResult) -> None:
-        turn = await as_ended(self.parts, info, result)
-        TurnLog(turn.trace_id, turn.id).info("turn ended: %s", turn.status.value)
-        await self.parts.hooks.call("on_turn_end", turn)
+        turn = await finished_turn(self.services, info, result)
+        TurnLog(turn.trace_id, turn.id).info("turn finished: %s", turn.status.value)
+        await self.services.hooks.call("on_turn_end", turn)

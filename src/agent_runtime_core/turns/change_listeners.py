@@ -1,4 +1,4 @@
-"""Who wants to hear of changes: functions, called where they subscribed, one event after the other."""
+"""Functions that are called for each change, in order, on the event loop where they subscribed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,25 @@ T = TypeVar("T")
 
 
 class Subscribers(Generic[T]):
-    """Tells each event to each subscriber, in order. One that fails is logged, and hurts nobody."""
+    """Calls each subscriber with each event, in order. The error of a subscriber is logged and stops no other."""
 
     def __init__(self) -> None:
         self._all: tuple[_Subscriber[T], ...] = ()
         self._waiting: deque[T] = deque()
-        self._adding, self._telling = threading.Lock(), threading.Lock()
+        self._adding, self._notifying = threading.Lock(), threading.Lock()
 
     def add(self, fn: Callable[[T], Any]) -> Callable[[], None]:
-        """Tell `fn` from now on, until what is returned is called.
+        """Call `fn` with each later event.
 
-        Inside a running loop it is called on that loop, sync or async; else in the thread that brings the event, and
-        must be sync (InvalidArgument).
+        Args:
+            fn: Subscribed inside a running event loop, it is called on that loop and may be sync or async. Otherwise
+                it is called in the thread that notifies, and must be sync.
+
+        Returns:
+            A function that ends the subscription.
+
+        Raises:
+            InvalidArgument: `fn` is not callable, or is async and no event loop is running.
         """
         subscriber = _Subscriber(fn)
         with self._adding:
@@ -41,68 +48,73 @@ class Subscribers(Generic[T]):
         def remove() -> None:
             with self._adding:
                 self._all = tuple(each for each in self._all if each is not subscriber)
-            subscriber.gone = True
+            subscriber.removed = True
 
         return remove
 
-    def put(self, event: T) -> None:
-        """Take an event in; `tell` hands it on."""
+    def add_event(self, event: T) -> None:
+        """Queue an event for the next `notify`."""
         self._waiting.append(event)
 
-    def tell(self) -> None:
-        """Hand on what was taken in. Where another thread, or a caller of this one, is at it, that one does it."""
+    def notify(self) -> None:
+        """Call the subscribers with the queued events.
+
+        Returns at once if another thread, or a caller of this call, is notifying: it passes on the new events too.
+        """
         while self._waiting:
-            if not self._telling.acquire(blocking=False):
+            if not self._notifying.acquire(blocking=False):
                 return
             try:
                 with contextlib.suppress(IndexError):
                     event = self._waiting.popleft()
                     for each in self._all:
-                        each.tell(event)
+                        each.notify(event)
             finally:
-                self._telling.release()
+                self._notifying.release()
 
 
 class _Subscriber(Generic[T]):
-    """One function, with the loop it belongs to, if it belongs to one."""
+    """One function, and the event loop it is called on, if any."""
 
     def __init__(self, fn: Callable[[T], Any]) -> None:
         if not callable(fn):
-            raise InvalidArgument(f"{brief(fn)} cannot be told of changes: it is no function")
+            raise InvalidArgument(f"a subscriber must be a function, got {brief(fn)}")
         self._fn = fn
-        self.gone: bool = False
+        self.removed: bool = False
         self._waiting: deque[T] = deque()
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         with contextlib.suppress(RuntimeError):
             self._loop = asyncio.get_running_loop()
         if self._loop is None and inspect.iscoroutinefunction(fn):
-            raise InvalidArgument(f"{brief(fn)} is async: subscribe it inside the loop that it shall run on")
+            raise InvalidArgument(
+                f"an async subscriber must be added inside a running event loop, got {brief(fn)}. Subscribe it there"
+            )
 
-    def tell(self, event: T) -> None:
-        if self.gone:
+    def notify(self, event: T) -> None:
+        if self.removed:
             return
         if self._loop is None:
             try:
                 self._fn(event)
-            except Exception:  # noqa: BLE001 - it is the subscriber's, and logged
-                self._failed()
+            except Exception:  # noqa: BLE001 - a subscriber may fail in any way
+                self._log_failure()
             return
         self._waiting.append(event)
-        call_in_loop(self._loop, self._begin)
+        call_in_loop(self._loop, self._start)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self._task is None or self._task.done():
             self._task = start_helper(self._drain())
 
     async def _drain(self) -> None:
-        while self._waiting and not self.gone:
+        while self._waiting and not self.removed:
             try:
                 outcome = self._fn(self._waiting.popleft())
                 if inspect.isawaitable(outcome):
                     await outcome
-            except Exception:  # noqa: BLE001 - it is the subscriber's, and logged
-                self._failed()
+            except Exception:  # noqa: BLE001 - a subscriber may fail in any way
+                self._log_failure()
 
-    def _failed(self) -> None:
-        log.exception("a subscriber to changes of the configuration failed: %r", self._fn)
+    def _log_failure(self) -> None:
+        log.exception("a subscriber to configuration changes failed: %r", self._fn)

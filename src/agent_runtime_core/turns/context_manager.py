@@ -1,4 +1,4 @@
-"""What a turn is told from: itself as last saved, what was said before, and what the user prefers."""
+"""Read and write saved turns; read conversation histories and user preferences."""
 
 from __future__ import annotations
 
@@ -21,66 +21,72 @@ from .turn import StepState, Turn
 
 T = TypeVar("T")
 
-TRIES = 3
-MAX_CACHED = 16 * 1024 * 1024  # characters of answers that are kept
-#: Of the keys in the memory store.
-PREFIX = f"{RESERVED}turn/"
-#: Characters of a result that is written with its turn, each time.
-SMALL = 1024
+MAX_ATTEMPTS = 3
+MAX_CACHED = 16 * 1024 * 1024  # characters of all cached values
+#: The start of the keys of turns in the memory store.
+KEY_PREFIX = f"{RESERVED}turn/"
+#: A longer result is stored under its own key, so that it is not written again with each later step.
+MAX_INLINE_CHARACTERS = 1024
 
 
-def _place(turn_id: str, step: StepState) -> str:
-    """Where a result is kept apart from its turn."""
-    return f"{PREFIX}{turn_id}/{step.step_number}"
+def _result_key(turn_id: str, step: StepState) -> str:
+    """Return the key of a result that is stored separately from its turn."""
+    return f"{KEY_PREFIX}{turn_id}/{step.step_number}"
 
 
 def _is_large(result: Any) -> bool:
     if isinstance(result, str):
-        return len(result) > SMALL
+        return len(result) > MAX_INLINE_CHARACTERS
     try:
-        return len(encode(result, max_bytes=MAX_WHOLE)) > SMALL
-    except UnserialisableResult:  # whatever it is, its store says so
+        return len(encode(result, max_bytes=MAX_WHOLE)) > MAX_INLINE_CHARACTERS
+    except UnserialisableResult:  # the store raises the same error, with the name of the value
         return True
 
 
-def _without_those_apart(turn: Turn, told: dict[str, Any]) -> dict[str, Any]:
-    """A turn as it is stored: of a result that is kept apart, only that it is."""
-    for step, plain in zip(turn.steps, told["steps"], strict=True):
-        # True: it is there, and was not read.
+def _without_separate_results(turn: Turn, stored: dict[str, Any]) -> dict[str, Any]:
+    """Replace each separately stored result by the mark `apart`. Changes `stored`."""
+    for step, plain in zip(turn.steps, stored["steps"], strict=True):
+        # `apart` is True if the result is stored and was not loaded.
         if step.apart is not None and plain["result"] is (None if step.apart is True else step.apart):
             plain["result"], plain["apart"] = None, True
-    return told
+    return stored
 
 
 @dataclass(frozen=True)
 class Remembered(Generic[T]):
-    """What was read; `stale` where the store was away and this is what it said before."""
+    """A value that was read. `stale` means that the store was unavailable and this is its last known value."""
 
     value: T
     stale: bool = False
 
 
 class ContextManager:
-    """Reads and writes turns, and reads what they need, in the stores of a PersistenceManager.
+    """Reads and writes turns, and reads histories and preferences, in the stores of a PersistenceManager.
 
-    A read that fails is tried three times, with growing pauses; then the last answer is given again, marked as
-    stale, or the error raised where there was none. The last `cached` answers are kept for that, 16 MiB at most.
+    A failed read is attempted three times, with growing delays. Then the last known value is returned, marked as
+    stale. Without one, the error is raised.
+
+    Args:
+        persistence: Returns the stores; called for each access.
+        clock: Its `sleep` is used between attempts.
+        cached: How many of the last values are kept for that, 16 Mi characters together at most.
+        backoff: The delays between attempts, in seconds; by default 0.05, then 0.2.
     """
 
     def __init__(
         self, persistence: Callable[[], PersistenceManager], *, clock: Clock = SYSTEM, cached: int = 512,
         backoff: Backoff | None = None,
     ) -> None:  # fmt: skip
-        self._stores, self._clock, self._most = persistence, clock, cached
+        self._stores, self._clock, self._max_cached = persistence, clock, cached
         self._backoff = backoff or Backoff(base=0.05, factor=4.0, jitter="none")
         self._cache: OrderedDict[str, str] = OrderedDict()
-        self._size = 0  # of all texts there
+        self._size = 0  # characters of all cached values
 
     # -- turns
 
     async def get_turn(self, turn_id: str) -> Turn | None:
-        """The turn as it was saved last; `stale` is True where its store was away. None: it was never saved."""
-        found = await self._read(PREFIX + turn_id, lambda: self._stores().memory.get(PREFIX + turn_id))
+        """Return the turn as last saved, None if it never was; `stale` is True if its store was unavailable."""
+        found = await self._read(KEY_PREFIX + turn_id, lambda: self._stores().memory.get(KEY_PREFIX + turn_id))
         if found.value is None:
             return None
         turn = Turn.from_dict(found.value)
@@ -91,78 +97,84 @@ class ContextManager:
         return turn
 
     async def save_turn(self, turn: Turn) -> None:
-        """Keep the turn as it is now. Inside its run it is refused with LeaseLost once the run is another worker's.
+        """Save the turn. A result of more than 1,024 characters is written once, not with each later step.
 
-        A result of more than a kilobyte is written once, and not with each step that ends after it.
+        Raises:
+            LeaseLost: Called inside the turn's run, and another worker has taken the run over.
         """
-        told = turn.to_dict()
-        for step, plain in zip(turn.steps, told["steps"], strict=True):
+        stored = turn.to_dict()
+        for step, plain in zip(turn.steps, stored["steps"], strict=True):
             result = plain["result"]
             if result is not None and step.apart is not result and _is_large(result):
-                await self._put(_place(turn.id, step), result)
+                await self._put(_result_key(turn.id, step), result)
                 step.apart = result
-        await self._put(PREFIX + turn.id, _without_those_apart(turn, told))
+        await self._put(KEY_PREFIX + turn.id, _without_separate_results(turn, stored))
 
     async def change_turn(self, turn_id: str, change: Callable[[Turn], None]) -> Turn | None:
-        """Change a turn that was saved, so that no other change is lost; None if there is none.
+        """Change a saved turn without losing concurrent changes.
 
-        What `change` is given lacks the results of more than a kilobyte.
+        Args:
+            turn_id: The id of the turn.
+            change: Changes the turn it gets. Results of more than 1,024 characters are missing in that turn.
+
+        Returns:
+            The changed turn, or None if none is saved.
         """
 
-        def made(told: Any) -> Any:
-            if told is None:
+        def changed(stored: Any) -> Any:
+            if stored is None:
                 return None
-            turn = Turn.from_dict(told)
+            turn = Turn.from_dict(stored)
             change(turn)
-            return _without_those_apart(turn, turn.to_dict())
+            return _without_separate_results(turn, turn.to_dict())
 
-        told = await self._stores().memory.change(PREFIX + turn_id, made)
-        self._keep(PREFIX + turn_id, told)
-        return None if told is None else await self.get_turn(turn_id)
+        stored = await self._stores().memory.change(KEY_PREFIX + turn_id, changed)
+        self._cache_value(KEY_PREFIX + turn_id, stored)
+        return None if stored is None else await self.get_turn(turn_id)
 
     async def forget_turn(self, turn_id: str) -> bool:
-        """Delete what was saved of the turn; whether there was anything."""
+        """Delete the saved turn and its results. Return whether the turn was saved."""
         memory = self._stores().memory
-        for key in await memory.list_keys(prefix=f"{PREFIX}{turn_id}/"):
+        for key in await memory.list_keys(prefix=f"{KEY_PREFIX}{turn_id}/"):
             await self._drop(key)
-        return await self._drop(PREFIX + turn_id)
+        return await self._drop(KEY_PREFIX + turn_id)
 
     async def _fetch(self, turn: Turn, step: StepState) -> None:
-        """The result of a step that is kept apart."""
-        key = _place(turn.id, step)
+        """Load the result of a step that is stored separately."""
+        key = _result_key(turn.id, step)
         found = await self._read(key, lambda: self._stores().memory.get(key))
         step.result = step.apart = found.value
         turn.stale = turn.stale or found.stale
 
     async def _put(self, key: str, value: Any) -> None:
         await self._stores().memory.set(key, value)
-        self._keep(key, value)
+        self._cache_value(key, value)
 
     async def _drop(self, key: str) -> bool:
         self._size -= len(self._cache.pop(key, ""))
         return await self._stores().memory.delete(key)
 
-    # -- what a turn is told
+    # -- histories and preferences
 
     async def history(self, conversation: UUID | str, limit: int | None = None) -> Remembered[list[Mapping[str, Any]]]:
-        """The last `limit` messages of the conversation's active branch, in chat format.
+        """Return the last `limit` messages of the conversation's active branch, in chat format; None is no limit.
 
-        Each tool call among them has a result, and no result is without its call.
+        Tool calls without a result, and results without their call, are left out.
         """
-        known = as_conversation(conversation)
-        assert known is not None
+        id_ = as_conversation(conversation)
+        assert id_ is not None
 
         async def read() -> list[Mapping[str, Any]]:
             store = self._stores().conversations
-            if await store.get(known) is None:
+            if await store.get(id_) is None:
                 return []
-            said = await store.history(known)
-            return paired(chat_of(each) for each in (said if limit is None else said[-limit:] if limit else []))
+            messages = await store.history(id_)
+            return paired(chat_of(each) for each in (messages if limit is None else messages[-limit:] if limit else []))
 
-        return await self._read(f"history:{known}:{limit}", read)
+        return await self._read(f"history:{id_}:{limit}", read)
 
     async def preferences(self, user_id: str | None = None) -> Remembered[dict[str, Any]]:
-        """What is preferred: of a user, what is kept under keys that begin with `<user_id>/`; else all there is."""
+        """Return all preferences, or those of a user: the keys that begin with `<user_id>/`, without that prefix."""
 
         async def read() -> dict[str, Any]:
             every = await self._stores().preferences.get_all()
@@ -174,33 +186,33 @@ class ContextManager:
     # -- reading
 
     async def _read(self, key: str, read: Callable[[], Awaitable[T]]) -> Remembered[T]:
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 value = await read()
             except Exception as error:
                 if holds(error, LeaseLost):
                     raise
-                if attempt < TRIES:
+                if attempt < MAX_ATTEMPTS:
                     await self._clock.sleep(self._backoff(attempt, self._clock.random))
                     continue
                 if key not in self._cache:
                     raise
-                log.warning("%s cannot be read, it is told as it was last: %s", key, error)
+                log.warning("reading %s failed, using its last known value: %s", key, error)
                 return Remembered(self._cached(key), True)
-            self._keep(key, value)
+            self._cache_value(key, value)
             return Remembered(value)
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
-    def _keep(self, key: str, value: Any) -> None:
-        # A text: nobody who got the value can change what is kept.
+    def _cache_value(self, key: str, value: Any) -> None:
+        # Encoded, so that a caller who changes the value does not change the cache.
         try:
             text = encode(value, max_bytes=MAX_WHOLE)
-        except UnserialisableResult:  # too large for a place beside its store
+        except UnserialisableResult:  # too large for the cache
             self._size -= len(self._cache.pop(key, ""))
             return
         self._size += len(text) - len(self._cache.pop(key, ""))
         self._cache[key] = text
-        while self._cache and (len(self._cache) > self._most or self._size > MAX_CACHED):
+        while self._cache and (len(self._cache) > self._max_cached or self._size > MAX_CACHED):
             self._size -= len(self._cache.popitem(last=False)[1])
 
     def _cached(self, key: str) -> Any:

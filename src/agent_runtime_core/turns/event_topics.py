@@ -1,4 +1,4 @@
-"""The event trail of turns: four topics, each one log of the event bus that there is."""
+"""The event stream of turns: four topics, each stored as one log of the event bus."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from ..tracing.tracer import Tracer
 from .events import TOPICS, EventEnvelope, Payload
 from .logs import log
 
-# Part of every store that has a topic: another value would lose them.
+# The ids of stored logs derive from this value: with another one, stored topics would not be found.
 _TOPICS = UUID("1d5e0f6a-9c2b-5a71-8f34-6b0f7c1a2e95")
-_AT_ONCE = 1000  # events deleted in one commit
-_KEPT = 1024  # latencies of a topic that percentiles are taken of
+_TRIM_BATCH = 1000  # events deleted in one commit
+_LATENCIES = 1024  # last latencies of a topic, for percentiles
 
 
 @dataclass
 class _Counters:
     published: int = 0
     errors: int = 0
-    took: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
 
 
 @dataclass(frozen=True)
 class TopicStats:
-    """Counters of one topic in this process; latencies are milliseconds, None before the first.
+    """Counters of one topic in this process. Latencies are in milliseconds, None before the first event.
 
-    `lag` is how many events there are that a consumer named here has not committed yet, whichever process does.
+    `lag` has the number of uncommitted events for each consumer name used in this process.
     """
 
     published: int
@@ -53,11 +53,11 @@ class TopicStats:
 
 
 class EventPublisherSubscriber:
-    """Publishes and follows the topics agent.turns, agent.steps, agent.step_results and agent.audit.
+    """Publishes and reads the topics agent.turns, agent.steps, agent.step_results and agent.audit.
 
-    1. An event is published once for each event id, and durable when `publish` returns.
-    2. A follower gets every event from its place on, in order, at least once.
-    3. A consumer's place is kept in the state store under its name, when it says so with `commit`.
+    1. An event is published once for each event id. It is durable when `publish` returns.
+    2. A subscriber gets every event from its start offset on, in order, at least once.
+    3. `commit` stores the offset of a consumer under its name in the state store.
     """
 
     def __init__(self, bus: EventBus, state: StateStore, *, tracer: Tracer | None = None) -> None:
@@ -72,77 +72,90 @@ class EventPublisherSubscriber:
         self, payload: Payload, *, event_id: str | None = None, trace_id: str | None = None,
         turn_id: str | None = None, step_id: str | None = None,
     ) -> EventEnvelope:  # fmt: skip
-        """The payload as an event of its topic, now; without an `event_id` it is a new event each time."""
+        """Return an event for the payload, with the present time; without `event_id`, with a new id."""
         return EventEnvelope(
             topic=payload.topic, event_id=event_id or new_ulid(self._clock), type=payload.type, payload=payload,
             timestamp=aware(self._clock.wall()), trace_id=trace_id, turn_id=turn_id, step_id=step_id,
         )  # fmt: skip
 
     async def tell(self, payload: Payload, **ids: str | None) -> EventEnvelope:
-        """Publish a payload on its topic, with ids as in `envelope`."""
+        """Publish a payload on its topic. `ids` are those of `envelope`."""
         return await self.publish(self.envelope(payload, **ids))
 
     async def publish(self, envelope: EventEnvelope) -> EventEnvelope:
-        """Publish an envelope; the one that is given back has its offset. InvalidTurn names what does not fit."""
+        """Publish an envelope.
+
+        Returns:
+            A copy with its offset.
+
+        Raises:
+            InvalidTurn: Names the field that is invalid.
+        """
         return (await self.publish_all([envelope]))[0]
 
     async def publish_all(self, envelopes: Sequence[EventEnvelope]) -> list[EventEnvelope]:
-        """Publish several envelopes, of any topics, in one commit: all of them or none."""
-        told: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        for place, each in enumerate(envelopes):
+        """Publish envelopes of any topics in one commit, all or none. Otherwise like `publish`."""
+        by_topic: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        for index, each in enumerate(envelopes):
             if not isinstance(each, EventEnvelope):
-                raise InvalidTurn("envelope", f"is an EventEnvelope, as `envelope` makes it, not {brief(each)}")
+                raise InvalidTurn("envelope", f"must be an EventEnvelope, got {brief(each)}. Use `envelope`")
             plain = each.to_dict()
             EventEnvelope.from_dict(plain)
-            told.setdefault(each.topic, []).append((place, plain))
-        if not told:
+            by_topic.setdefault(each.topic, []).append((index, plain))
+        if not by_topic:
             return []
-        ops = [self._publishing(topic, [plain for _, plain in rows]) for topic, rows in told.items()]
+        ops = [self._publishing(topic, [plain for _, plain in rows]) for topic, rows in by_topic.items()]
         began = self._clock.boot()
         try:
             results = await self._bus.commit(None, ops)
         except Exception:
-            for topic in told:
+            for topic in by_topic:
                 self._counters[topic].errors += 1
                 self._trace(topic, None)
             raise
-        took = (self._clock.boot() - began) * 1000
+        latency = (self._clock.boot() - began) * 1000
         done = list(envelopes)
-        for (topic, rows), sequences in zip(told.items(), results, strict=True):
+        for (topic, rows), sequences in zip(by_topic.items(), results, strict=True):
             self._counters[topic].published += len(rows)
-            self._counters[topic].took.append(took)
-            self._trace(topic, took)
-            for (place, _), sequence in zip(rows, sequences, strict=True):
-                done[place] = replace(done[place], offset=sequence)
+            self._counters[topic].latencies.append(latency)
+            self._trace(topic, latency)
+            for (index, _), sequence in zip(rows, sequences, strict=True):
+                done[index] = replace(done[index], offset=sequence)
         return done
 
     def publication(self, envelope: EventEnvelope) -> Op:
-        """The write of an envelope as a value, for a commit of somebody else's; it is counted as published."""
+        """Return the write of an envelope, for a commit of the caller. Counts the envelope as published."""
         plain = envelope.to_dict()
         EventEnvelope.from_dict(plain)
         self._counters[envelope.topic].published += 1
         return self._publishing(envelope.topic, [plain])
 
-    def _publishing(self, topic: str, told: Sequence[dict[str, Any]]) -> Op:
-        return self._bus.publishing(self._log(topic), [(each["event_id"], each["type"], each) for each in told])
+    def _publishing(self, topic: str, data: Sequence[dict[str, Any]]) -> Op:
+        return self._bus.publishing(self._log(topic), [(each["event_id"], each["type"], each) for each in data])
 
-    def _trace(self, topic: str, took: float | None) -> None:
+    def _trace(self, topic: str, latency: float | None) -> None:
         if self._tracer is not None:
             counters = self._counters[topic]
-            about = {
-                "topic": topic, "latency_ms": took, "published": counters.published, "errors": counters.errors,
+            payload = {
+                "topic": topic, "latency_ms": latency, "published": counters.published, "errors": counters.errors,
             }  # fmt: skip
-            self._tracer.event(self._log(topic), "topic.published", about)
+            self._tracer.event(self._log(topic), "topic.published", payload)
 
-    # -- following
+    # -- reading
 
     async def subscribe(
         self, topic: str, since: int | None = None, *, consumer: str | None = None, follow: bool = True
     ) -> AsyncGenerator[EventEnvelope, None]:
-        """The envelopes of a topic from offset `since` on, then live; with a `consumer`, from behind its last commit.
+        """Yield the envelopes of a topic: stored ones, then new ones.
 
-        With neither, from now on. `follow=False` ends at what there is. An event that is no envelope is logged,
-        counted as an error and left out.
+        An event that is not a valid envelope is logged, counted as an error and skipped.
+
+        Args:
+            topic: The name of the topic.
+            since: The offset to start at; by default after the last commit of `consumer`, or without one at the next
+                new event.
+            consumer: The name whose committed offset is the default start.
+            follow: False ends after the last stored event. It then starts at 0 by default.
         """
         start = since
         if consumer is not None:
@@ -162,55 +175,62 @@ class EventPublisherSubscriber:
             return EventEnvelope.from_dict(event.payload, event.sequence)
         except InvalidTurn as error:
             self._counters[topic].errors += 1
-            log.warning("event %d of %s is left out: %s", event.sequence, topic, error)
+            log.warning("event %d of %s is skipped: %s", event.sequence, topic, error)
             return None
 
     async def offset(self, topic: str, consumer: str) -> int:
-        """The offset of the first event that the consumer has not committed."""
-        self._consumers[self._known(topic)].add(consumer)
-        kept = await self._state.get_checkpoint(self._place(topic, consumer))
-        return 0 if kept is None else int(kept["offset"])
+        """Return the offset of the first event that the consumer has not committed."""
+        self._consumers[self._require_topic(topic)].add(consumer)
+        stored = await self._state.get_checkpoint(self._consumer_id(topic, consumer))
+        return 0 if stored is None else int(stored["offset"])
 
     async def commit(self, topic: str, consumer: str, offset: int) -> None:
-        """The consumer is done with the event at `offset` and with all before it."""
+        """Store that the consumer has processed the event at `offset` and all before it."""
         COUNT.check("offset", offset)
-        self._consumers[self._known(topic)].add(consumer)
-        await self._state.save_checkpoint(self._place(topic, consumer), {"offset": offset + 1})
+        self._consumers[self._require_topic(topic)].add(consumer)
+        await self._state.save_checkpoint(self._consumer_id(topic, consumer), {"offset": offset + 1})
 
     # -- deleting
 
     async def trim(
         self, topic: str | None = None, *, before: _dt.datetime | float | None = None, keep: int | None = None
     ) -> int:
-        """Delete old events of a topic, or of all; how many. Offsets go on.
+        """Delete old events. Pass either `before` or `keep`.
 
-        `before` a time (aware, or seconds since the epoch), or all but the last `keep`. The last event of a topic
-        stays in any case. A consumer whose place is gone goes on at the first event there is; an event id that was
-        deleted may be published again.
+        Later events keep their offsets. A consumer whose next event was deleted continues at the first event left.
+        The id of a deleted event may be published again.
+
+        Args:
+            topic: The topic; None for all.
+            before: Delete events before this time: an aware datetime, or seconds since the epoch.
+            keep: Delete all but the last `keep` events. The last event of a topic always stays.
+
+        Returns:
+            The number of deleted events.
         """
         if (before is None) == (keep is None):
             raise InvalidArgument(
-                f"trim wants either before= or keep=, not before={brief(before)} and keep={brief(keep)}"
+                f"trim needs either before= or keep=, got before={brief(before)} and keep={brief(keep)}"
             )
         COUNT.or_none().check("keep", keep)
         topics = TOPICS if topic is None else (topic,)
-        moment = None if before is None else _moment(before)
-        return sum([await self._trimmed(self._log(each), moment, keep) for each in topics])
+        moment = None if before is None else _as_datetime(before)
+        return sum([await self._trim_log(self._log(each), moment, keep) for each in topics])
 
-    async def _trimmed(self, log_id: UUID, before: _dt.datetime | None, keep: int | None) -> int:
+    async def _trim_log(self, log_id: UUID, before: _dt.datetime | None, keep: int | None) -> int:
         first, head = await self._first(log_id), await self._bus.head(log_id)
         if before is None:
             end = head - (keep or 0)
         else:
-            end = await self._since(log_id, before, first, head)
-        gone = 0
-        for start in range(first, end, _AT_ONCE):
-            op = Op(TRIM, (str(log_id), min(start + _AT_ONCE, end)))
-            gone += (await self._bus.commit(None, [op]))[0]
-        return gone
+            end = await self._first_since(log_id, before, first, head)
+        deleted = 0
+        for start in range(first, end, _TRIM_BATCH):
+            op = Op(TRIM, (str(log_id), min(start + _TRIM_BATCH, end)))
+            deleted += (await self._bus.commit(None, [op]))[0]
+        return deleted
 
-    async def _since(self, log_id: UUID, moment: _dt.datetime, low: int, high: int) -> int:
-        """The first offset from that moment on: events stand there in the order of time."""
+    async def _first_since(self, log_id: UUID, moment: _dt.datetime, low: int, high: int) -> int:
+        """Return the offset of the first event at or after `moment`. Events are stored in order of time."""
         while low < high:
             middle = (low + high) // 2
             [event] = await self._bus.get_events(log_id, middle, 1)
@@ -218,48 +238,49 @@ class EventPublisherSubscriber:
         return low
 
     async def _first(self, log_id: UUID) -> int:
-        """The offset of the first event there is."""
+        """Return the offset of the first stored event, 0 without one."""
         found = await self._bus.get_events(log_id, 0, 1)
         return found[0].sequence if found else 0
 
-    # -- looking
+    # -- statistics
 
     async def stats(self) -> dict[str, TopicStats]:
-        """Counters by topic."""
-        return {topic: await self._stats(topic) for topic in TOPICS}
+        """Return the counters of this process by topic."""
+        return {topic: await self._topic_stats(topic) for topic in TOPICS}
 
-    async def _stats(self, topic: str) -> TopicStats:
+    async def _topic_stats(self, topic: str) -> TopicStats:
         counters, names = self._counters[topic], sorted(self._consumers[topic])
         log_id = self._log(topic)
         first, head = (await self._first(log_id), await self._bus.head(log_id)) if names else (0, 0)
         offsets = await asyncio.gather(*(self.offset(topic, name) for name in names))
-        took = sorted(counters.took)
+        latencies = sorted(counters.latencies)
+        lag = {name: head - max(at, first) for name, at in zip(names, offsets, strict=True)}
         return TopicStats(
-            counters.published, counters.errors, _percentile(took, 0.5), _percentile(took, 0.95),
-            took[-1] if took else None, {name: head - max(at, first) for name, at in zip(names, offsets, strict=True)},
+            counters.published, counters.errors, _percentile(latencies, 0.5), _percentile(latencies, 0.95),
+            latencies[-1] if latencies else None, lag,
         )  # fmt: skip
 
-    def _known(self, topic: str) -> str:
+    def _require_topic(self, topic: str) -> str:
         if topic not in TOPICS:
-            raise InvalidArgument(f"no topic {brief(topic)}: there is {', '.join(TOPICS)}")
+            raise InvalidArgument(f"unknown topic {brief(topic)}. Use {', '.join(TOPICS)}")
         return topic
 
     def _log(self, topic: str) -> UUID:
-        return uuid5(_TOPICS, self._known(topic))
+        return uuid5(_TOPICS, self._require_topic(topic))
 
-    def _place(self, topic: str, consumer: str) -> UUID:
+    def _consumer_id(self, topic: str, consumer: str) -> UUID:
         return uuid5(self._log(topic), f"consumer:{consumer}")
 
 
-def _moment(before: object) -> _dt.datetime:
+def _as_datetime(before: object) -> _dt.datetime:
     if isinstance(before, _dt.datetime) and before.tzinfo is not None:
         return before
     if isinstance(before, (int, float)) and not isinstance(before, bool):
         with contextlib.suppress(ValueError, OverflowError, OSError):
             return aware(before)
     raise InvalidArgument(
-        f"before={brief(before)} cannot be used: it is an aware datetime, or seconds since the epoch that a "
-        "calendar has"
+        "before must be an aware datetime, or seconds since the epoch within the years of a calendar, "
+        f"got {brief(before)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What turns tell each other and the world: envelopes, and what may be in them."""
+"""The events of turns: envelopes and their payloads."""
 
 from __future__ import annotations
 
@@ -16,30 +16,34 @@ TURNS, STEPS, RESULTS, AUDIT = "agent.turns", "agent.steps", "agent.step_results
 TOPICS = (TURNS, STEPS, RESULTS, AUDIT)
 VERSION = 1
 
-_LONGEST_ID = 200
-_ENDS = ("completed", "failed", "skipped", "cancelled")
+_MAX_ID_LENGTH = 200
+_FINAL_STATUSES = ("completed", "failed", "skipped", "cancelled")
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """A typed payload: `from_dict` refuses what it does not know, and what has another type, as InvalidTurn."""
+    """Base class of payloads. Unknown fields and values of another type raise InvalidTurn."""
 
     type: ClassVar[str]
     topic: ClassVar[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
+        """Return values that JSON can represent."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Any) -> Self:
-        """The payload that `to_dict` wrote, or one written by hand."""
+        """Return the payload for the output of `to_dict`, or for a dict written by hand.
+
+        Raises:
+            InvalidTurn: Names the field that is unknown, missing or of another type.
+        """
         known = {each.name: each for each in dataclasses.fields(cls)}
         _check_names("payload", cls.type, data, known)
         for name, each in known.items():
             if name not in data and each.default is each.default_factory is dataclasses.MISSING:
-                raise InvalidTurn(name, f"{cls.type} needs it")
+                raise InvalidTurn(name, f"required by {cls.type}")
         return cls(**data)
 
     def __post_init__(self) -> None:
@@ -60,18 +64,19 @@ def _check_names(field_: str, what: str, data: Any, known: Collection[str]) -> N
             raise InvalidTurn(str(name)[:80], f"{what} has no such field: {nearest_name(name, known)}")
 
 
-def _named(what: str, value: object) -> None:
+def _check_id(what: str, value: object) -> None:
     if value is None:
         return
-    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_ID or not value.isprintable():
-        raise InvalidTurn(what, f"must be 1 to {_LONGEST_ID} printable characters, got {brief(value)}")
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_ID_LENGTH or not value.isprintable():
+        raise InvalidTurn(what, f"must be 1 to {_MAX_ID_LENGTH} printable characters, got {brief(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnEvent(Payload):
-    """Asks for a turn: `messages` in chat format, the user's last. The same `turn_id` is the same turn.
+    """Requests a turn. `messages` are in chat format, the user's last.
 
-    `trace_id` is the trace of the caller; the turn has one of its own, and keeps this one in its metadata.
+    A second event with the same `turn_id` requests the same turn. `trace_id` is the trace of the caller: the turn has
+    its own, and stores this one in its metadata.
     """
 
     type: ClassVar[str] = "turn.requested"
@@ -88,37 +93,43 @@ class TurnEvent(Payload):
 
     @classmethod
     def of(cls, asked: TurnEvent | Mapping[str, Any] | str) -> TurnEvent:
-        """Any way to ask for a turn: an event, its dict (`text` stands for one message of the user), or the text."""
+        """Return the event for an event, its dict, or the text of a user message.
+
+        In a dict, `text` may replace `messages` by one user message.
+
+        Raises:
+            InvalidTurn: Names the field that is invalid.
+        """
         if isinstance(asked, TurnEvent):
             return asked
         if isinstance(asked, str):
             return cls(messages=[{"role": "user", "content": asked}])
         if not isinstance(asked, Mapping):
-            raise InvalidTurn("turn", f"is a TurnEvent, its dict or a text, not {brief(asked)}")
-        given = dict(asked)
-        if "text" in given:
-            text = given.pop("text")
-            if "messages" in given:
-                raise InvalidTurn("text", "stands for messages: give one of the two")
-            given["messages"] = [{"role": "user", "content": text}]
-        return cls.from_dict(given)
+            raise InvalidTurn("turn", f"must be a TurnEvent, its dict or a string, got {brief(asked)}")
+        data = dict(asked)
+        if "text" in data:
+            text = data.pop("text")
+            if "messages" in data:
+                raise InvalidTurn("text", "must not be combined with messages. Pass one of the two")
+            data["messages"] = [{"role": "user", "content": text}]
+        return cls.from_dict(data)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("turn_id", "conversation_id", "user_id", "personality", "trace_id"):
-            _named(name, getattr(self, name))
+            _check_id(name, getattr(self, name))
         if not self.messages:
-            raise InvalidTurn("messages", "there is none: a turn answers at least one message")
-        for place, each in enumerate(self.messages):
-            _check_message(f"messages[{place}]", each)
+            raise InvalidTurn("messages", "must have at least one message, got none")
+        for index, each in enumerate(self.messages):
+            _check_message(f"messages[{index}]", each)
         if self.messages[-1]["role"] == "assistant":
-            raise InvalidTurn("messages", "the last one is the assistant's: there is nothing to answer")
+            raise InvalidTurn("messages", "must not end with a message of the assistant, which needs no answer")
 
     @property
     def prompt(self) -> str:
-        """What the user said last, as text."""
-        said = next((each for each in reversed(self.messages) if each["role"] == "user"), self.messages[-1])
-        content = said.get("content") or ""
+        """The text of the user's last message."""
+        last = next((each for each in reversed(self.messages) if each["role"] == "user"), self.messages[-1])
+        content = last.get("content") or ""
         if isinstance(content, str):
             return content
         return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping)).strip()
@@ -126,19 +137,19 @@ class TurnEvent(Payload):
 
 def _check_message(where: str, message: Any) -> None:
     if not isinstance(message, Mapping):
-        raise InvalidTurn(where, f"is an object with role and content, not {brief(message)}")
+        raise InvalidTurn(where, f"must be an object with role and content, got {brief(message)}")
     if message.get("role") not in _ROLES:
-        raise InvalidTurn(f"{where}.role", f"is one of {', '.join(_ROLES)}, not {brief(message.get('role'))}")
+        raise InvalidTurn(f"{where}.role", f"must be one of {', '.join(_ROLES)}, got {brief(message.get('role'))}")
     content = message.get("content")
     if not isinstance(content, (str, list)) and not (content is None and message["role"] == "assistant"):
-        raise InvalidTurn(f"{where}.content", f"is a text or a list of parts, not {brief(content)}")
+        raise InvalidTurn(f"{where}.content", f"must be a string or a list of parts, got {brief(content)}")
     if message["role"] == "user" and (not content or (isinstance(content, str) and not content.strip())):
-        raise InvalidTurn(f"{where}.content", "is empty")
+        raise InvalidTurn(f"{where}.content", "must not be empty")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest(Payload):
-    """Asks for the plan of a turn; `tools` are the names that may be used."""
+    """Requests the plan of a turn. `tools` are the names of the allowed tools."""
 
     type: ClassVar[str] = "plan.requested"
     topic: ClassVar[str] = AUDIT
@@ -151,7 +162,7 @@ class PlanRequest(Payload):
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent(Payload):
-    """One step of a plan, in the order in which the steps can be done."""
+    """Announces one step of a plan. `position` is its index in an order that respects all dependencies."""
 
     type: ClassVar[str] = "step.planned"
     topic: ClassVar[str] = STEPS
@@ -167,7 +178,7 @@ class StepEvent(Payload):
 
 @dataclass(frozen=True, kw_only=True)
 class StepResultChunk(Payload):
-    """A piece of a step's answer, or with `final` how the step ended; `index` counts the pieces of one try from 0."""
+    """A piece of a step's answer, or with `final` the step's outcome. `index` counts the pieces of one attempt."""
 
     type: ClassVar[str] = "step.result"
     topic: ClassVar[str] = RESULTS
@@ -185,15 +196,15 @@ class StepResultChunk(Payload):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.final:
-            _one_of("status", self.status, _ENDS)
+            _check_choice("status", self.status, _FINAL_STATUSES)
         for name, value in self.metrics.items():
             if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
-                raise InvalidTurn(f"metrics.{name:.80}", f"is a number, not {brief(value)}")
+                raise InvalidTurn(f"metrics.{name:.80}", f"must be a number, got {brief(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditEvent(Payload):
-    """What was done, for those who have to know later."""
+    """An entry of the audit trail: `action` was done."""
 
     type: ClassVar[str] = "audit"
     topic: ClassVar[str] = AUDIT
@@ -209,9 +220,9 @@ PAYLOADS: dict[str, type[Payload]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EventEnvelope:
-    """An event of a topic. The same `event_id` is the same event: it is published once.
+    """An event of a topic. Events with the same `event_id` are published once.
 
-    `offset` is its place in its topic, where it was read from one.
+    `offset` is the position in the topic, None for an event that was not read from one.
     """
 
     topic: str
@@ -226,7 +237,7 @@ class EventEnvelope:
     offset: int | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold, without the offset."""
+        """Return values that JSON can represent, without the offset."""
         return {
             "topic": self.topic, "event_id": self.event_id, "type": self.type, "trace_id": self.trace_id,
             "turn_id": self.turn_id, "step_id": self.step_id, "timestamp": self.timestamp.isoformat(),
@@ -235,30 +246,35 @@ class EventEnvelope:
 
     @classmethod
     def from_dict(cls, data: Any, offset: int | None = None) -> EventEnvelope:
-        """The envelope that `to_dict` wrote; InvalidTurn names the field that does not fit."""
+        """Return the envelope that `to_dict` wrote.
+
+        Raises:
+            InvalidTurn: Names the field that is invalid.
+        """
         known = [each.name for each in dataclasses.fields(cls) if each.name != "offset"]
         _check_names("envelope", "an envelope", data, known)
         if data.get("version", VERSION) != VERSION:
-            raise InvalidTurn("version", f"is {VERSION}, not {brief(data['version'])}: a later release wrote this")
-        _one_of("topic", data.get("topic"), TOPICS)
-        _one_of("type", data.get("type"), tuple(PAYLOADS))
+            raise InvalidTurn("version", f"must be {VERSION}, got {brief(data['version'])}, written by a later release")
+        _check_choice("topic", data.get("topic"), TOPICS)
+        _check_choice("type", data.get("type"), tuple(PAYLOADS))
         ids: dict[str, Any] = {name: data.get(name) for name in ("trace_id", "turn_id", "step_id")}
         for name, value in {**ids, "event_id": data.get("event_id") or ""}.items():
-            _named(name, value)
+            _check_id(name, value)
         return cls(
-            topic=data["topic"], event_id=data["event_id"], type=data["type"], timestamp=_when(data.get("timestamp")),
-            payload=PAYLOADS[data["type"]].from_dict(data.get("payload")), offset=offset, **ids,
+            topic=data["topic"], event_id=data["event_id"], type=data["type"], offset=offset,
+            timestamp=_timestamp(data.get("timestamp")),
+            payload=PAYLOADS[data["type"]].from_dict(data.get("payload")), **ids,
         )  # fmt: skip
 
 
-def _one_of(field_: str, value: Any, known: Sequence[str]) -> None:
+def _check_choice(field_: str, value: Any, known: Sequence[str]) -> None:
     if value not in known:
-        raise InvalidTurn(field_, f"is one of {', '.join(known)}, not {brief(value)}")
+        raise InvalidTurn(field_, f"must be one of {', '.join(known)}, got {brief(value)}")
 
 
-def _when(value: Any) -> _dt.datetime:
+def _timestamp(value: Any) -> _dt.datetime:
     try:
         found = _dt.datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise InvalidTurn("timestamp", f"is a time in ISO 8601, not {brief(value)}") from None
+        raise InvalidTurn("timestamp", f"must be a time in ISO 8601, got {brief(value)}") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=_dt.UTC)

@@ -1,4 +1,4 @@
-"""What an application may do at the ends of turns and steps."""
+"""Hooks of the application at the start and end of turns and steps."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ NAMES = ("on_turn_start", "on_plan_ready", "on_step_start", "on_step_end", "on_t
 
 
 class Hooks:
-    """Calls the hooks of several objects, in order, each of them sync or async.
+    """Calls the hooks of several objects in order. Each object has any of these methods, sync or async:
 
     on_turn_start(turn), on_plan_ready(turn, plan), on_step_start(turn, step), on_step_end(turn, step),
-    on_turn_end(turn), on_error(turn, error): an object has those it wants. What one raises is logged, and nothing
-    else comes of it; so is a cancellation that is its own, and not the turn's. A turn that is taken up again after a
-    crash may call one of them once more.
+    on_turn_end(turn) and on_error(turn, error).
+
+    An error of a hook is logged and has no other effect. The same holds for a CancelledError that the hook raises
+    itself. A turn that resumes after a crash may call a hook a second time.
     """
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         if not isinstance(objects, Iterable):
-            raise InvalidArgument(f"hooks are a list of objects, not {brief(objects)}: write [it]")
+            raise InvalidArgument(f"hooks must be a list of objects, got {brief(objects)}. Pass [hook]")
         self._objects = tuple(objects)
         for each in self._objects:
             if not any(callable(getattr(each, name, None)) for name in NAMES):
-                raise InvalidArgument(f"hooks are objects with one of {', '.join(NAMES)}; {brief(each)} is none")
+                raise InvalidArgument(f"a hook must have one of {', '.join(NAMES)}, got {brief(each)}")
 
     async def call(self, name: str, *args: Any) -> None:
         for each in self._objects:
@@ -36,15 +37,15 @@ class Hooks:
             if hook is None:
                 continue
             try:
-                made = hook(*args)
-                if inspect.isawaitable(made):
-                    await made
+                outcome = hook(*args)
+                if inspect.isawaitable(outcome):
+                    await outcome
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
-                self._failed(name, each, args[0])
+                self._log_failure(name, each, args[0])
             except Exception:  # noqa: BLE001 - a hook may fail in any way
-                self._failed(name, each, args[0])
+                self._log_failure(name, each, args[0])
 
-    def _failed(self, name: str, hook: Any, turn: Any) -> None:
+    def _log_failure(self, name: str, hook: Any, turn: Any) -> None:
         log.exception("hook %s of %r failed", name, hook, extra={"trace_id": turn.trace_id, "turn_id": turn.id})

@@ -1,4 +1,4 @@
-"""Log records that say which turn they are about."""
+"""Log records with the ids of their turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 class TurnLog(logging.LoggerAdapter[logging.Logger]):
-    """Gives each record `trace_id`, `turn_id` and `step_id` as attributes."""
+    """Adds `trace_id`, `turn_id` and `step_id` to each log record as attributes."""
 
     def __init__(self, trace_id: str, turn_id: str, step_id: str | None = None) -> None:
         super().__init__(log, {"trace_id": trace_id, "turn_id": turn_id, "step_id": step_id})

@@ -1,4 +1,4 @@
-"""Turns, started, watched and ended: each is a run, with all that runs have."""
+"""Start, watch, cancel and delete turns. Each turn is a run."""
 
 from __future__ import annotations
 
@@ -50,15 +50,26 @@ _INPUT = ("conversation_id", "user_id", "personality")
 
 
 class TurnManager:
-    """Starts turns, on a runner whose workers carry them out.
+    """Starts turns on a runner whose workers execute them.
 
-    A turn is a run of an agent with the key `key`: its id is the run's, and so are durability, cancelling, retries,
-    limits, its place behind other turns of its conversation, and `trace_id`. `planner` is a RuleBasedPlanner by
-    default; `tools` those of the runner, else a calculator and a to-do store. `config` is a ConfigLoader, whose
-    settings are taken once for each turn, or one Settings; `packs` are the personalities, by default the config's.
-    `client` answers for every personality; without it each has the client of its provider. `hooks` are objects with
-    on_turn_start, on_plan_ready, on_step_start, on_step_end, on_turn_end or on_error. With `remote_steps` each step
-    is a run of its own; None leaves that to the config. Make one in every process whose workers carry out turns.
+    A turn is a run of an agent with the key `key`. Its id, durability, cancellation, retries, limits, `trace_id` and
+    its order after other turns of its conversation are those of the run. Create a manager in every process whose
+    workers execute turns.
+
+    Args:
+        runner: Stores and executes the turns.
+        planner: Makes the plans; by default a RuleBasedPlanner.
+        packs: The personalities; by default those of `config`.
+        config: A ConfigLoader, whose settings are read once for each turn, or fixed Settings.
+        tools: The tools of plans; by default those of the runner, or without any a calculator and a to-do store.
+        client: The model client for every personality; by default each has the client of its provider.
+        hooks: Objects with on_turn_start, on_plan_ready, on_step_start, on_step_end, on_turn_end or on_error.
+        remote_steps: Whether each step is a child run; by default as in `config`.
+        max_in_flight: Steps that run at once in this process; by default as in `config`.
+        step_tries: Attempts of each step, including the first.
+        backoff_base: Seconds before the second attempt of a step; doubled for each later one.
+        breakers: The circuit breakers of clients without their own.
+        key: The agent key of the turns.
     """
 
     def __init__(
@@ -98,23 +109,23 @@ class TurnManager:
         )
         if tools is None:
             tools = runner.tools if runner.tools.list_tools() else built_in_tools()
-        self._parts = TurnServices(
+        self._services = TurnServices(
             key=key, plans=PlanExecutor(RuleBasedPlanner() if planner is None else checked_planner(planner)),
             processor=self.processor, contexts=self.contexts, topics=self.topics, hooks=self.hooks,
             tools=registry_of(tools), settings=lambda: self.settings, personality=self._personality, client=client,
             max_retries=runner.config.max_retries, step_tries=step_tries, backoff_base=backoff_base,
         )  # fmt: skip
-        # Runners share a registry: another one's manager answers for it, and this one for this runner.
+        # Runners may share a registry: each runner prefers the agents of its own manager.
         known = runner.registry if isinstance(runner.registry, Preferring) else Preferring(runner.registry)
         runner.registry = known
-        for agent in (TurnAgent(self._parts), StepAgent(self._parts)):
-            known.unregister(agent.key)  # of a manager that was there before
+        for agent in (TurnAgent(self._services), StepAgent(self._services)):
+            known.unregister(agent.key)  # of an earlier manager
             known.register(agent)
             known.prefer(agent)
 
     @property
     def settings(self) -> Settings:
-        """All settings of this moment."""
+        """The present settings, with the arguments of this manager applied."""
         config = self._config
         now = config.current if isinstance(config, ConfigLoader) else config or Settings()
         return replace(now, turns=replace(now.turns, **self._overrides)) if self._overrides else now
@@ -128,29 +139,37 @@ class TurnManager:
     # -- starting
 
     async def start_turn(self, turn: TurnEvent | Mapping[str, Any] | str, **options: Any) -> Turn:
-        """Store a turn for a worker, and give it once it is durable; the same `turn_id` gives the same turn.
+        """Store a turn for a worker. A second call with the same `turn_id` returns the same turn.
 
-        InvalidTurn (status_code 422) names the field that does not fit; IdempotencyConflict: this turn_id is that of
-        another turn. `options` are those of `runner.submit`: priority, delay, deadline and so on.
+        Args:
+            turn: The event, its dict, or the text of a user message.
+            **options: Options of `runner.submit`: priority, delay, deadline and so on.
+
+        Returns:
+            The turn, once it is durable.
+
+        Raises:
+            InvalidTurn: Names the field that is invalid; its `status_code` is 422.
+            IdempotencyConflict: Another turn has this `turn_id`.
         """
-        event = self._asked(turn)
-        input_, metadata, run_id = self._run_of(event)
+        event = self._checked_event(turn)
+        input_, metadata, run_id = self._run_arguments(event)
         metadata |= options.pop("metadata", None) or {}
-        with _storing(event):
-            stored = await self.runner.submit(self._parts.key, input_, run_id=run_id, metadata=metadata, **options)
+        with _naming_invalid_field(event):
+            stored = await self.runner.submit(self._services.key, input_, run_id=run_id, metadata=metadata, **options)
         return await self.get_turn(stored)
 
     async def run_turn(self, turn: TurnEvent | Mapping[str, Any] | str) -> Turn:
-        """Carry a turn out here and now, and give it once it has ended; errors as in `start_turn`."""
-        event = self._asked(turn)
-        input_, metadata, run_id = self._run_of(event)
-        with _storing(event):
-            done = await self.runner.execute(self._parts.key, run_id, input_, metadata)
+        """Execute a turn in this process and return it when it has finished. Raises the errors of `start_turn`."""
+        event = self._checked_event(turn)
+        input_, metadata, run_id = self._run_arguments(event)
+        with _naming_invalid_field(event):
+            done = await self.runner.execute(self._services.key, run_id, input_, metadata)
         assert done.run_id is not None
         return await self.get_turn(done.run_id)
 
-    def _asked(self, turn: TurnEvent | Mapping[str, Any] | str) -> TurnEvent:
-        """What is asked for, if there is the personality that it names."""
+    def _checked_event(self, turn: TurnEvent | Mapping[str, Any] | str) -> TurnEvent:
+        """Return the event. Raise InvalidTurn if it is invalid or names an unknown personality."""
         event = TurnEvent.of(turn)
         if event.personality is not None:
             try:
@@ -159,8 +178,8 @@ class TurnManager:
                 raise InvalidTurn("personality", str(error)) from None
         return event
 
-    def _run_of(self, event: TurnEvent) -> tuple[dict[str, Any], dict[str, Any], UUID]:
-        """Input, metadata and id of the run that the turn is."""
+    def _run_arguments(self, event: TurnEvent) -> tuple[dict[str, Any], dict[str, Any], UUID]:
+        """Return input, metadata and id of the turn's run."""
         try:
             run_id, run_key = run_uuid(event.turn_id, self.runner.queue.clock)
         except InvalidArgument as error:
@@ -174,10 +193,14 @@ class TurnManager:
             metadata["turn_key"] = run_key
         return input_, metadata, run_id
 
-    # -- looking
+    # -- reading and ending
 
     async def get_turn(self, turn_id: UUID | str) -> Turn:
-        """The turn as it stands; UnknownRun if there is none."""
+        """Return the present state of a turn.
+
+        Raises:
+            UnknownRun: No turn has this id.
+        """
         info = await self._info(turn_id)
         turn = await self.contexts.get_turn(str(info.run_id))
         if turn is None:
@@ -193,120 +216,140 @@ class TurnManager:
 
     async def _info(self, turn_id: UUID | str) -> RunInfo:
         info = await self.runner.get_run(turn_id)
-        if info.agent_key != self._parts.key:
-            raise UnknownRun(f"run {turn_id} is a run of {info.agent_key!r}, and no turn")
+        if info.agent_key != self._services.key:
+            raise UnknownRun(f"run {turn_id} must be a turn, got a run of agent {info.agent_key!r}")
         return info
 
     async def wait(self, turn_id: UUID | str, timeout: float | None = None) -> Turn:
-        """The turn once it has ended; TimeoutError after `timeout` seconds."""
+        """Return the turn when it has finished.
+
+        Raises:
+            TimeoutError: It has not finished after `timeout` seconds. None waits without a limit.
+        """
         await self.runner.wait(turn_id, timeout)
         return await self.get_turn(turn_id)
 
     async def cancel(self, turn_id: UUID | str, *, wait: bool = False) -> bool | RunStatus:
-        """As `runner.cancel`: the turn and its steps."""
+        """Cancel the turn and its steps, like `runner.cancel`."""
         await self._info(turn_id)
         return await self.runner.cancel(turn_id, wait=wait)
 
     async def discard(self, turn_id: UUID | str) -> None:
-        """Delete a turn that has ended: its run, and what was saved of it; the topics keep their events.
+        """Delete a finished turn: its run and its saved state. The topics keep their events.
 
-        IllegalTransition for one that has not ended.
+        Raises:
+            IllegalTransition: The turn has not finished.
         """
         info = await self._info(turn_id)
         await self.runner.discard(info.run_id)
         await self.contexts.forget_turn(str(info.run_id))
 
     async def vacuum(self, older_than: float) -> int:
-        """Delete the events of all topics that are older than so many seconds, and give space back; how many.
+        """Delete old events of all topics and free their space. `runner.vacuum` deletes the runs of turns.
 
-        Keep them for longer than a turn may last: what a turn that is taken up again has told is only known to have
-        been told while it is there. The runs of turns are deleted by `runner.vacuum`.
+        Keep events longer than a turn may last. A resumed turn publishes again what it has published before, and a
+        deleted event can no longer be recognized as a duplicate.
+
+        Args:
+            older_than: Seconds.
+
+        Returns:
+            The number of deleted events.
         """
         DURATION.check("older_than", older_than)
-        # Nothing is older than the epoch, and no calendar goes back for ever.
-        gone = await self.topics.trim(before=max(self.runner.queue.clock.wall() - older_than, 0.0))
+        # A time before the epoch may be outside the range of datetime.
+        deleted = await self.topics.trim(before=max(self.runner.queue.clock.wall() - older_than, 0.0))
         compact = getattr(self.runner.event_bus.commits, "compact", None)
-        if gone and compact is not None:
+        if deleted and compact is not None:
             await compact()
-        return gone
+        return deleted
 
     async def stream(
         self, turn_id: UUID | str, since_sequence: int = 0, *, backpressure: bool = False
     ) -> AsyncGenerator[Event, None]:
-        """As `runner.stream`: the turn's events, replayed and then live, until it has ended.
+        """Yield the turn's events, stored ones and then new ones, until it has finished; like `runner.stream`.
 
-        With `backpressure` the `max_unsent_bytes` of `[turns]` hold, where it says other than the default.
+        With `backpressure`, the limit is `max_unsent_bytes` of `[turns]` unless that is the default.
         """
-        said = self.settings.turns.max_unsent_bytes
-        most = said if said != TurnSettings.max_unsent_bytes else None
-        events = self.runner.stream(turn_id, since_sequence, backpressure, max_unsent_bytes=most)
-        async with contextlib.aclosing(events) as told:
-            async for event in told:
+        configured = self.settings.turns.max_unsent_bytes
+        limit = configured if configured != TurnSettings.max_unsent_bytes else None
+        stream = self.runner.stream(turn_id, since_sequence, backpressure, max_unsent_bytes=limit)
+        async with contextlib.aclosing(stream) as events:
+            async for event in events:
                 yield event
 
     # -- events
 
     async def handle_step_result_event(self, envelope: EventEnvelope) -> Turn | None:
-        """Take in the result of a step that arrives by event; the turn, or None if there is no such turn here.
+        """Save the result of a step from its event. The process that executes the turn does not need this.
 
-        The same result again, pieces of one, and results of a step that has ended change nothing. In the process
-        that carries out the turn there is no need for it.
+        Duplicates, pieces of a result, and results for a finished step change nothing.
+
+        Returns:
+            The turn, or None if it is not stored here.
+
+        Raises:
+            InvalidTurn: The envelope is not a step result of a turn.
         """
         if not isinstance(envelope, EventEnvelope):
-            raise InvalidTurn("envelope", f"is an EventEnvelope, as topics give it, not {brief(envelope)}")
+            raise InvalidTurn("envelope", f"must be an EventEnvelope from a topic, got {brief(envelope)}")
         chunk, turn_id = envelope.payload, envelope.turn_id
         if not isinstance(chunk, StepResultChunk) or turn_id is None:
-            raise InvalidTurn("payload", f"a step result of a turn is wanted, not {envelope.type!r}")
+            raise InvalidTurn("payload", f"must be a step result of a turn, got {envelope.type!r}")
         turn = await self.contexts.get_turn(turn_id)
         state = None if turn is None else turn.step(chunk.step_number)
-        if turn is None or state is None or not chunk.final or _is_told(state, chunk):
+        if turn is None or state is None or not chunk.final or _is_outdated(state, chunk):
             return turn
 
-        def take(turn: Turn) -> None:
+        def apply(turn: Turn) -> None:
             state = turn.step(chunk.step_number)
-            if state is None or _is_told(state, chunk):
+            if state is None or _is_outdated(state, chunk):
                 return
             state.status, state.result, state.error = StepStatus(chunk.status), chunk.result, chunk.error
             state.attempt, state.metrics = chunk.attempt, StepMetrics.from_dict(chunk.metrics)
             state.apart = None
             turn.updated_at = aware(self.runner.queue.clock.wall())
 
-        return await self.contexts.change_turn(turn_id, take)
+        return await self.contexts.change_turn(turn_id, apply)
 
     async def consume(self, *, consumer: str = "turns", stop: asyncio.Event | None = None) -> None:
-        """Start the turns that are published on agent.turns, until `stop` is set, or for ever.
+        """Start the turns that are published on agent.turns, until `stop` is set or the caller is cancelled.
 
-        The place in the topic is kept under the name `consumer` after the run is stored: after a crash in between
-        the same turn is started again, and is there already. A malformed one is logged and told on agent.audit.
+        The offset is committed after the run is stored. A crash in between starts the same turn again, which has no
+        effect. An invalid request is logged and published on agent.audit.
+
+        Args:
+            consumer: The name that the offset is stored under.
+            stop: Ends the loop when it is set.
         """
         following = self.topics.subscribe(TURNS, consumer=consumer)
         async with contextlib.aclosing(following):
             while (envelope := await _next(following, stop)) is not None:
-                await self._consumed(envelope)
+                await self._start_published(envelope)
                 assert envelope.offset is not None
                 await self.topics.commit(TURNS, consumer, envelope.offset)
 
-    async def _is_there(self, turn_id: str) -> bool:
-        """Whether that turn was started: every turn tells of itself on the topic too."""
+    async def _was_started(self, turn_id: str) -> bool:
+        """Return whether the turn was started. Turns that did not start from the topic publish their event too."""
         try:
             await self.runner.get_run(turn_id)
         except (UnknownRun, InvalidArgument):
             return False
         return True
 
-    async def _consumed(self, envelope: EventEnvelope) -> None:
+    async def _start_published(self, envelope: EventEnvelope) -> None:
         if not isinstance(envelope.payload, TurnEvent):
             return
         event = envelope.payload
         turn_id = event.turn_id or envelope.turn_id or f"turn:{envelope.event_id}"
-        if await self._is_there(turn_id):
+        if await self._was_started(turn_id):
             return
         try:
             event = replace(event, turn_id=turn_id, metadata={**event.metadata, FROM_TOPIC: True})
             turn = await self.start_turn(event)
-            TurnLog(turn.trace_id, turn.id).info("turn taken from %s, offset %s", TURNS, envelope.offset)
+            TurnLog(turn.trace_id, turn.id).info("turn started from %s, offset %s", TURNS, envelope.offset)
         except InvalidArgument as error:
-            log.warning("turn %s of %s is refused: %s", turn_id, TURNS, error)
+            log.warning("turn %s of %s rejected: %s", turn_id, TURNS, error)
             details = {"event_id": envelope.event_id, "error": str(error), "field": getattr(error, "field", None)}
             await self.topics.tell(
                 AuditEvent(action="turn.refused", details=details), event_id=f"refused:{envelope.event_id}",
@@ -314,29 +357,29 @@ class TurnManager:
             )  # fmt: skip
 
 
-def _is_told(state: StepState, chunk: StepResultChunk) -> bool:
-    """Whether a result is no news of a step: it has ended otherwise, or is further. One that failed is tried again."""
+def _is_outdated(state: StepState, chunk: StepResultChunk) -> bool:
+    """Return whether the step is at or after this result. A failed step may still get results of later attempts."""
     if state.status is StepStatus.FAILED:
         return state.attempt > chunk.attempt or (chunk.status == "failed" and state.attempt == chunk.attempt)
     return state.ended or state.attempt > chunk.attempt
 
 
 @contextlib.contextmanager
-def _storing(event: TurnEvent) -> Iterator[None]:
-    """A value that cannot be stored is a field of the turn that does not fit."""
+def _naming_invalid_field(event: TurnEvent) -> Iterator[None]:
+    """Raise InvalidTurn, with the field, for a value that cannot be stored."""
     try:
         yield
     except UnserialisableResult as error:
         for name in ("messages", "params", "metadata"):
             try:
                 encode(getattr(event, name))
-            except UnserialisableResult as wrong:
-                raise InvalidTurn(wrong.path.replace("$", name, 1), wrong.reason) from None
+            except UnserialisableResult as invalid:
+                raise InvalidTurn(invalid.path.replace("$", name, 1), invalid.reason) from None
         raise InvalidTurn("turn", str(error)) from None
 
 
 async def _next(following: AsyncIterator[EventEnvelope], stop: asyncio.Event | None) -> EventEnvelope | None:
-    """The next event, or None once `stop` is set."""
+    """Return the next event, or None once `stop` is set."""
     if stop is None:
         return await anext(following)
     if stop.is_set():

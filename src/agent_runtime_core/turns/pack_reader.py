@@ -1,4 +1,4 @@
-"""A folder of packs: a folder for each, with its pack.toml and its prompts; nothing in it is ever executed."""
+"""Read a folder of personality packs, each a folder with a pack.toml and its prompts. No file is executed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._core.settings import COUNT, POSITIVE, TABLE, TEXT, TRUTH, SettingType, c
 from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
 from .personality_instance import MemorySettings, PersonalityInstance, Sampling
-from .settings_files import Mark, Reading, mark_of, read_file, tables_in, text_in, twice
+from .settings_files import Mark, Reading, mark_of, read_file, read_until_stable, tables_in, text_in
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -54,15 +54,15 @@ _LIMITS = tuple(each.name for each in dataclasses.fields(RunLimits))
 
 
 class PackScan(NamedTuple):
-    """The packs of a folder, the last good state of each, and what is wrong with those that are broken."""
+    """The last valid state of each pack of a folder, and the errors of invalid packs."""
 
     packs: Mapping[str, PersonalityInstance]
     errors: Mapping[str, InvalidArgument]
 
 
 @dataclass
-class _Known:
-    """What is known of one pack."""
+class _PackState:
+    """The last read of one pack, its last valid state and its present error."""
 
     reading: Reading
     instance: PersonalityInstance | None = None
@@ -70,44 +70,45 @@ class _Known:
 
 
 class PackReader:
-    """Looks at a folder of packs again and again. Not safe for several threads at once."""
+    """Reads a folder of packs, again after changes. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder: Path = folder
-        self._known: dict[str, _Known] = {}
-        self._begun = False
+        self._states: dict[str, _PackState] = {}
+        self._loaded = False
 
     def marks(self) -> dict[Path, Mark]:
-        """The marks of every file that counts, and of the folders, which a new file changes."""
+        """Return the marks of all files of packs, and of the folders, which change when a file is added."""
         try:
             homes = [self.folder / name for name in self._names()]
         except InvalidArgument:
-            homes = []  # look() tells why
+            homes = []  # read() raises the error
         files = [
             home / file
             for home in homes
-            for file in (FILE, *(self._known[home.name].reading.contents if home.name in self._known else ()))
+            for file in (FILE, *(self._states[home.name].reading.contents if home.name in self._states else ()))
         ]
         return {path: mark_of(path) for path in (self.folder, *homes, *files)}
 
     def read(self) -> PackScan:
-        """The packs as they are now. One that has become broken is kept as it was, which the log says once.
+        """Read the packs. An invalid pack keeps its last valid state, which is logged once.
 
-        InvalidArgument where there is no folder or no pack in it; and at the first look for any pack that is broken.
+        Raises:
+            InvalidArgument: The folder is missing or has no pack; at the first read also if a pack is invalid.
         """
         names = self._names()
         if not names:
-            raise InvalidArgument(f"the folder {self.folder} has no packs: a folder for each, with a {FILE} in it")
-        looked = {name: self._look_at(name) for name in names}
-        errors = {name: each.error for name, each in looked.items() if each.error is not None}
-        if errors and not self._begun:
+            raise InvalidArgument(f"the folder {self.folder} has no packs. Add a folder with a {FILE} for each pack")
+        states = {name: self._read_state(name) for name in names}
+        errors = {name: each.error for name, each in states.items() if each.error is not None}
+        if errors and not self._loaded:
             raise next(iter(errors.values()))
         for name, error in errors.items():
-            if looked[name] is not self._known.get(name):
-                kept = "it is left out" if looked[name].instance is None else "it is kept as it was"
-                log.warning("personality %r is broken, %s: %s", name, kept, error)
-        self._known, self._begun = looked, True
-        return PackScan({n: each.instance for n, each in looked.items() if each.instance is not None}, errors)
+            if states[name] is not self._states.get(name):
+                effect = "it is not loaded" if states[name].instance is None else "its last valid state is kept"
+                log.warning("personality %r is invalid, %s: %s", name, effect, error)
+        self._states, self._loaded = states, True
+        return PackScan({n: each.instance for n, each in states.items() if each.instance is not None}, errors)
 
     def _names(self) -> list[str]:
         try:
@@ -116,72 +117,74 @@ class PackReader:
         except OSError as error:
             raise InvalidArgument(f"the folder {self.folder} cannot be read: {error.strerror}") from error
 
-    def _look_at(self, name: str) -> _Known:
-        before = self._known.get(name)
-        reading = twice(lambda: read_pack(self.folder, name), f"personality {name!r}")
+    def _read_state(self, name: str) -> _PackState:
+        before = self._states.get(name)
+        reading = read_until_stable(lambda: read_pack(self.folder, name), f"personality {name!r}")
         if before is not None and reading == before.reading:
             return before
         old = before.instance if before is not None else None
         try:
-            new = built(name, reading)
+            new = build_personality(name, reading)
         except InvalidArgument as error:
-            return _Known(reading, old, error)
+            return _PackState(reading, old, error)
         if old is not None:
             new = old if new.digest == old.digest else dataclasses.replace(new, version=old.version + 1)
-        return _Known(reading, new)
+        return _PackState(reading, new)
 
 
 def read_pack(folder: Path, name: str) -> Reading:
-    """All files of that pack, read; a file that cannot be is the problem of the reading."""
+    """Read all files of a pack. The reading has the error of a file that cannot be read."""
     home, contents = folder / name, dict[str, bytes]()
     try:
         if not home.resolve(strict=True).is_relative_to(folder.resolve(strict=True)):
-            raise InvalidArgument(f"personality {brief(name)} leads out of {folder}: move its folder there")
+            raise InvalidArgument(
+                f"personality {brief(name)} must be inside {folder}, got a link. Move its folder there"
+            )
         contents[FILE] = read_file(home / FILE, f"{name}/{FILE}", home)
-        for file in _named_in(name, contents[FILE]):
+        for file in _prompt_files(name, contents[FILE]):
             contents[file] = read_file(home / file, f"{name}/{file}", home)
     except (InvalidArgument, OSError, RuntimeError) as error:
         return Reading(contents, str(error))
     return Reading(contents)
 
 
-def _named_in(name: str, content: bytes) -> list[str]:
-    """The prompt files that pack.toml names; none where it cannot be used, which `built` tells."""
+def _prompt_files(name: str, content: bytes) -> list[str]:
+    """Return the prompt files that pack.toml names; none if it is invalid (see `build_personality`)."""
     try:
-        return _files_of(_table_of(name, content))
+        return _files_in(_checked_table(name, content))
     except InvalidArgument:
         return []
 
 
-def _table_of(name: str, content: bytes) -> dict[str, Any]:
-    """What pack.toml says, its own keys and the names of its prompts checked."""
+def _checked_table(name: str, content: bytes) -> dict[str, Any]:
+    """Return the table of pack.toml, with its own keys and the names of its prompts checked."""
     where = f"{name}/{FILE}"
     table = check_all(tables_in(content, where), _KEYS, where)
     if "name" not in table:
-        raise InvalidArgument(f"{where}: there is no name: write name = {brief(name)}")
+        raise InvalidArgument(f"{where}: name is required. Add name = {brief(name)}")
     if table["name"] != name:
         raise InvalidArgument(
-            f"{where}: name={brief(table['name'])} differs from its folder {brief(name)}: rename one of them"
+            f"{where}: name must be that of its folder {brief(name)}, got {brief(table['name'])}. Rename one of them"
         )
     prompts = table.get("prompts", {})
     check_all(prompts, dict.fromkeys(prompts, _FILE_NAME), f"{where}: prompts")
     if "system" in prompts:
-        raise InvalidArgument(f"{where}: prompts.system is the key system at the top: move it there")
+        raise InvalidArgument(f"{where}: prompts.system must be the top-level key system. Move it there")
     return table
 
 
-def _files_of(table: Mapping[str, Any]) -> list[str]:
+def _files_in(table: Mapping[str, Any]) -> list[str]:
     own = [table["system"]] if "system" in table else []
     return list(dict.fromkeys([*own, *table.get("prompts", {}).values()]))
 
 
-def built(name: str, reading: Reading) -> PersonalityInstance:
-    """The personality that those files say; InvalidArgument names the file, the key and the value that are wrong."""
+def build_personality(name: str, reading: Reading) -> PersonalityInstance:
+    """Build the personality from its files. An InvalidArgument names the file, the key and the value."""
     if reading.problem:
         raise InvalidArgument(reading.problem)
     where = f"{name}/{FILE}"
-    table = _table_of(name, reading.contents[FILE])
-    texts = {file: _prompt_of(f"{name}/{file}", reading.contents[file]) for file in _files_of(table)}
+    table = _checked_table(name, reading.contents[FILE])
+    texts = {file: _prompt_text(f"{name}/{file}", reading.contents[file]) for file in _files_in(table)}
     return PersonalityInstance(
         name=name,
         description=table.get("description", ""),
@@ -192,20 +195,20 @@ def built(name: str, reading: Reading) -> PersonalityInstance:
         model=table.get("model"),
         sampling=Sampling(**{key: table[key] for key in _SAMPLING if key in table}),
         memory=MemorySettings(**check_all(table.get("memory", {}), _MEMORY, f"{where}: memory")),
-        limits=_limits_of(table.get("limits", {}), f"{where}: limits"),
+        limits=_limits(table.get("limits", {}), f"{where}: limits"),
         default=table.get("default", False),
     )
 
 
-def _prompt_of(called: str, content: bytes) -> str:
+def _prompt_text(called: str, content: bytes) -> str:
     text = text_in(content, called)
     if not text.strip():
-        # An editor that has only begun to write would else take the instructions away.
-        raise InvalidArgument(f"{called} is empty: write the prompt, or leave its key out")
+        # An editor that writes in place first truncates the file: the personality would lose its instructions.
+        raise InvalidArgument(f"{called} must not be empty. Write the prompt, or remove its key")
     return text
 
 
-def _limits_of(table: Mapping[str, Any], called: str) -> RunLimits:
+def _limits(table: Mapping[str, Any], called: str) -> RunLimits:
     for name in table:
         check_known(name, _LIMITS, called, "limit")
     try:

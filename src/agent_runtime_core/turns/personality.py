@@ -1,4 +1,4 @@
-"""Personality packs: which there are, which is meant, and their reloading."""
+"""Sets of personality packs: select one by name, and reload them."""
 
 from __future__ import annotations
 
@@ -19,59 +19,76 @@ from .settings_files import LoggedOnce, Mark, watch
 
 __all__ = ["MemorySettings", "PackSet", "PersonalityInstance", "PersonalityPackManager", "Sampling"]
 
-#: What there is without a folder: no prompt, every tool, the provider and model of the configuration.
+#: Without a folder of packs: no prompt, all tools, the configured provider and model.
 BUILT_IN = PersonalityInstance(name="default", description="The personality of a program without packs.", default=True)
 
 
 @dataclass(frozen=True)
 class PackSet:
-    """The packs as they were at one moment; it never changes. `default` is the name of the one nobody need name."""
+    """The packs of one load, immutable. `default` is the name of the personality for turns that name none."""
 
     packs: Mapping[str, PersonalityInstance]
     default: str
 
     @classmethod
     def of(cls, packs: Mapping[str, PersonalityInstance] | None, default: str | None = None) -> PackSet:
-        """Those packs, or None for the built-in one; InvalidArgument unless exactly one is the default."""
+        """Return a set of these packs; None means the built-in one.
+
+        Raises:
+            InvalidArgument: `default` is unknown, or without it not exactly one of several packs is the default.
+        """
         packs = {BUILT_IN.name: BUILT_IN} if packs is None else packs
         marked = [name for name, each in packs.items() if each.default]
         if default is not None:
-            _known(default, packs, "the default personality")
+            _require_pack(default, packs, "the default personality")
         elif len(marked) > 1:
-            raise InvalidArgument(f"more than one personality is the default: {', '.join(marked)}; one may be")
+            raise InvalidArgument(f"one personality must have default = true, got {', '.join(marked)}")
         elif not marked and len(packs) > 1:
-            raise InvalidArgument(f"none of the personalities {', '.join(packs)} has default = true: one must be")
+            raise InvalidArgument(f"one personality must have default = true, got none of {', '.join(packs)}")
         return cls(packs, default or next(iter(marked or packs)))
 
     def get(self, name: str | None = None) -> PersonalityInstance:
-        """That personality, or the default one; InvalidArgument with the nearest name if there is none of that name."""
-        return self.packs[_known(self.default if name is None else name, self.packs, "personality")]
+        """Return the personality of that name, or the default one.
+
+        Raises:
+            InvalidArgument: No personality has that name; the message suggests the nearest one.
+        """
+        return self.packs[_require_pack(self.default if name is None else name, self.packs, "personality")]
 
     def select(self, metadata: Mapping[str, Any] | None = None) -> PersonalityInstance:
-        """The one that the `personality` of a run's or turn's metadata names; the default one if it names none."""
+        """Return the personality that `metadata["personality"]` names, or the default one. Raises the errors of `get`.
+
+        `metadata` is that of a run or turn.
+        """
         return self.get((metadata or {}).get("personality"))
 
     def names(self) -> list[str]:
         return sorted(self.packs)
 
 
-def _known(name: object, packs: Mapping[str, PersonalityInstance], what: str) -> str:
+def _require_pack(name: object, packs: Mapping[str, PersonalityInstance], what: str) -> str:
     if not isinstance(name, str):
-        raise InvalidArgument(f"{what} is a name, not {brief(name)}")
+        raise InvalidArgument(f"{what} must be a name, got {brief(name)}")
     if name not in packs:
-        raise InvalidArgument(f"{what} {brief(name)} is not there: {nearest_name(name, packs)}")
+        raise InvalidArgument(f"{what} {brief(name)} not found: {nearest_name(name, packs)}")
     return name
 
 
 class PersonalityPackManager:
-    """The packs of a folder, read again by `reload`; without a folder the built-in "default" alone.
+    """Loads and reloads the packs of a folder.
 
-    1. `current` is one PackSet, replaced as a whole: who takes it once sees no mixture.
-    2. A pack that has become broken stays as it was last good; so do all of them where they no longer agree on
-       the default, or their folder cannot be read. `errors` says what is wrong, and the log says it once.
-    3. With `tools`, a pack that allows a tool that is not registered there is refused when it is taken.
+    1. `current` is one immutable PackSet. A reload replaces it as a whole.
+    2. An invalid pack keeps its last valid state. All packs do if they have no single default, or if their folder
+       cannot be read. `errors` has the reasons, each of which is logged once.
 
-    At first every pack must be good: InvalidArgument names the file, the key and the value.
+    Args:
+        folder: The folder of packs; None for the built-in personality "default" alone.
+        tools: If passed, `get` and `select` reject a pack with a tool that is not registered here.
+        default: The name of the default personality; by default that of the pack with `default = true`.
+        clock: Its `sleep` is used by `watch`.
+
+    Raises:
+        InvalidArgument: A pack is invalid at the first load. The message names the file, the key and the value.
     """
 
     def __init__(
@@ -84,61 +101,73 @@ class PersonalityPackManager:
     ) -> None:
         text = None if folder is None else path_text(folder)
         if folder is not None and text is None:
-            raise InvalidArgument(f"{brief(folder, 500)} is no path of a folder: give one, or folder=None")
+            raise InvalidArgument(f"folder must be the path of a folder, or None, got {brief(folder, 500)}")
         self._reader = None if text is None else PackReader(Path(text).absolute())
         self._tools, self._default, self._clock = tools, default, clock
         self._lock = threading.Lock()
         self._problems = LoggedOnce("the personalities")
-        #: What is wrong now, by the name of the pack, or "" for all of them together.
+        #: The present errors by name of the pack; "" for an error of all packs together.
         self.errors: Mapping[str, InvalidArgument] = {}
-        found = self._look()
+        found = self._scan()
         self._current = PackSet.of(found.packs if found else None, default)
 
     @property
     def current(self) -> PackSet:
-        """All packs, as of one moment."""
+        """The packs of the last successful load."""
         return self._current
 
     def get(self, name: str | None = None) -> PersonalityInstance:
-        """As `PackSet.get`; with `tools` UnknownTool for one that it may use and that is not registered."""
-        return self._taken(self._current.get(name))
+        """Return a personality like `PackSet.get`.
+
+        Raises:
+            UnknownTool: One of its tools is not registered in `tools`.
+        """
+        return self._with_registered_tools(self._current.get(name))
 
     def select(self, metadata: Mapping[str, Any] | None = None) -> PersonalityInstance:
-        """As `PackSet.select`; with `tools` UnknownTool for one that it may use and that is not registered."""
-        return self._taken(self._current.select(metadata))
+        """Return a personality like `PackSet.select`.
+
+        Raises:
+            UnknownTool: One of its tools is not registered in `tools`.
+        """
+        return self._with_registered_tools(self._current.select(metadata))
 
     def list_packs(self) -> list[PersonalityInstance]:
-        """All packs, by name."""
+        """Return all packs, sorted by name."""
         return [each for _, each in sorted(self._current.packs.items())]
 
     def reload(self) -> bool:
-        """Look at the files; True if anything that they say has changed."""
+        """Read the files again. Return True if the content of any pack has changed."""
         with self._lock:
             before = self._current
             try:
-                found = self._look()
+                found = self._scan()
                 now = PackSet.of(found.packs if found else None, self._default)
             except InvalidArgument as error:
                 self.errors = {"": error}
-                self._problems.tell(error)
+                self._problems.report(error)
                 return False
             self.errors = found.errors if found else {}
-            self._problems.over()
+            self._problems.clear()
             self._current = now if now != before else before
             return now != before
 
     async def watch(self, interval: float = 1.0) -> None:
-        """Reload whenever the files have changed and lie still, looking every `interval` seconds until cancelled."""
+        """Reload after changes of the files, until cancelled; a file that is still being written is waited for.
+
+        Args:
+            interval: Seconds between two checks.
+        """
         await watch(self, interval, self._clock)
 
     def marks(self) -> dict[Path, Mark]:
-        """What tells whether a file was touched."""
+        """Return the file attributes that change when a file is modified."""
         return {} if self._reader is None else self._reader.marks()
 
-    def _look(self) -> PackScan | None:
+    def _scan(self) -> PackScan | None:
         return None if self._reader is None else self._reader.read()
 
-    def _taken(self, instance: PersonalityInstance) -> PersonalityInstance:
+    def _with_registered_tools(self, instance: PersonalityInstance) -> PersonalityInstance:
         if self._tools is not None:
             instance.allowed(self._tools)
         return instance

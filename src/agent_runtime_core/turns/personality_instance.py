@@ -1,4 +1,4 @@
-"""A personality: what a turn takes from a pack, unchanged for as long as the turn holds it."""
+"""A personality: the immutable content of a pack that a turn uses."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from ..errors import InvalidArgument, UnknownTool, brief
 from ..limits import NO_LIMITS, RunLimits
 from ..tools.registry import ToolRegistry, unknown_tool
 
-_PLACE = re.compile(r"\{\{ *([A-Za-z_][A-Za-z0-9_]*) *\}\}")
+_PLACEHOLDER = re.compile(r"\{\{ *([A-Za-z_][A-Za-z0-9_]*) *\}\}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a model is asked; None leaves it to the provider."""
+    """Sampling options of model calls. None means the default of the provider."""
 
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
 
     def options(self) -> dict[str, Any]:
-        """What there is of it, as `LLMClient.generate` takes it."""
+        """Return the options that are set, for `LLMClient.generate`."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """How much of a conversation a turn is given, and whether it becomes part of it; None is no limit.
+    """How much of a conversation a turn reads, in messages and tokens, and whether the turn is added to it.
 
-    With `remember=False` nothing of the turn is stored in the conversation: neither what was asked nor the answer.
+    `history_tokens=None` is no limit. With `remember=False` neither the user's message nor the answer is stored in
+    the conversation.
     """
 
     history_messages: int = 50
@@ -46,11 +47,11 @@ class MemorySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalityInstance:
-    """One state of one pack. `tools` are the names it may use, None all there are; `version` counts from 1.
+    """One version of one pack, immutable.
 
-    `digest` is over all that the pack says: equal digests are equal packs, in every process. `provider` and
-    `model` are None where the configuration decides. As a recorded value it keeps its form with
-    `returns=PersonalityInstance`, so that a turn that is resumed goes on as it began.
+    `tools` are the names of the allowed tools, None allows all. `provider` and `model` are None if the configuration
+    decides. `version` starts at 1. A step with `returns=PersonalityInstance` records it unchanged, so that a resumed
+    turn continues with the same personality.
     """
 
     name: str
@@ -68,59 +69,72 @@ class PersonalityInstance:
 
     @property
     def digest(self) -> str:
-        said = {name: value for name, value in dataclasses.asdict(self).items() if name != "version"}
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        """A SHA-256 of the content without the version, in hex. Equal content has equal digests in all processes."""
+        content = {name: value for name, value in dataclasses.asdict(self).items() if name != "version"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def prompt(self, name: str = "system", values: Mapping[str, str | int | float] | None = None) -> str:
-        """The system prompt, or another by name, with each `{{name}}` in it replaced by its value; see `filled`."""
+        """Return a prompt with each `{{name}}` replaced by its value.
+
+        Args:
+            name: The name of the prompt; "system" is the system prompt.
+            values: The values by name.
+
+        Raises:
+            InvalidArgument: The prompt is unknown, or a value is missing, of another type or too long; see `fill`.
+        """
         texts = {**self.prompts, "system": self.system_prompt}
         if name not in texts:
             raise InvalidArgument(
                 f"personality {brief(self.name)} has no prompt {brief(name)}: {nearest_name(name, texts)}"
             )
-        return filled(texts[name], values or {})
+        return fill(texts[name], values or {})
 
     def allowed(self, registry: ToolRegistry) -> ToolRegistry:
-        """The tools it may use, in the order of the pack; UnknownTool for one that is not registered."""
+        """Return a registry of the allowed tools, in the order of the pack.
+
+        Raises:
+            UnknownTool: A tool of the pack is not registered.
+        """
         tools = {tool.name: tool for tool in registry.list_tools()}
         some = ToolRegistry()
         for name in tools if self.tools is None else self.tools:
             if name not in tools:
                 missing = unknown_tool(name, tools.values())
-                raise UnknownTool(f"personality {self.name!r} may use a tool that is not registered: {missing}")
+                raise UnknownTool(f"personality {self.name!r} allows a tool that is not registered: {missing}")
             some.register(tools[name])
         return some
 
 
-def places_in(text: str) -> set[str]:
-    """The names whose values `filled` asks for."""
-    return {place[1] for place in _PLACE.finditer(text)}
+def placeholders_in(text: str) -> set[str]:
+    """Return the names of the placeholders that `fill` replaces."""
+    return {placeholder[1] for placeholder in _PLACEHOLDER.finditer(text)}
 
 
-def filled(text: str, values: Mapping[str, str | int | float]) -> str:
-    """The text with each `{{name}}` replaced by that value, once: nothing is evaluated, no value is read again.
+def fill(text: str, values: Mapping[str, str | int | float]) -> str:
+    """Replace each `{{name}}` by its value, once: values are not evaluated, and placeholders in them are kept.
 
     Raises:
-        InvalidArgument: A name has no value, a value is neither text nor number, or the values have more than
+        InvalidArgument: A name has no value, a value is neither a string nor a number, or the values have more than
             MAX_BYTES characters in all. The total is checked before the prompt is built.
     """
     left = MAX_BYTES
 
-    def value_of(place: re.Match[str]) -> str:
-        name = place[1]
+    def value_of(placeholder: re.Match[str]) -> str:
+        name = placeholder[1]
         if name not in values:
-            raise InvalidArgument(f"the prompt needs a value for {{{{{name}}}}}: there are {sorted(values)}")
+            raise InvalidArgument(f"the prompt needs a value for {{{{{name}}}}}, got values for {sorted(values)}")
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise InvalidArgument(f"the value of {{{{{name}}}}} is a text or a number, not {brief(value)}")
-        said = str(value)
+            raise InvalidArgument(f"the value of {{{{{name}}}}} must be a string or a number, got {brief(value)}")
+        text_of_value = str(value)
         nonlocal left
-        left -= len(said)
+        left -= len(text_of_value)
         if left < 0:
             raise InvalidArgument(
                 f"the values of a prompt must be at most {MAX_BYTES:,} characters together, got more at "
                 f"{{{{{name}}}}}. Give shorter values, or name them less often"
             )
-        return said
+        return text_of_value
 
-    return _PLACE.sub(value_of, text)
+    return _PLACEHOLDER.sub(value_of, text)

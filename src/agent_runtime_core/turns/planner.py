@@ -1,4 +1,4 @@
-"""Plans of turns: made by the turn's planner, mended where that can be, and done without where it cannot."""
+"""Make the plan of a turn: drop invalid steps, and fall back to one model call if there is no plan."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..tools.registry import ToolRegistry
 from .events import PlanRequest
 from .logs import TurnLog
 
-#: The one step of a turn that is answered without a plan: the model is sent the conversation in the prompt's place.
+#: The prompt of the one step of a turn without a plan. The model gets the conversation in its place.
 CONVERSATION = "the conversation"
 
 
 @dataclass
 class Planned:
-    """The plan, and the steps that were left out of it, each with the reason; `direct` is an answer without a plan."""
+    """A plan, and the steps that were dropped from it with the reasons. `direct`: the planner made no plan."""
 
     plan: Plan
     skipped: list[tuple[PlanStep, str]] = field(default_factory=list)
@@ -42,9 +42,11 @@ class Planned:
 class PlanExecutor:
     """Makes the plan of a turn.
 
-    A planner that gives none, or fails, is logged, and the turn answered by one call of the model; with no model to
-    ask, its PlanningError is raised. Of a plan with steps that cannot be carried out, those and what depends on them
-    are left out, and logged. What goes wrong with the model itself is raised.
+    If the planner fails or makes no plan, that is logged and one model call answers the turn. Invalid steps, and the
+    steps that depend on them, are dropped and logged. Errors of the model itself are raised.
+
+    Args:
+        planner: Makes the plans.
     """
 
     def __init__(self, planner: BasePlanner) -> None:
@@ -54,19 +56,29 @@ class PlanExecutor:
         self, request: PlanRequest, tools: ToolRegistry, client: Callable[[LLMClient | None], LLMClient | None],
         log: TurnLog,
     ) -> Planned:  # fmt: skip
-        """`client` gives what is asked, by a planner with a client of its own or without one; called where need be."""
+        """Return the plan for `request`.
+
+        Args:
+            request: The prompt to plan for.
+            tools: The tools of the plan.
+            client: Called with the planner's own client, or None, when a model is needed. Returns the client to use.
+            log: Receives the warnings.
+
+        Raises:
+            PlanningError: There is no plan, and no model either.
+        """
         try:
-            plan = await self._made(self._with(client), request.prompt, tools)
-            return self._without_broken(plan, tools, log)
+            plan = await self._create_plan(self._planner_with(client), request.prompt, tools)
+            return self._without_invalid_steps(plan, tools, log)
         except PlanningError as error:
             if client(None) is None:
                 raise
-            why = error.__cause__  # what a planner of the application's own raised, to be found by its traceback
-            log.warning("there is no plan, the model is asked to answer as it is: %s", error, exc_info=why)
+            cause = error.__cause__  # an error of the application's planner: its traceback shows where
+            log.warning("planning failed, the model answers without a plan: %s", error, exc_info=cause)
         step = PlanStep(1, "", {"prompt": CONVERSATION}, "an answer without a plan", kind=StepKind.LLM_CALL)
         return Planned(Plan([step], request.prompt), direct=True)
 
-    async def _made(self, planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Plan:
+    async def _create_plan(self, planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Plan:
         try:
             return await plan_of(planner, prompt, tools)
         except Exception as error:
@@ -75,7 +87,7 @@ class PlanExecutor:
                 raise cause from cause.__cause__
             raise PlanningError(f"the planner failed: {type(error).__name__}: {error}") from error
 
-    def _with(self, client: Callable[[LLMClient | None], LLMClient | None]) -> BasePlanner:
+    def _planner_with(self, client: Callable[[LLMClient | None], LLMClient | None]) -> BasePlanner:
         own = getattr(self.planner, "client", None)
         found = client(own) if isinstance(own, LLMClient) else None
         if found is None:
@@ -84,33 +96,33 @@ class PlanExecutor:
         planner.client = found
         return cast(BasePlanner, planner)
 
-    def _without_broken(self, plan: Plan, tools: ToolRegistry, log: TurnLog) -> Planned:
+    def _without_invalid_steps(self, plan: Plan, tools: ToolRegistry, log: TurnLog) -> Planned:
         memory = memory_operations()
         if not plan.problems(tools, memory):
             return Planned(plan)
-        broken = _broken(plan.steps, tools, memory) if len(plan.steps) <= MOST_STEPS else {}
-        kept = Plan([step for step in plan.steps if step.step_number not in broken], plan.final_goal)
-        kept.validate(tools, memory)
-        for number, why in broken.items():
-            log.warning("step %d is left out: %s", number, why)
-        return Planned(kept, [(step, broken[step.step_number]) for step in plan.steps if step.step_number in broken])
+        broken = _invalid_steps(plan.steps, tools, memory) if len(plan.steps) <= MOST_STEPS else {}
+        valid = Plan([step for step in plan.steps if step.step_number not in broken], plan.final_goal)
+        valid.validate(tools, memory)
+        for number, reason in broken.items():
+            log.warning("step %d is dropped: %s", number, reason)
+        return Planned(valid, [(step, broken[step.step_number]) for step in plan.steps if step.step_number in broken])
 
 
-def _broken(steps: Sequence[PlanStep], tools: ToolRegistry, memory: ToolRegistry) -> dict[int, str]:
-    """Numbers of steps that cannot be carried out, with the reason; what waits for such a step is one of them."""
-    said: dict[int, list[str]] = {}
+def _invalid_steps(steps: Sequence[PlanStep], tools: ToolRegistry, memory: ToolRegistry) -> dict[int, str]:
+    """Return the numbers of invalid steps and of the steps that depend on them, with the reasons."""
+    by_step: dict[int, list[str]] = {}
     for number, problem in problems_of_steps(steps, tools, memory):
-        said.setdefault(number, []).append(problem)
-    found = {number: "; ".join(problems) for number, problems in said.items()}
+        by_step.setdefault(number, []).append(problem)
+    found = {number: "; ".join(problems) for number, problems in by_step.items()}
     waiting: dict[int, list[int]] = {}
     for step in steps:
         for each in step.needs:
             waiting.setdefault(each, []).append(step.step_number)
-    lost = deque(found)
-    while lost:
-        number = lost.popleft()
+    unvisited = deque(found)
+    while unvisited:
+        number = unvisited.popleft()
         for each in waiting.get(number, ()):
             if each not in found:
-                found[each] = f"it needs step {number}, which is left out"
-                lost.append(each)
+                found[each] = f"it needs step {number}, which is dropped"
+                unvisited.append(each)
     return found

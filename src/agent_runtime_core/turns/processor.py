@@ -1,4 +1,4 @@
-"""The steps of a turn while they run: their calls of a model, how many at once, and what is told of them."""
+"""Run the steps of turns: limit concurrency, call models, publish progress."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ Do = Callable[[], Awaitable[Any]]
 
 @dataclass
 class CallMetrics:
-    """A try of a step, or the planning of a turn: what it used, and how many pieces of its answer were told."""
+    """The usage of one attempt of a step, or of planning. `chunks` counts the published pieces of the answer."""
 
     state: StepState | None = None
     metrics: StepMetrics = field(default_factory=StepMetrics)
-    told: int = 0
+    chunks: int = 0
 
 
-_RUNNING: ContextVar[CallMetrics | None] = ContextVar("agent_runtime_core_turn_step", default=None)
+_CURRENT_CALLS: ContextVar[CallMetrics | None] = ContextVar("agent_runtime_core_turn_step", default=None)
 
 
 @dataclass
 class TurnProgress:
-    """One turn in one attempt of its run, as its steps see it; `save` keeps the turn as it is now."""
+    """A turn in one attempt of its run, as its steps see it. `save` saves the turn."""
 
     ctx: Context
     turn: Turn
     personality: PersonalityInstance
     system: str
-    #: What the model is sent where there is no plan.
+    #: The messages to send to the model if there is no plan.
     direct: list[Any] | None = None
     save: Callable[[], Awaitable[None]] | None = None
 
@@ -70,11 +70,20 @@ class TurnProgress:
 class StepProcessor:
     """Runs the steps of all turns of this process.
 
-    1. At most `max_in_flight` steps are at work at once; those that wait for a person, or for another worker, are not.
-    2. Every call of a model is told in pieces as it comes: ASSISTANT_DELTA of the run, StepResultChunk on
-       agent.step_results. For clients without a circuit breaker of their own there is one here, for each client and
-       model: while it is open the run is put off, which costs it no attempt.
-    3. A step that ended is told on agent.step_results and agent.audit once, under its step id.
+    1. At most `max_in_flight` steps run at once. Steps that wait for a person or for another worker do not count.
+    2. Each piece of a model's answer is published as it arrives: as ASSISTANT_DELTA of the run and as StepResultChunk
+       on agent.step_results.
+    3. A client without a circuit breaker gets one here for each model. While it is open, the run is deferred without
+       using an attempt.
+    4. The end of a step is published once on agent.step_results and agent.audit, under its step id.
+
+    Args:
+        topics: Publishes the events.
+        hooks: Called at the start and end of each step.
+        clock: Measures the time of steps.
+        max_in_flight: The number of steps that run at once.
+        breakers: The circuit breakers.
+        stream: Whether answers are published in pieces.
     """
 
     def __init__(
@@ -88,32 +97,32 @@ class StepProcessor:
         self.stream: bool = stream
         self.breakers: Breakers = breakers or Breakers(clock)
         self._clock = clock
-        self._slots: PerLoop[StepSlots] = PerLoop(lambda loop: StepSlots())
+        self._slots_by_loop: PerLoop[StepSlots] = PerLoop(lambda loop: StepSlots())
 
     def _slot(self) -> contextlib.AbstractAsyncContextManager[None]:
-        return self._slots.here().taken(lambda: self.max_in_flight)
+        return self._slots_by_loop.here().acquired(lambda: self.max_in_flight)
 
     # -- steps
 
-    def around(self, work: TurnProgress) -> Callable[[PlanStep, dict[str, Any], Do], Awaitable[Any]]:
-        """What `execute_plan` does each try of each step through."""
+    def around(self, progress: TurnProgress) -> Callable[[PlanStep, dict[str, Any], Do], Awaitable[Any]]:
+        """Return a function for `execute_plan(around=...)` that runs each attempt of a step."""
 
-        async def step(planned: PlanStep, given: dict[str, Any], do: Do) -> Any:
-            state = work.turn.step(planned.step_number)
+        async def step(planned: PlanStep, step_input: dict[str, Any], do: Do) -> Any:
+            state = progress.turn.step(planned.step_number)
             assert state is not None
-            frame = CURRENT_STEP.get()
-            state.step_id = work.ctx.step_id or state.step_id
-            state.status, state.error, state.attempt = StepStatus.RUNNING, None, 1 if frame is None else frame.attempt
+            scope = CURRENT_STEP.get()
+            state.step_id = progress.ctx.step_id or state.step_id
+            state.status, state.error, state.attempt = StepStatus.RUNNING, None, 1 if scope is None else scope.attempt
             async with self._slot():
-                return await self._run(work, state, do)
+                return await self._run(progress, state, do)
 
         return step
 
-    async def _run(self, work: TurnProgress, state: StepState, do: Do) -> Any:
-        await self.hooks.call("on_step_start", work.turn, state)
-        running, began = CallMetrics(state), self._clock.boot()
+    async def _run(self, progress: TurnProgress, state: StepState, do: Do) -> Any:
+        await self.hooks.call("on_step_start", progress.turn, state)
+        calls, began = CallMetrics(state), self._clock.boot()
         try:
-            with _as(running):
+            with _counting_calls_in(calls):
                 result = await do()
         except Exception as error:
             cause = deciding_error(error)
@@ -121,115 +130,120 @@ class StepProcessor:
                 state.status = StepStatus.PENDING
                 raise
             state.status, state.error = StepStatus.FAILED, text_of(cause)
-            await self._ended(work, state, running, began, f"failed:{work.claim}:{state.attempt}")
+            await self._publish_end(progress, state, calls, began, f"failed:{progress.claim}:{state.attempt}")
             raise
         state.status, state.result = StepStatus.COMPLETED, result
-        await self._ended(work, state, running, began, "result")
+        await self._publish_end(progress, state, calls, began, "result")
         return result
 
-    async def _ended(self, work: TurnProgress, state: StepState, running: CallMetrics, began: float, what: str) -> None:
-        took = (self._clock.boot() - began) * 1000
-        state.metrics += running.metrics + StepMetrics(round(took, 3))
-        log = work.log
+    async def _publish_end(
+        self, progress: TurnProgress, state: StepState, calls: CallMetrics, began: float, event_suffix: str
+    ) -> None:
+        latency = (self._clock.boot() - began) * 1000
+        state.metrics += calls.metrics + StepMetrics(round(latency, 3))
+        log = progress.log
         if state.status is StepStatus.FAILED:
-            log.warning("step %d failed in try %d: %s", state.step_number, state.attempt, state.error)
+            log.warning("step %d failed in attempt %d: %s", state.step_number, state.attempt, state.error)
         else:
-            log.info("step %d (%s) is done", state.step_number, state.tool_name or state.kind.value)
-        if work.save is not None:
-            await work.save()
+            log.info("step %d (%s) completed", state.step_number, state.tool_name or state.kind.value)
+        if progress.save is not None:
+            await progress.save()
         chunk = StepResultChunk(
-            step_number=state.step_number, index=running.told, final=True, status=state.status.value,
+            step_number=state.step_number, index=calls.chunks, final=True, status=state.status.value,
             result=state.result, error=state.error, attempt=state.attempt, metrics=state.metrics.to_dict(),
         )  # fmt: skip
-        about = {"step_number": state.step_number, "attempt": state.attempt, "error": state.error}
-        audit = AuditEvent(action=f"step.{state.status.value}", details=about)
-        ids = {"trace_id": work.turn.trace_id, "turn_id": work.turn.id, "step_id": state.step_id}
-        told = [self.topics.envelope(each, event_id=f"{state.step_id}:{what}", **ids) for each in (chunk, audit)]
-        await self.topics.publish_all(told)
-        await self.hooks.call("on_step_end", work.turn, state)
+        details = {"step_number": state.step_number, "attempt": state.attempt, "error": state.error}
+        audit = AuditEvent(action=f"step.{state.status.value}", details=details)
+        ids = {"trace_id": progress.turn.trace_id, "turn_id": progress.turn.id, "step_id": state.step_id}
+        event_id = f"{state.step_id}:{event_suffix}"
+        await self.topics.publish_all([self.topics.envelope(each, event_id=event_id, **ids) for each in (chunk, audit)])
+        await self.hooks.call("on_step_end", progress.turn, state)
 
     # -- models
 
     def client(
-        self, work: TurnProgress, client: LLMClient, model_prices: Mapping[str, Mapping[str, float]] | None = None
+        self, progress: TurnProgress, client: LLMClient, model_prices: Mapping[str, Mapping[str, float]] | None = None
     ) -> TurnClient:
-        """The model as the planner and the steps of a turn ask it; without prices those of the configuration hold."""
-        return TurnClient(self, work, client, model_prices)
+        """Return the client for the planner and the steps of a turn. `model_prices` default to the configuration."""
+        return TurnClient(self, progress, client, model_prices)
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[CallMetrics]:
-        """Counts what the calls of a model inside use."""
-        running = CallMetrics()
-        with _as(running):
-            yield running
+        """Count the usage of the model calls inside the block."""
+        calls = CallMetrics()
+        with _counting_calls_in(calls):
+            yield calls
 
-    async def told(self, work: TurnProgress, running: CallMetrics, delta: str) -> None:
-        """A piece of an answer."""
-        await work.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
-        state = running.state
+    async def publish_delta(self, progress: TurnProgress, calls: CallMetrics, delta: str) -> None:
+        """Publish a piece of a step's answer."""
+        await progress.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
+        state = calls.state
         assert state is not None
         chunk = StepResultChunk(
-            step_number=state.step_number, index=running.told, delta=delta, attempt=state.attempt
+            step_number=state.step_number, index=calls.chunks, delta=delta, attempt=state.attempt
         )  # fmt: skip
-        running.told += 1
+        calls.chunks += 1
         await self.topics.tell(
-            chunk, event_id=f"{state.step_id}:{work.claim}:{state.attempt}:{chunk.index}", trace_id=work.turn.trace_id,
-            turn_id=work.turn.id, step_id=state.step_id,
+            chunk, event_id=f"{state.step_id}:{progress.claim}:{state.attempt}:{chunk.index}",
+            trace_id=progress.turn.trace_id, turn_id=progress.turn.id, step_id=state.step_id,
         )  # fmt: skip
 
 
 class TurnClient(LLMClient):
-    """A model's client with the personality of a turn: its prompt, model and sampling. What a call says itself wins."""
+    """A model client that adds the prompt, model and sampling options of a turn's personality to each call.
+
+    Options of the call take precedence.
+    """
 
     def __init__(
-        self, processor: StepProcessor, work: TurnProgress, client: LLMClient,
+        self, processor: StepProcessor, progress: TurnProgress, client: LLMClient,
         model_prices: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:  # fmt: skip
         self.processor: StepProcessor = processor
-        self.work: TurnProgress = work
+        self.progress: TurnProgress = progress
         self.client: LLMClient = client
         self.model_prices: Mapping[str, Mapping[str, float]] = model_prices or get_config().model_prices
 
     @property
     def default_model(self) -> str | None:
-        """What is asked where a call names no model, as far as it is known here."""
-        return self.work.personality.model or getattr(self.client, "default_model", None)
+        """The model for calls that name none; None if only the provider knows it."""
+        return self.progress.personality.model or getattr(self.client, "default_model", None)
 
     async def generate(
         self, messages: list[Any], *, model: str | None = None, stream: bool = False,
         tools: list[dict[str, Any]] | None = None, temperature: float | None = None, max_tokens: int | None = None,
         **kwargs: Any,
     ) -> LLMResponse:  # fmt: skip
-        mine = self.work.personality
-        said = {"model": model, "tools": tools, "temperature": temperature, "max_tokens": max_tokens, **kwargs}
-        options = {"model": mine.model, **mine.sampling.options()}
-        options |= {name: value for name, value in said.items() if value is not None}
+        personality = self.progress.personality
+        passed = {"model": model, "tools": tools, "temperature": temperature, "max_tokens": max_tokens, **kwargs}
+        options = {"model": personality.model, **personality.sampling.options()}
+        options |= {name: value for name, value in passed.items() if value is not None}
         options = {name: value for name, value in options.items() if value is not None}
-        running = _RUNNING.get()
-        if running is not None and running.state is not None and self.work.direct is not None:
-            messages = self.work.direct
-        sent = [{"role": "system", "content": self.work.system}, *messages] if self.work.system else list(messages)
-        response = await self._guarded(sent, options, running)
-        if running is not None:
-            running.metrics += StepMetrics.of(
-                0.0, {**(response.usage or {}), "cost_usd": self._cost(response, options)}
-            )
+        calls = _CURRENT_CALLS.get()
+        if calls is not None and calls.state is not None and self.progress.direct is not None:
+            messages = self.progress.direct
+        sent = (
+            [{"role": "system", "content": self.progress.system}, *messages] if self.progress.system else list(messages)
+        )
+        response = await self._guarded(sent, options, calls)
+        if calls is not None:
+            calls.metrics += StepMetrics.of(0.0, {**(response.usage or {}), "cost_usd": self._cost(response, options)})
         return response
 
     def recalled(self, answer: LLMResponse) -> None:
-        """Count an answer of an earlier life, unless the turn was saved with what it used."""
-        running = _RUNNING.get()
-        if running is not None and (running.state is None or running.state.metrics.prompt_tokens == 0):
-            running.metrics += StepMetrics.of(0.0, {**answer.usage, "cost_usd": answer.cost_usd})
+        """Count the usage of an answer from an earlier execution, unless the saved turn includes it."""
+        calls = _CURRENT_CALLS.get()
+        if calls is not None and (calls.state is None or calls.state.metrics.prompt_tokens == 0):
+            calls.metrics += StepMetrics.of(0.0, {**answer.usage, "cost_usd": answer.cost_usd})
 
-    async def _guarded(self, sent: list[Any], options: dict[str, Any], running: CallMetrics | None) -> LLMResponse:
-        """Behind a circuit breaker, which clients of ours have themselves."""
+    async def _guarded(self, sent: list[Any], options: dict[str, Any], calls: CallMetrics | None) -> LLMResponse:
+        """Call the model through a circuit breaker. The built-in clients have their own."""
         if hasattr(self.client, "_breakers"):
-            return await self._asked(sent, options, running)
+            return await self._generate(sent, options, calls)
         name = str(getattr(self.client, "provider", type(self.client).__name__))
         permit = self.processor.breakers.enter((name, "", str(options.get("model") or "")))
         try:
-            response = await self._asked(sent, options, running)
+            response = await self._generate(sent, options, calls)
         except Exception as error:
             permit.failed(error)
             raise
@@ -239,19 +253,19 @@ class TurnClient(LLMClient):
         permit.answered()
         return response
 
-    async def _asked(self, sent: list[Any], options: dict[str, Any], running: CallMetrics | None) -> LLMResponse:
-        if running is None or running.state is None or not self.processor.stream:
+    async def _generate(self, sent: list[Any], options: dict[str, Any], calls: CallMetrics | None) -> LLMResponse:
+        if calls is None or calls.state is None or not self.processor.stream:
             return await self.client.generate(sent, **options)
 
-        async def tell(delta: str) -> None:
-            await self.processor.told(self.work, running, delta)
+        async def publish(delta: str) -> None:
+            await self.processor.publish_delta(self.progress, calls, delta)
 
-        return await streamed(self.client, sent, options, tell, self.work.ctx.clock)
+        return await streamed(self.client, sent, options, publish, self.progress.ctx.clock)
 
     def stream(
         self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
-        raise NotSupported("a turn tells answers in pieces by itself: use generate()")
+        raise NotSupported("a turn publishes answers in pieces itself. Use generate()")
 
     def _cost(self, response: LLMResponse, options: dict[str, Any]) -> float | None:
         if response.cost_usd is not None or not self.model_prices:
@@ -264,9 +278,9 @@ class TurnClient(LLMClient):
 
 
 @contextlib.contextmanager
-def _as(running: CallMetrics) -> Iterator[None]:
-    token = _RUNNING.set(running)
+def _counting_calls_in(calls: CallMetrics) -> Iterator[None]:
+    token = _CURRENT_CALLS.set(calls)
     try:
         yield
     finally:
-        restore(_RUNNING, token)
+        restore(_CURRENT_CALLS, token)

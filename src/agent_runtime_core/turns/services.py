@@ -1,4 +1,4 @@
-"""What a turn manager lends to the agents that carry out its turns."""
+"""The parts of a turn manager that the agents of its turns use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _OF_CLIENTS = ("model_provider", "default_model", "openai_api_key", "anthropic_a
 
 @dataclass
 class TurnServices:
-    """The parts of one manager. `key` is the agent key of its turns, `max_retries` how often a run may fail."""
+    """The parts of one turn manager.
+
+    `key` is the agent key of its turns. `max_retries` are the attempts of a run, `step_tries` those of a step.
+    """
 
     key: str
     plans: PlanExecutor
@@ -36,9 +39,9 @@ class TurnServices:
     topics: EventPublisherSubscriber
     hooks: Hooks
     tools: ToolRegistry
-    #: All settings of this moment, taken once for each turn.
+    #: Returns the present settings; called once for each attempt of a turn.
     settings: Callable[[], Settings]
-    #: The personality that a turn names, or the default one.
+    #: Returns the personality of that name; for None the default one.
     personality: Callable[[Settings, str | None], PersonalityInstance]
     client: LLMClient | None
     max_retries: int
@@ -48,40 +51,46 @@ class TurnServices:
 
     @property
     def step_key(self) -> str:
-        """The agent key of steps that are runs of their own."""
+        """The agent key of child runs for steps."""
         return f"{self.key}.step"
 
-    def settled(self, personality: PersonalityInstance, settings: Settings) -> PersonalityInstance:
-        """With the model that the settings name, where it names none; a client of the program's own has one itself."""
+    def with_default_model(self, personality: PersonalityInstance, settings: Settings) -> PersonalityInstance:
+        """Set the configured model in a personality without one, unless the manager has its own client."""
         if self.client is not None or personality.model is not None:
             return personality
-        said = _said(settings.runtime)
-        name = personality.provider or said.get("model_provider") or get_config().model_provider
+        options_of_clients = _explicit_options(settings.runtime)
+        name = personality.provider or options_of_clients.get("model_provider") or get_config().model_provider
         own = settings.providers.get(name)
-        # A model means nothing to another provider than the one it was named for.
-        named = said.get("default_model") if personality.provider in (None, settings.runtime.model_provider) else None
+        # A model's name is valid only for the provider it was chosen for.
+        named = (
+            options_of_clients.get("default_model")
+            if personality.provider in (None, settings.runtime.model_provider)
+            else None
+        )
         return replace(personality, model=(own and own.default_model) or named)
 
-    def model_for(self, work: TurnProgress, settings: Settings, own: LLMClient | None = None) -> TurnClient | None:
-        """The model as the planner and the steps of that turn ask it; None where none is configured.
+    def model_for(
+        self, new_progress: TurnProgress, settings: Settings, own: LLMClient | None = None
+    ) -> TurnClient | None:
+        """Return the client for the planner and the steps of a turn; None if none is configured.
 
-        `own` is the client of who asks: it is asked where nobody names another one.
+        `own` is the client of the caller. It is used if neither the manager, the personality nor the settings name one.
         """
-        client = self._client_of(work.personality, settings, own)
+        client = self._client_of(new_progress.personality, settings, own)
         if client is None:
             return None
-        return self.processor.client(work, client, settings.runtime.model_prices)
+        return self.processor.client(new_progress, client, settings.runtime.model_prices)
 
     def _client_of(
         self, personality: PersonalityInstance, settings: Settings, own_client: LLMClient | None
     ) -> LLMClient | None:
         if self.client is not None:
             return self.client
-        said = _said(settings.runtime)
-        provider = personality.provider or said.get("model_provider")
+        options_of_clients = _explicit_options(settings.runtime)
+        provider = personality.provider or options_of_clients.get("model_provider")
         name = provider or get_config().model_provider
         own = settings.providers.get(name)
-        options = {"api_key": said[f"{name}_api_key"]} if f"{name}_api_key" in said else {}
+        options = {"api_key": options_of_clients[f"{name}_api_key"]} if f"{name}_api_key" in options_of_clients else {}
         options |= {} if own is None else own.options()
         key = (name, tuple(sorted(options.items())))
         try:
@@ -93,18 +102,18 @@ class TurnServices:
             return own_client
         return self._clients[key]
 
-    def work(
+    def new_progress(
         self, ctx: Context, turn: Turn, personality: PersonalityInstance, values: Mapping[str, Any]
     ) -> TurnProgress:
-        """A turn in one attempt of its run, with the prompt of its personality filled in."""
+        """Return a turn in a new attempt, with `values` in the system prompt of its personality."""
         plain = {name: value for name, value in values.items() if isinstance(value, (str, int, float))}
         known = {name: str(value) if isinstance(value, bool) else value for name, value in plain.items()}
         system = personality.prompt("system", known) if personality.system_prompt else ""
         return TurnProgress(ctx, turn, personality, system)
 
 
-def _said(runtime: RuntimeConfig) -> dict[str, Any]:
-    """What these settings say of clients; what they leave at its default is up to the configuration of the process."""
+def _explicit_options(runtime: RuntimeConfig) -> dict[str, Any]:
+    """Return the options of clients that differ from their defaults. `configure` decides about the others."""
     return {name: value for name in _OF_CLIENTS if (value := getattr(runtime, name)) != FIELDS[name].default}
 
 

@@ -26,7 +26,11 @@ _PERSONALITY_VARIABLES = {name: f"{PREFIX}PERSONALITY_{name.upper()}" for name i
 
 @dataclass(frozen=True, kw_only=True)
 class TurnSettings:
-    """How turns are worked off: steps in flight at once, whether other workers may take them, bytes of lag."""
+    """Settings of turns.
+
+    `max_in_flight` steps run at once. With `remote_steps`, other workers may execute steps. `max_unsent_bytes` is
+    how far a reader of `stream(backpressure=True)` may lag.
+    """
 
     max_in_flight: int = 16
     remote_steps: bool = False
@@ -35,7 +39,7 @@ class TurnSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalitySettings:
-    """The default personality, None for the one that says so itself; the folder of packs, if there is one."""
+    """The default personality, None for the pack with `default = true`; and the folder of packs, None for no packs."""
 
     default: str | None = None
     folder: Path | None = None
@@ -43,7 +47,7 @@ class PersonalitySettings:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProviderSettings:
-    """What a client of one provider is made with; its text shows no key."""
+    """The options of the client of one provider. Its repr hides the API key."""
 
     api_key: str | None = None
     base_url: str | None = None
@@ -51,7 +55,7 @@ class ProviderSettings:
     organization: str | None = None
 
     def options(self) -> dict[str, Any]:
-        """What there is of it, as `get_llm_client(name, **options)` takes it."""
+        """Return the options that are set, for `get_llm_client(name, **options)`."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def __repr__(self) -> str:
@@ -61,7 +65,7 @@ class ProviderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every setting and every pack as of one moment; it never changes. `version` counts from 1."""
+    """All settings and packs of one load, immutable. `version` starts at 1."""
 
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     turns: TurnSettings = TurnSettings()
@@ -73,9 +77,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Sources:
-    """What config.toml says, its keys known and its values checked, and over it the environment."""
+    """The checked values of config.toml and of the environment."""
 
-    #: Settings of RuntimeConfig that the file says, and that the environment says.
+    #: Settings of RuntimeConfig in the file, and in the environment.
     runtime: Mapping[str, Any]
     environment: Mapping[str, Any]
     turns: Mapping[str, Any]
@@ -84,23 +88,27 @@ class Sources:
 
     @classmethod
     def of(cls, document: Mapping[str, Any], environ: Mapping[str, str], path: Path | None) -> Sources:
-        """InvalidArgument names the file or the variable, the key and the value; a folder is meant from the file's."""
+        """Check the tables of the file at `path`, and the environment. Relative folders start at the file's folder.
+
+        Raises:
+            InvalidArgument: Names the file or the variable, the key and the value.
+        """
         where = "" if path is None else path.name
         for name in document:
             if name in SETTINGS and name not in _SECTIONS:
-                raise UnknownSetting(f"{where}: {brief(name)} is a setting of [runtime]: write it there")
+                raise UnknownSetting(f"{where}: {brief(name)} must be in [runtime]. Move it there")
         tables: dict[str, Any] = {name: {} for name in _SECTIONS} | check_all(document, _SECTIONS, where, "section")
         for name in tables["runtime"]:
             check_known(name, SETTINGS, f"{where}: runtime")
         turns = check_all(tables["turns"], _TURNS, f"{where}: turns")
         runtime = dict(tables["runtime"])
-        for name, called, said in (
+        for name, called, values in (
             ("model_prices", "[model_prices]", document), ("max_unsent_bytes", "turns.max_unsent_bytes", turns)
         ):  # fmt: skip
-            if name in said and name in runtime:
-                raise InvalidArgument(f"{where}: {called} is in [runtime] too: leave one of them out")
-            if name in said:
-                runtime[name] = said[name]
+            if name in values and name in runtime:
+                raise InvalidArgument(f"{where}: {called} must be set once, got it in [runtime] too. Remove one")
+            if name in values:
+                runtime[name] = values[name]
         turns.pop("max_unsent_bytes", None)
         check_all(runtime, SETTINGS, where)
         if "trace_sinks" in runtime:
@@ -127,27 +135,27 @@ class Sources:
         )
 
     def with_packs(self, packs: PackSet) -> Settings:
-        """The settings; the provider and model of the default personality stand under what the file says."""
-        said = {**self.runtime, **self.environment}
-        runtime = RuntimeConfig(**{**_of_pack(packs, said), **said})
+        """Return the settings. File and environment override the default personality's provider and model."""
+        explicit = {**self.runtime, **self.environment}
+        runtime = RuntimeConfig(**{**_settings_of_pack(packs, explicit), **explicit})
         turns = TurnSettings(**{**self.turns, "max_unsent_bytes": runtime.max_unsent_bytes})
         return Settings(
             runtime=runtime, turns=turns, personality=self.personality, providers=self.providers, packs=packs
         )
 
 
-def _of_pack(packs: PackSet, said: Mapping[str, Any]) -> dict[str, str]:
+def _settings_of_pack(packs: PackSet, explicit: Mapping[str, Any]) -> dict[str, str]:
     pack, found = packs.get(), dict[str, str]()
     if pack.provider is not None:
         found["model_provider"] = pack.provider
-    # A model means nothing to another provider than the one it was named for.
-    if pack.model is not None and pack.provider in (None, said.get("model_provider", pack.provider)):
+    # A model's name is valid only for the provider it was chosen for.
+    if pack.model is not None and pack.provider in (None, explicit.get("model_provider", pack.provider)):
         found["default_model"] = pack.model
     return found
 
 
 def changes(old: Settings, new: Settings) -> list[str]:
-    """The dotted names of what differs: `runtime.max_retries`, `packs.helper`."""
+    """Return the dotted names of settings that differ: `runtime.max_retries`, `packs.helper`."""
     changed: list[str] = []
     for section in ("runtime", "turns", "personality"):
         one, other = getattr(old, section), getattr(new, section)

@@ -1,4 +1,4 @@
-"""Read small files of settings, and watch them for changes."""
+"""Read small settings files, and watch them for changes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..errors import InvalidArgument
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-#: Bytes of one file.
+#: The largest settings file, in bytes.
 MAX_BYTES = 256 * 1024
-#: Seconds for which files must lie still before they are read: who writes one in parts is let finish.
-STILL = 0.1
-#: How often they are asked whether they do, before they are read all the same.
-PATIENCE = 50
-#: Readings until two in a row are the same.
-READINGS = 5
+#: Seconds without a change before files are read, so that a file written in parts is not read half-way.
+SETTLE_SECONDS = 0.1
+#: Checks for changes before files that keep changing are read all the same.
+MAX_SETTLE_CHECKS = 50
+#: Reads until two in a row have the same content.
+MAX_READS = 5
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
-#: What tells a file from an earlier one of its name; None where there is none.
+#: The attributes that change when a file is modified or replaced; None for a missing file.
 Mark = tuple[int, int, int, int, int] | None
 
 
 def mark_of(path: Path) -> Mark:
-    """Device, number, length and times of the file, without opening it."""
+    """Return the device, inode number, size and times of the file, without opening it."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -42,17 +42,19 @@ def mark_of(path: Path) -> Mark:
 
 
 def read_file(path: Path, called: str, inside: Path | None = None) -> bytes:
-    """The content of a regular file; a link is followed, out of the folder `inside` it is refused.
+    """Return the content of a regular file; links are followed, but not out of the folder `inside`.
 
-    InvalidArgument says what is wrong with it: missing, no file, longer than MAX_BYTES, outside, not readable.
+    Raises:
+        InvalidArgument: The file is missing, not a regular file, larger than MAX_BYTES, outside `inside` or not
+            readable. The message names it as `called`.
     """
     try:
         real = path.resolve(strict=True)
         if inside is not None and not real.is_relative_to(inside.resolve(strict=True)):
-            raise InvalidArgument(f"{called} leads out of its folder, to {real}: copy the file there")
+            raise InvalidArgument(f"{called} must be inside its folder, got a link to {real}. Copy the file there")
         return _read(real, called)
     except FileNotFoundError as error:
-        raise InvalidArgument(f"{called} is not there") from error
+        raise InvalidArgument(f"{called} not found") from error
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links is a RuntimeError before Python 3.13
         if isinstance(error, InvalidArgument):
             raise
@@ -60,34 +62,34 @@ def read_file(path: Path, called: str, inside: Path | None = None) -> bytes:
 
 
 def _read(real: Path, called: str) -> bytes:
-    # Not blocking: a pipe of that name would wait for a writer.
+    # Non-blocking: opening a named pipe would wait for a writer.
     descriptor = os.open(real, _FLAGS | getattr(os, "O_NOFOLLOW", 0))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InvalidArgument(f"{called} is no regular file")
+            raise InvalidArgument(f"{called} must be a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_BYTES + 1)
     finally:
         os.close(descriptor)
     if len(content) > MAX_BYTES:
-        raise InvalidArgument(f"{called} is longer than {MAX_BYTES} bytes")
+        raise InvalidArgument(f"{called} must be at most {MAX_BYTES} bytes, got more")
     return content
 
 
 class Reading(NamedTuple):
-    """The contents of files by name, or why one of them cannot be used."""
+    """The contents of files by name; `problem` is why one of them cannot be used."""
 
     contents: dict[str, bytes]
     problem: str = ""
 
 
-def twice(read: Callable[[], Reading], called: str) -> Reading:
-    """Return what `read` returns two times in a row.
+def read_until_stable(read: Callable[[], Reading], called: str) -> Reading:
+    """Call `read` until it returns the same content twice in a row.
 
-    Otherwise files that are replaced at this moment would be read half old, half new.
+    A single read of files that are being replaced would mix old and new ones.
     """
     before = read()
-    for _ in range(READINGS):
+    for _ in range(MAX_READS):
         now = read()
         if now == before:
             return now
@@ -96,12 +98,12 @@ def twice(read: Callable[[], Reading], called: str) -> Reading:
 
 
 def tables_in(content: bytes, called: str) -> dict[str, Any]:
-    """Return the tables of a TOML file; InvalidArgument names the file and the line."""
+    """Return the tables of a TOML file. The InvalidArgument of an invalid one names the file and the line."""
     try:
         return tomllib.loads(text_in(content, called))
     except (ValueError, RecursionError) as error:
-        # For a number of more digits than Python reads it is a ValueError that is not a TOMLDecodeError.
-        raise InvalidArgument(f"{called} is not TOML: {error}") from error
+        # A number with more digits than Python reads raises a ValueError that is not a TOMLDecodeError.
+        raise InvalidArgument(f"{called} is not valid TOML: {error}") from error
 
 
 def text_in(content: bytes, called: str) -> str:
@@ -109,46 +111,46 @@ def text_in(content: bytes, called: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{called} is not UTF-8: {error.reason} at byte {error.start}") from error
+        raise InvalidArgument(f"{called} must be UTF-8, got {error.reason} at byte {error.start}") from error
 
 
 class Reloadable(Protocol):
-    """Something made of files."""
+    """Something that is loaded from files."""
 
     def marks(self) -> dict[Path, Mark]: ...
     def reload(self) -> bool: ...
 
 
 async def watch(source: Reloadable, interval: float, clock: Clock) -> None:
-    """Reload `source` whenever its files have changed; files are looked at in a thread, never on the loop."""
+    """Reload `source` every `interval` seconds, once its files stop changing; files are read in a thread."""
     POSITIVE_SECONDS.check("interval", interval)
     seen: dict[Path, Mark] | None = None
     while True:
         marks = await in_thread(source.marks)
-        for _ in range(PATIENCE):
+        for _ in range(MAX_SETTLE_CHECKS):
             if marks == seen:
                 break
-            await clock.sleep(STILL)
+            await clock.sleep(SETTLE_SECONDS)
             seen, marks = marks, await in_thread(source.marks)
         await in_thread(source.reload)
         await clock.sleep(interval)
 
 
 class LoggedOnce:
-    """Logs what is wrong with something once for as long as it stays so. `last` is it, or None."""
+    """Logs an error once until it changes or is cleared. `last` is the present error, or None."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._said: object = None
+        self._logged: object = None
         self.last: InvalidArgument | None = None
 
-    def tell(self, error: InvalidArgument, content: object = None) -> None:
-        """This is wrong, with that content of the files."""
+    def report(self, error: InvalidArgument, content: object = None) -> None:
+        """Log the error, unless it was the last one and the files had the same content."""
         self.last = error
-        if self._said != (said := (str(error), content)):
-            self._said = said
-            log.warning("%s cannot be used and the last good ones are kept: %s", self._what, error)
+        if self._logged != (reported := (str(error), content)):
+            self._logged = reported
+            log.warning("%s cannot be used, the last valid ones are kept: %s", self._what, error)
 
-    def over(self) -> None:
-        """All is well again."""
-        self.last = self._said = None
+    def clear(self) -> None:
+        """Forget the error, because the files are valid again."""
+        self.last = self._logged = None

@@ -1,4 +1,4 @@
-"""Places for steps that are at work at once, on one loop; how many there are may change while they are taken."""
+"""A limit on the steps that run at once on one event loop. The limit may change while steps run."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from collections.abc import AsyncIterator, Callable
 
 
 class StepSlots:
-    """Taken in order of arrival."""
+    """Concurrency slots for steps, granted in order of arrival."""
 
     def __init__(self) -> None:
-        self._taken = 0
+        self._in_use = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @contextlib.asynccontextmanager
-    async def taken(self, most: Callable[[], int]) -> AsyncIterator[None]:
-        """Inside, one is taken; it waits while `most()` are."""
-        if self._waiting or self._taken >= most():
-            await self._turn(most)
+    async def acquired(self, limit: Callable[[], int]) -> AsyncIterator[None]:
+        """Hold a slot inside the block. Waits while `limit()` slots are in use."""
+        if self._waiting or self._in_use >= limit():
+            await self._wait(limit)
         else:
-            self._taken += 1
+            self._in_use += 1
         try:
             yield
         finally:
-            self._taken -= 1
-            self._hand_on(most)
+            self._in_use -= 1
+            self._wake_waiters(limit)
 
-    async def _turn(self, most: Callable[[], int]) -> None:
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        self._hand_on(most)  # there may be more of them by now
+    async def _wait(self, limit: Callable[[], int]) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self._wake_waiters(limit)  # the limit may have grown
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            if place.cancelled():
+            if waiter.cancelled():
                 with contextlib.suppress(ValueError):
-                    self._waiting.remove(place)
+                    self._waiting.remove(waiter)
             else:
-                self._taken -= 1  # it was given in the same moment
-                self._hand_on(most)
+                self._in_use -= 1  # granted at the moment of the cancellation
+                self._wake_waiters(limit)
             raise
 
-    def _hand_on(self, most: Callable[[], int]) -> None:
-        while self._waiting and self._taken < most():
-            place = self._waiting.popleft()
-            if not place.done():
-                self._taken += 1
-                place.set_result(None)
+    def _wake_waiters(self, limit: Callable[[], int]) -> None:
+        while self._waiting and self._in_use < limit():
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                self._in_use += 1
+                waiter.set_result(None)

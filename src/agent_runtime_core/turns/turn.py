@@ -1,4 +1,4 @@
-"""A turn as it is told: what was asked, the plan, each step, what it cost, and the answer."""
+"""The data of a turn: its messages, plan, steps, metrics and answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..status import RunStatus, StepStatus
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What a step took: milliseconds, tokens, US dollars. They add up with `+`."""
+    """Time in milliseconds, tokens and cost in US dollars of a step. Add them with `+`."""
 
     latency_ms: float = 0.0
     prompt_tokens: int = 0
@@ -34,7 +34,7 @@ class StepMetrics:
 
     @classmethod
     def of(cls, latency_ms: float, usage: Mapping[str, Any]) -> StepMetrics:
-        """From the usage that a model told."""
+        """Return metrics from the usage that a model reports."""
         counted = {name: usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens", "cost_usd")}
         return cls(latency_ms=round(latency_ms, 3), **counted)
 
@@ -44,7 +44,7 @@ _METRICS = tuple(each.name for each in dataclasses.fields(StepMetrics))
 
 @dataclass
 class StepState:
-    """Where one step of a turn stands; `step_id` is that of the journal."""
+    """The state of one step of a turn. `step_id` is its id in the journal."""
 
     step_number: int
     step_id: str
@@ -55,7 +55,7 @@ class StepState:
     error: str | None = None
     attempt: int = 0
     metrics: StepMetrics = field(default_factory=StepMetrics)
-    #: The result that the turn's store has in a place of its own, by which it need not be written again.
+    #: The result as stored under a key of its own, or True if it was not loaded. It need not be written again.
     apart: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -74,7 +74,7 @@ class StepState:
 
 @dataclass
 class Turn:
-    """One turn; its id is the id of its run. `stale` marks one that is told from memory because its store is away."""
+    """One turn. `id` is the id of its run. `stale` means: its store was unavailable, this is the last known state."""
 
     id: str
     trace_id: str
@@ -85,7 +85,7 @@ class Turn:
     status: RunStatus = RunStatus.PENDING
     plan: Plan | None = None
     steps: list[StepState] = field(default_factory=list)
-    #: What planning took; `metrics` counts it in.
+    #: The metrics of planning, included in `metrics`.
     planning: StepMetrics = field(default_factory=StepMetrics)
     response: str | None = None
     error: dict[str, Any] | None = None
@@ -96,14 +96,14 @@ class Turn:
 
     @property
     def metrics(self) -> StepMetrics:
-        """The sum of its planning and its steps."""
+        """The sum over planning and all steps."""
         return summed([self.planning, *(step.metrics for step in self.steps)])
 
     def step(self, number: int) -> StepState | None:
         return next((each for each in self.steps if each.step_number == number), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, except for results, which keep their types; `metrics` is told, and not read back."""
+        """Return plain values, except for results, which keep their types. `from_dict` ignores `metrics`."""
         plain: dict[str, Any] = to_plain(self, Turn, PLAIN)
         del plain["stale"]
         for step in plain["steps"]:
@@ -112,7 +112,7 @@ class Turn:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Turn:
-        """The turn that `to_dict` wrote."""
+        """Return the turn that `to_dict` wrote."""
         return cast(Turn, build(dict(data), cls, PLAIN))
 
 
