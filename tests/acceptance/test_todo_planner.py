@@ -48,7 +48,7 @@ def test_words_become_a_plan_and_to_dos_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["what is love?"], "failed: PlanningError: no plan for 'what is love?': this planner understands sums"),
+        (["what is love?"], "failed: PlanningError: no plan for 'what is love?'. This planner understands sums"),
         (
             ["add 1 and 2, then multiply by 3", "--max-steps", "1"],
             "failed: LimitExceeded: max_steps=1 is reached (2 used)",

@@ -43,7 +43,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.llm._circuit_breaker import Breakers
-from agent_runtime_core.planning.executor import AS_THEY_ARE, _may_help
+from agent_runtime_core.planning.executor import AS_THEY_ARE, _is_worth_retrying
 from agent_runtime_core.runner.outcomes import FINAL_ERRORS
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps.worker_pool import STOPS
@@ -610,8 +610,8 @@ def test_a_fault_in_a_group_counts_for_the_breaker() -> None:
 
 @pytest.mark.parametrize("kind", [*AS_THEY_ARE, AuthenticationFailed])
 def test_a_plan_tries_no_group_again_that_holds_what_another_attempt_cannot_heal(kind: type[Exception]) -> None:
-    assert not _may_help(ExceptionGroup("g", [ValueError("a"), kind.__new__(kind)]))
-    assert _may_help(ExceptionGroup("g", [ValueError("a"), ProviderUnavailable("500")]))
+    assert not _is_worth_retrying(ExceptionGroup("g", [ValueError("a"), kind.__new__(kind)]))
+    assert _is_worth_retrying(ExceptionGroup("g", [ValueError("a"), ProviderUnavailable("500")]))
 
 
 async def test_a_task_that_a_group_takes_no_more_does_not_decide() -> None:

@@ -395,7 +395,7 @@ async def test_after_a_no_the_run_fails_and_says_so(answer: Any, says: str) -> N
     said = Said(requires_confirmation=True)
     _, _, result = await asked_and_answered(answer, CONFIRMED, said)
     assert said.calls == []
-    assert result.error.message == f"tool 'say' did not succeed: a person refused this call: {says}"
+    assert result.error.message == f"tool 'say' did not succeed: a person rejected this call: {says}"
 
 
 # -- models and memory
@@ -551,7 +551,7 @@ async def test_another_agent_is_refused_before_anything_runs() -> None:
     async with Rig() as rig:
         error = await failure(rig, plan, tools(said.tool, agent_tool("helper")))
     assert isinstance(error, NotSupported)
-    assert "step 2: 'helper' is another agent" in str(error)
+    assert "step 2: the tool of a plan must not be an agent, got 'helper'" in str(error)
     assert said.calls == []
 
 
@@ -600,5 +600,5 @@ async def test_a_mock_is_asked_for_confirmation_too() -> None:
     assert (await execute_plan(ctx, Plan([say(1, "x")]), tools(said.tool))).result == "x"
     ctx = MockRunContext()
     ctx.signal("tool:say", "no")
-    with pytest.raises(ToolFailed, match="a person refused this call: no"):
+    with pytest.raises(ToolFailed, match="a person rejected this call: no"):
         await execute_plan(ctx, Plan([say(1, "x")]), tools(said.tool))

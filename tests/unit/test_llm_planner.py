@@ -92,7 +92,7 @@ async def test_the_examples_that_come_with_it_are_plans_it_would_accept() -> Non
         (answer(step(tool_input="1+2")), "$.steps[0].tool_input is str"),
         (answer(step(tool="calculator")), "did you mean 'tool_name'?"),
         (answer(step(tool_name="calculater")), "step 1: unknown tool 'calculater': did you mean 'calculator'?"),
-        (answer(step(tool_input={"expr": "1"})), "step 1: the input of calculator does not fit"),
+        (answer(step(tool_input={"expr": "1"})), "step 1: the input of calculator is invalid"),
         (answer(step(), step()), "step number 1 occurs twice"),
         (answer(step(depends_on=[2]), step(2, depends_on=[1])), "steps wait for each other: 1 -> 2 -> 1"),
         (
@@ -104,7 +104,7 @@ async def test_the_examples_that_come_with_it_are_plans_it_would_accept() -> Non
             "is nested deeper than",
         ),
         (answer(step(kind="memory_op")), "step 1: unknown memory operation 'calculator'"),
-        (answer(step(kind="llm_call", tool_input={})), "an llm_call has a 'prompt'"),
+        (answer(step(kind="llm_call", tool_input={})), "an llm_call must have a 'prompt'"),
     ],
 )
 async def test_a_bad_answer_goes_back_with_its_problem_and_is_mended(bad: str, problem: str) -> None:
@@ -133,7 +133,7 @@ async def test_a_text_in_parts_is_read() -> None:
 @pytest.mark.parametrize("repairs", [0, 2])
 async def test_repairs_are_bounded_and_the_last_answer_is_told(repairs: int) -> None:
     client = Scripted(*(f"no {n}" for n in range(9)))
-    with pytest.raises(PlanningError, match=f"no plan in {repairs + 1} answer") as failed:
+    with pytest.raises(PlanningError, match=f"no valid plan in {repairs + 1} answer") as failed:
         await LLMPlanner(client, max_repairs=repairs).create_plan("x", TOOLS)
     assert len(client.asked) == repairs + 1
     assert failed.value.answer == f"no {repairs}"
@@ -153,7 +153,7 @@ def test_a_bad_count_is_named(repairs: Any) -> None:
 
 
 async def test_nothing_is_no_prompt() -> None:
-    with pytest.raises(PlanningError, match="nothing to plan"):
+    with pytest.raises(PlanningError, match="prompt must not be empty"):
         await LLMPlanner(Scripted()).create_plan("  ", TOOLS)
 
 

@@ -130,7 +130,9 @@ async def test_a_plan_that_is_too_long_fails_and_is_not_cut() -> None:
     async with Orchestrator() as orchestrator:
         failed = await ended(orchestrator, "add 1 and 2, then multiply by 3", max_steps=1)
         assert (failed.status, failed.steps) == (RunStatus.FAILED, [])
-        assert failed.error == "LimitExceeded: max_steps=1 is reached (2 used): the plan has more steps; none was begun"
+        assert (
+            failed.error == "LimitExceeded: max_steps=1 is reached (2 used): the plan has more steps; none was started"
+        )
 
 
 async def test_tools_may_be_a_list() -> None:
@@ -203,9 +205,9 @@ async def test_arguments_and_settings_that_fit_nowhere() -> None:
             await orchestrator.create_run(RunCreate("add 1 and 2", 5), max_steps=3)
     for planner in ("rules", RuleBasedPlanner):
         unusable: Any = planner
-        with pytest.raises(InvalidArgument, match="a planner is an object with create_plan"):
+        with pytest.raises(InvalidArgument, match="a planner must be an instance with create_plan"):
             Orchestrator(unusable)
-    with pytest.raises(InvalidArgument, match="a ToolRegistry or a list of tools, not 5"):
+    with pytest.raises(InvalidArgument, match="a ToolRegistry or a list of tools, got 5"):
         Orchestrator(tool_registry=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="prompt must be a string, got 5"):
         RunCreate(5)  # type: ignore[arg-type]

@@ -39,16 +39,16 @@ def test_a_kind_may_be_given_by_its_value() -> None:
     step = PlanStep(1, tool_input={"prompt": "hello"}, kind=kind)
     assert step.kind is StepKind.LLM_CALL
     assert Plan([step]).problems([]) == []
-    with pytest.raises(InvalidArgument, match=r"step 1: kind is one of .*'llm_call'.*, not 'llm'"):
+    with pytest.raises(InvalidArgument, match=r"step 1: kind must be one of .*'llm_call'.*, got 'llm'"):
         PlanStep(1, kind="llm")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"prompt": 5}, "the prompt of an llm_call is a text, not 5"),
-        ({"messages": "hello"}, "the messages of an llm_call are a list of objects, not 'hello'"),
-        ({"messages": [5]}, "the messages of an llm_call are a list of objects, not [5]"),
+        ({"prompt": 5}, "the prompt of an llm_call must be a string, got 5"),
+        ({"messages": "hello"}, "the messages of an llm_call must be a list of objects, got 'hello'"),
+        ({"messages": [5]}, "the messages of an llm_call must be a list of objects, got [5]"),
     ],
 )
 def test_what_no_model_can_be_asked_is_no_plan(given: dict[str, Any], says: str) -> None:
@@ -82,12 +82,12 @@ def test_what_is_left_out_takes_its_default() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({}, "a plan's steps are a list of objects, not None"),
+        ({}, "the steps of a plan must be a list of objects, got None"),
         ({"steps": [1]}, "a list of objects"),
-        ({"steps": [{}]}, "step_number is an integer, not None"),
-        ({"steps": [{"step_number": True}]}, "step_number is an integer, not True"),
-        ({"steps": [{"step_number": 1, "kind": "think"}]}, "step 1: kind is one of .*, not 'think'"),
-        ({"steps": [{"step_number": 1, "kind": ["x"]}]}, "step 1: kind is one of"),
+        ({"steps": [{}]}, "step_number must be an integer, got None"),
+        ({"steps": [{"step_number": True}]}, "step_number must be an integer, got True"),
+        ({"steps": [{"step_number": 1, "kind": "think"}]}, "step 1: kind must be one of .*, got 'think'"),
+        ({"steps": [{"step_number": 1, "kind": ["x"]}]}, "step 1: kind must be one of"),
         ({"steps": [{"step_number": 1, "depends_on": 3}]}, "step 1: depends_on must be list or tuple, got 3"),
         ({"steps": [{"step_number": 1, "depends_on": ["a"]}]}, r"step 1: depends_on\[0\] must be int, got 'a'"),
         ({"steps": [{"step_number": 1, "depends_on": "12"}]}, "step 1: depends_on must be list or tuple, got '12'"),
@@ -124,15 +124,15 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
     [
         ([], ["it has no steps"]),
         ([call(1, "serach")], ["step 1: unknown tool 'serach': did you mean 'search'?"]),
-        ([call(1, "zzz")], ["step 1: unknown tool 'zzz': there is calculator, search"]),
-        ([call(1, "memory_get")], ["step 1: unknown tool 'memory_get': there is calculator, search"]),
+        ([call(1, "zzz")], ["step 1: unknown tool 'zzz': available: calculator, search"]),
+        ([call(1, "memory_get")], ["step 1: unknown tool 'memory_get': available: calculator, search"]),
         (
             [PlanStep(1, "search", {"query": "x"}, kind=StepKind.MEMORY_OP)],
-            ["step 1: unknown memory operation 'search': there is memory_get"],
+            ["step 1: unknown memory operation 'search': available: memory_get"],
         ),
         (
             [PlanStep(1, "", {}, kind=StepKind.LLM_CALL)],
-            ["step 1: an llm_call has a 'prompt', or 'messages', in its tool_input"],
+            ["step 1: an llm_call must have a 'prompt' or 'messages' in its tool_input"],
         ),
         ([call(1), call(2), call(1)], ["step number 1 occurs twice"]),
         ([call(1, "search", [2]), call(2, "search", [1])], ["steps wait for each other: 1 -> 2 -> 1"]),
@@ -157,21 +157,24 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
         (
             [call(1), call(2, query={"deep": ["{{step1.result}}"]})],
             [
-                "step 2: the input of search does not fit: $.query is dict, the schema wants string",
-                "step 2: {{step1.result}} is no reference: write it as {{step_1.result}}",
+                "step 2: the input of search is invalid: $.query is dict, the schema wants string",
+                "step 2: references must look like {{step_1.result}}, got {{step1.result}}",
             ],
         ),
-        ([call(1), call(2, query="{{step_1}}")], ["step 2: {{step_1}} is no reference: write it as {{step_1.result}}"]),
-        ([call(1, qeury="x")], ["step 1: the input of search does not fit: $ lacks 'query'"]),
-        ([call(1), call(2, qeury="{{step_1.result}}")], ["step 2: the input of search does not fit: $ lacks 'query'"]),
-        ([call(n) for n in range(1, 102)], ["it has 101 steps, 100 are the most"]),
+        (
+            [call(1), call(2, query="{{step_1}}")],
+            ["step 2: references must look like {{step_1.result}}, got {{step_1}}"],
+        ),
+        ([call(1, qeury="x")], ["step 1: the input of search is invalid: $ lacks 'query'"]),
+        ([call(1), call(2, qeury="{{step_1.result}}")], ["step 2: the input of search is invalid: $ lacks 'query'"]),
+        ([call(n) for n in range(1, 102)], ["it must have at most 100 steps, got 101"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_plan_is_told(steps: list[PlanStep], problems: list[str]) -> None:
     found = Plan(steps).problems(TOOLS, MEMORY)
     assert [each for each in found if not any(each.startswith(wanted) for wanted in problems)] == []
     assert len(found) == len(problems)
-    with pytest.raises(PlanningError, match="the plan cannot be carried out") as refused:
+    with pytest.raises(PlanningError, match="the plan is invalid") as refused:
         Plan(steps).validate(TOOLS, MEMORY)
     assert refused.value.problems == found
 
@@ -226,7 +229,7 @@ def test_what_is_resolved_is_a_copy() -> None:
     [
         ("{{step_9.result}}", "step 9 has no result"),
         ("x {{step_9.result}}", "step 9 has no result"),
-        ("{{step_2.result.nope}}", "the result of step 2 has no field 'nope': there is 'items', 'n'"),
+        ("{{step_2.result.nope}}", "the result of step 2 has no field 'nope': it has 'items', 'n'"),
         ("{{step_2.result.items.1}}", "no field '1'"),
         ("{{step_1.result.x}}", "no field 'x': it has none"),
     ],

@@ -127,10 +127,10 @@ async def test_what_nothing_matches_is_told_with_what_would(prompt: str, part: s
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("", "nothing to plan in ''"),
-        (" \n", "nothing to plan"),
-        (3, "nothing to plan in 3"),
-        ("x" * 2001, "2001 characters"),
+        ("", "prompt must not be empty, got ''"),
+        (" \n", "prompt must not be empty"),
+        (3, "prompt must not be empty, got 3"),
+        ("x" * 2001, "at most 2000 characters, got 2001"),
     ],
 )
 async def test_what_is_no_prompt_is_told(prompt: Any, message: str) -> None:
@@ -139,9 +139,9 @@ async def test_what_is_no_prompt_is_told(prompt: Any, message: str) -> None:
 
 
 async def test_a_tool_that_is_not_there_is_told() -> None:
-    with pytest.raises(PlanningError, match="needs the tool 'todo_store', which is not available: there is calculator"):
+    with pytest.raises(PlanningError, match="needs the tool 'todo_store', which is not available: use calculator"):
         await RuleBasedPlanner().create_plan("add 2 and 3, then list my to-dos", TOOLS[:1])
-    with pytest.raises(PlanningError, match="which is not available: there is none"):
+    with pytest.raises(PlanningError, match="which is not available: use another planner"):
         await RuleBasedPlanner().create_plan("add 2 and 3", [])
 
 
@@ -206,7 +206,7 @@ async def test_a_rule_may_be_about_what_is_only_polite_elsewhere() -> None:
 async def test_a_rule_that_gives_something_else_is_named() -> None:
     planner = RuleBasedPlanner()
     planner.rule("x", lambda found: ("tool", "not a dict"))  # type: ignore[arg-type, return-value]
-    with pytest.raises(InvalidArgument, match="a rule gives"):
+    with pytest.raises(InvalidArgument, match="a rule must return"):
         await planner.create_plan("x", TOOLS)
 
 

@@ -425,7 +425,7 @@ async def test_row_plan_executor_broken_steps_are_skipped_and_logged(caplog: pyt
         assert [step.status.value for step in turn.steps] == ["completed", "skipped", "skipped", "completed"]
         assert "unknown tool 'nothing'" in (turn.steps[1].error or "")
         assert turn.steps[2].error == "it needs step 2, which is dropped"
-    records = [each for each in caplog.records if "is left out" in each.message]
+    records = [each for each in caplog.records if "is dropped" in each.message]
     assert len(records) == 2
     assert {vars(each)["trace_id"] for each in records} == {turn.trace_id}
 
@@ -683,7 +683,7 @@ async def test_a_turn_that_is_cancelled_inside_a_hook_is_cancelled() -> None:
     ("options", "says"),
     [
         ({"hooks": Told()}, "hooks must be a list of objects"),
-        ({"planner": Fixed}, "a planner is an object with create_plan"),
+        ({"planner": Fixed}, "a planner must be an instance with create_plan"),
         ({"step_tries": 0}, "step_tries must be"),
         ({"backoff_base": -1}, "backoff_base must be a number of seconds"),
         ({"tools": 5}, "a ToolRegistry or a list of tools"),

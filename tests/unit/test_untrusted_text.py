@@ -19,7 +19,7 @@ import agent_runtime_core
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.planning import PlanningError, PlanStep, RuleBasedPlanner, built_in_tools, references, resolve
 from agent_runtime_core.planning.executor import step_input
-from agent_runtime_core.planning.references import _plain as plain_text
+from agent_runtime_core.planning.references import _to_text as plain_text
 from agent_runtime_core.tools.arguments import read_arguments
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import tool
@@ -214,7 +214,7 @@ def test_results_are_counted_before_they_are_put_together(
         made.append(value)
         return plain_text(value)
 
-    monkeypatch.setattr(references, "_plain", counted)
+    monkeypatch.setattr(references, "_to_text", counted)
     with pytest.raises(InvalidArgument, match=r"at most 16,777,216 characters together.*Refer to fewer"):
         resolve(planned, {1: result})
     assert len(made) == 19  # the first that would pass the limit ends it

@@ -1,4 +1,4 @@
-"""Plans: what they are, what makes one of a prompt, and what carries one out."""
+"""Plans: make one from a prompt, check it, and execute it in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that plans first: a planner makes a plan of the prompt, and the plan is carried out."""
+"""An agent that makes a plan from a prompt and executes it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,20 @@ PLANNING = "plan"
 
 
 class PlanningAgent(AgentRuntime):
-    """Makes a plan of the last user message (or of `params["prompt"]`) and carries it out; see `execute_plan`.
+    """Makes a plan from the last user message, or from `params["prompt"]`, and executes it with `execute_plan`.
 
-    The plan is a recorded step, and so is each call of an LLMPlanner's model. `final_output` is {"result", "plan",
-    "steps"}, as in PlanResult. Of `max_steps` and `params["max_steps"]` the smaller holds. `tools` are by default a
-    CalculatorTool and a TodoStoreTool. A run that has no plan, or whose step failed for good, is not retried.
+    The plan is a recorded step, and so is each model call of an LLMPlanner. `final_output` is {"result", "plan",
+    "steps"}, as in PlanResult. A run without a plan, or with a step that failed its last attempt, is not retried.
+
+    Args:
+        key: The agent key.
+        planner: Makes the plan; by default a RuleBasedPlanner.
+        tools: The tools of plans; by default a CalculatorTool and a TodoStoreTool.
+        client: The model of llm_call steps; by default the configured one.
+        max_steps: The most steps of a plan, None for no limit. `params["max_steps"]` can only lower it.
+        max_retries: Attempts of each step, including the first.
+        backoff_base: Seconds before the second attempt of a step; doubled for each later one.
+        max_concurrency: Steps that run at once.
     """
 
     key: str = "planning"
@@ -61,7 +70,7 @@ class PlanningAgent(AgentRuntime):
         budget = Budget(RunLimits(), getattr(ctx, "budget", None))
         plan = await self._plan(ctx, budget)
         done = await execute_plan(
-            ctx, plan, self.tools, client=self.client, max_steps=self._most(ctx), max_retries=self.max_retries,
+            ctx, plan, self.tools, client=self.client, max_steps=self._step_limit(ctx), max_retries=self.max_retries,
             backoff_base=self.backoff_base, max_concurrency=self.max_concurrency, budget=budget,
         )  # fmt: skip
         return RunResult({"result": done.result, "plan": plan.to_dict(), "steps": done.steps}, usage=done.usage)
@@ -98,14 +107,14 @@ class PlanningAgent(AgentRuntime):
             planner.client = RecordedClient(ctx, planner.client, PLANNING, budget)
         return planner
 
-    def _most(self, ctx: RunContext) -> int | None:
-        asked = ctx.params.get("max_steps")
-        POSITIVE.or_none().check("max_steps", asked)
-        return min((each for each in (self.max_steps, asked) if each is not None), default=None)
+    def _step_limit(self, ctx: RunContext) -> int | None:
+        requested = ctx.params.get("max_steps")
+        POSITIVE.or_none().check("max_steps", requested)
+        return min((each for each in (self.max_steps, requested) if each is not None), default=None)
 
 
 def built_in_tools() -> ToolRegistry:
-    """A registry with the tools that come along: a calculator and a store of to-dos."""
+    """Return a new registry with the built-in tools: a calculator and a to-do store."""
     registry = ToolRegistry()
     registry.register(CalculatorTool())
     registry.register(TodoStoreTool())
@@ -113,13 +122,13 @@ def built_in_tools() -> ToolRegistry:
 
 
 def prompt_of(ctx: RunContext) -> str:
-    """What is to be planned."""
+    """Return the prompt to plan for: `params["prompt"]`, or the text of the last user message."""
     prompt = ctx.params.get("prompt")
     if prompt is None:
-        said = [each for each in ctx.input_messages if isinstance(each, Mapping) and each.get("role") == "user"]
-        prompt = said[-1].get("content") if said else None
+        messages = [each for each in ctx.input_messages if isinstance(each, Mapping) and each.get("role") == "user"]
+        prompt = messages[-1].get("content") if messages else None
         if isinstance(prompt, list):
             prompt = "\n".join(str(part.get("text") or "") for part in prompt if isinstance(part, Mapping)).strip()
     if not isinstance(prompt, str):
-        raise InvalidArgument(f"a planning agent needs a user message or params['prompt'], a text, not {brief(prompt)}")
+        raise InvalidArgument(f"the user message or params['prompt'] must be a string, got {brief(prompt)}")
     return prompt

@@ -13,7 +13,7 @@ from .number_words import with_digits
 from .references import reference
 
 _SAME: Final = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "—": "-", "’": "'", "‘": "'"})  # noqa: RUF001
-_ASKED: Final = re.compile(
+_QUESTION_WORDS: Final = re.compile(
     r"(?:(?:what(?:'s| is| are| would be| do (?:i|you|we) get (?:if|when) (?:i|you|we))|how much (?:is|are)|calculate|"
     r"compute|work out|evaluate|solve|figure out|find out|find|tell me|give me|get|do|say)\b[\s:]*)+"
 )
@@ -41,7 +41,7 @@ _WORD: Final = re.compile(
     r"(?<!\s)\s*+(?:(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9.])|[0-9]+(?:\.[0-9]+)?(?![0-9.])"
     r"|\.[0-9]+)|(?P<word>\*\*|//|[-+*/%(),]|[a-z]+))"
 )
-_MOST_DIGITS: Final = 300  # of a number; a float has at most 309
+_MAX_DIGITS: Final = 300  # of a number; a float has at most 309 before the point
 _SIGNS: Final = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 _OPERATIONS: Final = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
 _OPERAND: Final = r"(?:-*+\()*+-*+(?:result|[0-9][0-9.e+-]*+)\)*+"
@@ -82,8 +82,8 @@ def read_arithmetic(text: str, last: int | None, *, apart: bool = True) -> dict[
     Args:
         text: One request.
         last: The step with the last result of the calculator, which "the result" names.
-        apart: Whether more than a comma or "and" separates the request from the one before. If not, a plus or a
-            minus at its start belongs to a number: "add 5 and minus 3".
+        apart: Whether more than a comma or "and" separates the request from the one before. If not, a plus or a minus
+            at its start is the sign of a number: "add 5 and minus 3".
     """
     words = _words(text)
     if not words:
@@ -97,7 +97,7 @@ def read_arithmetic(text: str, last: int | None, *, apart: bool = True) -> dict[
 
 
 def may_be_arithmetic(text: str) -> bool:
-    """Whether a text may be part of a request for arithmetic: all its words occur in such requests."""
+    """Return whether a text may be part of a request for arithmetic: all its words occur in such requests."""
     return _words(text) is not None
 
 
@@ -105,7 +105,7 @@ def _words(text: str) -> list[str] | None:
     """Return numbers, signs and lower-case words; None if there is anything else."""
     text = text.lower().translate(_SAME)
     text = text[_end_of(_BEFORE, text) : without_tail(text, ".!?:;,", len(text))]
-    text = text[_end_of(_ASKED, text) :]
+    text = text[_end_of(_QUESTION_WORDS, text) :]
     text = with_digits(text[: without_endings(text, _AFTER, "", len(text))])
     for pattern, sign in _PHRASES:
         text = pattern.sub(sign, text)
@@ -114,7 +114,7 @@ def _words(text: str) -> list[str] | None:
         word, at = found["word"], found.end()
         if word is None:
             digits = found["number"].replace(",", "")
-            if len(digits) > _MOST_DIGITS:
+            if len(digits) > _MAX_DIGITS:
                 return None
             word = repr(int(digits) if digits.isdigit() else float(digits))
         elif word == "x":

@@ -1,4 +1,4 @@
-"""What makes a plan of a prompt."""
+"""The base class of planners, and helpers for planners and tools."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ from .plan import Plan
 
 
 class BasePlanner(ABC):
-    """Makes plans."""
+    """Makes plans from prompts."""
 
     @abstractmethod
     async def create_plan(self, prompt: str, available_tools: ToolRegistry | Iterable[Tool]) -> Plan:
-        """A valid plan that does what the prompt asks for with these tools; PlanningError where there is none."""
+        """Return a valid plan for the prompt that uses only these tools.
+
+        Raises:
+            PlanningError: No plan can be made.
+        """
 
 
 def checked_planner(planner: BasePlanner) -> BasePlanner:
-    """That planner; InvalidArgument for what makes no plans, a class in the place of its object for one."""
+    """Return the planner. Raise InvalidArgument if it has no `create_plan` or is a class instead of an instance."""
     if isinstance(planner, type) or not callable(getattr(planner, "create_plan", None)):
-        raise InvalidArgument(f"a planner is an object with create_plan, as a BasePlanner is, not {brief(planner)}")
+        raise InvalidArgument(f"a planner must be an instance with create_plan, got {brief(planner)}")
     return planner
 
 
 async def plan_of(planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Plan:
-    """The plan that a planner makes; PlanningError for one that gives something else."""
+    """Return the planner's plan. Raise PlanningError if it returns something else."""
     plan: object = await planner.create_plan(prompt, tools)
     if not isinstance(plan, Plan):
-        raise PlanningError(f"{type(planner).__name__}.create_plan gives a Plan, not {brief(plan)}")
+        raise PlanningError(f"{type(planner).__name__}.create_plan must return a Plan, got {brief(plan)}")
     return plan
 
 
 def registry_of(tools: ToolRegistry | Iterable[Tool | BaseTool]) -> ToolRegistry:
-    """The tools as a registry: itself, or one made of a list of them."""
+    """Return the registry, or a new one with these tools."""
     if isinstance(tools, ToolRegistry):
         return tools
     if not isinstance(tools, Iterable):
-        raise InvalidArgument(f"tools are a ToolRegistry or a list of tools, not {brief(tools)}")
+        raise InvalidArgument(f"tools must be a ToolRegistry or a list of tools, got {brief(tools)}")
     registry = ToolRegistry()
     for tool in tools:
         registry.register(tool)
     return registry
 
 
-def listed(tools: ToolRegistry | Iterable[Tool]) -> list[Tool]:
-    """The tools, whichever way they were given."""
+def as_list(tools: ToolRegistry | Iterable[Tool]) -> list[Tool]:
+    """Return the tools of a registry or of an iterable as a list."""
     return tools.list_tools() if isinstance(tools, ToolRegistry) else list(tools)

@@ -1,4 +1,4 @@
-"""Plans, carried out: every step a durable step of the run, side by side where the plan lets them."""
+"""Execute plans: each plan step is a durable step of the run; independent steps run concurrently."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ from .base import registry_of
 from .memory_operations import memory_operations
 from .plan import Plan, PlanStep, StepKind
 from .recorded_client import RecordedClient, configured_client, count_recorded
-from .references import as_text, fitted, is_reference, resolve
+from .references import as_text, is_reference, resolve, with_text_values
 
 SCOPE: Final = "plan"
 MAX_RETRIES: Final = 3
 BACKOFF_BASE: Final = 1.0
 MAX_CONCURRENCY: Final = 16
-#: (the step, its input, what carries it out), and gives the result.
+#: Called with the step, its input and a function that performs it; returns the result.
 Around = Callable[[PlanStep, dict[str, Any], Callable[[], Awaitable[Any]]], Awaitable[Any]]
 _OPTIONS: Final = ("model", "temperature", "max_tokens")
 
-#: Trying again would not help, or is for the run to decide: these come as they are.
+#: Errors that are raised unchanged: a retry would not help, or the run decides about it.
 AS_THEY_ARE: Final = (
     LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch, StorageError, UnknownPrice,
     MissingDependency,
@@ -65,10 +65,11 @@ AS_THEY_ARE: Final = (
 
 @dataclass
 class PlanResult:
-    """What a plan came to: `result` is that of the step no other waits for, or a list of them where there are several.
+    """The result of a plan.
 
-    Each of `steps` is {"step_number", "tool_name", "tool_input", "result", "attempt"}, its input with results in the
-    place of references. `usage` is what its model calls and tool calls used.
+    `result` is that of the step that no other step needs, or a list of results if there are several such steps. Each
+    of `steps` is {"step_number", "tool_name", "tool_input", "result", "attempt"}; references in `tool_input` are
+    replaced by results. `usage` is that of all model and tool calls.
     """
 
     result: Any = None
@@ -90,56 +91,71 @@ async def execute_plan(
     around: Around | None = None,
     known: Mapping[int, Any] | None = None,
 ) -> PlanResult:
-    """Carry out a plan in a run: each step is recorded once, and begins when those it needs are.
+    """Execute a plan in a run. Each step is recorded once, and starts when the steps that it needs have finished.
 
-    A step is tried `max_retries` times, `backoff_base` seconds, then twice as long … apart; a ToolResult without
-    success is a failure. `client` is asked by an llm_call, the configured one by default. A tool that requires
-    confirmation is called after a person approved of "tool:<name>", before which the run may be parked.
-    `around(step, its input, do)` stands around each try: it awaits `do()` and gives the result. `known` are results,
-    by step number, of steps that are carried out elsewhere.
+    A tool that requires confirmation is called after a person has approved "tool:<name>"; the run may be parked until
+    then. A ToolResult without success is a failure.
 
-    Before anything runs: PlanningError for a plan that cannot be carried out, LimitExceeded for one of more than
-    `max_steps`, NotConfigured where it needs a model and there is none, NotSupported where a tool is another agent.
-    Later: StepExecutionError after the last try of a step, whose dependents are left out while the others run;
-    ToolFailed where a person refused a call.
+    Args:
+        ctx: The context of the run.
+        plan: The plan.
+        tools: The tools of the plan.
+        client: The model of llm_call steps; by default the configured one.
+        max_steps: The most steps that the plan may have, None for no limit.
+        max_concurrency: Steps that run at once.
+        max_retries: Attempts of each step, including the first.
+        backoff_base: Seconds before the second attempt of a step; doubled for each later one.
+        budget: Counts the usage; by default within the limits of the run.
+        around: Called as `around(step, its input, do)` for each attempt. It awaits `do()` and returns the result.
+        known: Results, by step number, of steps that are executed elsewhere.
+
+    Raises:
+        PlanningError: The plan is invalid. This and the next three are raised before a step starts.
+        LimitExceeded: The plan has more than `max_steps` steps.
+        NotConfigured: The plan needs a model, and none is configured.
+        NotSupported: A tool of the plan is another agent.
+        StepExecutionError: A step failed its last attempt. Steps that need it do not run, the others do.
+        ToolFailed: A person rejected a call.
     """
     number().or_none(" for no limit").check("max_steps", max_steps)
     if max_steps is not None and len(plan.steps) > max_steps:
-        raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was begun")
+        raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was started")
     POSITIVE.check("max_retries", max_retries)
     registry = registry_of(tools)
     plan.validate(registry, memory_operations())
-    _need_no_agent(plan, registry)
+    _reject_agents(plan, registry)
     known = known or {}
-    asks = any(step.kind is StepKind.LLM_CALL for step in plan.steps if step.step_number not in known)
-    if asks and client is None:
+    needs_model = any(step.kind is StepKind.LLM_CALL for step in plan.steps if step.step_number not in known)
+    if needs_model and client is None:
         client = configured_client()
     budget = budget if budget is not None else Budget(RunLimits(), getattr(ctx, "budget", None))
-    tries = partial(Step, retries=max_retries - 1, backoff=Backoff(backoff_base, jitter="none"), retry_on=_may_help)
-    execution = _Execution(ctx, plan, registry, client, budget, tries, max_concurrency)
+    make_step = partial(
+        Step, retries=max_retries - 1, backoff=Backoff(backoff_base, jitter="none"), retry_on=_is_worth_retrying
+    )
+    execution = _Execution(ctx, plan, registry, client, budget, make_step, max_concurrency)
     execution.around = around
     execution.results.update(known)
     return await execution.run()
 
 
 class _Execution:
-    """One pass of one plan."""
+    """One execution of one plan."""
 
     def __init__(
         self, ctx: Any, plan: Plan, tools: ToolRegistry, client: LLMClient | None, budget: Budget,
-        tries: Callable[..., Step], max_concurrency: int,
+        make_step: Callable[..., Step], max_concurrency: int,
     ) -> None:  # fmt: skip
         self.ctx = ctx
         self.plan = plan
         self.tools = tools
         self.client = client
         self.budget = budget
-        self.tries = tries
-        book = getattr(ctx, "journal", None)
-        self.book: RunJournal | None = book if isinstance(book, StepJournal) else None
-        if self.book is not None:
-            number = self.book.keys.next_key("p", SCOPE)
-        else:  # nobody counts the plans of a run: one is known by what it says
+        self.make_step = make_step
+        journal = getattr(ctx, "journal", None)
+        self.journal: RunJournal | None = journal if isinstance(journal, StepJournal) else None
+        if self.journal is not None:
+            number = self.journal.keys.next_key("p", SCOPE)
+        else:  # without a journal that counts the plans of a run, its content identifies a plan
             number = f"p:{arguments_digest((plan.to_dict(),), {})[0]}"
         self.scope: str = f"{SCOPE}/{number}"
         self.executor = StepExecutor(ctx, checkpoint_key=self.scope, max_concurrency=max_concurrency)
@@ -147,23 +163,23 @@ class _Execution:
         self.around: Around | None = None
         self.results: dict[int, Any] = {}
         self.attempts: dict[int, int] = dict.fromkeys((step.step_number for step in plan.steps), 0)
-        self.approved: dict[int, dict[str, Any]] = {}  # what is to be called with what
+        self.approved: dict[int, dict[str, Any]] = {}  # inputs that a person approved
 
     async def run(self) -> PlanResult:
         here = [step for step in self.plan.steps if step.step_number not in self.results]
-        self._count(here)
+        self._count_calls(here)
         left = [step for step in self.plan.order() if step in here]
         while left:
-            held = self._held(left)
-            await self._side_by_side([step for step in left if step.step_number not in held])
-            left = [step for step in left if step.step_number in held]
+            unapproved = self._unapproved(left)
+            await self._run_steps([step for step in left if step.step_number not in unapproved])
+            left = [step for step in left if step.step_number in unapproved]
             for step in left:
-                if self._is_asked_about(step) and all(each in self.results for each in step.needs):
-                    self.approved[step.step_number] = await self._confirmed(step)
-        return PlanResult(self._final(), [self._told(step) for step in here], self.budget.reported_usage())
+                if self._needs_approval(step) and all(each in self.results for each in step.needs):
+                    self.approved[step.step_number] = await self._approved_input(step)
+        return PlanResult(self._final(), [self._step_result(step) for step in here], self.budget.reported_usage())
 
-    def _count(self, here: Sequence[PlanStep]) -> None:
-        """Against the limits: all tool calls of these steps, and the model calls that are recorded already."""
+    def _count_calls(self, here: Sequence[PlanStep]) -> None:
+        """Count all tool calls of these steps and their recorded model calls against the limits."""
         calls = sum(step.kind is StepKind.TOOL_CALL for step in here)
         self.budget.before_tools(calls)
         self.budget.tool(calls)
@@ -176,12 +192,12 @@ class _Execution:
         last = [self.results[step.step_number] for step in self.plan.steps if step.step_number not in needed]
         return last[0] if len(last) == 1 else last
 
-    def _told(self, step: PlanStep) -> dict[str, Any]:
+    def _step_result(self, step: PlanStep) -> dict[str, Any]:
         number = step.step_number
         return {
             "step_number": number,
             "tool_name": step.tool_name or step.kind.value,
-            "tool_input": self._given(step, self.results),
+            "tool_input": self._input_of(step, self.results),
             "result": self.results[number],
             "attempt": self.attempts[number],
         }
@@ -189,39 +205,39 @@ class _Execution:
     def _key(self, step: PlanStep) -> str:
         return f"{self.scope}:{step.step_number}"
 
-    def _given(self, step: PlanStep, results: Mapping[int, Any]) -> dict[str, Any]:
-        """What it is carried out with. What a person approved of is that and no other, whatever it looks like."""
+    def _input_of(self, step: PlanStep, results: Mapping[int, Any]) -> dict[str, Any]:
+        """Return the input of a step. An approved input is used unchanged, even if it looks like a reference."""
         if step.step_number in self.approved:
             return self.approved[step.step_number]
         return step_input(step, results, self.tools)
 
-    # -- people: asked between steps, where a run can be parked
+    # -- approvals: requested between steps, where a run can be parked
 
-    def _is_asked_about(self, step: PlanStep) -> bool:
+    def _needs_approval(self, step: PlanStep) -> bool:
         tool = self.tools.get(step.tool_name) if step.kind is StepKind.TOOL_CALL else None
         return tool is not None and tool.requires_confirmation and step.step_number not in self.approved
 
-    def _held(self, left: Sequence[PlanStep]) -> set[int]:
-        """Those that have to be approved of yet, and what waits for them."""
-        held: set[int] = set()
+    def _unapproved(self, left: Sequence[PlanStep]) -> set[int]:
+        """Return the numbers of steps that still need approval, and of the steps that depend on them."""
+        unapproved: set[int] = set()
         for step in left:
-            if self._is_asked_about(step) or held.intersection(step.needs):
-                held.add(step.step_number)
-        return held
+            if self._needs_approval(step) or unapproved.intersection(step.needs):
+                unapproved.add(step.step_number)
+        return unapproved
 
-    async def _confirmed(self, step: PlanStep) -> dict[str, Any]:
-        """The input a person approved of, which may be another one."""
-        given = step_input(step, self.results, self.tools)
-        details = {"tool_name": step.tool_name, "tool_args": given, "tool_call_id": step_name(step)}
+    async def _approved_input(self, step: PlanStep) -> dict[str, Any]:
+        """Wait for the approval of a step and return the approved input, which may differ from the planned one."""
+        planned_input = step_input(step, self.results, self.tools)
+        details = {"tool_name": step.tool_name, "tool_args": planned_input, "tool_call_id": step_name(step)}
         answer = await self.ctx.approve(f"tool:{step.tool_name}", details, key=self._key(step))
         if answer is True or (isinstance(answer, Mapping) and answer.get("approved") is True):
-            return approved_input(answer, given)
+            return approved_input(answer, planned_input)
         reason = answer.get("reason") if isinstance(answer, Mapping) else answer if isinstance(answer, str) else None
-        raise ToolFailed(step.tool_name, f"a person refused this call: {reason or 'denied'}")
+        raise ToolFailed(step.tool_name, f"a person rejected this call: {reason or 'denied'}")
 
     # -- steps
 
-    async def _side_by_side(self, planned: Sequence[PlanStep]) -> None:
+    async def _run_steps(self, planned: Sequence[PlanStep]) -> None:
         if not planned:
             return
         here = {step.step_number for step in planned}
@@ -246,37 +262,37 @@ class _Execution:
                 each: self.results[each] if each in self.results else state.results[_name(each)]
                 for each in planned.needs
             }
-            given = self._given(planned, known)
+            given = self._input_of(planned, known)
             if self.around is None:
-                return await self._do(planned, given)
-            return await self.around(planned, given, partial(self._do, planned, given))
+                return await self._perform(planned, given)
+            return await self.around(planned, given, partial(self._perform, planned, given))
 
-        return self.tries(
+        return self.make_step(
             step_name(planned), fn, description=planned.reasoning or None,
             depends_on=[_name(each) for each in planned.needs if each in here], on_in_doubt=self._in_doubt(planned),
             max_result_bytes=MAX_BYTES if planned.kind is StepKind.LLM_CALL else MAX_RESULT,
         )  # fmt: skip
 
-    async def _do(self, planned: PlanStep, given: dict[str, Any]) -> Any:
+    async def _perform(self, planned: PlanStep, given: dict[str, Any]) -> Any:
         match planned.kind:
             case StepKind.LLM_CALL:
-                return await self._asked(planned, given)
+                return await self._call_model(planned, given)
             case StepKind.MEMORY_OP:
                 return await self.memory.execute(planned.tool_name, given, self.ctx)
             case _:
-                return await self._called(planned, given)
+                return await self._call_tool(planned, given)
 
     def _in_doubt(self, planned: PlanStep) -> InDoubt:
-        """The start of a call with side effects is durable before it is made, so that its doubt is known."""
+        """Return the in-doubt policy of a step. Calls with side effects have durable start records."""
         tool = self.tools.get(planned.tool_name) if planned.kind is StepKind.TOOL_CALL else None
         if tool is None:
             return "retry"
-        wanted: InDoubt | None = tool.metadata.get("on_in_doubt")
-        return wanted if wanted is not None else _again if tool.has_side_effects else "retry"
+        policy: InDoubt | None = tool.metadata.get("on_in_doubt")
+        return policy if policy is not None else _unknown_outcome if tool.has_side_effects else "retry"
 
-    async def _called(self, planned: PlanStep, given: dict[str, Any]) -> Any:
-        ctx, told = self.ctx, {"tool_name": planned.tool_name, "tool_call_id": step_name(planned)}
-        await ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": given})
+    async def _call_tool(self, planned: PlanStep, given: dict[str, Any]) -> Any:
+        ctx, names = self.ctx, {"tool_name": planned.tool_name, "tool_call_id": step_name(planned)}
+        await ctx.emit(EventType.TOOL_CALL, {**names, "tool_args": given})
         tool = self.tools.get(planned.tool_name)
         try:
             result = await self.tools.execute(planned.tool_name, given, ctx)
@@ -284,13 +300,13 @@ class _Execution:
                 result, _ = in_json(tool, result)
         except Exception as error:
             if not holds(error, AS_THEY_ARE):
-                what = text_of(deciding_error(error))
-                await ctx.emit(EventType.TOOL_RESULT, {**told, "result": None, "error": what})
+                message = text_of(deciding_error(error))
+                await ctx.emit(EventType.TOOL_RESULT, {**names, "result": None, "error": message})
             raise
-        await ctx.emit(EventType.TOOL_RESULT, {**told, "result": result})
+        await ctx.emit(EventType.TOOL_RESULT, {**names, "result": result})
         return result
 
-    async def _asked(self, planned: PlanStep, given: dict[str, Any]) -> str:
+    async def _call_model(self, planned: PlanStep, given: dict[str, Any]) -> str:
         assert self.client is not None
         client = RecordedClient(self.ctx, self.client, self._key(planned), self.budget)
         messages, options = request_of(given)
@@ -299,40 +315,40 @@ class _Execution:
 
 
 def step_input(planned: PlanStep, results: Mapping[int, Any], tools: ToolRegistry) -> dict[str, Any]:
-    """The input of a step with results in the place of references, and as text where its tool takes only that."""
-    given: dict[str, Any] = resolve(planned.tool_input, results)
+    """Return the input of a step with references replaced by results, as text if the tool accepts only text."""
+    resolved: dict[str, Any] = resolve(planned.tool_input, results)
     known = memory_operations() if planned.kind is StepKind.MEMORY_OP else tools
     tool = None if planned.kind is StepKind.LLM_CALL else known.get(planned.tool_name)
-    referred = {name: given[name] for name, value in planned.tool_input.items() if is_reference(value)}
-    return given if tool is None else {**given, **fitted(referred, tool.parameters)}
+    referred = {name: resolved[name] for name, value in planned.tool_input.items() if is_reference(value)}
+    return resolved if tool is None else {**resolved, **with_text_values(referred, tool.parameters)}
 
 
 def request_of(given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The messages and options that an llm_call with that input asks a model with."""
-    messages = [_sayable(each) for each in given.get("messages") or ()]
-    if given.get("prompt") is not None or not messages:  # a result may be 0, or nothing
+    """Return the messages and options of the model call of an llm_call step with this input."""
+    messages = [_with_text_content(each) for each in given.get("messages") or ()]
+    if given.get("prompt") is not None or not messages:  # a result may be 0 or None
         messages.append({"role": "user", "content": as_text(given.get("prompt")) or ""})
     return messages, {name: given[name] for name in _OPTIONS if given.get(name) is not None}
 
 
-def _sayable(message: Any) -> Any:
-    """A message whose content a model takes: a text, or a list of parts."""
+def _with_text_content(message: Any) -> Any:
+    """Return the message with text as content, unless the content is a list of parts."""
     content = message.get("content") if isinstance(message, Mapping) else None
     return message if content is None or isinstance(content, list) else {**message, "content": as_text(content)}
 
 
 def step_name(planned: PlanStep) -> str:
-    """The name under which a step of a plan is recorded."""
+    """Return the name that a step of a plan is recorded under."""
     return _name(planned.step_number)
 
 
 def planned_id(run_id: str, planned: PlanStep) -> str:
-    """The id that a step of the first plan of a run has in the journal."""
+    """Return the id of a step of the run's first plan in the journal."""
     return step_id(run_id, step_name(planned), f"x:{SCOPE}/p:0:0")
 
 
 def approved_input(answer: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """What a person who said yes wants a tool to be called with."""
+    """Return the arguments of an approval, or `given` if the person did not change them."""
     other = answer.get("arguments") if isinstance(answer, Mapping) else None
     return dict(other) if isinstance(other, Mapping) else given
 
@@ -341,24 +357,24 @@ def _name(number: int) -> str:
     return f"step_{number}"
 
 
-def _again() -> None:
-    """A check function that knows nothing of what became of a call: it is made again, under the same key."""
+def _unknown_outcome() -> None:
+    """A check function that returns no outcome, so that the call is repeated under the same key."""
 
 
-def _may_help(error: BaseException) -> bool:
-    """Whether it makes sense to try again after this."""
+def _is_worth_retrying(error: BaseException) -> bool:
+    """Return whether another attempt may succeed after this error."""
     if isinstance(error, BaseExceptionGroup):
-        return all(map(_may_help, leaves_of(error)))
+        return all(map(_is_worth_retrying, leaves_of(error)))
     if isinstance(error, ProviderError):
         return error.retriable
     return not isinstance(error, AS_THEY_ARE)
 
 
-def _need_no_agent(plan: Plan, tools: ToolRegistry) -> None:
+def _reject_agents(plan: Plan, tools: ToolRegistry) -> None:
     for step in plan.steps:
         tool = tools.get(step.tool_name) if step.kind is StepKind.TOOL_CALL else None
         if tool is not None and tool.metadata.get("agent"):
             raise NotSupported(
-                f"step {step.step_number}: {step.tool_name!r} is another agent, which a plan cannot call: "
-                "call it with ctx.call(...), or lend it to a ToolCallingAgent"
+                f"step {step.step_number}: the tool of a plan must not be an agent, got {step.tool_name!r}. "
+                "Call it with ctx.call(...), or pass it to a ToolCallingAgent"
             )

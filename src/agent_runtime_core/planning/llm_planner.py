@@ -1,4 +1,4 @@
-"""Plans by a model: asked for JSON of one schema, and told what is wrong with its answer until it is right."""
+"""A planner that asks a model for a plan as JSON, and sends errors in the answer back to the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..interfaces import LLMClient
 from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
 from ..tools.tool import Tool
-from .base import BasePlanner, listed
+from .base import BasePlanner, as_list
 from .plan import MOST_STEPS, Plan, PlanStep, StepKind
 
 _SCHEMA: Final[dict[str, Any]] = {
@@ -48,12 +48,12 @@ You make plans. Answer with nothing but JSON that fits the schema below: the ste
 few as will do, numbered from 1.
 
 A step is of one kind: "tool_call" calls a tool, "memory_op" a memory operation, "llm_call" asks a model with the
-"prompt" in its tool_input. Use only the tools and memory operations listed here, with arguments that fit their
+"prompt" in its tool_input. Use only the tools and memory operations as_list here, with arguments that fit their
 parameters. "{{step_1.result}}" in a tool_input stands for the result of step 1, "{{step_1.result.name}}" for a field of
 it; a step may refer only to earlier ones, and waits for those. Steps that need not wait for each other run side by
 side: name in "depends_on" only those that a step must wait for without referring to them."""
 
-#: Prompts with their plans, which go before the user's.
+#: Example prompts and plans that are sent before the user's prompt.
 EXAMPLES: Final[Sequence[tuple[str, Plan]]] = (
     (
         "Multiply 6 by 7 and say the result in French.",
@@ -72,12 +72,17 @@ EXAMPLES: Final[Sequence[tuple[str, Plan]]] = (
 
 
 class LLMPlanner(BasePlanner):
-    """Asks `client` for a plan. `memory` describes the operations a memory_op may use, as tools.
+    """Asks a model for a plan as JSON.
 
-    An answer that is no JSON, does not fit, or cannot be carried out goes back with the exact problem, `max_repairs`
-    times at most; then a PlanningError has the last answer. `examples` are (prompt, plan) pairs for the model to
-    see; `options` go to `client.generate` as they are, `model` or `response_format={"type": "json_object"}` for one.
-    Inside a run, make the plan in a step: each call asks anew.
+    An invalid answer is sent back with its exact problems. After the last one, a PlanningError has the last answer.
+    Inside a run, call `create_plan` in a step: it is not recorded itself.
+
+    Args:
+        client: The model client.
+        max_repairs: How often an invalid answer is sent back.
+        examples: Pairs of a prompt and its plan to show to the model.
+        memory: The operations that a memory_op may use, as tools.
+        **options: Options of `client.generate`, such as `model` or `response_format={"type": "json_object"}`.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class LLMPlanner(BasePlanner):
         COUNT.check("max_repairs", max_repairs)
         self.client = client
         self.max_repairs = max_repairs
-        self.memory: list[Tool] = listed(memory)
+        self.memory: list[Tool] = as_list(memory)
         self.examples: list[tuple[str, Plan]] = [
             (prompt, plan if isinstance(plan, Plan) else Plan.from_dict(plan)) for prompt, plan in examples
         ]
@@ -101,42 +106,44 @@ class LLMPlanner(BasePlanner):
 
     async def create_plan(self, prompt: str, available_tools: ToolRegistry | Iterable[Tool]) -> Plan:
         if not isinstance(prompt, str) or not prompt.strip():
-            raise PlanningError(f"there is nothing to plan in {brief(prompt)}")
-        tools = listed(available_tools)
-        messages = [*self._before(tools), {"role": "user", "content": prompt}]
+            raise PlanningError(f"the prompt must not be empty, got {brief(prompt)}")
+        tools = as_list(available_tools)
+        messages = [*self._system_messages(tools), {"role": "user", "content": prompt}]
         problems: list[str] = []
         text = ""
         for _ in range(self.max_repairs + 1):
             response = await self.client.generate(list(messages), **self._options)
             text = _text_of(response.message)
-            plan, problems = self._read(text, tools)
+            plan, problems = self._parse(text, tools)
             if plan is not None:
                 return plan
             messages += [
                 {"role": "assistant", "content": text},
                 {"role": "user", "content": self._output.repair("; ".join(problems))},
             ]
-        asked = self.max_repairs + 1
+        answers = self.max_repairs + 1
         raise PlanningError(
-            f"no plan in {asked} answer{'s' if asked > 1 else ''} of the model: {'; '.join(problems)}", problems, text
+            f"no valid plan in {answers} answer{'s' if answers > 1 else ''} of the model: {'; '.join(problems)}",
+            problems,
+            text,
         )
 
-    def _before(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-        """What the model is told before the prompt."""
-        told = [
+    def _system_messages(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        """Return the messages before the prompt: the task, and the examples."""
+        sections = [
             _TASK,
             f"Tools:\n{_described(tools)}",
             f"Memory operations:\n{_described(self.memory)}",
             f"Schema:\n{json.dumps(_SCHEMA, ensure_ascii=False)}",
         ]
-        messages: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(told)}]
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(sections)}]
         for prompt, plan in self.examples:
             answer = json.dumps(plan.to_dict(), ensure_ascii=False)
             messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         return messages
 
-    def _read(self, text: str, tools: Sequence[Tool]) -> tuple[Plan | None, list[str]]:
-        """The plan in an answer, or what is wrong with it."""
+    def _parse(self, text: str, tools: Sequence[Tool]) -> tuple[Plan | None, list[str]]:
+        """Return the plan in an answer, or None and the problems of the answer."""
         problem = self._output.problem(text)
         if problem is not None:
             return None, [problem]
@@ -149,12 +156,14 @@ class LLMPlanner(BasePlanner):
 
 
 def _described(tools: Sequence[Tool]) -> str:
-    about = [{"name": each.name, "description": each.description, "parameters": each.parameters} for each in tools]
-    return "\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in about) or "none"
+    descriptions = [
+        {"name": each.name, "description": each.description, "parameters": each.parameters} for each in tools
+    ]
+    return "\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in descriptions) or "none"
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content")
-    if isinstance(content, list):  # in parts, as some providers have it
+    if isinstance(content, list):  # some providers return a list of parts
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
     return content if isinstance(content, str) else ""

@@ -1,4 +1,4 @@
-"""What a memory_op of a plan may do: get, set, delete and search values by key, in `ctx.persistence.memory`."""
+"""The operations of memory_op steps: get, set, delete and search values by key in `ctx.persistence.memory`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..interfaces import RunContext
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 
-#: Keys that begin so are the library's own: no plan reads or writes them.
+#: The library uses keys with this prefix itself. Plans cannot read or write them.
 RESERVED: Final = "agent_runtime_core/"
-_FOUND = 20  # what a search gives, unless it asks for another number
+_DEFAULT_LIMIT = 20  # results of a search
 _KEY: Final = {"type": "string", "minLength": 1, "description": "The key it is kept under."}
 
 
 def memory_operations() -> ToolRegistry:
-    """The operations as tools: how LLMPlanner(memory=…) and Plan.validate(tools, memory) take them."""
+    """Return the operations as tools, for LLMPlanner(memory=…) and Plan.validate(tools, memory)."""
     registry = ToolRegistry()
     for name, (description, properties, needed, handler) in _OPERATIONS.items():
         about = {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
@@ -38,7 +38,9 @@ async def _delete(ctx: RunContext, key: str) -> bool:
     return bool(await _memory(ctx).delete(_free(key)))
 
 
-async def _search(ctx: RunContext, query: str = "", prefix: str = "", limit: int = _FOUND) -> list[dict[str, Any]]:
+async def _search(
+    ctx: RunContext, query: str = "", prefix: str = "", limit: int = _DEFAULT_LIMIT
+) -> list[dict[str, Any]]:
     memory, wanted, found = _memory(ctx), query.casefold(), list[dict[str, Any]]()
     for key in await memory.list_keys(prefix=prefix or None):
         if len(found) == limit:
@@ -53,7 +55,7 @@ async def _search(ctx: RunContext, query: str = "", prefix: str = "", limit: int
 
 def _free(key: str) -> str:
     if key.startswith(RESERVED):
-        raise InvalidArgument(f"the key {brief(key)} is reserved: take one that does not begin with {RESERVED!r}")
+        raise InvalidArgument(f"key must not start with {RESERVED!r}, which is reserved, got {brief(key)}")
     return key
 
 

@@ -1,4 +1,4 @@
-"""How far a plan has come, by the journal of its run: what was tried, and what came of it."""
+"""Read the finished attempts of a plan's steps from the journal of its run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _STEPS = f"x:{SCOPE}/p:0:"
 
 
 def tried_steps(records: Iterable[Record], tools: ToolRegistry) -> list[dict[str, Any]]:
-    """Every try of a step of a PlanningAgent's plan that has ended, by step number and then in their order.
+    """Return the finished attempts of the steps of a PlanningAgent's plan, by step number and then in order.
 
-    Each is {"step_number", "tool_name", "tool_input", "result", "attempt"}, where the result is
+    Each is {"step_number", "tool_name", "tool_input", "result", "attempt"}, and its result is
     {"success", "output", "error"}.
     """
     reading = _Reading(tools)
@@ -42,10 +42,10 @@ class _Reading:
             plan = Plan.from_dict(cast("dict[str, Any]", decode(record.result or "{}")))
             self.steps = {step_name(step): step for step in plan.steps}
         elif record.kind == DONE and record.name.startswith("signal:tool:"):
-            asked: dict[str, Any] = {}
-            given = approved_input(decode(record.result or "null"), asked)
-            if given is not asked:  # other arguments, which may be none at all
-                self.approved[f"step_{record.key.rpartition(':')[2]}"] = given
+            unchanged: dict[str, Any] = {}
+            approved = approved_input(decode(record.result or "null"), unchanged)
+            if approved is not unchanged:  # a person changed the arguments, maybe to an empty object
+                self.approved[f"step_{record.key.rpartition(':')[2]}"] = approved
         elif record.kind in (DONE, RETRYING, FAILED) and record.key.startswith(_STEPS) and record.name in self.steps:
             self._tried(record, self.steps[record.name])
 
@@ -72,4 +72,4 @@ class _Reading:
         try:
             return step_input(step, self.results, self.tools)
         except InvalidArgument:
-            return step.tool_input  # it failed because of that
+            return step.tool_input  # the step failed with this error

@@ -1,4 +1,4 @@
-"""Calls of a model that are recorded one by one: a resumed run pays for none of them twice."""
+"""Record each call of a model, so that a resumed run does not repeat it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ..limits import UNSEEN_TOKENS, Budget
 from ..llm._prices import cost_usd
 from ..llm._recording import recorded_form, require_price, traced
 
-_CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
+_CHARS_A_TOKEN = 3  # fewer than the average of any model, so that estimates are rather too high
 
 
 class RecordedClient(LLMClient):
-    """Another client within a run: call number n is known as `name` and n.
+    """Records the calls of another client in a run. The nth call has the key `name:n`.
 
-    `count_recorded` first; from then on `budget` has what was used, and refuses what is too much. A client with
-    `recalled(answer)` hears of an answer that was recorded. Over a context without a journal the calls are just made.
+    Call `count_recorded` first: then `budget` includes all earlier usage and rejects calls beyond its limits. The
+    method `recalled(answer)` of the other client, if any, is called for each recorded answer. With a context without
+    a journal, calls are not recorded.
     """
 
     def __init__(self, ctx: Any, client: LLMClient, name: str, budget: Budget) -> None:
@@ -38,34 +39,37 @@ class RecordedClient(LLMClient):
         **kwargs: Any,
     ) -> LLMResponse:  # fmt: skip
         options = {"model": model, "tools": tools, "temperature": temperature, "max_tokens": max_tokens, **kwargs}
-        given = {name: value for name, value in options.items() if value is not None}
+        passed = {name: value for name, value in options.items() if value is not None}
         key, self._calls = f"{self.name}:{self._calls}", self._calls + 1
-        told = self._steps.recorded("model", key)
-        if told is not UNRECORDED:
-            answer = _response(told)
+        recorded = self._steps.recorded("model", key)
+        if recorded is not UNRECORDED:
+            answer = _response(recorded)
             recalled = getattr(self.client, "recalled", None)
             if recalled is not None:
                 recalled(answer)
             return answer
-        require_price(self.budget.strictest, self._model(given), self._prices())
-        doubted = self._steps.in_doubt("model", key)
-        self.budget.count_in_doubt(doubted)
+        require_price(self.budget.strictest, self._model(passed), self._prices())
+        in_doubt = self._steps.in_doubt("model", key)
+        self.budget.count_in_doubt(in_doubt)
 
         async def call(attempt: int) -> dict[str, Any]:
-            asked = self._asked(messages, given)
+            pending = self._generate(messages, passed)
             if getattr(self.ctx, "traced", False):
-                asked = traced(self.ctx, self.client, messages, given.get("model"), given, asked)
-            told = await asked
-            return {**told, "doubted": doubted} if doubted else told
+                pending = traced(self.ctx, self.client, messages, passed.get("model"), passed, pending)
+            answer = await pending
+            return {**answer, "doubted": in_doubt} if in_doubt else answer
 
-        reserve = self.reserve(messages, given)
+        reserve = self.reserve(messages, passed)
         async with self.budget.concurrent(reserve):
             answer = _response(await self._steps.run("model", key, call, reserve=reserve))
             self.budget.used(answer.usage, answer.cost_usd)
         return answer
 
     def reserve(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any] | None:
-        """What the call may use at most, which counts if nobody learns how it ended; nothing where nobody counts."""
+        """Return the most tokens and USD that the call may use; None without such limits.
+
+        They count against the limits if the outcome of the call stays unknown.
+        """
         limits = self.budget.strictest
         if limits.max_tokens is None and limits.max_cost_usd is None:
             return None
@@ -76,13 +80,13 @@ class RecordedClient(LLMClient):
         return {"tokens": prompt + answer} | ({} if cost is None else {"usd": cost})
 
     def _prices(self) -> Mapping[str, Mapping[str, float]]:
-        """Those of the client where it has its own."""
+        """Return the client's own prices, or the configured ones."""
         return getattr(self.client, "model_prices", None) or get_config().model_prices
 
     def _model(self, options: dict[str, Any]) -> str:
         return options.get("model") or getattr(self.client, "default_model", None) or get_config().default_model
 
-    async def _asked(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any]:
+    async def _generate(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any]:
         response = await self.client.generate(messages, **options)
         cost, prices = response.cost_usd, self._prices()
         if cost is None and prices:
@@ -92,27 +96,33 @@ class RecordedClient(LLMClient):
     def stream(
         self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
-        raise NotSupported("a recorded call gives the whole answer: use generate()")
+        raise NotSupported("a recorded call returns the whole answer. Use generate()")
 
 
 def configured_client() -> LLMClient:
-    """Return the configured client; the import of its provider waits until it is needed."""
+    """Return the configured client. Imports its provider at the first call."""
     make: Any = load("..llm:configured_client", package=__package__)
     client: LLMClient = make()
     return client
 
 
 def count_recorded(ctx: Any, name: str, budget: Budget) -> None:
-    """Count what earlier lives of the run used for the calls of that name, and nothing that it was forked with."""
+    """Count the usage of recorded calls of that name, but not of calls copied by a fork."""
     steps, calls = RecordedCalls(ctx), 0
-    while (told := steps.replayed("model", key := f"{name}:{calls}")) is not UNRECORDED:
+    while (recorded := steps.replayed("model", key := f"{name}:{calls}")) is not UNRECORDED:
         calls += 1
         if not steps.from_fork("model", key):
-            answer = _response(told)
+            answer = _response(recorded)
             budget.turn()
             budget.used(answer.usage, answer.cost_usd)
-            budget.count_in_doubt(told.get("doubted"))
+            budget.count_in_doubt(recorded.get("doubted"))
 
 
-def _response(told: dict[str, Any]) -> LLMResponse:
-    return LLMResponse(told["message"], told["usage"], told["model"], told["finish_reason"], cost_usd=told["cost_usd"])
+def _response(recorded: dict[str, Any]) -> LLMResponse:
+    return LLMResponse(
+        recorded["message"],
+        recorded["usage"],
+        recorded["model"],
+        recorded["finish_reason"],
+        cost_usd=recorded["cost_usd"],
+    )

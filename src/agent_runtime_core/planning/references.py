@@ -1,4 +1,4 @@
-"""References of a plan's inputs to results of earlier steps: `{{step_1.result}}`, `{{step_1.result.items.0}}`."""
+"""References to results of earlier steps in a plan: `{{step_1.result}}`, `{{step_1.result.items.0}}`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..errors import InvalidArgument, UnserialisableResult, brief
 
 _REFERENCE: Final = re.compile(r"\{\{\s*step_([0-9]{1,9})\.result((?:\.[A-Za-z0-9_-]+)*)\s*\}\}")
 _MOST_DIGITS: Final = 18  # of an index: more than any list has items
-_MEANT: Final = re.compile(r"\{\{[^{}]*\}\}")
+_LIKE_REFERENCE: Final = re.compile(r"\{\{[^{}]*\}\}")
 
 
 class Reference(NamedTuple):
-    """To the result of a step, or to what stands in it at `path`."""
+    """A reference to the result of a step, or to the value at `path` in it. `text` is the reference as written."""
 
     step: int
     path: tuple[str, ...]
@@ -24,35 +24,35 @@ class Reference(NamedTuple):
 
 
 def reference(step: int, *path: str | int) -> str:
-    """The text that stands for that result in a tool_input."""
+    """Return the text of a reference for a tool_input."""
     return "{{" + ".".join((f"step_{step}", "result", *map(str, path))) + "}}"
 
 
 def references(value: Any) -> Iterator[Reference]:
-    """Those anywhere in a tool_input."""
+    """Yield all references in a tool_input."""
     for text in _texts(value):
         for found in _REFERENCE.finditer(text):
             yield _read(found)
 
 
 def malformed(value: Any) -> Iterator[str]:
-    """What looks as if it were meant for one, and is none."""
+    """Yield texts that look like references but are not valid ones."""
     for text in _texts(value):
-        for found in _MEANT.finditer(text):
+        for found in _LIKE_REFERENCE.finditer(text):
             if "step" in found[0].lower() and _REFERENCE.fullmatch(found[0]) is None:
                 yield found[0]
 
 
 def is_reference(value: Any) -> bool:
-    """Whether a text is one reference and nothing else: it stands for the result itself, whatever its type."""
+    """Return whether a value is one whole reference, which `resolve` replaces by the result itself, of any type."""
     return isinstance(value, str) and _REFERENCE.fullmatch(value.strip()) is not None
 
 
 def resolve(tool_input: Any, results: Mapping[int, Any]) -> Any:
-    """Return a copy of the input with results in the place of references.
+    """Return a copy of the input with references replaced by results.
 
-    A text that is one reference becomes the result as it is. Inside a longer text the reference becomes the result's
-    plain text, or its JSON text if the result is not a text.
+    A string that is one whole reference becomes the result itself. Inside a longer string, a reference becomes the
+    result if that is a string, else its JSON text.
 
     Raises:
         InvalidArgument: A step has no result, its result has no such field, or the results are larger than MAX_BYTES
@@ -82,28 +82,28 @@ class _Results:
         self._results = results
         self._left = MAX_BYTES
 
-    def value_and_text(self, wanted: Reference) -> tuple[Any, str]:
-        value = _found(wanted, self._results)
-        text = _plain(value)
-        # A whole reference counts too: it may become a text later, see `fitted` and `as_text`.
+    def value_and_text(self, target: Reference) -> tuple[Any, str]:
+        value = _lookup(target, self._results)
+        text = _to_text(value)
+        # A whole reference counts too: it may become a text later, see `with_text_values` and `as_text`.
         self._left -= len(text)
         if self._left < 0:
             raise InvalidArgument(
                 f"the results in the input of a step must be at most {MAX_BYTES:,} characters together, got more at "
-                f"{brief(wanted.text)}. Refer to fewer or smaller results"
+                f"{brief(target.text)}. Refer to fewer or smaller results"
             )
         return value, text
 
 
-def fitted(given: Mapping[str, Any], parameters: Any) -> dict[str, Any]:
-    """A resolved input with text wherever these parameters, a JSON Schema, take nothing else: 42 becomes "42"."""
+def with_text_values(given: Mapping[str, Any], parameters: Any) -> dict[str, Any]:
+    """Return resolved arguments, as text where the JSON Schema `parameters` accepts only text: 42 becomes "42"."""
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    about = properties if isinstance(properties, Mapping) else {}
-    return {name: as_text(value) if _is_text_only(about.get(name)) else value for name, value in given.items()}
+    schemas = properties if isinstance(properties, Mapping) else {}
+    return {name: as_text(value) if _is_text_only(schemas.get(name)) else value for name, value in given.items()}
 
 
 def _is_text_only(schema: Any) -> bool:
-    """Whether nothing but text fits, or null in its place."""
+    """Return whether a schema accepts only strings, or strings and null."""
     if not isinstance(schema, Mapping):
         return False
     kinds, options = schema.get("type"), schema.get("anyOf")
@@ -114,8 +114,8 @@ def _is_text_only(schema: Any) -> bool:
 
 
 def as_text(value: Any) -> Any:
-    """The text that stands for a result: itself, or JSON of what is no text. None stays what it is."""
-    return None if value is None else _plain(value)
+    """Return a result as text: a string unchanged, other values as JSON, None as None."""
+    return None if value is None else _to_text(value)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -133,31 +133,29 @@ def _read(found: re.Match[str]) -> Reference:
     return Reference(int(found[1]), tuple(found[2].split(".")[1:]), found[0])
 
 
-def _found(wanted: Reference, results: Mapping[int, Any]) -> Any:
-    if wanted.step not in results:
-        raise InvalidArgument(f"{brief(wanted.text)}: step {wanted.step} has no result")
-    value = results[wanted.step]
-    for name in wanted.path:
+def _lookup(target: Reference, results: Mapping[int, Any]) -> Any:
+    if target.step not in results:
+        raise InvalidArgument(f"{brief(target.text)}: step {target.step} has no result")
+    value = results[target.step]
+    for name in target.path:
         if isinstance(value, Mapping) and name in value:
             value = value[name]
         elif isinstance(value, (list, tuple)) and _is_index(name) and int(name) < len(value):
             value = value[int(name)]
         else:
-            there = (
-                f"there is {', '.join(map(repr, list(value)[:12]))}" if isinstance(value, Mapping) else "it has none"
-            )
+            fields = f"it has {', '.join(map(repr, list(value)[:5]))}" if isinstance(value, Mapping) else "it has none"
             raise InvalidArgument(
-                f"{brief(wanted.text)}: the result of step {wanted.step} has no field {brief(name)}: {there}"
+                f"{brief(target.text)}: the result of step {target.step} has no field {brief(name)}: {fields}"
             )
     return value
 
 
 def _is_index(name: str) -> bool:
-    """Whether it is a number that a list may have as an index. int() raises ValueError for more than 4,300 digits."""
+    """Return whether a name may be the index of a list. int() raises ValueError for more than 4,300 digits."""
     return name.isdecimal() and len(name) <= _MOST_DIGITS
 
 
-def _plain(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:

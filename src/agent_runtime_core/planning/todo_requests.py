@@ -27,8 +27,10 @@ _ID: Final = re.compile(
 )
 # The whole request is an id. As a text it might be part of another to-do's text.
 _BARE: Final = re.compile(r"(?:[0-9]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
-_MARKED: Final = re.compile(rf"(?:the |my )?(?:{_NOUN}|item)(?: called| named| to)?:? (.+)", re.IGNORECASE)
-_BEHIND: Final = re.compile(rf"(.+?) (?:to-?do|task|reminder|item)(?: (?:on|from|in) (?:{_LIST}))?", re.IGNORECASE)
+_NOUN_BEFORE_NAME: Final = re.compile(rf"(?:the |my )?(?:{_NOUN}|item)(?: called| named| to)?:? (.+)", re.IGNORECASE)
+_NAME_BEFORE_NOUN: Final = re.compile(
+    rf"(.+?) (?:to-?do|task|reminder|item)(?: (?:on|from|in) (?:{_LIST}))?", re.IGNORECASE
+)
 _VAGUE: Final = re.compile(
     rf"(?:all|every|everything|(?:all )?(?:my |the )?(?:{_LIST})|items?|(?:the )?(?:first|second|third|last|next)\b.*)",
     re.IGNORECASE,
@@ -57,17 +59,17 @@ def read_todo(text: str, last: int | None, *, weak: bool) -> dict[str, Any] | No
             continue
         if action == "list":
             return {"action": "list"}
-        said = found["text"].strip()
-        if said.lower() in ("it", "that", "this"):
+        target = found["text"].strip()
+        if target.lower() in ("it", "that", "this"):
             return None
         if action == "add":
-            if _RESULT.fullmatch(said):
+            if _RESULT.fullmatch(target):
                 # A reference alone would stay a number, and the text of a to-do is a string.
                 return None if last is None else {"action": "add", "text": f"Result: {reference(last)}"}
-            named = {"text": _unquoted(said)}
+            named = {"text": _unquoted(target)}
         else:
-            named = _named(said, only_marked=action == "get")
-        if any(named.values()) and not _NOTHING.fullmatch(said):
+            named = _named(target, only_marked=action == "get")
+        if any(named.values()) and not _NOTHING.fullmatch(target):
             return {"action": action, **named}
     return None
 
@@ -80,23 +82,23 @@ def _unquoted(text: str) -> str:
     return text
 
 
-def _named(said: str, *, only_marked: bool) -> dict[str, str]:
-    """Return the `todo_id` or the `text` of one to-do; neither if `said` does not name one.
+def _named(target: str, *, only_marked: bool) -> dict[str, str]:
+    """Return the `todo_id` or the `text` of one to-do; neither if `target` does not name one.
 
     `only_marked` requires the word "to-do", an id, or quotes.
     """
-    one = _ID.fullmatch(said)
-    if one is not None or (_BARE.fullmatch(said) and not only_marked):
-        return {"todo_id": said if one is None else one[1]}
-    if _VAGUE.fullmatch(said):
+    one = _ID.fullmatch(target)
+    if one is not None or (_BARE.fullmatch(target) and not only_marked):
+        return {"todo_id": target if one is None else one[1]}
+    if _VAGUE.fullmatch(target):
         return {}
-    called = _MARKED.fullmatch(said)
-    inside = called or _BEHIND.fullmatch(said)
-    plain = _unquoted(said)
-    if inside is None and only_marked and plain == said:
+    called = _NOUN_BEFORE_NAME.fullmatch(target)
+    inside = called or _NAME_BEFORE_NOUN.fullmatch(target)
+    plain = _unquoted(target)
+    if inside is None and only_marked and plain == target:
         return {}
     name = plain if inside is None else _unquoted(inside[1])
-    if called is None and (inside is not None or name == said):  # "the milk", "the milk to-do"
+    if called is None and (inside is not None or name == target):  # "the milk", "the milk to-do"
         name = _unquoted(re.sub(r"^(?:the|my) (?=\S)", "", name, flags=re.IGNORECASE))
     return {"text": name}
 
