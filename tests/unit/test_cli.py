@@ -313,9 +313,13 @@ def test_show_tells_what_an_ended_run_used(run: Run, url: str) -> None:
 
 
 def test_cancel(run: Run, url: str) -> None:
-    assert run("cancel", "queued", "--url", url)[:2] == (0, "run queued is cancelled\n")
-    assert run("cancel", "queued", "--url", url) == (1, "", "agent-runtime: run queued is over: it is cancelled\n")
-    assert run("cancel", "nix", "--url", url) == (1, "", "agent-runtime: no run nix is stored here\n")
+    assert run("cancel", "queued", "--url", url)[:2] == (0, "run queued cancelled\n")
+    assert run("cancel", "queued", "--url", url) == (
+        1,
+        "",
+        "agent-runtime: run 'queued' has finished (cancelled) and cannot be cancelled\n",
+    )
+    assert run("cancel", "nix", "--url", url) == (1, "", "agent-runtime: run 'nix' not found\n")
     assert json.loads(run("cancel", "good", "--url", url, "--json")[1])["recorded"] is False
 
 
@@ -359,7 +363,7 @@ def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     assert result.final_output == {"value": [{"ok": 1}, [1, None]]}
 
     for verb in ("signal", "approve"):
-        over = (1, "", "agent-runtime: run 'asks' has finished (succeeded) and takes no message\n")
+        over = (1, "", "agent-runtime: run 'asks' has finished (succeeded) and accepts no messages\n")
         assert run(verb, "asks", "go", "--url", parked) == over
         assert run(verb, "nix", "go", "--url", parked)[::2] == (1, "agent-runtime: no run nix is stored here\n")
 
@@ -389,8 +393,8 @@ def test_the_version_needs_no_command(run: Run) -> None:
 def test_what_is_no_json_is_refused(verb: str, text: str, run: Run, url: str) -> None:
     code, out, err = run(verb, "queued", "go", text, "--url", url)
     assert (code, out) == (2, "")
-    assert "is no JSON (" in err
-    assert err.endswith(f"a text goes into quotes of its own, as in '\"yes\"' (see agent-runtime {verb} --help)\n")
+    assert "must be JSON, got" in err
+    assert err.endswith(f"Put quotes around a string: '\"yes\"' (see agent-runtime {verb} --help)\n")
     assert len(err) < 400
 
 
@@ -405,7 +409,7 @@ def test_a_run_that_ended_is_resumed(run: Run, url: str) -> None:
 
 def test_a_run_is_forked(run: Run, url: str) -> None:
     code, out, _ = run("fork", "good", "--after", "fetch", "--new-run-id", "copy", "--url", url)
-    assert (code, out.partition(" begins ")[2]) == (0, "after step 'fetch' of run good\n")
+    assert (code, out.partition(" starts ")[2]) == (0, "from the state after step 'fetch' of run good\n")
     _, told, _ = run("show", "copy", "--url", url, "--json")
     assert [(each["state"], each["name"]) for each in json.loads(told)["steps"]] == [("copied", "fetch")]
     assert out.split()[1] == json.loads(told)["id"]
@@ -413,7 +417,7 @@ def test_a_run_is_forked(run: Run, url: str) -> None:
     steps = json.loads(run("show", "good", "--url", url, "--json")[1])["steps"]
     code, out, _ = run("fork", "good", "--after", steps[1]["step_id"], "--json", "--url", url)
     assert (code, json.loads(out)["after"]) == (0, steps[1]["step_id"])
-    assert run("fork", "good", "--url", url)[1].endswith("begins where run good stands\n")
+    assert run("fork", "good", "--url", url)[1].endswith("starts from the present state of run good\n")
 
     code, _, err = run("fork", "good", "--after", "fetsch", "--url", url)
     assert (code, "did you mean 'fetch'?" in err) == (2, True)
@@ -432,8 +436,8 @@ def test_old_runs_are_deleted(run: Run, url: str) -> None:
     ("options", "told"),
     [
         ([], "the following arguments are required: --retention"),
-        (["--retention", "failed"], "'failed' is no STATUS=SECONDS"),
-        (["--retention", "failed=soon"], "'failed=soon' is no STATUS=SECONDS"),
+        (["--retention", "failed"], "must be STATUS=SECONDS, got 'failed'"),
+        (["--retention", "failed=soon"], "must be STATUS=SECONDS, got 'failed=soon'"),
         (["--retention", "running=1"], "retention: no final status 'running': there are"),
     ],
 )
@@ -512,12 +516,12 @@ def test_ids_that_are_not_there_or_not_dead_are_told_and_the_others_done(verb: s
     code, out, err = run("dead", verb, "good", "toxic", "nix", "toxic", "--url", url)
     assert (code, out) == (1, f"1 run {verb}{'d' if verb == 'requeue' else 'ed'}\n")
     assert err == (
-        "agent-runtime: run good is succeeded, not dead\n"
-        "agent-runtime: no run nix is stored here\n"
+        "agent-runtime: run 'good' must be dead, got succeeded\n"
+        "agent-runtime: run 'nix' not found\n"
     )  # fmt: skip
     assert statuses(url)["good"] == "succeeded"
     code, out, _ = run("dead", verb, "good", "--url", url, "--json")
-    assert (code, json.loads(out)["refused"]) == (1, {"good": "run good is succeeded, not dead"})
+    assert (code, json.loads(out)["refused"]) == (1, {"good": "run 'good' must be dead, got succeeded"})
 
 
 @pytest.mark.parametrize(("verb", "left"), [("requeue", {"poison": "pending", "toxic": "pending"}), ("discard", {})])
@@ -540,7 +544,7 @@ def test_the_store_is_the_configured_one_unless_it_is_said(run: Run, url: str, m
     reset_config()
     assert run("runs", "--json")[0] == 0
     code, _, err = run("runs", "--url", "sqlite:///nowhere.db")
-    assert (code, err) == (2, "agent-runtime: there is no file 'nowhere.db': --url names the store to look at\n")
+    assert (code, err) == (2, "agent-runtime: store 'nowhere.db' not found. Use --url to name an existing file\n")
     assert not Path("nowhere.db").exists()
 
 
@@ -567,7 +571,9 @@ def test_what_is_configured_one_by_one_serves_too(run: Run, url: str) -> None:
 def test_nothing_is_looked_for_in_memory(command: list[str], options: list[str], run: Run) -> None:
     code, out, err = run(*command, *options)
     assert (code, out) == (2, "")
-    assert err.startswith("agent-runtime: runs in memory are seen by their own process only: name a store with --url")
+    assert err.startswith(
+        "agent-runtime: the store must not be in memory, where other processes cannot see its runs. Use --url"
+    )
 
 
 # -- workers: what is worked for
@@ -593,20 +599,20 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("{m}", "names no agents: write module:attr"),
-        ("{m}:", "names no agents"),
+        ("{m}", "target must be module:attr"),
+        ("{m}:", "target must be module:attr"),
         ("{m}:Greter", "has no 'Greter'; did you mean 'Greeter'?"),
         ("x{m}:Greeter", "no module 'x{m}' in {d}: did you mean '{m}'?"),
         ("{m}.inside:Greeter", "has no module 'inside'"),
-        ("{m}:settings", "is of type dict, and no agent, list of agents, Registry or AgentRunner; there is {m}:"),
-        ("{m}:nothing", "is of type NoneType"),
-        ("{m}:Registry", "is the class Registry, and no agent"),
-        ("{m}:empty", "has no agents"),
+        ("{m}:settings", "got an object of type dict. Use {m}:"),
+        ("{m}:nothing", "got an object of type NoneType"),
+        ("{m}:Registry", "or an AgentRunner, got the class Registry"),
+        ("{m}:empty", "must have at least one agent"),
         ("{m}:twice", "must name each agent once, got 'greeter' twice"),
         ("{m}:Needy", "() failed: TypeError: "),
         ("{m}:broken", "() failed: LookupError: no such thing"),
-        ("{m}:later", "is a coroutine function"),
-        ("{m}:inner", "keeps its runs in memory"),
+        ("{m}:later", "must be a sync function"),
+        ("{m}:inner", "must not store runs in memory"),
         ("torn:x", "torn cannot be imported: SyntaxError"),
         ("lacking:x", "needs the module 'no_such_package_anywhere', which"),
     ],
@@ -638,15 +644,15 @@ def test_a_worker_on_a_server_that_is_not_there_says_so(module: str, run: Run) -
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--url", "memory://"], "runs in memory are seen by their own process only"),
-        ([], "runs in memory are seen by their own process only"),
+        (["--url", "memory://"], "the store must not be in memory"),
+        ([], "the store must not be in memory"),
         (["--url", "http://me:secret@host/0"], "'http://***@host/0'"),
         (["--url", "torn.py"], "torn.py is not a readable database"),
         (["--url", "no/such/runs.db"], "no/such"),
-        (["--url", "runs.db", "--agent-path", "nowhere"], "there is no directory 'nowhere'"),
-        (["--url", "runs.db", "--concurrency", "0"], "'0' is no whole number above 0"),
-        (["--url", "runs.db", "--grace", "-1"], "'-1' is no number of seconds of at least 0"),
-        (["--url", "runs.db", "--poll", "0"], "'0' is no number of seconds above 0"),
+        (["--url", "runs.db", "--agent-path", "nowhere"], "directory 'nowhere' not found"),
+        (["--url", "runs.db", "--concurrency", "0"], "must be an integer above 0, got '0'"),
+        (["--url", "runs.db", "--grace", "-1"], "must be a number of seconds of at least 0, got '-1'"),
+        (["--url", "runs.db", "--poll", "0"], "must be a number of seconds above 0, got '0'"),
         (["--url", "runs.db", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
@@ -660,12 +666,12 @@ def test_a_worker_that_cannot_work_says_why(options: list[str], told: str, modul
 
 def test_a_wrong_amount_is_named_as_one(run: Run) -> None:
     code, _, err = run("resume", "one", "--max-cost-usd", "-1", "--url", "runs.db")
-    assert (code, "'-1' is no amount in USD of at least 0" in err) == (2, True)
+    assert (code, "must be an amount in USD of at least 0, got '-1'" in err) == (2, True)
 
 
 def test_a_runner_has_a_store_of_its_own(module: str, run: Run) -> None:
     code, _, err = run("worker", f"{module}:kept", "--url", "runs.db")
-    assert (code, "leave out --url" in err) == (2, True)
+    assert (code, "--url must not be used" in err) == (2, True)
 
 
 def test_a_traceback_is_shown_with_debug_only(module: str, run: Run) -> None:
@@ -755,7 +761,10 @@ def test_an_answer_that_no_question_waits_for_is_rejected(run: Run, url: str) ->
     told = json.loads(run("show", "order-7", "--url", url, "--json")[1])
     assert (told["status"], [each["state"] for each in told["steps"]]) == ("pending", ["waiting"])
     assert run("approve", "order-7", "plan", "--url", url)[0] == 0
-    assert run("approve", "order-7", "plan", "--url", url)[::2] == (1, "agent-runtime: 'plan' was answered before\n")
+    assert run("approve", "order-7", "plan", "--url", url)[::2] == (
+        1,
+        "agent-runtime: approval 'plan' of run 'order-7' was already answered\n",
+    )
 
 
 def test_all_open_waits_of_a_run_are_shown(run: Run, url: str) -> None:
@@ -775,7 +784,7 @@ def test_all_open_waits_of_a_run_are_shown(run: Run, url: str) -> None:
 def test_a_run_that_has_not_asked_yet_takes_an_answer_with_force_only(run: Run, url: str) -> None:
     on(url, lambda runner: runner.submit("waiting", run_id="early"))
     code, _, err = run("approve", "early", "plan", "--url", url)
-    told = "run 'early' is pending and has not asked for 'plan'. Use --force to store an answer for 'plan'"
+    told = "run 'early' is pending and has not requested 'plan'. Use --force to store an answer for 'plan'"
     assert (code, err) == (1, f"agent-runtime: {told}\n")
     assert run("approve", "early", "plan", "--force", "--url", url)[0] == 0
     assert run("signal", "early", "go", "--url", url)[0] == 0
@@ -786,7 +795,7 @@ def test_a_run_that_failed_takes_no_answer(run: Run, url: str) -> None:
         code, _, err = run("approve", "bad", "plan", *options, "--url", url)
         assert (code, err) == (
             1,
-            "agent-runtime: run 'bad' has finished (failed) and takes no message. To continue it, use agent-runtime "
+            "agent-runtime: run 'bad' has finished (failed) and accepts no messages. To continue it, use agent-runtime "
             "resume bad\n",
         )
 

@@ -1,1 +1,1 @@
-"""The command `agent-runtime`: workers, dead letters, and where runs stand."""
+"""The command `agent-runtime`: run workers, inspect runs, and fix failed ones."""

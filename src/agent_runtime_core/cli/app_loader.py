@@ -1,4 +1,4 @@
-"""What a worker is told to work for: `module:attr`, as a registry of agents or a runner that has one."""
+"""Load the agents of a worker from `module:attr`."""
 
 from __future__ import annotations
 
@@ -17,43 +17,47 @@ from ..registry import Registry, key_of
 from ..runner.runner import AgentRunner
 
 
-def agents_of(target: str, where: str) -> Registry | AgentRunner:
-    """What `module:attr` names, found from the directory `where`; InvalidArgument with the way out."""
+def agents_of(target: str, directory: str) -> Registry | AgentRunner:
+    """Return the registry or runner that `module:attr` names; modules are also searched in the directory `directory`.
+
+    Raises:
+        InvalidArgument: The target cannot be loaded, or has no agents.
+    """
     module, _, name = target.partition(":")
     if not module or not name.isidentifier():
-        raise InvalidArgument(f"{brief(target, 500)} names no agents: write module:attr, as in my_agents:Greeter")
-    if not os.path.isdir(where):
-        raise InvalidArgument(f"there is no directory {brief(where, 500)} to find {brief(module)} in")
-    sys.path.insert(0, os.path.abspath(where))
-    found = _loaded(target, module, where)
+        raise InvalidArgument(f"target must be module:attr, got {brief(target, 500)}. Example: my_agents:Greeter")
+    if not os.path.isdir(directory):
+        raise InvalidArgument(f"directory {brief(directory, 500)} not found. --agent-path must have {brief(module)}")
+    sys.path.insert(0, os.path.abspath(directory))
+    found = _load_target(target, module, directory)
     if inspect.isroutine(found):
-        found = _called(found, target)
+        found = _call(found, target)
     made = found if isinstance(found, AgentRunner) else _registry(found, target, module)
     if not (made.registry if isinstance(made, AgentRunner) else made).keys():
-        raise InvalidArgument(f"{target} has no agents: register(…) them in it")
+        raise InvalidArgument(f"{target} must have at least one agent, got none. Call register(…) in it")
     return made
 
 
-def _loaded(target: str, module: str, where: str) -> object:
+def _load_target(target: str, module: str, directory: str) -> object:
     try:
         return load(target)
     except MissingDependency as error:
         top = module.partition(".")[0]
         if error.name != top:
             raise
-        there = sorted(each.name for each in pkgutil.iter_modules([where]))
-        near = difflib.get_close_matches(top, there, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(there) or 'none'}"
-        raise InvalidArgument(f"no module {brief(top)} in {os.path.abspath(where)}: {hint}") from error
+        names = sorted(each.name for each in pkgutil.iter_modules([directory]))
+        near = difflib.get_close_matches(top, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
+        raise InvalidArgument(f"no module {brief(top)} in {os.path.abspath(directory)}: {hint}") from error
     except AgentRuntimeError:
         raise
     except Exception as error:
         raise InvalidArgument(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _called(fn: Callable[[], Any], target: str) -> Any:
+def _call(fn: Callable[[], Any], target: str) -> Any:
     if inspect.iscoroutinefunction(fn):
-        raise InvalidArgument(f"{target} is a coroutine function: name a plain one that returns agents")
+        raise InvalidArgument(f"{target} must be a sync function, got a coroutine function")
     try:
         return fn()
     except Exception as error:
@@ -65,24 +69,26 @@ def _registry(found: object, target: str, module: str) -> Registry:
         return found
     registry = Registry()
     for each in found if isinstance(found, (list, tuple)) else [found]:
-        agent = _called(each, target) if inspect.isclass(each) and issubclass(each, AgentRuntime) else each
+        agent = _call(each, target) if inspect.isclass(each) and issubclass(each, AgentRuntime) else each
         if not isinstance(agent, AgentRuntime):
-            raise InvalidArgument(_wrong(agent, target, module))
+            raise InvalidArgument(_type_error(agent, target, module))
         if registry.get(key := key_of(agent)) is not None:
             raise InvalidArgument(f"{target} must name each agent once, got {key!r} twice. Remove one of them")
         registry.register(agent)
     return registry
 
 
-def _wrong(found: object, target: str, module: str) -> str:
-    fitting = [name for name, value in vars(sys.modules[module]).items() if not name.startswith("_") and _fits(value)]
+def _type_error(found: object, target: str, module: str) -> str:
+    fitting = [
+        name for name, value in vars(sys.modules[module]).items() if not name.startswith("_") and _is_loadable(value)
+    ]
     near = difflib.get_close_matches(target.partition(":")[2], fitting, n=len(fitting) or 1, cutoff=0.0)
-    kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
-    hint = f"; there is {', '.join(f'{module}:{name}' for name in near)}" if near else ""
-    return f"{target} is {kind}, and no agent, list of agents, Registry or AgentRunner{hint}"
+    kind = f"the class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"
+    hint = f". Use {', '.join(f'{module}:{name}' for name in near)}" if near else ""
+    return f"{target} must be an agent, a list of agents, a Registry or an AgentRunner, got {kind}{hint}"
 
 
-def _fits(value: object) -> bool:
+def _is_loadable(value: object) -> bool:
     if isinstance(value, type):
         return issubclass(value, AgentRuntime) and not inspect.isabstract(value)
     return isinstance(value, (AgentRuntime, Registry, AgentRunner))

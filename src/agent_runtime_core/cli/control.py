@@ -1,4 +1,4 @@
-"""`agent-runtime cancel`, `signal`, `approve`, `resume`, `fork`, `vacuum` and `carry-over`: change what is stored."""
+"""The commands that change the store: `cancel`, `signal`, `approve`, `resume`, `fork`, `vacuum`, `carry-over`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
 from .output import print_json, print_line, warn
 from .runs import waits_of
-from .store import existing_store, named_limits, require_run
+from .store import existing_store, limits_from, require_run
 
 
 async def cancel(args: Namespace) -> int:
@@ -23,37 +23,38 @@ async def cancel(args: Namespace) -> int:
         print_json({"id": row.run_id, "recorded": bool(recorded), "status": status})
     elif recorded:
         print_line(
-            f"run {args.id} is cancelled"
+            f"run {args.id} cancelled"
             if status == "cancelled"
-            else f"run {args.id} is asked to stop; it is {status}"
+            else f"requested cancellation of run {args.id}, which is {status}"
         )
     if not recorded:
-        warn(f"run {args.id} is over: it is {status}")
+        warn(f"run {args.id!r} has finished ({status}) and cannot be cancelled")
     return 0 if recorded else 1
 
 
 async def signal(args: Namespace) -> int:
-    """Store a signal. It may come before the run waits for it, so its name is not checked."""
+    """Store a signal. Its name is not checked, because the run may wait for it later."""
     async with existing_store(args) as runner:
         stored = await runner.signal(args.id, args.name, args.payload)
         row = await require_run(runner, args.id)
-    finished = f"run {args.id!r} was finished when the signal came. Send it again"  # it was resumed since
-    return _posted(args, row, "signal", None if stored else _finished(args, row) or finished)
+    # The run was resumed after the signal was rejected.
+    finished = f"run {args.id!r} had finished when the signal arrived. Send it again"
+    return _report_message(args, row, "signal", None if stored else _finished_reason(args, row) or finished)
 
 
 async def approve(args: Namespace) -> int:
-    """Answer an approval that the run asked for; with `--force` also one that it may ask for later."""
+    """Answer an approval that the run has requested; with `--force` also one that it may request later."""
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id)
-        refusal = _finished(args, row) or (None if args.force else await _not_asked(runner, row, args))
+        refusal = _finished_reason(args, row) or (None if args.force else await _not_requested(runner, row, args))
         if refusal is None and not await runner.approve(args.id, args.name, args.payload):
             row = await require_run(runner, args.id)
-            refusal = _finished(args, row) or f"{args.name!r} was answered before"
+            refusal = _finished_reason(args, row) or f"approval {args.name!r} of run {args.id!r} was already answered"
         row = await require_run(runner, args.id)
-    return _posted(args, row, "the answer to", refusal)
+    return _report_message(args, row, "the answer to", refusal)
 
 
-def _posted(args: Namespace, row: RunRow, what: str, refusal: str | None) -> int:
+def _report_message(args: Namespace, row: RunRow, what: str, refusal: str | None) -> int:
     if args.json:
         print_json({"id": row.run_id, "name": args.name, "stored": refusal is None, "status": row.status})
     elif refusal is None:
@@ -63,24 +64,24 @@ def _posted(args: Namespace, row: RunRow, what: str, refusal: str | None) -> int
     return 0 if refusal is None else 1
 
 
-def _finished(args: Namespace, row: RunRow) -> str | None:
-    """Return why a finished run takes no message, None if it takes one."""
+def _finished_reason(args: Namespace, row: RunRow) -> str | None:
+    """Return why a run accepts no messages, None if it does."""
     if row.status in LIVE:
         return None
-    way_out = "" if row.status == "succeeded" else f". To continue it, use agent-runtime resume {args.id}"
-    return f"run {args.id!r} has finished ({row.status}) and takes no message{way_out}"
+    hint = "" if row.status == "succeeded" else f". To continue it, use agent-runtime resume {args.id}"
+    return f"run {args.id!r} has finished ({row.status}) and accepts no messages{hint}"
 
 
-async def _not_asked(runner: AgentRunner, row: RunRow, args: Namespace) -> str | None:
-    """Return why an answer of that name would not be taken now, None if the run asked for it."""
-    waits, asked = await waits_of(runner, row)
-    if args.name in asked or any(each["name"] == args.name for each in waits):
+async def _not_requested(runner: AgentRunner, row: RunRow, args: Namespace) -> str | None:
+    """Return why the run would not receive an answer of that name now, None if it has requested it."""
+    waits, requested = await waits_of(runner, row)
+    if args.name in requested or any(each["name"] == args.name for each in waits):
         return None
     if waits:
         names = ", ".join(f"{each['kind']} {each['name']!r}" for each in waits[:5])
         state = f"waiting for {names}{', …' if len(waits) > 5 else ''}, got {args.name!r}"
     else:
-        state = f"{row.status} and has not asked for {args.name!r}"
+        state = f"{row.status} and has not requested {args.name!r}"
     return f"run {args.id!r} is {state}. Use --force to store an answer for {args.name!r}"
 
 
@@ -88,7 +89,7 @@ async def resume(args: Namespace) -> int:
     refused = None
     async with existing_store(args) as runner:
         try:
-            await runner.resume(args.id, limits=named_limits(args))
+            await runner.resume(args.id, limits=limits_from(args))
         except IllegalTransition as error:
             refused = str(error)
         row = await require_run(runner, args.id)
@@ -108,8 +109,8 @@ async def fork(args: Namespace) -> int:
     if args.json:
         print_json({"id": str(new), "forked_from": row.run_id, "after": args.after})
     else:
-        where = f"where run {args.id} stands" if args.after is None else f"after step {args.after!r} of run {args.id}"
-        print_line(f"run {new} begins {where}")
+        position = "the present state" if args.after is None else f"the state after step {args.after!r}"
+        print_line(f"run {new} starts from {position} of run {args.id}")
     return 0
 
 
@@ -123,20 +124,20 @@ async def vacuum(args: Namespace) -> int:
     return 0
 
 
-async def carried(args: Namespace) -> int:
-    if "://" in (args.directory or ""):  # as a path it would lose a slash, and its password would be shown
+async def migrate_files(args: Namespace) -> int:
+    if "://" in (args.directory or ""):  # a Path would drop a slash, so the password in a URL would not be redacted
         raise InvalidArgument(f"DIR must be a directory, got {args.directory}. Name the directory of .agent_runtime")
     found = await carry_over(args.directory)
     if args.json:
         print_json(asdict(found))
     else:
-        print_line(f"{found.directory}: {_counted(found.carried)} carried over")
+        print_line(f"{found.directory}: {_counted(found.carried)} migrate_files over")
         if found.kept:
-            print_line(f"{_counted(found.kept)} of them there already, and left as they are")
-    for name, why in found.unreadable.items():
-        warn(f"{found.directory}/{name} is left as it is, for it cannot be read ({why})")
+            print_line(f"{_counted(found.kept)} of them already present and not modified")
+    for name, reason in found.unreadable.items():
+        warn(f"{found.directory}/{name} cannot be read and is not modified ({reason})")
     if not found.opens:
-        warn(f"{found.directory} opens once these are repaired or moved away and the command was run again")
+        warn(f"{found.directory} does not open yet. Repair or move these files, then run the command again")
     elif found.unreadable:
         warn(f"{found.directory} opens without these tasks. Repair them and run the command again to add them")
     return 1 if found.unreadable else 0

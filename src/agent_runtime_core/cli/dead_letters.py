@@ -1,4 +1,4 @@
-"""`agent-runtime dead`: list dead letters, give them back to workers, or delete them."""
+"""`agent-runtime dead`: list, requeue or delete dead-letter runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..runner.runner import AgentRunner
 from .output import print_json, print_line, table, warn
-from .store import existing_store, named_limits, require_run, rows_of, summary
+from .store import existing_store, limits_from, require_run, rows_of, summary
 
 _COLUMNS = ("id", "key", "agent", "attempt", "ended", "reason", "error")
 
 
-async def listed(args: Namespace) -> int:
+async def list_dead(args: Namespace) -> int:
     async with existing_store(args) as runner:
         found = [await summary(runner, row, end=True) async for row in rows_of(runner, args.status)]
     if args.json:
@@ -24,37 +24,37 @@ async def listed(args: Namespace) -> int:
     return 0
 
 
-async def requeued(args: Namespace) -> int:
-    return await _each(args, "requeued", lambda runner, run_id: runner.requeue(run_id, limits=named_limits(args)))
+async def requeue(args: Namespace) -> int:
+    return await _apply_to_runs(
+        args, "requeued", lambda runner, run_id: runner.requeue(run_id, limits=limits_from(args))
+    )
 
 
-async def discarded(args: Namespace) -> int:
-    return await _each(args, "discarded", lambda runner, run_id: runner.discard(run_id))
+async def discard(args: Namespace) -> int:
+    return await _apply_to_runs(args, "discarded", lambda runner, run_id: runner.discard(run_id))
 
 
-async def _each(args: Namespace, done: str, act: Callable[[AgentRunner, str], Awaitable[Any]]) -> int:
-    """Do it to every run that was named, and say which ones are not there or not of that status."""
+async def _apply_to_runs(args: Namespace, done: str, act: Callable[[AgentRunner, str], Awaitable[Any]]) -> int:
+    """Apply `act` to every named run; warn about those that do not exist or have another status."""
     if bool(args.ids) == args.all:
-        raise InvalidArgument(
-            "name the runs by their ids, or give --all" if not args.ids else "give ids or --all, not both"
-        )
-    acted, refused = list[str](), dict[str, str]()
+        raise InvalidArgument("pass run ids or --all" if not args.ids else "pass either run ids or --all, not both")
+    changed, refused = list[str](), dict[str, str]()
     async with existing_store(args) as runner:
         ids = [row.run_id async for row in rows_of(runner, args.status)] if args.all else list(dict.fromkeys(args.ids))
         for run_id in ids:
             try:
                 status = (await require_run(runner, run_id)).status
                 if status != args.status:
-                    refused[run_id] = f"run {run_id} is {status}, not {args.status}"
+                    refused[run_id] = f"run {run_id!r} must be {args.status}, got {status}"
                     continue
                 await act(runner, run_id)
-                acted.append(run_id)
+                changed.append(run_id)
             except (UnknownRun, IllegalTransition) as error:
                 refused[run_id] = str(error)
     if args.json:
-        print_json({done: acted, "refused": refused})
+        print_json({done: changed, "refused": refused})
     else:
-        print_line(f"{len(acted)} {'run' if len(acted) == 1 else 'runs'} {done}")
-    for why in refused.values():
-        warn(why)
+        print_line(f"{len(changed)} {'run' if len(changed) == 1 else 'runs'} {done}")
+    for reason in refused.values():
+        warn(reason)
     return 1 if refused else 0

@@ -1,7 +1,7 @@
-"""The command line: what it takes, and how it ends.
+"""The command line: arguments and exit codes.
 
-Exit codes: 0 done; 1 a run was not there, or a run or a file not as it had to be; 2 nothing was done, one line on
-stderr says why.
+Exit code 0: done. 1: a run was not found, or a run or file was not in the required state. 2: nothing was done, one line
+on stderr has the reason.
 """
 
 from __future__ import annotations
@@ -21,18 +21,26 @@ from .._core.validation import redacted
 from .._execution.step_policy import EFFECTS
 from ..errors import AgentRuntimeError, UnknownRun, brief
 from ..status import RunStatus
-from .control import approve, cancel, carried, fork, resume, signal, vacuum
-from .dead_letters import discarded, listed, requeued
+from .control import approve, cancel, fork, migrate_files, resume, signal, vacuum
+from .dead_letters import discard, list_dead, requeue
 from .output import escaped, trace, warn
 from .runs import runs, show
 from .worker import work
 
-#: What looks like `user:password@` without a scheme. A wrong call may hold a URL that lost its first half.
+_RUN = "run id, or the id you passed as run_id"
+#: Text like `user:password@` without a scheme, because a mistyped argument may be the end of a URL.
 _CREDENTIALS = re.compile(r"(?<![^\s='\"])[^\s='\":]*:(?!//)\S*(?=@)")
 
 
+_EXAMPLES = """\
+examples:
+  agent-runtime worker my_agents:agents --url agents.db
+  agent-runtime show order-7 --url agents.db
+  agent-runtime dead requeue --all --url agents.db"""
+
+
 class _Parser(argparse.ArgumentParser):
-    """Tells of a wrong call in one line."""
+    """Reports invalid arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(
@@ -41,119 +49,135 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands; `command` is the coroutine function that a call names."""
-    top = _Parser(prog="agent-runtime", description="Work off, look at and repair durable agent runs.")
+    """Return the parser of all commands. The parsed `command` is the coroutine function to call."""
+    top = _Parser(
+        prog="agent-runtime", description="Run workers, inspect runs and fix failed ones.", epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     top.add_argument("--version", action="version", version=f"%(prog)s {load('agent_runtime_core:__version__')}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--url", help="where runs are kept: agents.db, sqlite:///agents.db, redis://localhost:6379/0; "
+    common.add_argument("--url", help="store of the runs: agents.db, sqlite:///agents.db, redis://localhost:6379/0; "
                         "default: AGENT_RUNTIME_BACKEND_URL")  # fmt: skip
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    told = argparse.ArgumentParser(add_help=False, parents=[common])
-    told.add_argument("--json", action="store_true", help="write JSON")
-    _worker(commands, common)
-    _dead(commands, told)
-    _looking(commands, told)
-    _acting(commands, told)
-    _carrying(commands)
+    parent = argparse.ArgumentParser(add_help=False, parents=[common])
+    parent.add_argument("--json", action="store_true", help="write JSON")
+    _add_worker(commands, common)
+    _add_dead(commands, parent)
+    _add_inspection(commands, parent)
+    _add_control(commands, parent)
+    _add_carry_over(commands)
     return top
 
 
-def _worker(commands: Any, common: argparse.ArgumentParser) -> None:
-    told = commands.add_parser("worker", parents=[common], help="work off runs until told to stop")
-    told.add_argument("target", metavar="module:attr", help="an agent, a list of agents, a Registry, an AgentRunner, "
+def _add_worker(commands: Any, common: argparse.ArgumentParser) -> None:
+    worker = commands.add_parser("worker", parents=[common], help="execute runs until SIGTERM or Ctrl-C")
+    worker.add_argument("target", metavar="module:attr", help="an agent, a list of agents, a Registry, an AgentRunner, "
                       "or a function that returns one of these")  # fmt: skip
-    told.add_argument("--concurrency", type=_whole, default=1, help="runs at once (1)")
-    told.add_argument("--agent-path", metavar="DIR", default=".", help="where the module is found (this directory)")
-    told.add_argument("--grace", type=_seconds, metavar="SECONDS", help="for running work when told to stop (25)")
-    told.add_argument("--poll", type=_moment, metavar="SECONDS", default=1.0, help="between looks for work (1)")
-    told.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(info)")
-    told.set_defaults(command=work)
+    worker.add_argument("--concurrency", type=_positive_int, default=1, help="runs at once (default: 1)")
+    worker.add_argument("--agent-path", metavar="DIR", default=".", help="directory of the module (default: this one)")
+    worker.add_argument("--grace", type=_seconds, metavar="SECONDS",
+                      help="seconds to let active runs finish on SIGTERM (default: 25)")  # fmt: skip
+    worker.add_argument("--poll", type=_positive_seconds, metavar="SECONDS", default=1.0,
+                      help="seconds between polls when no notification arrives (default: 1)")  # fmt: skip
+    worker.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info",
+                      help="least severe log records to write (default: info)")  # fmt: skip
+    worker.set_defaults(command=work)
 
 
-def _dead(commands: Any, told: argparse.ArgumentParser) -> None:
-    dead = commands.add_parser("dead", help="dead letters: runs that killed their process, or failed for good")
+def _add_dead(commands: Any, parent: argparse.ArgumentParser) -> None:
+    dead = commands.add_parser("dead", help="list, requeue or delete dead-letter runs")
     verbs = dead.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    status = argparse.ArgumentParser(add_help=False, parents=[told])
-    status.add_argument("--status", choices=("dead", "failed"), default="dead", help="which runs (dead)")
-    verbs.add_parser("list", parents=[status], help="list them").set_defaults(command=listed)
+    status = argparse.ArgumentParser(add_help=False, parents=[parent])
+    status.add_argument(
+        "--status", choices=("dead", "failed"), default="dead", help="only runs with this status (default: dead)"
+    )
+    verbs.add_parser("list", parents=[status], help="list them").set_defaults(command=list_dead)
     for verb, command, parents, what in (
-        ("requeue", requeued, [status, _limits()], "have workers take them up again; completed steps are kept"),
-        ("discard", discarded, [status], "delete them, with their journal and their events"),
+        ("requeue", requeue, [status, _limits()], "let workers resume them; completed steps keep their results"),
+        ("discard", discard, [status], "delete them, with their journal and events"),
     ):
         each = verbs.add_parser(verb, parents=parents, help=what)
-        each.add_argument("ids", nargs="*", metavar="ID")
-        each.add_argument("--all", action="store_true", help="all of that status")
+        each.add_argument("ids", nargs="*", metavar="RUN", help=_RUN)
+        each.add_argument("--all", action="store_true", help="all runs with that status")
         each.set_defaults(command=command)
 
 
-def _looking(commands: Any, told: argparse.ArgumentParser) -> None:
-    listing = commands.add_parser("runs", parents=[told], help="list runs, the last ones last")
-    listing.add_argument("--status", choices=[each.value for each in RunStatus], metavar="STATUS")
-    listing.add_argument("--agent", metavar="KEY")
-    listing.add_argument("--limit", type=_whole, default=50, metavar="N", help="only the last N (50)")
+def _add_inspection(commands: Any, parent: argparse.ArgumentParser) -> None:
+    listing = commands.add_parser("runs", parents=[parent], help="list runs, newest last")
+    statuses = [each.value for each in RunStatus]
+    listing.add_argument("--status", choices=statuses, metavar="STATUS",
+                         help=f"only runs with this status: {', '.join(statuses)}")  # fmt: skip
+    listing.add_argument("--agent", metavar="KEY", help="only runs of the agent with this key")
+    listing.add_argument("--limit", type=_positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
     listing.set_defaults(command=runs)
-    one = commands.add_parser("show", parents=[told], help="where a run stands: its steps, its error, what it used")
-    one.add_argument("id", metavar="ID")
-    one.add_argument("--events", action="store_true", help="its events too")
+    one = commands.add_parser("show", parents=[parent], help="show a run: its status, steps, error and usage")
+    one.add_argument("id", metavar="RUN", help=_RUN)
+    one.add_argument("--events", action="store_true", help="also show its events")
     one.set_defaults(command=show)
 
 
-def _acting(commands: Any, told: argparse.ArgumentParser) -> None:
-    one = argparse.ArgumentParser(add_help=False, parents=[told])
-    one.add_argument("id", metavar="ID")
-    stop = commands.add_parser("cancel", parents=[one], help="ask for a run and its children to be cancelled")
-    stop.set_defaults(command=cancel)
-    for verb, command, default, what in (
-        ("signal", signal, None, "give a run a signal, with null or another payload"),
-        ("approve", approve, True, "answer what a run asks to be approved, with true or another answer"),
-    ):
+def _add_control(commands: Any, parent: argparse.ArgumentParser) -> None:
+    one = argparse.ArgumentParser(add_help=False, parents=[parent])
+    one.add_argument("id", metavar="RUN", help=_RUN)
+    cancelling = commands.add_parser("cancel", parents=[one], help="request cancellation of a run and its child runs")
+    cancelling.set_defaults(command=cancel)
+    for verb, command, default, what, name, payload in (
+        ("signal", signal, None, "send a signal to a run", "signal name", "payload, default null"),
+        ("approve", approve, True, "answer an approval that a run has requested",
+         'approval name (see "agent-runtime show RUN")', "answer, default true"),
+    ):  # fmt: skip
         each = commands.add_parser(verb, parents=[one], help=what)
-        each.add_argument("name", metavar="NAME")
-        each.add_argument("payload", nargs="?", type=_json, default=default, metavar="JSON")
+        each.add_argument("name", metavar="NAME", help=name)
+        each.add_argument("payload", nargs="?", type=_json, default=default, metavar="JSON", help=payload)
         each.set_defaults(command=command)
         if verb == "approve":
-            each.add_argument("--force", action="store_true", help="store the answer also if the run has not asked yet")
-    again = commands.add_parser("resume", parents=[one, _limits()], help="have workers go on with a run that failed, "
-                                "timed out, was cancelled or is dead; completed steps are kept")  # fmt: skip
-    again.set_defaults(command=resume)
-    other = commands.add_parser("fork", parents=[one], help="make a new run that begins where this one stood")
-    other.add_argument("--after", metavar="STEP", help="the name or the id of a step (all that is recorded)")
-    other.add_argument("--new-run-id", metavar="ID", help="of the new run (a fresh one)")
-    other.add_argument("--effects", choices=EFFECTS, default="refuse",
-                       help="what it does at a guarded step that was done before: fail, take the result, request an "
-                       "approval, or run it (refuse)")  # fmt: skip
-    other.set_defaults(command=fork)
-    old = commands.add_parser("vacuum", parents=[told], help="delete ended runs that are older than is said")
-    old.add_argument("--retention", type=_retention, action="append", required=True, metavar="STATUS=SECONDS",
-                     help="how long runs of that status are kept, others for ever; repeatable")  # fmt: skip
-    old.set_defaults(command=vacuum)
+            each.add_argument(
+                "--force", action="store_true", help="store the answer even if the run has not requested it"
+            )
+    resuming = commands.add_parser("resume", parents=[one, _limits()], help="let workers resume a failed, "
+                                   "timed-out, cancelled or dead run; completed steps keep their results")  # fmt: skip
+    resuming.set_defaults(command=resume)
+    forking = commands.add_parser("fork", parents=[one], help="create a run that starts from the state of another run")
+    forking.add_argument("--after", metavar="STEP",
+                         help="copy up to this step, by name or id (default: all recorded steps)")  # fmt: skip
+    forking.add_argument("--new-run-id", metavar="ID", help="id of the new run (default: a new id)")
+    forking.add_argument("--effects", choices=EFFECTS, default="refuse",
+                         help="what to do at a guarded step that another run has done: fail, use its result, request "
+                         "an approval, or run it (default: refuse)")  # fmt: skip
+    forking.set_defaults(command=fork)
+    deleting = commands.add_parser("vacuum", parents=[parent], help="delete finished runs older than --retention")
+    deleting.add_argument("--retention", type=_retention, action="append", required=True, metavar="STATUS=SECONDS",
+                          help="how long to keep runs with this status (others are kept); repeatable")  # fmt: skip
+    deleting.set_defaults(command=vacuum)
 
 
 def _limits() -> argparse.ArgumentParser:
-    """Options that replace limits of a run; the ones that are given are in `args` under their names in RunLimits."""
+    """Return the options for limits of a run, parsed under their names in RunLimits."""
     options = argparse.ArgumentParser(add_help=False)
-    group = options.add_argument_group("limits", "New limits of the run, in the place of those of its agent.")
+    group = options.add_argument_group("limits", "New limits of the run, instead of those of its agent.")
     for name, type_, unit in (
-        ("max_turns", _whole, "N"), ("max_tool_calls", _whole, "N"), ("max_tokens", _whole, "N"),
-        ("max_cost_usd", _usd, "USD"), ("turn_timeout", _moment, "SECONDS"), ("run_timeout", _moment, "SECONDS"),
+        ("max_turns", _positive_int, "N"), ("max_tool_calls", _positive_int, "N"), ("max_tokens", _positive_int, "N"),
+        ("max_cost_usd", _usd, "USD"), ("turn_timeout", _positive_seconds, "SECONDS"),
+        ("run_timeout", _positive_seconds, "SECONDS"),
     ):  # fmt: skip
         group.add_argument(f"--{name.replace('_', '-')}", type=type_, metavar=unit)
     return options
 
 
-def _carrying(commands: Any) -> None:
-    told = commands.add_parser("carry-over", help="put the files of version 0.5.2 into the stores of today")
-    told.add_argument("directory", nargs="?", metavar="DIR", help="where .agent_runtime lies (this directory)")
-    told.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    told.add_argument("--json", action="store_true", help="write JSON")
-    told.set_defaults(command=carried)
+def _add_carry_over(commands: Any) -> None:
+    migrating = commands.add_parser("carry-over", help="migrate the files of version 0.5.2 to the present stores")
+    migrating.add_argument("directory", nargs="?", metavar="DIR",
+                      help="directory that contains .agent_runtime (default: this one)")  # fmt: skip
+    migrating.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    migrating.add_argument("--json", action="store_true", help="write JSON")
+    migrating.set_defaults(command=migrate_files)
 
 
-def _whole(text: str) -> int:
-    # int() takes 4,300 digits at most, and no command counts so far.
+def _positive_int(text: str) -> int:
+    # int() raises ValueError for more than 4,300 digits; 18 digits are more than any count needs.
     if not text.isdecimal() or not (number := int(text[:18])):
-        raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"must be an integer above 0, got {brief(redacted(text))}")
     return number
 
 
@@ -161,20 +185,20 @@ def _number(text: str, what: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 <= float(text) < float("inf"):
             return float(text)
-    raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no {what} of at least 0")
+    raise argparse.ArgumentTypeError(f"must be {what} of at least 0, got {brief(redacted(text))}")
 
 
 def _seconds(text: str) -> float:
-    return _number(text, "number of seconds")
+    return _number(text, "a number of seconds")
 
 
 def _usd(text: str) -> float:
-    return _number(text, "amount in USD")
+    return _number(text, "an amount in USD")
 
 
-def _moment(text: str) -> float:
+def _positive_seconds(text: str) -> float:
     if not (seconds := _seconds(text)):
-        raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {brief(redacted(text))}")
     return seconds
 
 
@@ -182,40 +206,47 @@ def _json(text: str) -> Any:
     try:
         return loads_strict(text)
     except (ValueError, RecursionError) as error:
-        why = f"{brief(redacted(text))} is no JSON ({error}): a text goes into quotes of its own, as in '\"yes\"'"
-        raise argparse.ArgumentTypeError(why) from None
+        message = f"must be JSON, got {brief(redacted(text))} ({error}). Put quotes around a string: '\"yes\"'"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _retention(text: str) -> tuple[str, float]:
-    status, _, kept = text.partition("=")
+    status, _, seconds = text.partition("=")
     with contextlib.suppress(argparse.ArgumentTypeError):
-        return status, _seconds(kept)
-    raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no STATUS=SECONDS, as in succeeded=86400")
+        return status, _seconds(seconds)
+    raise argparse.ArgumentTypeError(f"must be STATUS=SECONDS, got {brief(redacted(text))}. Example: succeeded=86400")
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:
-    """As asyncio.run, but a Ctrl-C in the last moment of `work` is one like any other."""
+    """Run a coroutine like asyncio.run, but handle a Ctrl-C at the very end of `work` like any other."""
     with asyncio.Runner() as runner:
         try:
             return runner.run(work)
         finally:
-            # That the loop is to stop may still be in it, and would end the first turn of its farewell.
+            # A Ctrl-C may have left the loop marked to stop, which would end the first run of its shutdown at once.
             loop = runner.get_loop()
             loop.call_soon(loop.stop)
             loop.run_forever()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one command; its exit code."""
+    """Execute one command.
+
+    Args:
+        argv: The arguments; by default those of the process.
+
+    Returns:
+        The exit code.
+    """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # who started this has closed it: nobody reads
+        if getattr(sys, name) is None:  # the parent process closed it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     args = parser().parse_args(argv)
     try:
         code = _run(args.command(args))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads on; the interpreter would fail once more when it closes what is left.
+        # The reader closed the pipe. The interpreter would fail again when it flushes the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -226,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             warn(str(error))
         return 1 if isinstance(error, UnknownRun) else 2
-    except Exception as error:  # noqa: BLE001 - written as the interpreter would, but without secrets
+    except Exception as error:  # noqa: BLE001 - written like the interpreter does, but without secrets
         trace(error)
         return 1
     return code

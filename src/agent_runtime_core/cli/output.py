@@ -1,7 +1,7 @@
 """Write lines, tables, JSON, tracebacks and log records of the command line.
 
-All of it may hold text of models, users and servers. So all of it passes `shown`, which hides the passwords of URLs and
-replaces the characters that a terminal acts on.
+All output may contain text of models, users and servers. It passes `shown`, which hides the passwords of URLs and
+replaces characters that a terminal interprets.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def _visible(text: str) -> str:
 
 
 def print_line(line: str) -> None:
-    _put(escaped(line))
+    _write_line(escaped(line))
 
 
 def field(name: str, value: object) -> None:
-    _put(f"{name.replace('_', ' '):<16}  {escaped(value)}")
+    _write_line(f"{name.replace('_', ' '):<16}  {escaped(value)}")
 
 
 def warn(line: str) -> None:
@@ -66,11 +66,11 @@ class LogFormatter(logging.Formatter):
 
 
 def print_json(value: Any) -> None:
-    """Write JSON. Characters that a terminal acts on become escapes, which are the same JSON."""
+    """Write JSON. Characters that a terminal interprets are written as JSON escapes."""
     text = json.dumps(without_secrets(value), ensure_ascii=False, indent=2, default=lambda other: redacted(str(other)))
-    all_known = _sayable(text) == text
-    _put("".join(
-        each if each == "\n" or (each.isprintable() and (all_known or each.isascii())) else _escaped(each)
+    all_encodable = _encodable(text) == text
+    _write_line("".join(
+        each if each == "\n" or (each.isprintable() and (all_encodable or each.isascii())) else _escaped(each)
         for each in text
     ))  # fmt: skip
 
@@ -93,19 +93,19 @@ def without_secrets(value: Any) -> Any:
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """One line for each, under the names of the columns."""
+    """Write one line for each row, below the names of the columns."""
     cells = [[name.upper() for name in columns], *([_cell(row.get(name)) for name in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for each in cells:
-        _put("  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)).rstrip())
+        _write_line("  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)).rstrip())
 
 
-def _put(line: str) -> None:
-    sys.stdout.write(f"{_sayable(line)}\n")
+def _write_line(line: str) -> None:
+    sys.stdout.write(f"{_encodable(line)}\n")
 
 
-def _sayable(text: str) -> str:
-    """The text with a question mark for all that this output has no character for."""
+def _encodable(text: str) -> str:
+    """Return the text with ? for characters that stdout cannot encode."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 
@@ -114,5 +114,5 @@ def _cell(value: object) -> str:
     return "-" if value in (None, "") else escaped(value)
 
 
-def when(seconds: float | None) -> str | None:
+def iso_time(seconds: float | None) -> str | None:
     return aware(seconds).isoformat(timespec="seconds") if seconds else None

@@ -1,4 +1,4 @@
-"""`agent-runtime runs` and `show`: where runs stand."""
+"""`agent-runtime runs` and `show`: list and inspect runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
 from ..events.event import payload_of
 from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
-from .output import field, print_json, print_line, table, when, without_secrets
+from .output import field, iso_time, print_json, print_line, table, without_secrets
 from .store import existing_store, require_run, rows_of, summary
 
 _RUNS = ("id", "key", "agent", "status", "attempt", "created", "ended", "reason")
 _STEPS = ("state", "name", "key", "step_id", "tries", "ms", "at", "error")
 _EVENTS = ("sequence", "at", "type", "payload")
-#: What the record of the start of a wait says, of a signal, a sleep or a child.
-_OF_WAITS = ("until", "child")
+#: Fields of the start record of a wait for a signal, a sleep or a child run.
+_WAIT_FIELDS = ("until", "child")
 
 
 async def runs(args: Namespace) -> int:
@@ -41,12 +41,12 @@ async def runs(args: Namespace) -> int:
 async def show(args: Namespace) -> int:
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id)
-        told = await summary(runner, row, end=True)
-        told["input"], told["metadata"] = json.loads(row.input), json.loads(row.metadata)
-        told["waiting_for"] = (await waits_of(runner, row))[0]
-        told["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
+        details = await summary(runner, row, end=True)
+        details["input"], details["metadata"] = json.loads(row.input), json.loads(row.metadata)
+        details["waiting_for"] = (await waits_of(runner, row))[0]
+        details["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
         if args.events:
-            told["events"] = [
+            details["events"] = [
                 {
                     "sequence": each.sequence,
                     "at": each.timestamp.isoformat(),
@@ -56,16 +56,16 @@ async def show(args: Namespace) -> int:
                 for each in await runner.event_bus.get_events(row.run_id)
             ]
     if args.json:
-        print_json(told)
+        print_json(details)
     else:
-        _write(told)
+        _print_run(details)
     return 0
 
 
-def _write(told: dict[str, Any]) -> None:
-    told = without_secrets(told)
-    error = told["error"]
-    shown = {**told, "error": error and f"{error.get('type')}: {error.get('message')}"}
+def _print_run(details: dict[str, Any]) -> None:
+    details = without_secrets(details)
+    error = details["error"]
+    shown = {**details, "error": error and f"{error.get('type')}: {error.get('message')}"}
     for name, value in shown.items():
         if name in ("steps", "events"):
             print_line("")
@@ -81,19 +81,19 @@ def _write(told: dict[str, Any]) -> None:
 
 
 async def waits_of(runner: AgentRunner, row: RunRow) -> tuple[list[dict[str, str]], set[str]]:
-    """Return the open waits of a run, and all names that it asked approval for.
+    """Return the open waits of a run, and the names of all approvals that it has requested.
 
     A wait is {"kind": "approval" or "signal", "name": …}.
     """
     if row.status not in LIVE:
         return [], set()
-    asked = {
+    requested = {
         event.payload["request_id"]: str(event.payload.get("name"))
         for event in await runner.event_bus.get_events(row.run_id)
         if event.event_type == "approval.requested" and isinstance(event.payload.get("request_id"), str)
     }
-    # The event of a question is stored first, the record of its wait with the next write.
-    waits = dict(asked)
+    # The event of a request is stored before the record of its wait.
+    waits = dict(requested)
     for record in await runner.state_store.records(row.run_id):
         wait = step_id(row.run_id, record.name, record.key)
         if record.kind == STARTED and record.key.startswith("w:") and record.name.startswith("signal:"):
@@ -102,29 +102,29 @@ async def waits_of(runner: AgentRunner, row: RunRow) -> tuple[list[dict[str, str
             waits.pop(wait, None)
     for mail in await runner.queue.mail(row.run_id):
         waits.pop(answered_request(mail.msg_id) or "", None)
-    kinds = [{"kind": "approval" if wait in asked else "signal", "name": name} for wait, name in waits.items()]
-    return kinds, set(asked.values())
+    kinds = [{"kind": "approval" if wait in requested else "signal", "name": name} for wait, name in waits.items()]
+    return kinds, set(requested.values())
 
 
 def steps_of(row: RunRow, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The steps, waits and calls of a run in the order they began, each as its last record has it."""
-    open_ = "running" if row.status == "running" else "waiting" if row.status == "waiting" else "in doubt"
-    states = {DONE: "done", STARTED: open_, RETRYING: "retrying", FAILED: "failed"}
+    """Return the steps, waits and calls of a run in order of their start, with the state of their last record."""
+    open_state = "running" if row.status == "running" else "waiting" if row.status == "waiting" else "in doubt"
+    states = {DONE: "done", STARTED: open_state, RETRYING: "retrying", FAILED: "failed"}
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for record in records:
         if record.kind not in states:
             continue
         info = json.loads(record.info) if record.info else {}
         state = "copied" if is_copied(record) else states[record.kind]
-        if state == "in doubt" and not info.keys().isdisjoint(_OF_WAITS):
+        if state == "in doubt" and not info.keys().isdisjoint(_WAIT_FIELDS):
             state = "waiting"
         found[record.name, record.key] = _step(row, record.name, record.key, state) | {
-            "tries": record.attempt, "ms": record.ms if record.kind == DONE else None, "at": when(record.t),
+            "tries": record.attempt, "ms": record.ms if record.kind == DONE else None, "at": iso_time(record.t),
             "error": info.get("error"),
         }  # fmt: skip
         if record.next is not None:
             after = json.loads(record.next)
-            found.setdefault((after["name"], after["key"]), _step(row, after["name"], after["key"], open_))
+            found.setdefault((after["name"], after["key"]), _step(row, after["name"], after["key"], open_state))
     return list(found.values())
 
 

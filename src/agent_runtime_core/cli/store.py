@@ -1,4 +1,4 @@
-"""The store that a command works on, and the runs it finds there."""
+"""Open the store of a command, and read runs from it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ..queue.records import LIVE, RunFilter, RunRow
 from ..registry import Registry
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
-from .output import when
+from .output import iso_time
 
 _PAGE = 500  # rows read at once
 
 
 def open_store(url: str | None, registry: Registry, config: RunnerConfig | None = None) -> AgentRunner:
-    """A runner on `url`, or on what is configured; InvalidArgument where nothing would outlive this process."""
+    """Return a runner on `url`, or on the configured store. Raise InvalidArgument if the store is in memory."""
     settings = get_config()
     url = url or settings.backend_url
     if settings.queue_backend == "memory" if url is None else url.startswith("memory:"):
         raise InvalidArgument(
-            "runs in memory are seen by their own process only: name a store with --url agents.db, "
+            "the store must not be in memory, where other processes cannot see its runs. Use --url agents.db, "
             "or set AGENT_RUNTIME_BACKEND_URL"
         )
     if url is None:
@@ -40,12 +40,12 @@ def open_store(url: str | None, registry: Registry, config: RunnerConfig | None 
     return AgentRunner.open(url, config=config, registry=registry)
 
 
-def in_memory(runner: AgentRunner) -> bool:
+def is_in_memory(runner: AgentRunner) -> bool:
     return isinstance(runner.queue.commits, MemoryEngine)
 
 
-def named(runner: AgentRunner, url: str | None = None) -> str:
-    """Where the runs are, for people."""
+def display_name(runner: AgentRunner, url: str | None = None) -> str:
+    """Return the location of the store for messages, without secrets."""
     url = url or get_config().backend_url
     return (
         _readable(url) if url is not None else str(getattr(runner.queue.commits, "path", type(runner.queue).__name__))
@@ -53,42 +53,42 @@ def named(runner: AgentRunner, url: str | None = None) -> str:
 
 
 def _readable(url: str) -> str:
-    """Return the URL without its secrets. `user:password@host`, without a scheme, may be meant as one."""
+    """Return the URL without its secrets. A text like `user:password@host` counts as a URL without its scheme."""
     return redacted_url(url) if "@" in url else redacted(url)
 
 
 @asynccontextmanager
 async def existing_store(args: Namespace) -> AsyncIterator[AgentRunner]:
-    """The store of a command that only makes sense where there is one already."""
-    _need_file(args.url or get_config().backend_url or "")
+    """Open the store of a command that needs an existing one."""
+    _require_file(args.url or get_config().backend_url or "")
     async with open_store(args.url, Registry()) as runner:
         yield runner
 
 
-def _need_file(url: str) -> None:
-    """Looking at a file that is not there would make it."""
+def _require_file(url: str) -> None:
+    """Raise InvalidArgument for a missing SQLite file: opening it would create it."""
     scheme, found, rest = url.partition("://")
     path = url if not found else unquote(rest[1:]) if scheme == "sqlite" else ""
     if path and not os.path.exists(path):
-        raise InvalidArgument(f"there is no file {brief(_readable(path), 500)}: --url names the store to look at")
+        raise InvalidArgument(f"store {brief(_readable(path), 500)} not found. Use --url to name an existing file")
 
 
 async def require_run(runner: AgentRunner, run_id: str) -> RunRow:
-    """The run of that id or run key; UnknownRun."""
+    """Return the run with that id or run key. Raise UnknownRun if there is none."""
     row = await runner.queue.row(run_uuid(run_id, runner.queue.clock)[0])
     if row is None:
-        raise UnknownRun(f"no run {run_id} is stored here")
+        raise UnknownRun(f"run {run_id!r} not found")
     return row
 
 
-def named_limits(args: Namespace) -> dict[str, Any]:
-    """Return the limits that a command names."""
+def limits_from(args: Namespace) -> dict[str, Any]:
+    """Return the limits in the arguments of a command."""
     names = (field.name for field in dataclasses.fields(RunLimits))
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
 async def rows_of(runner: AgentRunner, status: str | None = None, agent: str | None = None) -> AsyncIterator[RunRow]:
-    """All such runs in order of arrival."""
+    """Yield the rows of runs with that status and agent, in order of arrival."""
     after, statuses = 0, None if status is None else (status,)
     while rows := await runner.queue.find(RunFilter(statuses, agent, after=after, limit=_PAGE)):
         for row in rows:
@@ -97,12 +97,14 @@ async def rows_of(runner: AgentRunner, status: str | None = None, agent: str | N
 
 
 async def summary(runner: AgentRunner, row: RunRow, *, end: bool = False) -> dict[str, Any]:
-    """A run as commands tell it, with `end` how it ended too; texts of its own stay as they are stored, for their types
-    may be unknown here."""
+    """Return the fields of a run for commands; with `end` also its error and usage.
+
+    Stored JSON is not decoded further: the types in it may not exist in this process.
+    """
     told: dict[str, Any] = {
         "id": row.run_id, "key": row.run_key, "agent": row.agent, "status": row.status, "attempt": row.attempt,
-        "generation": row.generation, "reason": row.reason or None, "created": when(row.created_at),
-        "due": when(row.due_at), "started": when(row.started_at), "ended": when(row.ended_at),
+        "generation": row.generation, "reason": row.reason or None, "created": iso_time(row.created_at),
+        "due": iso_time(row.due_at), "started": iso_time(row.started_at), "ended": iso_time(row.ended_at),
         "worker": row.worker or None, "parent": row.parent_id, "cancel_requested": row.cancel_at is not None,
         "concurrency_key": row.lane, "held": row.held > 0,
     }  # fmt: skip
@@ -114,7 +116,7 @@ async def summary(runner: AgentRunner, row: RunRow, *, end: bool = False) -> dic
 
 
 async def _result_of(runner: AgentRunner, row: RunRow) -> dict[str, Any] | None:
-    """What is recorded of the end of the run."""
+    """Return the recorded result of a finished run, None if it has none."""
     if row.status in LIVE:
         return None
     ended = await runner.state_store.ending(row.run_id)
@@ -125,6 +127,6 @@ async def _result_of(runner: AgentRunner, row: RunRow) -> dict[str, Any] | None:
 
 
 def _last_error(row: RunRow) -> dict[str, Any] | None:
-    """The error that the last attempt failed with: {"type", "message", ...}."""
+    """Return the error of the last failed attempt: {"type", "message", ...}."""
     told = json.loads(row.error) if row.error else None
     return told if told is None or isinstance(told, dict) else {"type": "Error", "message": str(told)}

@@ -1,4 +1,4 @@
-"""`agent-runtime worker`: one process that works off runs until it is told to stop."""
+"""`agent-runtime worker`: one process that executes runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from .app_loader import agents_of
 from .output import LogFormatter, print_line
-from .store import in_memory, named, open_store
+from .store import display_name, is_in_memory, open_store
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 async def work(args: Namespace) -> int:
-    """Say that it is ready, work until SIGTERM or SIGINT, let running work finish; a second signal skips the wait."""
+    """Print a line when ready, execute runs until SIGTERM or SIGINT, then let active runs finish.
+
+    A second signal does not wait for active runs.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=args.log_level.upper(), handlers=[handler])
     async with _runner(args) as runner:
-        await runner.queue.next_due()  # a store that cannot be read is told of before it says that it is ready
-        # What is imported by now stays. A full pass of the garbage collector through it holds the loop: where SDKs are
-        # among it, for a tenth of a second and more.
+        await runner.queue.next_due()  # raises for an unreadable store before the ready line
+        # Imported modules stay. A full garbage collection of them would block the event loop, with SDKs for 0.1 s or
+        # more.
         gc.collect()
         gc.freeze()
         working = asyncio.create_task(runner.run_loop(args.poll, concurrency=args.concurrency))
-        await asyncio.sleep(0)  # it handles signals from here on
+        await asyncio.sleep(0)  # from here on it handles signals
         if not working.done():
             keys = runner.registry.keys()
             print_line(
-                f"worker {runner.config.worker_id} is ready: {named(runner, args.url)}, "
+                f"worker {runner.config.worker_id} is ready: {display_name(runner, args.url)}, "
                 f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, concurrency {args.concurrency}"
             )
             sys.stdout.flush()
@@ -56,11 +59,11 @@ def _runner(args: Namespace) -> AgentRunner:
         name = f"{platform.node() or 'worker'}-{os.getpid()}"
         return open_store(args.url, found, replace(config, worker_id=name, **changes))
     if args.url is not None:
-        raise InvalidArgument(f"{args.target} is a runner, which has a store of its own: leave out --url")
-    if in_memory(found):
+        raise InvalidArgument(f"--url must not be used with the runner {args.target}, which has its own store")
+    if is_in_memory(found):
         raise InvalidArgument(
-            f"{args.target} is a runner that keeps its runs in memory, where no other process can submit any: "
-            "make it with AgentRunner.open('agents.db')"
+            f"the runner {args.target} must not store runs in memory, where other processes cannot submit any. "
+            "Create it with AgentRunner.open('agents.db')"
         )
     found.config = replace(found.config, **changes)
     return found
