@@ -365,7 +365,8 @@ def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     for verb in ("signal", "approve"):
         over = (1, "", "agent-runtime: run 'asks' has finished (succeeded) and accepts no messages\n")
         assert run(verb, "asks", "go", "--url", parked) == over
-        assert run(verb, "nix", "go", "--url", parked)[::2] == (1, "agent-runtime: no run nix is stored here\n")
+        missing = {"signal": "no run nix is stored here", "approve": "run 'nix' not found"}[verb]
+        assert run(verb, "nix", "go", "--url", parked)[::2] == (1, f"agent-runtime: {missing}\n")
 
 
 def test_what_is_not_said_is_true_for_an_approval_and_null_for_a_signal(run: Run, url: str) -> None:
