@@ -97,7 +97,7 @@ async def test_the_context_is_put_where_a_step_asks_for_it() -> None:
         async def body(ctx: Any) -> Any:
             assert await ctx.step("middle", middle, 1, 2) == [1, True, 2]
             assert await ctx.step("plain", plain) == str(ctx.run_id)
-            with pytest.raises(InvalidArgument, match=r"needs 1 argument"):
+            with pytest.raises(InvalidArgument, match=r"must have 1 argument"):
                 await ctx.step("short", middle)
 
         await rig.value(body)

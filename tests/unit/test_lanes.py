@@ -203,7 +203,7 @@ async def test_execute_that_shall_not_wait_names_the_run_in_front_and_stores_not
         gate.let("a")
         await going
         await rig.runner.submit("script", TALK, run_id="queued")
-        with pytest.raises(RunBusy, match="is busy with run queued; wait for it"):
+        with pytest.raises(RunBusy, match="is in use by run 'queued' in another process. Wait for it"):
             await rig.runner.execute(Script(gate), "b", TALK, if_running="raise")
 
 
@@ -250,7 +250,7 @@ async def test_what_a_run_executes_itself_is_part_of_its_turn(place: Path | None
         async def outer(ctx: Any) -> Any:
             result = await rig.runner.execute(Script(inner), "i", TALK)
             told.append((await rig.runner.get_run("i")).concurrency_key)
-            with pytest.raises(RunBusy, match="busy with run o"):
+            with pytest.raises(RunBusy, match="in use by run 'o'"):
                 await rig.runner.execute(Script(inner), "j", concurrency_key=KEY)
             return result.final_output["value"]
 

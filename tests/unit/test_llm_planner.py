@@ -80,9 +80,9 @@ async def test_the_examples_that_come_with_it_are_plans_it_would_accept() -> Non
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        ("", "it is no JSON"),
-        ("Sure! Here is the plan.", "it is no JSON"),
-        (GOOD[:-1], "it is no JSON"),
+        ("", "it is not JSON"),
+        ("Sure! Here is the plan.", "it is not JSON"),
+        (GOOD[:-1], "it is not JSON"),
         ('{"steps": NaN}', "NaN is no JSON"),
         ("[]", "$ is list"),
         ("{}", "$ lacks 'final_goal'"),
@@ -138,7 +138,7 @@ async def test_repairs_are_bounded_and_the_last_answer_is_told(repairs: int) -> 
     assert len(client.asked) == repairs + 1
     assert failed.value.answer == f"no {repairs}"
     assert failed.value.problems
-    assert failed.value.problems[0].startswith("it is no JSON")
+    assert failed.value.problems[0].startswith("it is not JSON")
 
 
 async def test_what_the_provider_raises_goes_on() -> None:

@@ -470,7 +470,7 @@ async def test_an_answer_of_another_type_is_corrected_and_after_that_refused(tmp
         assert done.output == {"n": 7}
         assert "not JSON" in client.asked[1][-1]["content"]
         assert "$.n is str" in client.asked[2][-1]["content"]
-        with pytest.raises(OutputMismatch, match="is no JSON") as caught:
+        with pytest.raises(OutputMismatch, match="is not JSON") as caught:
             await run_turn_loop(ctx, Scripted("a", "b", "c"), output_type=schema)
     assert caught.value.text == "c"
 

@@ -116,7 +116,7 @@ async def test_after_a_success_the_record_answers_and_nothing_is_added(tmp_path:
 async def test_a_held_run_is_busy_and_says_by_whom(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with open_run(path, "r", config=RunnerConfig(worker_id="first", run_timeout_seconds=1e9)):
-        with pytest.raises(RunBusy, match="r is already running in first") as caught:
+        with pytest.raises(RunBusy, match="run 'r' is already running in first") as caught:
             async with open_run(path, "r"):
                 raise AssertionError
         assert caught.value.worker == "first"
@@ -235,7 +235,7 @@ async def test_what_a_block_does_last_is_told_that_the_run_was_lost(tmp_path: Pa
                 await ctx.emit("late", {})
 
     async with asyncio.timeout(10):
-        with pytest.raises(LeaseLost, match="another worker took over"):
+        with pytest.raises(LeaseLost, match="another worker claimed the run"):
             await loses()
     assert "late" not in (await look(path))[1]
 

@@ -106,6 +106,6 @@ def test_what_is_no_agent_is_refused() -> None:
         key = "idle"
 
     idle: Any = Idle()
-    with pytest.raises(InvalidArgument, match=r"has no method run\(ctx\)"):
+    with pytest.raises(InvalidArgument, match=r"must have a method run\(ctx\)"):
         register_runtime(idle)
     assert list_runtimes() == []

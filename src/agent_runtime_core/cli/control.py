@@ -131,7 +131,7 @@ async def migrate_files(args: Namespace) -> int:
     if args.json:
         print_json(asdict(found))
     else:
-        print_line(f"{found.directory}: {_counted(found.carried)} migrate_files over")
+        print_line(f"{found.directory}: {_counted(found.carried)} carried over")
         if found.kept:
             print_line(f"{_counted(found.kept)} of them already present and not modified")
     for name, reason in found.unreadable.items():
