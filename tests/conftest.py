@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 #: They import the engine itself, which needs the redis package.
 collect_ignore = [] if find_spec("redis") else ["unit/test_engine_redis.py", "fault/test_redis_cuts.py"]

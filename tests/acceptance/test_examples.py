@@ -20,7 +20,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner, EventType, RunStatus
 from examples import tools
-from tests.unit.wire_server import Script, script, serving, stream
+from tests.support.provider_server import Script, script, serving, stream
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Runs tools.py with a line in a log for every call of the model and of a tool, written when it is made; there it

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.test_examples import EXAMPLES, run, started, until
-from tests.unit.wire_server import script, serving
+from tests.support.provider_server import script, serving
 
 NAME = "todo_planner.py"
 #: Runs the example with sums that never end.

@@ -24,9 +24,9 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 from agent_runtime_core.tracing import LangfuseTraceSink
-from tests.fault.children import until
-from tests.unit.otlp_receiver import Receiver, Seen, clients_let_go, receiving
-from tests.unit.scripted import Scripted, asks, call
+from tests.support.otlp_receiver import Receiver, Seen, clients_let_go, receiving
+from tests.support.processes import until
+from tests.support.scripted_model import Scripted, asks, call
 
 pytest.importorskip("langfuse")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from agent_runtime_core.persistence import PersistenceConfig, PersistenceManager
 from tests.compatibility.redis_keys import read_keys
 from tests.compatibility.stored_runs import runner_of, store_documents, store_runs
-from tests.servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 
 async def write(url: str, stores: PersistenceManager) -> None:

@@ -13,7 +13,7 @@ import pytest
 from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core.persistence import PersistenceConfig, PersistenceManager, Scope, TaskState
 from tests.compatibility import stored_runs as stored
-from tests.servers import Absent, RedisServer, missing
+from tests.support.redis_servers import Absent, RedisServer, missing
 
 FIXTURES = Path(__file__).parent / "stores_0_6_0"
 

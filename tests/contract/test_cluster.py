@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.suites import SUITES, making
-from tests.servers import RedisCluster
+from tests.support.contract_suites import SUITES, making
+from tests.support.redis_servers import RedisCluster
 
 pytestmark = pytest.mark.redis
 

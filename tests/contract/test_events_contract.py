@@ -9,7 +9,7 @@ import pytest
 
 from agent_runtime_core.events import BACKENDS, EventBus, get_event_bus
 from agent_runtime_core.testing.contracts.events import CASES, Case, Make
-from tests.contract.places import kinds, places
+from tests.support.storage import kinds, places
 
 THEIRS = "tests.contract.third_party.their_bus:TheirBus"
 

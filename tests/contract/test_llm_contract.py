@@ -6,7 +6,7 @@ import pytest
 
 from agent_runtime_core.llm.litellm import _imported
 from agent_runtime_core.testing.contracts.llm import CASES, Case, Make
-from tests.contract.llm_places import CLIENTS
+from tests.support.llm_servers import CLIENTS
 
 
 @pytest.fixture(params=CLIENTS)

@@ -36,8 +36,8 @@ from agent_runtime_core.persistence import (
 )  # fmt: skip
 from agent_runtime_core.runner.backends import open_url
 from agent_runtime_core.steps import Step, StepExecutor
-from tests.fault.rig import Agent
 from tests.support.backends import backends
+from tests.support.fault_runs import Agent
 
 #: NUL, halves of characters as from bytes that are no UTF-8, byte order marks, and what else is lost on the way.
 ODD = (

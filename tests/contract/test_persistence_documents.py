@@ -13,7 +13,7 @@ import pytest
 from agent_runtime_core._core.lazy_import import pick
 from agent_runtime_core.persistence.documents.base import Collection, DocumentStore
 from tests.contract.persistence.documents import CASES, Case, Make, refuses_a_zombie
-from tests.contract.places import places
+from tests.support.storage import places
 
 DOCUMENTS = {
     "memory": ".memory:MemoryDocuments",

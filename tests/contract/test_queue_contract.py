@@ -9,7 +9,7 @@ import pytest
 
 from agent_runtime_core.queue import BACKENDS, RunQueue, get_queue
 from agent_runtime_core.testing.contracts.queue import CASES, Case, Make
-from tests.contract.places import kinds, places
+from tests.support.storage import kinds, places
 
 THEIRS = "tests.contract.third_party.their_queue:TheirQueue"
 

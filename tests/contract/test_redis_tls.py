@@ -19,9 +19,9 @@ import pytest
 from agent_runtime_core.errors import StorageBusy, StorageError
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.state import get_state_store
-from tests.contract.suites import SUITES, making
-from tests.cut import Cut
-from tests.servers import HOST, RedisServer
+from tests.support.contract_suites import SUITES, making
+from tests.support.redis_proxy import Cut
+from tests.support.redis_servers import HOST, RedisServer
 
 pytestmark = pytest.mark.redis
 

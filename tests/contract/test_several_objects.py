@@ -14,7 +14,7 @@ from agent_runtime_core.queue import get_queue
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing.clock import RunClock
 from agent_runtime_core.testing.contracts import concurrency
-from tests.contract.places import places
+from tests.support.storage import places
 
 MAKERS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "queue": (get_queue, concurrency.QUEUE),

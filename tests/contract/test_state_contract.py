@@ -9,7 +9,7 @@ import pytest
 
 from agent_runtime_core.state import BACKENDS, StateStore, get_state_store
 from agent_runtime_core.testing.contracts.state import CASES, Case, Make
-from tests.contract.places import kinds, places
+from tests.support.storage import kinds, places
 
 THEIRS = "tests.contract.third_party.their_store:TheirStore"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fault import rig
+from tests.support import fault_runs as rig
 
 
 @pytest.fixture(autouse=True)

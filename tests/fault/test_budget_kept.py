@@ -25,10 +25,10 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.unit.scripted import Scripted, asks, call
+from tests.support.fault_runs import KINDS, Agent, drop, settings, store
+from tests.support.scripted_model import Scripted, asks, call
 
 from .jobs.costly import PRICE, STREAMED, Support, runner
-from .rig import KINDS, Agent, drop, settings, store
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 TURN = 120  # tokens of each scripted answer

@@ -17,8 +17,7 @@ from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.runner.backends import Backends
 from agent_runtime_core.status import TERMINAL, RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
-
-from .rig import consistent, no_transaction_left, others, settings, store, terminal_events, until
+from tests.support.fault_runs import consistent, no_transaction_left, others, settings, store, terminal_events, until
 
 Strike = Callable[[], object]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fault.children import Child
+from tests.support.processes import Child
 
 
 def test_python_never_opens_a_database_that_is_in_use(tmp_path: Path) -> None:

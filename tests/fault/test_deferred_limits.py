@@ -16,8 +16,7 @@ from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.runner.settings import RunnerConfig
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
-
-from .rig import KINDS, Agent, drop, settings, store, until
+from tests.support.fault_runs import KINDS, Agent, drop, settings, store, until
 
 LIMIT = 60.0
 CONFIG: dict[str, Any] = {"run_timeout_seconds": LIMIT, "max_retries": 1, "lease_ttl_seconds": 10_000}

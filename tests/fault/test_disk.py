@@ -25,9 +25,9 @@ import pytest
 from agent_runtime_core import AgentRunner
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import StorageCorrupt, StorageError, StorageTooNew, UnknownRun
-from tests.fault.children import Child
 from tests.fault.jobs.agents import open_runner
-from tests.fault.rig import until
+from tests.support.fault_runs import until
+from tests.support.processes import Child
 
 log = logging.getLogger("fault")
 

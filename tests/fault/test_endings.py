@@ -17,8 +17,17 @@ from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing.clock import VirtualClock
-
-from .rig import KINDS, consistent, others, settings, status, store, terminal_events, until, until_status
+from tests.support.fault_runs import (
+    KINDS,
+    consistent,
+    others,
+    settings,
+    status,
+    store,
+    terminal_events,
+    until,
+    until_status,
+)
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 

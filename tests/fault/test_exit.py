@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner, AgentRuntime, RunResult, open_run
-from tests.fault.children import PATIENCE, ROOT, image
+from tests.support.processes import PATIENCE, ROOT, image
 
 RUN = str(UUID(int=5))
 

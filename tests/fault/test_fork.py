@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import RunBusy, open_run
-from tests.fault.children import PATIENCE, Child, image, recorded
+from tests.support.processes import PATIENCE, Child, image, recorded
 
 RUN = str(UUID(int=3))
 

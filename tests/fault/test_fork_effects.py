@@ -16,10 +16,9 @@ from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.state import SQLiteStateStore
-
-from .children import Child
-from .rig import Agent, settings
-from .test_forking import LAYOUTS, Counted
+from tests.fault.test_failing_fork import LAYOUTS, Counted
+from tests.support.fault_runs import Agent, settings
+from tests.support.processes import Child
 
 #: By policy: how the fork ends, how often both runs have paid, and what the fork tells of it.
 OUTCOMES = {

@@ -18,8 +18,7 @@ from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing.clock import VirtualClock
-
-from .rig import KINDS, consistent, drop, eventually, settings, status, store, until
+from tests.support.fault_runs import KINDS, consistent, drop, eventually, settings, status, store, until
 
 COLD = settings(park_after=0)
 DOORS = ("chain", "map", "step")

@@ -18,9 +18,9 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner
-from tests.fault.children import PATIENCE, Child, image, lines, recorded
 from tests.fault.jobs.twenty import STEPS
-from tests.servers import RedisServer
+from tests.support.processes import PATIENCE, Child, image, lines, recorded
+from tests.support.redis_servers import RedisServer
 
 log = logging.getLogger("fault")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.children import lines
 from tests.fault.jobs.graph import AT_ONCE, EDGES
 from tests.fault.test_kill import Ordeal, ordeals
+from tests.support.processes import lines
 
 
 class GraphOrdeal(Ordeal):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.fault.children import lines
 from tests.fault.jobs.graph import AT_ONCE
 from tests.fault.jobs.planned import NEEDS
 from tests.fault.test_kill import Ordeal, ordeals
+from tests.support.processes import lines
 
 
 class PlanOrdeal(Ordeal):

@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from agent_runtime_core.portal import call
-from tests.fault.children import Child
 from tests.fault.jobs.chatting import CHAT, stores
+from tests.support.processes import Child
 
 log = logging.getLogger("fault")
 

@@ -20,7 +20,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
-from tests.fault.rig import KINDS, Store, settings, store, until
+from tests.support.fault_runs import KINDS, Store, settings, store, until
 
 RUNS = 10  # of each kind, in a round
 ROUNDS = 6  # what is kept for each run grows in all of them, what else the process does grows in some

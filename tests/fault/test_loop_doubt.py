@@ -23,9 +23,8 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.unit.scripted import Scripted, asks, call
-
-from .rig import KINDS, Store, drop, eventually, settings, store, until
+from tests.support.fault_runs import KINDS, Store, drop, eventually, settings, store, until
+from tests.support.scripted_model import Scripted, asks, call
 
 COLD = settings(park_after=0)
 HELLO = [{"role": "user", "content": "hello"}]

@@ -28,9 +28,8 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.unit.scripted import Scripted, asks, call
-
-from .rig import Agent, Store, drop, settings, store
+from tests.support.fault_runs import Agent, Store, drop, settings, store
+from tests.support.scripted_model import Scripted, asks, call
 
 RUNS, MANY_RUNS = 400, 2000
 ON_DISK = 20  # one in so many is on SQLite, half of those through open_run

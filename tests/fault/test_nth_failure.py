@@ -16,8 +16,7 @@ from agent_runtime_core.errors import StorageBusy, StorageError, StorageFull
 from agent_runtime_core.runner import claim
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
-
-from .rig import KINDS, consistent, store
+from tests.support.fault_runs import KINDS, consistent, store
 
 Agent = Callable[[Any], Awaitable[Any]]
 

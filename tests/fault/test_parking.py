@@ -15,8 +15,7 @@ from agent_runtime_core.errors import RunFailed, StorageClosed, StorageFull, Wai
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
-
-from .rig import KINDS, consistent, drop, eventually, settings, status, store, until, until_status
+from tests.support.fault_runs import KINDS, consistent, drop, eventually, settings, status, store, until, until_status
 
 COLD = settings(park_after=0)
 DAY = 86400.0

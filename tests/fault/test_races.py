@@ -15,8 +15,7 @@ import pytest
 
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import TERMINAL, RunStatus
-
-from .rig import KINDS, consistent, eventually, settings, store, terminal_events, until_status
+from tests.support.fault_runs import KINDS, consistent, eventually, settings, store, terminal_events, until_status
 
 #: Seconds: much less than until the next beat, which would tell of a cancel too, or the end of what is cancelled.
 SOON = 15.0

@@ -17,8 +17,8 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import RunBusy, RunStatus, open_run
-from tests.fault.children import Child, becomes, image, lines, recorded, until
 from tests.fault.jobs.agents import open_runner
+from tests.support.processes import Child, becomes, image, lines, recorded, until
 
 log = logging.getLogger("fault")
 

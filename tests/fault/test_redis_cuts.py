@@ -28,9 +28,9 @@ from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner.backends import open_url
 from agent_runtime_core.steps import Step, StepExecutor
-from tests.cut import Cut
-from tests.fault.rig import Agent, consistent, settings, until
-from tests.servers import RedisServer, free_port
+from tests.support.fault_runs import Agent, consistent, settings, until
+from tests.support.redis_proxy import Cut
+from tests.support.redis_servers import RedisServer, free_port
 
 pytestmark = pytest.mark.redis
 

@@ -21,8 +21,8 @@ from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core.errors import StorageBusy, UnknownRun
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner.backends import open_url
-from tests.fault.rig import Agent, consistent, settings, until
-from tests.servers import RedisServer
+from tests.support.fault_runs import Agent, consistent, settings, until
+from tests.support.redis_servers import RedisServer
 
 pytestmark = pytest.mark.redis
 

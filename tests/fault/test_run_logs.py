@@ -15,8 +15,7 @@ from agent_runtime_core.errors import CircuitOpen
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.runner import AgentRunner, open_run, open_run_sync
 from agent_runtime_core.testing.clock import VirtualClock
-
-from .rig import KINDS, Agent, drop, settings, store, until
+from tests.support.fault_runs import KINDS, Agent, drop, settings, store, until
 
 SECRET = "private words"
 INPUT = {"messages": [{"role": "user", "content": SECRET}], "params": {"token": SECRET}}

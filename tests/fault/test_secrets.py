@@ -21,9 +21,8 @@ from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.unit.wire_server import Script, WireServer, script, serving, stream
-
-from .rig import settings
+from tests.support.fault_runs import settings
+from tests.support.provider_server import Script, WireServer, script, serving, stream
 
 PROVIDERS = ("openai", "anthropic")
 HELLO = [{"role": "user", "content": "hello"}]

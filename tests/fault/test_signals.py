@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.children import Child
+from tests.support.processes import Child
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 

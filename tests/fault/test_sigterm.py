@@ -19,8 +19,8 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
-from tests.fault.children import Child, becomes, lines, until
 from tests.fault.jobs.agents import open_runner
+from tests.support.processes import Child, becomes, lines, until
 
 log = logging.getLogger("fault")
 

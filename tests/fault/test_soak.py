@@ -1,6 +1,6 @@
 """Workers that are killed one after the other lose no run, and leave no log behind that grows.
 
-For an hour, with what a worker takes of descriptors and memory: python -m tests.fault.soak --seconds 3600
+For an hour, with what a worker takes of descriptors and memory: python -m tests.support.soak --seconds 3600
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault import soak
-from tests.fault.soak import ENOUGH, Soak, slope
+from tests.support import soak
+from tests.support.soak import ENOUGH, Soak, slope
 
 log = logging.getLogger("fault")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core.persistence.models import Task, TaskList, TaskState
-from tests.fault.children import Child
 from tests.fault.jobs.working import task_store
+from tests.support.processes import Child
 
 log = logging.getLogger("fault")
 KINDS = ("sqlite", "files", pytest.param("redis", marks=pytest.mark.redis))

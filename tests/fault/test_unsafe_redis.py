@@ -13,8 +13,8 @@ import pytest
 from agent_runtime_core._engines.redis.safety_checks import ASKED, check, findings, identity, parsed_config, parsed_info
 from agent_runtime_core._engines.redis.url import redis_place
 from agent_runtime_core.errors import UnsafeRedis
-from tests.resp import Link, Refused
-from tests.servers import RedisCluster, RedisServer
+from tests.support.redis_protocol import Link, Refused
+from tests.support.redis_servers import RedisCluster, RedisServer
 
 pytestmark = pytest.mark.redis
 

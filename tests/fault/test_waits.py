@@ -12,8 +12,7 @@ import pytest
 from agent_runtime_core.errors import InvalidArgument, UnknownRun, WaitTimeout
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
-
-from .rig import KINDS, consistent, eventually, settings, status, store
+from tests.support.fault_runs import KINDS, consistent, eventually, settings, status, store
 
 HOT = settings(park_after=1e6)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from uuid import UUID
 
 from agent_runtime_core import AgentRunner, RunStatus
-from tests.fault.children import ROOT, Command, becomes, lines, until
 from tests.fault.jobs.agents import open_runner
+from tests.support.processes import ROOT, Command, becomes, lines, until
 
 AGENTS = "tests.fault.jobs.agents:registry"
 

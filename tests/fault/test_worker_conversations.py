@@ -11,7 +11,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner
 from agent_runtime_core._execution.context import conversation_id
-from tests.fault.children import PATIENCE, ROOT, Command
+from tests.support.processes import PATIENCE, ROOT, Command
 
 AGENT = "tests.fault.jobs.assistant:Assistant"
 CHAT = "room 7"

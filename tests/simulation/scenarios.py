@@ -24,12 +24,12 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.events.event import Event
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.queue.records import LIVE
+from tests.simulation.leftovers import Rest
 
 from .ablations import without
 from .hosts import Host
 from .loop import Deadlock
 from .plans import ForkPlan, RunPlan, Scenario, build
-from .rest import Rest
 from .script import Child, Script, payload_of
 from .world import World
 

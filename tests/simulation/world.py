@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core.interfaces import AgentRuntime
+from tests.simulation.checks import Watch
 
 from .hosts import Host
 from .loop import HOST, SimLoop
 from .remote import Server, SimRemoteEngine
 from .stores import SimSQLiteEngine
-from .watch import Watch
 from .wire import Faults, SimClock
 
 TRACE_LINES = 400

@@ -35,8 +35,7 @@ from agent_runtime_core.llm._client import Retries, Timeouts
 from agent_runtime_core.llm._provider import Request
 from agent_runtime_core.llm.anthropic import AnthropicClient, AnthropicWire
 from agent_runtime_core.testing.clock import VirtualClock
-
-from .wire_server import Script, WireServer, cut_places, events, script, serving, stream
+from tests.support.provider_server import Script, WireServer, cut_places, events, script, serving, stream
 
 anthropic = pytest.importorskip("anthropic")
 httpx2 = pytest.importorskip("httpx2")

@@ -19,7 +19,7 @@ from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.backpressure import Backpressure
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools import ToolRegistry
-from tests.unit.rig import Rig, Script, soon, until
+from tests.support.runs import Rig, Script, soon, until
 
 PIECE = 4096
 LIMIT = 131_072

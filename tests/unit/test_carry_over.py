@@ -34,8 +34,7 @@ from agent_runtime_core.persistence.models import (
     TaskState,
     ToolCall,
 )
-
-from .old_store import LIST, OTHER, RUN, TALK, id_of, message, write, write_old_store
+from tests.support.store_0_5_2 import LIST, OTHER, RUN, TALK, id_of, message, write, write_old_store
 
 ALL = {"memory": 2, "preference": 2, "conversation": 2, "message": 4, "task_list": 1, "task": 2}
 

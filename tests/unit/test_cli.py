@@ -30,8 +30,7 @@ from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.queue.records import RunUpdate
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-
-from .rig import Script
+from tests.support.runs import Script
 
 MODULE = """
 from agent_runtime_core import AgentRunner, AgentRuntime, RunResult

@@ -29,7 +29,7 @@ from agent_runtime_core.portal import from_thread
 from agent_runtime_core.steps import AlreadyDone, Step, StepExecutor
 from agent_runtime_core.steps.model import ReadOnlyState
 from agent_runtime_core.testing import VirtualClock
-from tests.unit.rig import Rig, soon, twice, twice_values
+from tests.support.runs import Rig, soon, twice, twice_values
 
 
 class Size(enum.Enum):

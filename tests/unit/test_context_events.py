@@ -16,7 +16,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import EventType, RunContext, Tool, ToolRegistry
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockRunContext
-from tests.unit.rig import Rig, Script, twice
+from tests.support.runs import Rig, Script, twice
 
 # -- events and checkpoints
 

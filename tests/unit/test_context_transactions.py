@@ -27,7 +27,7 @@ from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.state import SQLiteStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
-from tests.unit.rig import Rig, Script, soon, twice
+from tests.support.runs import Rig, Script, soon, twice
 from tests.unit.test_engine_sqlite import held
 
 

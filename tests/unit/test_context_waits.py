@@ -22,7 +22,7 @@ from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.queue import memory
 from agent_runtime_core.testing import VirtualClock
 from tests.support.line_count import count_lines
-from tests.unit.rig import Rig, Script, soon, twice, until
+from tests.support.runs import Rig, Script, soon, twice, until
 
 
 @pytest.mark.parametrize("inside", [False, True])

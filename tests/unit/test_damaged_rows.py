@@ -25,7 +25,7 @@ from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
-from tests.unit.rig import Script
+from tests.support.runs import Script
 
 RUN = "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"
 BROKEN = "CAST(x'41ff' AS TEXT)"  # a text that is none

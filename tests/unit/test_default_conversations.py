@@ -32,7 +32,7 @@ from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.tools import ToolRegistry
-from tests.fault.rig import Agent, settings
+from tests.support.fault_runs import Agent, settings
 
 CHAT = "room 7"
 KINDS = ["path", "sqlite", "memory", "configured", pytest.param("redis", marks=pytest.mark.redis)]

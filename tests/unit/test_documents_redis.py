@@ -13,7 +13,7 @@ from agent_runtime_core.errors import StorageCorrupt, StorageError
 from agent_runtime_core.persistence.documents.base import Collection, Document, Entry
 from agent_runtime_core.persistence.documents.redis import RedisDocuments
 from agent_runtime_core.testing import VirtualClock
-from tests.servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 pytestmark = pytest.mark.redis
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent_runtime_core._core.context_vars import start_soon
 from agent_runtime_core.interfaces import RunContext
-from tests.unit.rig import Rig
+from tests.support.runs import Rig
 
 FACTORIES = ["no factory", "a factory of the application"]
 if sys.version_info >= (3, 12):

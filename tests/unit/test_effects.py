@@ -23,9 +23,8 @@ from agent_runtime_core.state.base import StateStore
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-
-from .rig import Body, Rig
-from .scripted import Scripted, asks, call
+from tests.support.runs import Body, Rig
+from tests.support.scripted_model import Scripted, asks, call
 
 Way = Callable[["Paid"], Body]
 

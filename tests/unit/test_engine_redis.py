@@ -41,11 +41,11 @@ from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.queue.redis import RedisQueue
 from agent_runtime_core.state.redis import RedisStateStore
 from agent_runtime_core.testing.clock import VirtualClock
-from tests.cut import Cut
-from tests.fault.rig import until
-from tests.resp import Refused
-from tests.servers import RedisCluster, RedisServer
-from tests.unit.rig import no_thread
+from tests.support.fault_runs import until
+from tests.support.redis_protocol import Refused
+from tests.support.redis_proxy import Cut
+from tests.support.redis_servers import RedisCluster, RedisServer
+from tests.support.runs import no_thread
 
 pytestmark = pytest.mark.redis
 

@@ -39,7 +39,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.queue.records import RunFilter
-from tests.unit.rig import no_thread, soon, until
+from tests.support.runs import no_thread, soon, until
 
 OLD, NEW = "0" * 26, "1" + "0" * 25
 

@@ -51,7 +51,7 @@ from agent_runtime_core.testing import MockRunContext, VirtualClock
 from agent_runtime_core.tools.invocation import answer_call
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.unit.rig import Rig
+from tests.support.runs import Rig
 
 Wrap = Callable[[BaseException], Awaitable[None]]
 

@@ -38,7 +38,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, SQLiteEventBus, get_event_bus
 from agent_runtime_core.events.event import StoredEvent, payload_of
 from agent_runtime_core.events.subscriptions import PAGE, WINDOW, WINDOW_BYTES, SubscriptionHub
-from tests.unit.rig import soon
+from tests.support.runs import soon
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")

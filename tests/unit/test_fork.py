@@ -23,9 +23,8 @@ from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-
-from .rig import Rig, until
-from .scripted import Scripted, asks, call
+from tests.support.runs import Rig, until
+from tests.support.scripted_model import Scripted, asks, call
 
 
 class Log:

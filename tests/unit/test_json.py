@@ -26,7 +26,7 @@ from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.interfaces import ToolCallDict
 from agent_runtime_core.persistence import TaskState
 from agent_runtime_core.status import StepStatus
-from tests.unit.codec_values import (
+from tests.support.codec_values import (
     MANY_VALUES,
     QUICK,
     VALUES,

@@ -24,8 +24,7 @@ from agent_runtime_core.errors import MissingDependency, NotConfigured
 from agent_runtime_core.interfaces import ErrorInfo
 from agent_runtime_core.testing.clock import START, VirtualClock
 from agent_runtime_core.tracing import LangfuseTraceSink, Tracer, get_trace_sink
-
-from .otlp_receiver import PATH, Receiver, Seen, clients_let_go, receiving
+from tests.support.otlp_receiver import PATH, Receiver, Seen, clients_let_go, receiving
 
 langfuse = pytest.importorskip("langfuse")
 

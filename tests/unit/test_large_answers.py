@@ -23,7 +23,7 @@ from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools import ToolRegistry
 from agent_runtime_core.tools.structured_output import Output
 from agent_runtime_core.turns import TurnManager
-from tests.unit.rig import Hurried, Rig
+from tests.support.runs import Hurried, Rig
 
 MEBIBYTE = 1 << 20
 PIECE = 65_536

@@ -11,7 +11,7 @@ from agent_runtime_core.errors import InvalidArgument, StepExecutionError
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockRunContext, crash_everywhere
-from tests.unit.rig import Body, Rig
+from tests.support.runs import Body, Rig
 
 
 async def sees(ctx: Any, state: Any) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import LLMResponse
 from agent_runtime_core.llm import LiteLLMClient, Retries, Timeouts, get_llm_client
 from agent_runtime_core.llm._openai_stream import Assembly
-from tests.litellm_rest import settled
-from tests.unit.wire_server import Script, WireServer, script, serving, stream
+from tests.support.litellm_cleanup import settled
+from tests.support.provider_server import Script, WireServer, script, serving, stream
 
 # Not importorskip: the import takes seconds and is the wire's to make.
 pytestmark = [

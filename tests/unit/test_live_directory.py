@@ -28,7 +28,7 @@ from agent_runtime_core._engines.sqlite.live_directory import open_lock
 from agent_runtime_core._engines.sqlite.liveness import RESCAN, ProcessLiveness
 from agent_runtime_core.errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 from agent_runtime_core.testing import VirtualClock
-from tests.unit.rig import Script, soon
+from tests.support.runs import Script, soon
 from tests.unit.test_engine_sqlite import THINGS, get, opened
 
 fcntl = pytest.importorskip("fcntl")

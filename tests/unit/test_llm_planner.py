@@ -11,8 +11,8 @@ from agent_runtime_core.errors import InvalidArgument, PlanningError, RateLimite
 from agent_runtime_core.interfaces import LLMResponse
 from agent_runtime_core.planning import LLMPlanner, Plan, PlanStep, StepKind
 from agent_runtime_core.tools import CalculatorTool, Tool
-from tests.unit.rig import Rig
-from tests.unit.scripted import Scripted
+from tests.support.runs import Rig
+from tests.support.scripted_model import Scripted
 
 TOOLS = [CalculatorTool().as_tool()]
 MEMORY = [Tool("memory_set", "Keep a note.", {"type": "object", "required": ["key"]}, len)]

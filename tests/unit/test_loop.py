@@ -36,9 +36,8 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import MockRunContext, run_agent_test
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-
-from .rig import Rig
-from .scripted import Scripted, asks, call
+from tests.support.runs import Rig
+from tests.support.scripted_model import Scripted, asks, call
 
 HELLO = [{"role": "user", "content": "hello"}]
 

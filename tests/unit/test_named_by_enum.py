@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.steps import Step, StepExecutor
-from tests.unit.rig import Rig
+from tests.support.runs import Rig
 
 
 class Name(enum.StrEnum):

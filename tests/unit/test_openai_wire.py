@@ -45,7 +45,7 @@ from agent_runtime_core.llm import (  # noqa: E402
 from agent_runtime_core.llm._api_keys import is_loopback  # noqa: E402
 from agent_runtime_core.llm._circuit_breaker import Breakers  # noqa: E402
 from agent_runtime_core.llm._openai_stream import Assembly  # noqa: E402
-from tests.unit.wire_server import Script, WireServer, cut_places, events, script, serving, stream  # noqa: E402
+from tests.support.provider_server import Script, WireServer, cut_places, events, script, serving, stream  # noqa: E402
 
 SNAPSHOTS = Path(__file__).parent / "snapshots" / "openai"
 # openai 3 speaks through httpx2, openai 2 through httpx.

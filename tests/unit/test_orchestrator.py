@@ -24,8 +24,8 @@ from agent_runtime_core.planning import BasePlanner, Plan, PlanStep, RuleBasedPl
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
-from tests.fault.rig import eventually
-from tests.unit.rig import Rig, Script
+from tests.support.fault_runs import eventually
+from tests.support.runs import Rig, Script
 
 
 class Gate:

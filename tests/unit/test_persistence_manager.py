@@ -37,7 +37,7 @@ from agent_runtime_core.portal import call
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from tests.contract.third_party.plain_records import PlainAudit
-from tests.fault.rig import Agent, settings
+from tests.support.fault_runs import Agent, settings
 
 KINDS = ("memory", "conversations", "tasks", "preferences", "knowledge", "audit")
 ABSTRACT = {

@@ -208,7 +208,7 @@ def test_an_allowed_tool_that_is_not_registered_is_named_when_the_pack_is_taken(
     tools = registry(search)
     manager = PersonalityPackManager(tmp_path, tools=tools)
     for take in (manager.get, manager.select):
-        with pytest.raises(UnknownTool, match=r"personality 'a' allows .* unknown tool 'serch'. Did you mean 'search'\?"):
+        with pytest.raises(UnknownTool, match=r"personality 'a' allows .* tool 'serch'. Did you mean 'search'\?"):
             take()
     tools.register(dataclasses.replace(search, name="serch"))
     assert manager.get().name == "a"

@@ -22,8 +22,8 @@ from agent_runtime_core.planning.recorded_client import RecordedClient
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.testing import create_test_context
 from agent_runtime_core.tools import Tool, ToolRegistry
-from tests.unit.rig import Rig
-from tests.unit.scripted import Scripted
+from tests.support.runs import Rig
+from tests.support.scripted_model import Scripted
 
 
 def asking(text: str, **params: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ pytest.importorskip("redis")
 from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.queue.redis import RedisQueue
 from agent_runtime_core.testing.clock import VirtualClock
-from tests.servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 pytestmark = pytest.mark.redis
 

@@ -20,7 +20,7 @@ from agent_runtime_core.queue.sqlite import LARGEST_KEPT
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.testing.clock import VirtualClock
-from tests.unit.rig import Script
+from tests.support.runs import Script
 
 
 @pytest.fixture

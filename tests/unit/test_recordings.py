@@ -22,8 +22,7 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import Cassette, CassetteMiss, ReplayLLMClient, record
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-
-from .scripted import Scripted, asks, call
+from tests.support.scripted_model import Scripted, asks, call
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}, {"role": "user", "content": "and go"}]}
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

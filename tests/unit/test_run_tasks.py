@@ -15,7 +15,7 @@ import pytest
 
 from agent_runtime_core._core.context_vars import RUN, queued, start_helper
 from agent_runtime_core._core.run_tasks import RunTasks, context_of, run_of, scan, tasks_of
-from tests.unit.rig import soon
+from tests.support.runs import soon
 
 anyio: Any = None
 with suppress(ImportError):

@@ -47,7 +47,7 @@ from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
-from tests.unit.rig import Rig, Script, soon, until
+from tests.support.runs import Rig, Script, soon, until
 
 
 class Echo(AgentRuntime):
@@ -518,7 +518,7 @@ async def test_workers_leave_an_executed_run_alone_unless_told_otherwise(place: 
     [({"if_running": "hope"}, "got 'hope'"), ({"recover": "never"}, "got 'never'"), ({"run_id": ""}, "not empty"),
      ({"run_id": "a\0b"}, "cannot keep"), ({"input_data": {"x": object()}}, r"\$\.x"),
      ({"input_data": [1]}, "not list"), ({"metadata": [1]}, "not list"), ({"params": [1]}, "params is a dict"),
-     ({"input_data": {"params": 3}, "params": {"x": 1}}, "not int"), ({"agent": 3}, "int.key must be a non-empty string, got None"),
+     ({"input_data": {"params": 3}, "params": {"x": 1}}, "not int"), ({"agent": 3}, "int.key must be .*, got None"),
      ({"agent": Echo}, r"Pass Echo\(\)")],
 )  # fmt: skip
 async def test_a_bad_argument_of_execute_is_named(options: dict[str, Any], said: str) -> None:
@@ -1214,7 +1214,7 @@ def test_a_config_of_another_kind_is_refused() -> None:
         # What get_runtime(key) gives where nobody registered that key.
         ({"agent": None}, r"get_runtime\(key\)"),
         ({"agent": Echo}, r"Pass Echo\(\)"),
-        ({"agent": 7}, "int.key must be a non-empty string, got None"),
+        ({"agent": 7}, "int.key must be .*, got None"),
         ({"input_data": [1]}, r"input_data .* not list: \[1\]"),
         ({"input_data": {"messages": "text"}}, r"messages .* a list of dicts, as .*, got 'text'"),
         ({"input_data": {"messages": {"role": "user"}}}, "a list of dicts.* got {'role': 'user'}"),

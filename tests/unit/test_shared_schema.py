@@ -18,7 +18,7 @@ from agent_runtime_core.persistence import Conversation, ConversationMessage, Pe
 from agent_runtime_core.persistence.documents import sqlite as documents
 from agent_runtime_core.queue import sqlite as queue
 from agent_runtime_core.state import sqlite as state
-from tests.unit.rig import Script
+from tests.support.runs import Script
 
 QUEUE = queue.SQLiteQueue.operation_sets[0]
 

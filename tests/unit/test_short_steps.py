@@ -14,7 +14,7 @@ from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockLLMClient, MockLLMResponse
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.unit.rig import PATIENT, Body, Rig, Told
+from tests.support.runs import PATIENT, Body, Rig, Told
 
 
 async def value(n: int = 1) -> int:

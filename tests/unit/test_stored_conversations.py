@@ -22,7 +22,7 @@ from agent_runtime_core.persistence.documents.base import CHANGE_TRIES, VersionC
 from agent_runtime_core.persistence.documents.full_text import text_in
 from agent_runtime_core.persistence.models import Conversation, ConversationMessage, Message, Scope
 from tests.contract.third_party.plain_stores import PlainConversations
-from tests.unit.codec_values import QUICK
+from tests.support.codec_values import QUICK
 
 
 class Counted(MemoryEngine):

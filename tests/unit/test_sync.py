@@ -21,7 +21,7 @@ from agent_runtime_core import AgentRunner, RunnerConfig, portal
 from agent_runtime_core.errors import PortalMisuse
 from agent_runtime_core.portal import call, from_thread, in_thread
 from agent_runtime_core.registry import Registry
-from tests.unit.rig import Script, no_thread, soon
+from tests.support.runs import Script, no_thread, soon
 
 NAME: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="nobody")
 

@@ -23,7 +23,7 @@ from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.tools import TodoStoreTool, ToolRegistry
 from tests.contract.third_party.plain_records import PlainTasks
-from tests.unit.rig import Script
+from tests.support.runs import Script
 
 
 class Ctx(MockRunContext):

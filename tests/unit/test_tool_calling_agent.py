@@ -21,8 +21,7 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-
-from .scripted import Scripted, asks, call
+from tests.support.scripted_model import Scripted, asks, call
 
 HELLO = [{"role": "user", "content": "how warm is it?"}]
 

@@ -19,7 +19,7 @@ from agent_runtime_core.interfaces import ToolCallDict
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.tools import Tool, ToolDefinition, ToolRegistry, UnknownTool
 from agent_runtime_core.tools.schema import context_parameter, place_context
-from tests.unit.rig import soon
+from tests.support.runs import soon
 
 if TYPE_CHECKING:
     from agent_runtime_core import interfaces

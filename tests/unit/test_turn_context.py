@@ -13,7 +13,7 @@ from agent_runtime_core.persistence import Conversation, ConversationMessage, Pe
 from agent_runtime_core.planning import Plan, PlanStep
 from agent_runtime_core.status import RunStatus, StepStatus
 from agent_runtime_core.turns import ContextManager, StepMetrics, StepState, Turn
-from tests.unit.rig import Hurried
+from tests.support.runs import Hurried
 
 TURN = Turn(
     "t", "trace", [{"role": "user", "content": "x"}], user_id="u", status=RunStatus.RUNNING,

@@ -22,7 +22,7 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools import Tool
 from agent_runtime_core.turns import ConfigLoader, PackSet, PersonalityInstance, TurnManager
-from tests.unit.rig import Rig, soon
+from tests.support.runs import Rig, soon
 
 NAMED = f"{__name__}:Named"
 

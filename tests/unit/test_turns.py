@@ -58,8 +58,8 @@ from agent_runtime_core.turns.events import (
 from agent_runtime_core.turns.logs import TurnLog
 from agent_runtime_core.turns.planner import PlanExecutor
 from agent_runtime_core.turns.turn_run import recent_messages
-from tests.unit.rig import Rig, until
-from tests.unit.scripted import Scripted
+from tests.support.runs import Rig, until
+from tests.support.scripted_model import Scripted
 
 SUM = "add 12 and 30, then multiply by 2"
 

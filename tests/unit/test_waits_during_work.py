@@ -17,8 +17,8 @@ from agent_runtime_core.errors import WaitTimeout
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
-from tests.unit.rig import Rig, soon
-from tests.unit.test_worker_slots import Here, worker
+from tests.support.runs import Rig, soon
+from tests.unit.test_concurrency_slots import Here, worker
 
 Work = Callable[[], Awaitable[None]]
 

@@ -48,7 +48,7 @@ from agent_runtime_core.steps import register_type
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tracing.tracer import Tracer
 from tests.contract.third_party.their_queue import TheirQueue
-from tests.unit.rig import Rig, Script, no_thread, soon, until
+from tests.support.runs import Rig, Script, no_thread, soon, until
 
 
 async def working(runner: AgentRunner, **options: Any) -> asyncio.Task[None]:

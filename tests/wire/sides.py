@@ -11,7 +11,7 @@ from typing import Any
 from agent_runtime_core.interfaces import LLMResponse, LLMStreamChunk
 from agent_runtime_core.llm import ChatClient, LLMClient
 from agent_runtime_core.testing import VirtualClock
-from tests.litellm_rest import settled
+from tests.support.litellm_cleanup import settled
 
 #: The server leaves credentials out of its journal; whatever else shows this text has let a secret out.
 KEY = "sk-canary-of-the-wire-tests"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.fault.children import Child, image, lines
 from tests.fault.jobs.conversing import TURNS
+from tests.support.processes import Child, image, lines
 from tests.wire.server import Aimock
 
 pytestmark = [pytest.mark.wire, pytest.mark.usefixtures("server")]

@@ -16,7 +16,7 @@ from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.testing.contracts.checks import Cases, refused, same
 from agent_runtime_core.testing.contracts.persistence.conversations import EAST, NOON, Case, Make, message, said, talk
 from agent_runtime_core.testing.contracts.persistence.fixtures import opened
-from tests.contract.persistence.rig import TYPED, fenced
+from tests.contract.persistence.fixtures import TYPED, fenced
 
 BUILT_IN: Cases[Case] = Cases()
 

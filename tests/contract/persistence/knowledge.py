@@ -18,7 +18,7 @@ from agent_runtime_core.testing.clock import START, VirtualClock
 from agent_runtime_core.testing.contracts.checks import Cases, refused, same
 from agent_runtime_core.testing.contracts.persistence.fixtures import opened
 from agent_runtime_core.testing.contracts.persistence.knowledge import HOUR, NAIVE, NOON, Case, Make
-from tests.contract.persistence.rig import HOSTILE, TYPED, fenced
+from tests.contract.persistence.fixtures import HOSTILE, TYPED, fenced
 
 BUILT_IN: Cases[Case] = Cases()
 

@@ -11,7 +11,7 @@ from agent_runtime_core.persistence.models import Scope
 from agent_runtime_core.testing.contracts.checks import Cases, refused, same
 from agent_runtime_core.testing.contracts.persistence.fixtures import opened
 from agent_runtime_core.testing.contracts.persistence.memory import Case, Make
-from tests.contract.persistence.rig import HOSTILE, TYPED, fenced
+from tests.contract.persistence.fixtures import HOSTILE, TYPED, fenced
 
 BUILT_IN: Cases[Case] = Cases()
 

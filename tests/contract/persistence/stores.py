@@ -15,8 +15,8 @@ from agent_runtime_core.persistence.backends.memory import InMemoryHome
 from agent_runtime_core.persistence.backends.redis import RedisHome
 from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
 from agent_runtime_core.persistence.document_stores.base import DocumentBackedStore, DocumentHome
-from tests.contract.places import places
 from tests.support.backends import backends
+from tests.support.storage import places
 
 HOMES: dict[str, type[DocumentHome]] = {
     "memory": InMemoryHome,

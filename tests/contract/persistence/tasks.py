@@ -23,7 +23,7 @@ from agent_runtime_core.testing.contracts.persistence.tasks import (
     names,
     stored,
 )
-from tests.contract.persistence.rig import fenced
+from tests.contract.persistence.fixtures import fenced
 
 BUILT_IN: Cases[Case] = Cases()
 

@@ -22,7 +22,7 @@ from agent_runtime_core.persistence import Conversation, ConversationMessage, Pe
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.turns import ConfigLoader
 from tests.fault.jobs.effects import say
-from tests.fault.rig import Agent, settings
+from tests.support.fault_runs import Agent, settings
 
 OPENED: list[str] = []
 

@@ -1,0 +1,122 @@
+"""Questions to people: each is answered once, by an answer that fits; and what counts as a yes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import InvalidArgument
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.status import RunStatus
+from tests.support.runs import Rig
+
+SCHEMA = {"type": "object", "required": ["ok"]}
+
+
+async def questions(runner: AgentRunner, count: int, run_id: str = "r") -> list[dict[str, Any]]:
+    """The first questions of the run, once there are so many."""
+    asked: list[dict[str, Any]] = []
+    async with asyncio.timeout(10):
+        async for event in runner.stream(run_id):
+            if event.event_type == "approval.requested":
+                asked.append(event.payload)
+                if len(asked) == count:
+                    break
+    return asked
+
+
+async def twice(ctx: Any) -> list[Any]:
+    return [await ctx.approve("pay", {"amount": amount}) for amount in (5, 5000)]
+
+
+async def test_a_second_answer_to_a_question_is_none_to_the_next() -> None:
+    async with Rig() as rig:
+        going = asyncio.ensure_future(rig.value(twice))
+        await rig.begun()
+        await questions(rig.runner, 1)
+        assert await rig.runner.approve("r", "pay", "yes")
+        assert not await rig.runner.approve("r", "pay", "yes, I said"), "it was answered before"
+        await questions(rig.runner, 2)
+        assert not going.done()
+        assert await rig.runner.approve("r", "pay", "no")
+        assert await going == ["yes", "no"]
+
+
+async def test_the_same_answer_given_again_is_to_the_same_question() -> None:
+    async with Rig() as rig:
+        going = asyncio.ensure_future(rig.value(twice))
+        await rig.begun()
+        await questions(rig.runner, 1)
+        assert await rig.runner.approve("r", "pay", "yes", message_id="m-1")
+        await questions(rig.runner, 2)
+        assert await rig.runner.approve("r", "pay", "yes", message_id="m-1"), "its reply was lost, say"
+        assert await rig.runner.approve("r", "pay", "no", message_id="m-2")
+        assert await going == ["yes", "no"]
+
+
+async def test_of_several_questions_that_are_open_one_is_named() -> None:
+    async def body(ctx: Any) -> Any:
+        return await asyncio.gather(ctx.approve("pay", 1, key="a"), ctx.approve("pay", 2, key="b"))
+
+    async with Rig() as rig:
+        going = asyncio.ensure_future(rig.value(body))
+        await rig.begun()
+        first, second = await questions(rig.runner, 2)
+        assert await rig.runner.approve("r", "pay", "one", request_id=first["request_id"])
+        assert not await rig.runner.approve("r", "pay", "one more", request_id=first["request_id"])
+        with pytest.raises(InvalidArgument, match="no question 'pay' with request_id='x'"):
+            await rig.runner.approve("r", "pay", "what", request_id="x")
+        assert await rig.runner.approve("r", "pay", "two"), "the one that is open yet"
+        assert second["details"] == 2
+        assert await going == ["one", "two"]
+
+
+async def test_what_came_before_the_question_or_by_another_way_has_to_fit_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(ctx: Any) -> Any:
+        await ctx.wait_for_signal("go")
+        return await ctx.approve("deploy", schema=SCHEMA)
+
+    async with Rig() as rig:
+        going = asyncio.ensure_future(rig.value(body))
+        await rig.begun()
+        assert await rig.runner.approve("r", "deploy", "early, and no object")
+        with caplog.at_level(logging.WARNING):
+            await rig.runner.signal("r", "go")
+            await questions(rig.runner, 1)
+            await rig.runner.signal("r", "deploy", {"nothing": "that fits"})
+            await rig.runner.signal("r", "deploy", {"ok": True})
+            assert await going == {"ok": True}
+        said = [each.getMessage() for each in caplog.records if "is no answer" in each.getMessage()]
+        assert len(said) == 2
+        assert "'deploy'" in said[0]
+        assert "lacks 'ok'" in said[1]
+
+
+async def test_an_answer_that_came_early_is_kept() -> None:
+    async def body(ctx: Any) -> Any:
+        await ctx.wait_for_signal("go")
+        return await ctx.approve("deploy", schema=SCHEMA)
+
+    async with Rig() as rig:
+        going = asyncio.ensure_future(rig.value(body))
+        await rig.begun()
+        assert await rig.runner.approve("r", "deploy", {"ok": False})
+        await rig.runner.signal("r", "go")
+        assert await going == {"ok": False}
+        assert (await rig.runner.get_run("r")).status is RunStatus.SUCCEEDED
+
+
+async def test_somebody_elses_event_of_that_type_is_no_question() -> None:
+    async def body(ctx: Any) -> Any:
+        await ctx.emit("approval.requested", {"name": "pay"})
+        return await ctx.wait_for_signal("pay")
+
+    async with Rig() as rig:
+        going = asyncio.ensure_future(rig.value(body))
+        await rig.begun()
+        await questions(rig.runner, 1)
+        assert await rig.runner.approve("r", "pay", "yes")
+        assert await going == "yes"

@@ -1,0 +1,170 @@
+"""The error of a step that the code went on without: on a later attempt it finds the same one, as far as that goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._core.codec.json import encode
+from agent_runtime_core._execution.recorded_calls import RecordedCalls
+from agent_runtime_core._execution.step_failure import original_error, recorded_error
+from agent_runtime_core._journal.record import FAILED, Record
+from agent_runtime_core.errors import (
+    CircuitOpen,
+    InvalidArgument,
+    LimitExceeded,
+    ProviderError,
+    RateLimited,
+    RunNotFound,
+    StepExecutionError,
+    WaitTimeout,
+    text_of,
+)
+from tests.support.runs import Rig, twice
+
+
+class Declined(Exception):
+    """As the errors of other libraries are: made of more than a text."""
+
+    def __init__(self, code: int, *, card: str) -> None:
+        self.code, self.card = code, card
+        super().__init__(f"card {card} was declined: {code}")
+
+
+class TellsOfItself(Exception):
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+class Outer:
+    class Inner(Declined):
+        pass
+
+
+def made_in_a_function() -> Exception:
+    class Local(Exception):
+        pass
+
+    return Local("nobody finds its class")
+
+
+CAUSES: list[tuple[Callable[[], Exception], type[Exception] | None]] = [
+    (lambda: ValueError("no number"), ValueError),
+    (lambda: ConnectionResetError("cut"), ConnectionResetError),
+    (lambda: FileNotFoundError(2, "No such file", "a.txt"), FileNotFoundError),
+    (lambda: KeyError("key"), KeyError),
+    (lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), None),
+    (lambda: WaitTimeout("nobody said anything"), WaitTimeout),
+    (lambda: LimitExceeded("turns", 3, 4), LimitExceeded),
+    (lambda: RateLimited("too many", retry_after=3600.0), RateLimited),
+    (lambda: Declined(51, card="1234"), Declined),
+    (lambda: Outer.Inner(51, card="1234"), Outer.Inner),
+    (lambda: TellsOfItself(3), None),
+    (made_in_a_function, None),
+    (lambda: ValueError("long " * 10_000), ValueError),
+    (lambda: ValueError(), ValueError),
+]
+
+
+@pytest.mark.parametrize(("make", "kind"), CAUSES)
+async def test_a_failure_has_its_cause_on_every_attempt(
+    place: Path | None, make: Callable[[], Exception], kind: type[Exception] | None
+) -> None:
+    causes: list[BaseException | None] = []
+
+    def fails() -> None:
+        raise make()
+
+    async def body(ctx: Any) -> Any:
+        try:
+            await ctx.step("pay", fails)
+        except StepExecutionError as error:
+            causes.append(error.__cause__)
+            await ctx.step("fall back", lambda: None)
+            return [error.step_name, error.message, error.attempts, str(error)]
+
+    async with Rig(place) as rig:
+        first, again = await twice(rig, body)
+    assert first == again
+    assert type(causes[0]).__qualname__ == type(make()).__qualname__
+    assert type(causes[1]) is (kind or type(None))
+    if kind not in (None, KeyError):
+        assert (str(causes[1]) or kind.__name__) == first[1]
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (ValueError("no number"), ValueError),
+        (RateLimited("too many"), RateLimited),
+        (ProviderError("no"), ProviderError),
+        (Declined(51, card="1234"), Declined),
+        (TellsOfItself(3), StepExecutionError),
+        (RunNotFound("x"), RunNotFound),
+        (InvalidArgument("bad"), InvalidArgument),
+    ],
+)
+async def test_a_step_of_the_library_itself_raises_the_error_as_it_was(
+    place: Path | None, made: Exception, kind: type[Exception]
+) -> None:
+    async def fails(attempt: int) -> None:
+        raise made
+
+    async def body(ctx: Any) -> Any:
+        try:
+            await RecordedCalls(ctx).run("model", "0", fails)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            await RecordedCalls(ctx).run("model", "1", succeeds)
+            return [type(error).__name__, text_of(error)]
+
+    async def succeeds(attempt: int) -> None: ...
+
+    async with Rig(place) as rig:
+        first, again = await twice(rig, body)
+    assert first == [type(made).__name__, text_of(made)]
+    assert again[0] == kind.__name__
+    assert first[1] in again[1]
+
+
+@pytest.mark.parametrize("told", [{}, {"class": "nowhere:Error"}, {"class": "builtins:print"}, {"class": "os:sep"}])
+def test_a_record_that_names_no_error_is_that_of_its_step(told: dict[str, Any]) -> None:
+    record = Record(3, FAILED, "pay", "s:0", 2, info=encode({"error": "down", "type": "Error", **told}))
+    for error in (recorded_error("pay now", record), original_error("pay now", record)):
+        assert isinstance(error, StepExecutionError)
+        assert (error.step_name, error.message, error.attempts, error.__cause__) == ("pay now", "down", 2, None)
+
+
+def test_a_circuit_that_was_open_is_open_for_as_long_as_it_was_said() -> None:
+    record = Record(3, FAILED, "model", "k:0", info=encode({"error": "no", "type": "CircuitOpen", "retry_delay": 3.0}))
+    error = original_error("model", record)
+    assert isinstance(error, CircuitOpen)
+    assert (error.after, "no" in str(error)) == (3.0, True)
+
+
+async def test_a_failure_inside_of_a_step_is_that_of_the_inner_one_on_every_attempt(place: Path | None) -> None:
+    causes: list[BaseException | None] = []
+
+    def fails() -> None:
+        raise Declined(51, card="1234")
+
+    async def body(ctx: Any) -> Any:
+        async def outer() -> None:
+            await ctx.step("inner", fails, retries=1, retry_delay=0)
+
+        try:
+            await ctx.step("outer", outer)
+        except StepExecutionError as error:
+            causes.append(error.__cause__)
+            await ctx.step("fall back", lambda: None)
+            return [error.step_name, error.message, error.attempts, str(error)]
+
+    async with Rig(place) as rig:
+        first, again = await twice(rig, body)
+    assert first == again == ["inner", "card 1234 was declined: 51", 2, str(StepExecutionError(*first[:3]))]
+    assert [type(each) for each in causes] == [Declined, Declined]
