@@ -134,14 +134,17 @@ class ToolCallDict(dict[str, Any]):
 
     @property
     def id(self) -> str:
+        """The id of the call."""
         return str(self.get("id") or "")
 
     @property
     def name(self) -> str:
+        """The name of the tool."""
         return str(self._function.get("name") or "")
 
     @property
     def arguments(self) -> Any:
+        """The arguments as the model sent them, usually JSON text."""
         return self._function.get("arguments")
 
     @property
@@ -202,29 +205,45 @@ class RunContext(Protocol):
     """An agent's interface to its run."""
 
     @property
-    def run_id(self) -> UUID: ...
+    def run_id(self) -> UUID:
+        """The id of the run."""
+
     @property
     def run_key(self) -> str | None:
         """The id that the caller passed as `run_id`, if it was not a UUID; else None."""
 
     @property
-    def conversation_id(self) -> UUID | None: ...
+    def conversation_id(self) -> UUID | None:
+        """The conversation that the run belongs to, if any."""
+
     @property
-    def input_messages(self) -> list[Any]: ...
+    def input_messages(self) -> list[Any]:
+        """The messages of the run's input, in OpenAI's format."""
+
     @property
-    def params(self) -> dict[str, Any]: ...
+    def params(self) -> dict[str, Any]:
+        """The parameters of the run's input."""
+
     @property
-    def metadata(self) -> dict[str, Any]: ...
+    def metadata(self) -> dict[str, Any]:
+        """The metadata that the caller stored with the run."""
+
     @property
-    def tool_registry(self) -> ToolRegistry: ...
+    def tool_registry(self) -> ToolRegistry:
+        """The tools of the run; the same as `tools`."""
+
     @property
-    def tools(self) -> ToolRegistry: ...
+    def tools(self) -> ToolRegistry:
+        """The tools of the run."""
+
     @property
     def attempt(self) -> int:
         """The number of this run attempt, from 1; each failure or crash adds one."""
 
     @property
-    def trace_id(self) -> str: ...
+    def trace_id(self) -> str:
+        """The trace id of the run, as its events carry it."""
+
     @property
     def step_id(self) -> str | None:
         """The id of the step in which this code runs, or None between steps."""

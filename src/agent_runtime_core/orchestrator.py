@@ -188,10 +188,12 @@ class Orchestrator:
 
     @property
     def planner(self) -> BasePlanner:
+        """The planner of the agent."""
         return self.agent.planner
 
     @property
     def tool_registry(self) -> ToolRegistry:
+        """The tools that plans may use."""
         return self.agent.tools
 
     async def __aenter__(self) -> Orchestrator:
@@ -247,6 +249,7 @@ class Orchestrator:
         """Wait until a run has ended, and return it.
 
         Args:
+            run_id: The id of the run.
             timeout: Seconds to wait, or None for no limit.
 
         Raises:

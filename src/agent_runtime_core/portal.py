@@ -82,6 +82,8 @@ def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
 
     Args:
         fn: A coroutine function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
 
     Raises:
         PortalMisuse: `fn` is not a function, or the call comes from the portal's own loop, or the interpreter shuts
@@ -110,6 +112,8 @@ def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
 
     Args:
         fn: A function or a coroutine function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
 
     Raises:
         PortalMisuse: `fn` is not a function, this thread was not started by a loop, or the interpreter shuts down.

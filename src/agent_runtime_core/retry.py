@@ -16,7 +16,8 @@ __all__ = ["Backoff", "Chance", "Delay", "fixed", "run_backoff"]
 class Chance(Protocol):
     """A source of random numbers in [0, 1), such as `Clock.random`."""
 
-    def random(self) -> float: ...
+    def random(self) -> float:
+        """Return a random number in [0, 1)."""
 
 
 Delay: TypeAlias = Callable[[int, Chance], float]
@@ -71,6 +72,7 @@ class Backoff:
             raise InvalidArgument(f"jitter must be 'full' or 'none', got {brief(self.jitter)}")
 
     def __call__(self, attempt: int, chance: Chance) -> float:
+        """Return the seconds to wait after attempt number `attempt`, which counts from 1."""
         if attempt < 1:
             raise InvalidArgument(f"attempt must be 1 or more, got {brief(attempt)}")
         ceiling = min(self.base * _power(self.factor, attempt - 1), self.maximum) if self.base else 0.0

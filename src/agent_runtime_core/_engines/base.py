@@ -42,11 +42,11 @@ class NotApplied(Exception):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class OperationSet:
-    """The operations of one component (queue, events, state, documents) for an engine.
+    r"""The operations of one component (queue, events, state, documents) for an engine.
 
     `operations[name](tx, *args)` runs inside the transaction and must be idempotent by its own identity.
     `replays[name](tx, *args)` returns the result of a write that was applied before, or raises NotApplied.
-    `migrations[i]` changes the schema from version i to i + 1; its statements are separated by ";\\n".
+    `migrations[i]` changes the schema from version i to i + 1; its statements are separated by ";\n".
     """
 
     name: str

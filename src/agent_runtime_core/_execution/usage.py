@@ -51,7 +51,8 @@ class NestedUsage:
 
     def usage_of(self, records: Iterable[Record], claim_id: str) -> dict[str, Any]:
         """What loops inside these steps used, at any depth, each told once; those that ran under this claim count
-        by themselves."""
+        by themselves.
+        """
         if self._by_scope is None:
             self._by_scope = self._marked() if "model" in map(_NAME, self._done) else {}
         if not self._by_scope:

@@ -25,7 +25,8 @@ def head(tx: MemoryTx, run_id: str) -> int:
 
 def append(tx: MemoryTx, run_id: str, record: Record) -> int:
     """Append; the journal position. The same position by the same claim is the same record, and so is the end that
-    nobody's claim gives a generation."""
+    nobody's claim gives a generation.
+    """
     journal = tx.tables["journal"].get(run_id)
     if journal is None:
         journal = {}

@@ -91,7 +91,8 @@ def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None
 def _packed(kind: str, result: str | None) -> str | bytes | None:
     """A result as it is stored. A row of more than a quarter of a page takes a page more, so those of a few
     kilobytes, texts of models most of all, are worth compressing. Larger ones would take too long, but for
-    that of the run, which tells a whole conversation once more."""
+    that of the run, which tells a whole conversation once more.
+    """
     if result is None or len(result) < SHORTEST_PACKED or (len(result) > LONGEST_PACKED and kind != ENDED):
         return result
     packed = compress(result.encode(), 1)
@@ -108,7 +109,8 @@ def _unpacked(result: str | bytes | None) -> str | None:
 
 def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
     """Append; the journal position. The same position by the same claim is the same record, and so is the end that
-    nobody's claim gives a generation."""
+    nobody's claim gives a generation.
+    """
     if record.seq < 0:
         if is_again(record, there := ending(tx, run_id)):
             assert there is not None

@@ -250,7 +250,10 @@ def vectors(response: Any, wanted: int, provider: str) -> list[list[float]]:
 
 
 def _count_tokens(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str) -> int:
-    """Count tokens as OpenAI does: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken"""
+    """Count tokens as OpenAI does.
+
+    Source: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
+    """
     encoding = _encoding(model)
 
     def tokens(value: Any) -> int:

@@ -74,6 +74,7 @@ class Tree:
             branch.append(message)
 
     def message(self, message_id: UUID) -> ConversationMessage:
+        """Return a message by its id, or raise InvalidArgument."""
         if not isinstance(message_id, UUID | str) or message_id not in self.by_id:
             raise InvalidArgument(f"message {_named(message_id)} not found in this conversation")
         return self.by_id[message_id]
@@ -205,6 +206,7 @@ def history(
 
 
 def no_branch(branch_id: UUID) -> InvalidArgument:
+    """Return the error for an unknown branch."""
     return InvalidArgument(f"branch {_named(branch_id)} not found in this conversation. Use None for the main line.")
 
 

@@ -50,6 +50,7 @@ class VectorIndex:
         return len(self._positions)
 
     def put(self, key: str, content_type: str, rank: float, vector: array[float]) -> None:
+        """Add a vector, or replace that of the same key."""
         self.drop(key)
         group = self._groups.setdefault((len(vector), content_type), VectorGroup())
         group.rows.append(unit(vector))
@@ -58,10 +59,12 @@ class VectorIndex:
         self._positions[key] = (group, len(group.keys) - 1)
 
     def put_all(self, items: Iterable[tuple[str, str, float, array[float]]]) -> None:
+        """Add vectors, each as (key, content type, rank, vector)."""
         for item in items:
             self.put(*item)
 
     def drop(self, key: str) -> None:
+        """Remove the vector of a key, if there is one."""
         if key in self._positions:
             group, index = self._positions.pop(key)
             if moved := group.drop(index):

@@ -60,7 +60,8 @@ class VectorRows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def append(self, vector: array[float]) -> None: ...
+    def append(self, vector: array[float]) -> None:
+        """Add a row."""
 
     def drop(self, index: int) -> None:
         """Remove a row. The last row moves to its index."""
@@ -206,4 +207,5 @@ choose_rows: Callable[[], VectorRows] = _fastest
 
 
 def new_rows() -> VectorRows:
+    """Return empty rows of the kind that `choose_rows` selects."""
     return choose_rows()

@@ -62,6 +62,7 @@ class PlanStep:
         return sorted({*self.depends_on, *(each.step for each in references(self.tool_input))})
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the step as plain values."""
         return {
             "step_number": self.step_number,
             "kind": self.kind.value,

@@ -112,10 +112,12 @@ class RunExecution:
 
     @property
     def row(self) -> RunRow:
+        """The row of the run, as this claim last knew it."""
         return self.claim.row
 
     @property
     def writer(self) -> ClaimWriter:
+        """The claim's writer."""
         return self.claim.writer
 
     async def run(self) -> RunResult | None:

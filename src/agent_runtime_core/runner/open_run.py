@@ -190,18 +190,22 @@ async def open_run(
     durability: str | None = None,
     concurrency_key: str | None = None,
 ) -> AsyncIterator[Context]:
-    """Execute a block of your code as a durable run: `async with open_run("jobs.db", run_id="nightly") as ctx`.
+    """Execute a block of your code as a durable run.
+
+        async with open_run("jobs.db", run_id="nightly") as ctx:
+            report = await ctx.step("fetch", fetch)
 
     If the block completes, the run has succeeded; if it raises, the run has failed. Opening the same run id again
     resumes the run: saved results are returned, also after it succeeded, when nothing can be added. If the block is
     cancelled, the run is released. The library sets no time limit.
 
     Args:
-        path_or_url: As in `AgentRunner.open`, like `durability`.
+        path_or_url: As in `AgentRunner.open`.
         run_id: Names the run. None makes a new id.
         input: The run's input.
         metadata: Stored with the run.
         config: Settings. None means no time limit.
+        durability: As in `AgentRunner.open`.
         concurrency_key: Runs with the same key execute one at a time.
 
     Raises:
@@ -253,7 +257,11 @@ def open_run_sync(
     durability: str | None = None,
     concurrency_key: str | None = None,
 ) -> Iterator[SyncRun]:
-    """`open_run` for code without an event loop: `with open_run_sync("jobs.db", run_id="nightly") as run`."""
+    """Execute a block of code without an event loop as a durable run; see `open_run`.
+
+    with open_run_sync("jobs.db", run_id="nightly") as run:
+        report = run.step("fetch", fetch)
+    """
     runner, session, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key)
     try:
         yield SyncRun(ctx, session.fenced_writes)

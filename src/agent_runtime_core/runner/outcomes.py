@@ -58,6 +58,7 @@ class TimeLimitReached(Exception):
 
 
 def no_usage() -> dict[str, Any]:
+    """Return the usage of a run without a context."""
     return {}
 
 

@@ -128,14 +128,17 @@ class RunClient:
 
     @property
     def queue(self) -> RunQueue:
+        """The run queue."""
         return self.backends.queue
 
     @property
     def event_bus(self) -> EventBus:
+        """The event bus."""
         return self.backends.bus
 
     @property
     def state_store(self) -> StateStore:
+        """The state store."""
         return self.backends.state
 
     # -- asking

@@ -245,12 +245,16 @@ class AgentRunner(RunClient):
         Args:
             agent: The agent, or the key of a registered one.
             run_id: Names the run. None makes a new id.
-            input_data: The run's input. `params` are merged into its "params".
+            input_data: The run's input.
+            metadata: Stored with the run.
+            params: Merged into the "params" of the input.
             raise_on_error: Raise RunFailed unless the run succeeded.
             if_running: While another process executes the run, or another run holds its concurrency slot: "wait" for
                 it, or "raise" RunBusy. Code of the same run, or of a run with that key, always gets RunBusy, because
                 it would wait for itself. Without a `concurrency_key`, a run of the same conversation shares the slot.
             recover: If this process dies, the next `execute` resumes the run ("inline"), or a "worker" does.
+            parent_run_id: The run that this is a child of.
+            concurrency_key: As in `submit`.
             deadline: Wall time at which the run is stopped, as in `submit`. It is stored with a new run, and replaces
                 that of a stored run for this call. A run that cannot resume before it ends timed out at once.
 
@@ -440,6 +444,8 @@ class AgentRunner(RunClient):
             delay: Seconds from now until the run may start.
             expires_in: Seconds from now after which the run is not started any more.
             deadline: Wall time at which the run is stopped.
+            parent_run_id: The run that this is a child of.
+            metadata: Stored with the run.
             concurrency_key: 1 to 512 characters. Runs with the same key execute one at a time. None means the
                 conversation of an input with a `conversation_id`, and no key for a child run. "" means no key.
 

@@ -64,6 +64,7 @@ class RunnerConfig:
 
     @property
     def heartbeat_interval(self) -> float:
+        """Seconds between two heartbeats: a third of the lease at most."""
         return min(self.heartbeat_interval_seconds, self.lease_ttl_seconds / 3)
 
     @classmethod

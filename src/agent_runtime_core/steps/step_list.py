@@ -133,7 +133,8 @@ class StepListRun:
 
     def _with_deferred(self, *records: Record) -> Sequence[Record]:
         """What waited for a checkpoint, and `records`: places are given when they are written, so that they
-        grow together with the event numbers."""
+        grow together with the event numbers.
+        """
         deferred = self.deferred.copy()
         self.deferred.clear()
         return self.journal.records.renumbered((*deferred, *records))

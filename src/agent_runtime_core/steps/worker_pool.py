@@ -34,7 +34,8 @@ async def all_of(workers: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 class WorkerPool:
     """At most `most` at once. `one(place, begun)` performs a step and gives the next; `failed(place)` hears of one
-    whose dependents never begin."""
+    whose dependents never begin.
+    """
 
     def __init__(
         self, graph: Graph, most: int, one: Callable[[int, bool], Awaitable[Next]],

@@ -110,7 +110,8 @@ async def account(
 
 def ending(result: RunResult) -> tuple[Any, ...]:
     """What is to be the same of a result: its status, its final output, and the type of its error. One that was stopped
-    may have got less far."""
+    may have got less far.
+    """
     output = None if result.status in STOPPED else result.final_output
     return told_as(result), output, None if result.error is None else result.error.type
 

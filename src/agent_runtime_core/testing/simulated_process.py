@@ -118,7 +118,8 @@ class _Threads:
 
 class SimulatedProcess:
     """One process: a loop and a runner of its own. When it is killed its loop never turns again, so that no `finally`
-    of it runs before `bury`."""
+    of it runs before `bury`.
+    """
 
     def __init__(
         self, store: MemoryEngine, client: AgentRunner, setting: CrashSetting, blow: CrashPoint | None, watch: Watch,

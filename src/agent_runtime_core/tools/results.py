@@ -20,6 +20,8 @@ def in_json(tool: Tool, result: Any, max_bytes: int = MAX_BYTES) -> tuple[Any, s
     A result that is not JSON is converted by the tool's annotated return type.
 
     Args:
+        tool: The tool that returned the result.
+        result: The result.
         max_bytes: The largest JSON text, in bytes.
 
     Raises:

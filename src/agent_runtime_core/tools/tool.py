@@ -52,6 +52,7 @@ class Tool:
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the handler."""
         return self.handler(*args, **kwargs)
 
     @classmethod

@@ -32,6 +32,7 @@ class Hooks:
                 raise InvalidArgument(f"a hook must have one of {', '.join(NAMES)}, got {brief(each)}")
 
     async def call(self, name: str, *args: Any) -> None:
+        """Call the method `name` of each hook that has it. Errors are logged, not raised."""
         for each in self._objects:
             hook = getattr(each, name, None)
             if hook is None:

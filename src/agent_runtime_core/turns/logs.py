@@ -16,5 +16,6 @@ class TurnLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(log, {"trace_id": trace_id, "turn_id": turn_id, "step_id": step_id})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Add the ids to the `extra` of a log call."""
         kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         return msg, kwargs

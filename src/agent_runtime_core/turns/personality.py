@@ -63,6 +63,7 @@ class PackSet:
         return self.get((metadata or {}).get("personality"))
 
     def names(self) -> list[str]:
+        """Return the names of all packs, sorted."""
         return sorted(self.packs)
 
 

@@ -32,10 +32,12 @@ class Planned:
     direct: bool = False
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain values, which `from_dict` reads."""
         return cast("dict[str, Any]", to_plain(self, Planned, PLAIN))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Planned:
+        """Return the value that `to_dict` wrote."""
         return cast(Planned, build(dict(data), cls, PLAIN))
 
 

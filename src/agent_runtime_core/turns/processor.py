@@ -60,10 +60,12 @@ class TurnProgress:
 
     @property
     def log(self) -> TurnLog:
+        """A logger that adds the ids of the turn and of the present step."""
         return TurnLog(self.turn.trace_id, self.turn.id, self.ctx.step_id)
 
     @property
     def claim(self) -> str:
+        """The id of the claim under which the turn runs."""
         return self.ctx.journal.writer.claim_id
 
 

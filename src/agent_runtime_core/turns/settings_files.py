@@ -117,8 +117,11 @@ def text_in(content: bytes, called: str) -> str:
 class Reloadable(Protocol):
     """Something that is loaded from files."""
 
-    def marks(self) -> dict[Path, Mark]: ...
-    def reload(self) -> bool: ...
+    def marks(self) -> dict[Path, Mark]:
+        """Return a mark of each file, which changes when the file does."""
+
+    def reload(self) -> bool:
+        """Load the files again. Return whether anything changed."""
 
 
 async def watch(source: Reloadable, interval: float, clock: Clock) -> None:

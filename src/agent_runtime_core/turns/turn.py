@@ -26,10 +26,12 @@ class StepMetrics:
         return StepMetrics(*(getattr(self, name) + getattr(other, name) for name in _METRICS))
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain values, which `from_dict` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepMetrics:
+        """Return the metrics that `to_dict` wrote."""
         return cls(**{name: data[name] for name in _METRICS if data.get(name) is not None})
 
     @classmethod
@@ -60,15 +62,18 @@ class StepState:
 
     @property
     def ended(self) -> bool:
+        """Whether the step has a final status."""
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain values, which `from_dict` reads."""
         plain: dict[str, Any] = to_plain(self, StepState, PLAIN)
         del plain["apart"]
         return plain
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepState:
+        """Return the state that `to_dict` wrote."""
         return cast(StepState, build(dict(data), cls, PLAIN))
 
 
@@ -100,6 +105,7 @@ class Turn:
         return summed([self.planning, *(step.metrics for step in self.steps)])
 
     def step(self, number: int) -> StepState | None:
+        """Return the step with that number, or None."""
         return next((each for each in self.steps if each.step_number == number), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,4 +123,5 @@ class Turn:
 
 
 def summed(metrics: Iterable[StepMetrics]) -> StepMetrics:
+    """Return the sum of metrics."""
     return sum(metrics, StepMetrics())

@@ -36,12 +36,14 @@ def turn_of(run_id: str, trace_id: str, input: Mapping[str, Any], metadata: Mapp
 
 
 async def save(services: TurnServices, ctx: Context, turn: Turn) -> None:
+    """Store the turn with the present time."""
     turn.updated_at = aware(ctx.clock.wall())
     turn.created_at = turn.created_at or turn.updated_at
     await services.contexts.save_turn(turn)
 
 
 def audit_event(services: TurnServices, turn: Turn, action: str, details: dict[str, Any]) -> EventEnvelope:
+    """Return an audit event of the turn, in the envelope of its topic."""
     event = AuditEvent(action=action, details=details)
     return services.topics.envelope(event, event_id=f"{action}:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
 

@@ -71,6 +71,7 @@ class TurnRun:
         self._saving = asyncio.Lock()
 
     async def run(self) -> RunResult:
+        """Plan the turn, execute the plan, and return the answer."""
         ctx, services = self.ctx, self.services
         turn = await load_turn(services, ctx)
         self.turn: Turn = turn
@@ -90,6 +91,7 @@ class TurnRun:
         return await self._answer(planned, result)
 
     async def save(self) -> None:
+        """Store the present state of the turn."""
         # One at a time: with concurrent saves an older state could be stored last.
         async with self._saving:
             await save(self.services, self.ctx, self.turn)

@@ -292,8 +292,9 @@ def _convert_alias(annotation: Any, policy: Policy, value: Any, at: Path | None,
 
 
 def _convert_items(kind: Any, first: list[Turn], rest: Turn, value: Any, at: Path | None, back: bool) -> Any:
-    """Lists, tuples and sets, item by item. A tuple or a set is a list in plain JSON, so a list in its place is
-    refused; under `list`, a tuple stays one.
+    """Convert a list, tuple or set item by item.
+
+    A list is rejected for a tuple or a set, although plain JSON has lists for both. A tuple for a `list` stays a tuple.
     """
     is_list, given = kind is list, type(value)
     if given is list and not is_list and not back:

@@ -289,4 +289,5 @@ class ConversationStore(ABC):
 
 
 def no_conversation(conversation_id: object) -> InvalidArgument:
+    """Return the error for an unknown conversation."""
     return InvalidArgument(f"conversation {conversation_id} not found in this scope. Save it first.")
