@@ -14,10 +14,10 @@ NAMES = ("on_turn_start", "on_plan_ready", "on_step_start", "on_step_end", "on_t
 
 
 class Hooks:
-    """Calls the hooks of several objects in order. Each object has any of these methods, sync or async:
+    """Calls the hooks of several objects in order.
 
-    on_turn_start(turn), on_plan_ready(turn, plan), on_step_start(turn, step), on_step_end(turn, step),
-    on_turn_end(turn) and on_error(turn, error).
+    Each object has any of these methods, sync or async: on_turn_start(turn), on_plan_ready(turn, plan),
+    on_step_start(turn, step), on_step_end(turn, step), on_turn_end(turn) and on_error(turn, error).
 
     An error of a hook is logged and has no other effect. The same holds for a CancelledError that the hook raises
     itself. A turn that resumes after a crash may call a hook a second time.
