@@ -145,7 +145,7 @@ def value(node: ast.AST) -> float:
         case _:
             raise ValueError(f"{ast.unparse(node)!r} is no arithmetic")
     if not isinstance(found, int | float) or (isinstance(found, int) and found.bit_length() > MOST_BITS):
-        raise ValueError("the result is not a real number, or is too large")
+        raise ValueError("the result is not a real number, or too large")
     if not math.isfinite(found):
         raise ValueError("the result is not finite")
     return found
