@@ -23,7 +23,7 @@ from agent_runtime_core import AgentRunner, RunStatus
 from tests.support.fault_runs import KINDS, Store, settings, store, until
 
 RUNS = 10  # of each kind, in a round
-ROUNDS = 6  # what is kept for each run grows in all of them, what else the process does grows in some
+ROUNDS = 4  # what is kept for each run grows in all of them, what else the process does grows in some
 BYTES = 256  # for each run of a round, less than any row, record or text of one
 
 DESCRIPTORS = next((place for place in ("/proc/self/fd", "/dev/fd") if os.path.isdir(place)), None)
