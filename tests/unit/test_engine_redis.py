@@ -357,7 +357,7 @@ async def test_an_idle_connection_is_made_anew_after_a_restart(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "IDLE", 0.0)
-    with RedisServer(appendonly="yes") as server, one(server.url) as engine:
+    with RedisServer(appendonly="yes", appendfsync="always") as server, one(server.url) as engine:
         await put(engine, "a", "1")
         await asyncio.to_thread(server.restart)
         assert await get(engine, "a") == ["1"], "nobody is told that it was gone"

@@ -406,7 +406,7 @@ async def test_what_another_loop_was_asked_for_when_it_was_closed_is_refused_at_
 
 @pytest.mark.parametrize("bad", ["", ":memory:", "a\0b", "a\ud800.db"])
 def test_what_is_no_path_is_refused(bad: str) -> None:
-    with pytest.raises(InvalidArgument, match="is no path of a database file"):
+    with pytest.raises(InvalidArgument, match="must be the path of a database file"):
         SQLiteEngine.open(bad)
 
 
@@ -520,7 +520,7 @@ def test_what_cannot_be_kept_leaves_nothing_open(path: Path, monkeypatch: pytest
     locks: list[CommitLock] = []
     monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.ProcessLiveness", refuse)
     monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.CommitLock", made)
-    with pytest.raises(StorageError, match=r"a\.db may not be written or read \(no\): grant it"):
+    with pytest.raises(StorageError, match=r"a\.db may not be read or written \(no\)\. Grant the permission"):
         opened(path)
     assert [lock._fd for lock in locks] == [-1]
 

@@ -430,7 +430,7 @@ def test_a_link_that_leads_round_in_a_circle_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("one").symlink_to("two")
     Path("two").symlink_to("one")
-    with pytest.raises(errors.InvalidArgument, match="'one' is a link that leads round in a circle"):
+    with pytest.raises(errors.InvalidArgument, match="'one' is a symbolic link that points to itself"):
         (lambda made: getattr(made, "memory", None))(take("one"))
 
 

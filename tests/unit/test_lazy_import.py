@@ -127,5 +127,5 @@ def test_pick_names_all_when_nothing_is_near() -> None:
 
 
 def test_pick_refuses_what_is_no_class(theirs: Path) -> None:
-    with pytest.raises(InvalidArgument, match="is no class and so no queue backend: it is 7"):
+    with pytest.raises(InvalidArgument, match="must be a class to be a queue backend, got 7"):
         pick(TABLE, "their_pkg.queue:number", package=HOUSE, what="queue backend")

@@ -137,8 +137,8 @@ async def test_whatever_the_system_refuses_is_a_storage_error_and_works_again(
 @pytest.mark.parametrize(
     ("number", "kind", "words"),
     [(errno.EMFILE, StorageBusy, "raise the limit"), (errno.ENOSPC, StorageFull, "Free some space"),
-     (errno.EDQUOT, StorageFull, "Free some space"), (errno.EROFS, StorageError, "may not be written"),
-     (errno.EACCES, StorageError, r"a\.db\.live may not be written or read")],
+     (errno.EDQUOT, StorageFull, "Free some space"), (errno.EROFS, StorageError, "may not be read or written"),
+     (errno.EACCES, StorageError, r"a\.db\.live may not be read or written")],
 )  # fmt: skip
 def test_the_error_says_which_file_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StorageError], words: str
@@ -286,7 +286,7 @@ def test_a_commit_lock_that_is_no_file_is_refused(tmp_path: Path, kind: str) -> 
         lock.symlink_to(other)
     else:
         os.mkfifo(lock)
-    with pytest.raises(StorageCorrupt if kind == "link" else StorageError, match=r"commit\.lock is"):
+    with pytest.raises(StorageCorrupt if kind == "link" else StorageError, match=r"commit\.lock (is|must be)"):
         opened(tmp_path / "a.db")
     assert not other.exists()
 

@@ -83,7 +83,7 @@ async def test_the_examples_that_come_with_it_are_plans_it_would_accept() -> Non
         ("", "it is not JSON"),
         ("Sure! Here is the plan.", "it is not JSON"),
         (GOOD[:-1], "it is not JSON"),
-        ('{"steps": NaN}', "NaN is no JSON"),
+        ('{"steps": NaN}', "NaN is not JSON"),
         ("[]", "$ is list"),
         ("{}", "$ lacks 'final_goal'"),
         (answer(), "$.steps has 0 items, the schema wants at least 1"),

@@ -252,5 +252,5 @@ def test_replies_are_read_as_the_protocol_gives_them() -> None:
 
 
 def test_a_finding_reads_as_a_sentence() -> None:
-    finding = SafetyFinding("role", "slave", "refuse", "which keeps no write of ours", "name the master")
-    assert str(finding) == "role is 'slave', which keeps no write of ours: name the master"
+    finding = SafetyFinding("role", "slave", "refuse", "which does not keep writes", "name the master")
+    assert str(finding) == "role is 'slave', which does not keep writes: name the master"

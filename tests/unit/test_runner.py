@@ -1273,9 +1273,9 @@ def test_what_is_no_backend_is_told_what_it_lacks(name: str, said: str) -> None:
 @pytest.mark.parametrize("verb", ["get_run", "wait", "cancel", "resume", "discard", "fork"])
 async def test_no_id_is_told_as_that(verb: str) -> None:
     async with Rig() as rig:
-        with pytest.raises(InvalidArgument, match="a run id is a UUID or a string, not None"):
+        with pytest.raises(InvalidArgument, match="run_id must be a UUID or a string, got None"):
             await getattr(rig.runner, verb)(None)
-        with pytest.raises(InvalidArgument, match="not None"):
+        with pytest.raises(InvalidArgument, match="got None"):
             await rig.runner.signal(None, "go")  # type: ignore[arg-type]
         with pytest.raises(UnknownRun, match="no run nobody is stored here"):
             await getattr(rig.runner, verb)("nobody")

@@ -537,7 +537,7 @@ def test_a_sink_of_their_own_by_its_name() -> None:
     assert type(sink) is NoopTraceSink
     with pytest.raises(InvalidArgument, match=r"no trace sink is called 'langfus'.*did you mean 'langfuse'\?"):
         get_trace_sink("langfus")
-    with pytest.raises(InvalidArgument, match="is no class and so no trace sink"):
+    with pytest.raises(InvalidArgument, match="must be a class to be a trace sink"):
         get_trace_sink("agent_runtime_core.tracing.tracer:MAX_WAITING")
 
 

@@ -69,4 +69,4 @@ def aware(seconds: float) -> _dt.datetime:
     try:
         return _dt.datetime.fromtimestamp(seconds, _dt.UTC)
     except OSError as error:  # raised by the system's own calendar
-        raise OverflowError(f"{seconds!r} is no time that a calendar has") from error
+        raise OverflowError(f"{seconds!r} seconds is outside the range of the calendar") from error

@@ -55,7 +55,7 @@ def ulid_text(bits: int) -> str:
 def parse_ulid(text: str) -> int:
     """Return the number of a ULID in upper or lower case, or raise InvalidArgument."""
     if _ULID.fullmatch(text) is None:
-        raise InvalidArgument(f"{_shown(text)} is no ULID: 26 characters of 0-9 and A-Z without I, L, O and U")
+        raise InvalidArgument(f"a ULID must have 26 characters of 0-9 and A-Z without I, L, O and U, got {_shown(text)}")
     return int(text.translate(_TO_DIGITS), 32)
 
 
@@ -69,7 +69,7 @@ def new_ulid(clock: Clock, *, after: str | None = None) -> str:
             # The next millisecond, not the next number: after a rollback a store must not return the same ULID again.
             bits = (last >> 80) + 1 << 80 | bits & (1 << 80) - 1
             if bits >> 128:
-                raise InvalidArgument(f"there is no ULID above {after} to give: its time is the last one")
+                raise InvalidArgument(f"no ULID is greater than {after}: its time is the last possible one")
     return ulid_text(bits)
 
 
@@ -123,7 +123,7 @@ def stored_id(value: str | UUID) -> str:
     if isinstance(value, str) and _CANONICAL.fullmatch(value) is not None:
         return value.lower()
     if value is None:
-        raise InvalidArgument("a run id is a UUID or a string, not None: there is no run without one")
+        raise InvalidArgument("run_id must be a UUID or a string, got None")
     return str(run_uuid(value, SYSTEM)[0])
 
 

@@ -65,7 +65,7 @@ def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> typ
         )
     found = load(dotted, package=package)
     if not isinstance(found, type):
-        raise InvalidArgument(f"{brief(name)} is no class and so no {what}: it is {brief(found)}")
+        raise InvalidArgument(f"{brief(name)} must be a class to be a {what}, got {brief(found)}")
     return found
 
 

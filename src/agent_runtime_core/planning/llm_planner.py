@@ -48,7 +48,7 @@ You make plans. Answer with nothing but JSON that fits the schema below: the ste
 few as will do, numbered from 1.
 
 A step is of one kind: "tool_call" calls a tool, "memory_op" a memory operation, "llm_call" asks a model with the
-"prompt" in its tool_input. Use only the tools and memory operations as_list here, with arguments that fit their
+"prompt" in its tool_input. Use only the tools and memory operations listed here, with arguments that fit their
 parameters. "{{step_1.result}}" in a tool_input stands for the result of step 1, "{{step_1.result.name}}" for a field of
 it; a step may refer only to earlier ones, and waits for those. Steps that need not wait for each other run side by
 side: name in "depends_on" only those that a step must wait for without referring to them."""

@@ -96,7 +96,7 @@ class RuleBasedPlanner(BasePlanner):
             if step.tool_name and step.tool_name not in names:
                 raise PlanningError(
                     f"{step.reasoning} needs the tool {brief(step.tool_name)}, which is not available: "
-                    f"use {', '.join(sorted(names)) or 'another planner: there are no tools'}"
+                    f"the tools are {', '.join(sorted(names)) or '(none)'}"
                 )
         return Plan(steps, prompt.strip()).validate(tools, [step.tool_name for step in steps])
 

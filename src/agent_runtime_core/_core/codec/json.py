@@ -162,7 +162,7 @@ def _left(tree: Any, depth: int, budget: int) -> int:
 
 
 def _no_constant(text: str) -> object:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _finite(text: str) -> float:

@@ -303,7 +303,7 @@ def untag(value: Any, at: Path | None) -> Any:
     if tag is _ABSENT:
         return _revived_inside(value, value.items(), at)
     if type(tag) is not str or len(value) != 2 or "v" not in value:
-        raise not_encodable(at, f'the text is not what was written: a "{TAG}" that is no tag')
+        raise not_encodable(at, f'the text was changed after it was written: "{TAG}" is not a tag')
     form = value["v"]
     if tag == "dict" and type(form) is dict:
         return _revived_inside(form, form.items(), at)

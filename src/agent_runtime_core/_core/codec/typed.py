@@ -334,7 +334,7 @@ def _convert_enum(cls: type[enum.Enum], by_value: bool, value: Any, at: Path | N
     if type(value) is cls:
         is_flag = isinstance(value, enum.Flag)
         if not is_flag and cls.__members__.get(value.name) is not value:
-            raise not_encodable(at, f"{value!r} is no member of {cls.__name__}: return one")
+            raise not_encodable(at, f"{value!r} is not a member of {cls.__name__}")
         return value if back else value.value if by_value or is_flag else value.name
     if _passes(value):
         return value

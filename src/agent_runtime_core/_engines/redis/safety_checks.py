@@ -68,7 +68,7 @@ def check(
     if refused and not (allow_unsafe or place.allow_unsafe):
         raise UnsafeRedis(
             f"{place} would lose runs: {'; '.join(map(str, refused))}. "
-            "allow_unsafe=1 in its URL takes the risk, for a server whose runs nobody would miss",
+            "Change the settings, or accept the loss with allow_unsafe=1 in the URL",
             {each.setting: each.value for each in refused},
         )
     for each in found:
@@ -151,7 +151,7 @@ def _server(reported: Mapping[str, str], key_prefix: str) -> Iterator[SafetyFind
     if role != "master":
         master = ":".join(reported[name] for name in ("master_host", "master_port") if name in reported)
         at = f", at {master}" if master else ""
-        yield SafetyFinding("role", role, "refuse", "which keeps no write of ours", f"name the master in the URL{at}")
+        yield SafetyFinding("role", role, "refuse", "which does not keep writes", f"name the master in the URL{at}")
     version = reported.get("redis_version", _UNKNOWN)
     number = _VERSION.match(version)
     if number is None or (int(number[1]), int(number[2])) < OLDEST:
@@ -171,7 +171,7 @@ def _memory(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:
     remedy = "CONFIG SET maxmemory-policy noeviction"
     if policy.startswith("volatile-"):
         yield SafetyFinding(
-            "maxmemory-policy", policy, "warn", "which drops our keys that expire before their time", remedy
+            "maxmemory-policy", policy, "warn", "which may drop keys before they expire", remedy
         )
     elif policy != "noeviction":
         yield SafetyFinding("maxmemory-policy", policy, "refuse", "which may drop runs when memory is short", remedy)
@@ -198,7 +198,7 @@ def _disk(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:
         )  # fmt: skip
     if reported.get("stop-writes-on-bgsave-error") == "no":
         yield SafetyFinding(
-            "stop-writes-on-bgsave-error", "no", "warn", "so it goes on when nothing reaches the disk any more",
+            "stop-writes-on-bgsave-error", "no", "warn", "so the server accepts writes that it can no longer save",
             "CONFIG SET stop-writes-on-bgsave-error yes",
         )  # fmt: skip
 
@@ -217,7 +217,7 @@ def _network(place: RedisAddress) -> Iterator[SafetyFinding]:
         return
     if place.password is None:
         yield SafetyFinding(
-            "AUTH", "none", "warn", "so whoever reaches the server reads and writes every run",
+            "AUTH", "none", "warn", "so every client that reaches the server can read and write all runs",
             "set a password, and write redis://user:password@host:port/db",
         )  # fmt: skip
     if not place.tls:

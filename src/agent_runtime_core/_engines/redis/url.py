@@ -100,15 +100,15 @@ def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
     except ValueError:  # its message quotes what may be a password
-        raise _refused(url, "this is no URL; an IPv6 address stands in brackets: redis://[::1]:6379/0") from None
+        raise _refused(url, "the URL is not valid. An IPv6 address needs brackets: redis://[::1]:6379/0") from None
     if parts.scheme not in _SCHEMES or "://" not in url:
         raise _refused(url, "write redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path/of.sock")
     # An @ in the path of a socket is allowed, unless a user and a password come first.
     after_host = parts.query + parts.fragment + (parts.path if parts.netloc or parts.scheme != "unix" else "")
     if "@" in after_host:
-        raise _refused(url, "in a user and a password write %2F, %3F, %23 and %40 for '/', '?', '#' and '@'")
+        raise _refused(url, "in user and password, write %2F, %3F, %23 and %40 for '/', '?', '#' and '@'")
     if "#" in url:
-        raise _refused(url, "'#' begins a fragment, which no Redis has")
+        raise _refused(url, "a Redis URL has no fragment. Write %23 for a '#'")
     return parts
 
 
@@ -116,12 +116,12 @@ def _options(url: str, query: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name in ("username", "password"):
-            raise _refused(url, f"the {name} stands before the host: redis://user:password@host:6379/0")
+            raise _refused(url, f"write the {name} before the host: redis://user:password@host:6379/0")
         if name not in _OPTIONS:
             trust = "; set SSL_CERT_FILE to the certificates to trust" if name.startswith("ssl_") else ""
-            raise _refused(url, f"there is no option {brief(name)}, but {', '.join(_OPTIONS)}{trust}")
+            raise _refused(url, f"unknown option {brief(name)}. The options are {', '.join(_OPTIONS)}{trust}")
         if name in options:
-            raise _refused(url, f"{name}= is there twice")
+            raise _refused(url, f"{name}= is given twice")
         options[name] = value
     return options
 
@@ -130,7 +130,7 @@ def _credentials(url: str, parts: SplitResult) -> tuple[str | None, str | None]:
     username, password = (unquote(each) if each else None for each in (parts.username, parts.password))
     if username is not None and password is None:
         # Redis's own tools read a lone word as the password, its Python client as the user.
-        raise _refused(url, "before the @ stands user:password, or :password alone")
+        raise _refused(url, "write user:password before the @, or :password alone")
     return username, password
 
 
@@ -140,9 +140,9 @@ def _server(url: str, parts: SplitResult) -> RedisAddress:
     except ValueError:  # its message quotes what may be a password
         port = 0
     if port == 0:
-        raise _refused(url, "after the host stands a port from 1 to 65535")
+        raise _refused(url, "the port must be an integer from 1 to 65535")
     if not parts.hostname:
-        raise _refused(url, "it names no host; write redis://host:6379/0")
+        raise _refused(url, "the host is missing. Write redis://host:6379/0")
     return RedisAddress(host=parts.hostname, port=port or _PORT, tls=parts.scheme == "rediss")
 
 

@@ -29,11 +29,11 @@ def checked(path: str | os.PathLike[str]) -> str:
     text = path_text(path)
     if text is None or text == ":memory:":
         raise InvalidArgument(
-            f"{brief(path, 500)} is no path of a database file; for one that is never kept use memory://"
+            f"path must be the path of a database file, got {brief(path, 500)}. For a store in memory use memory://"
         )
     where = os.path.realpath(text)
     if os.path.islink(where):
-        raise InvalidArgument(f"{brief(text, 500)} is a link that leads round in a circle")
+        raise InvalidArgument(f"{brief(text, 500)} is a symbolic link that points to itself")
     if os.path.isdir(where):
         raise InvalidArgument(f"{brief(text, 500)} is a directory, not a database file")
     if os.path.exists(where) and not os.path.isfile(where):
