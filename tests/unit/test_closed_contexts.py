@@ -156,7 +156,7 @@ async def test_a_mistake_in_what_decides_on_another_try_leaves_the_error_of_the_
         async with Rig(place) as rig:
             await rig.value(body)
             assert [record.kind for record in await rig.records()][-2:] == ["failed", "ended"]
-    assert "no other try" in caplog.text
+    assert "the step is not retried" in caplog.text
 
 
 async def test_steps_of_a_child_that_are_called_as_one_of_its_parent_run_one_at_a_time(place: Path | None) -> None:

@@ -1,1 +1,1 @@
-"""What one claim does with one run."""
+"""Execution of one run under one claim: its context, steps, waits and journal writes."""

@@ -26,7 +26,7 @@ _ONLY_IN_JOURNALS: Final = ("step_id", "trace_id", "input_changed")
 
 
 class SavedState(Protocol):
-    """The state that is saved under a key of the checkpoint: of a `StepExecutor`."""
+    """The state of a `StepExecutor`, which is saved under a key of the checkpoint."""
 
     completed_steps: list[str]
     current_step_index: int
@@ -64,7 +64,7 @@ class CheckpointWriter:
         self._saving = asyncio.Lock()
 
     def load(self, state: SavedState) -> None:
-        """Continue with a state, which was saved or is new."""
+        """Continue with a saved or new state."""
         self.state = state
         # A state that was written by hand may name its completed steps without results.
         results = dict.fromkeys(state.completed_steps) | state.step_results
@@ -73,7 +73,7 @@ class CheckpointWriter:
         self.custom_state = _as_text(state.custom_state)
 
     def records(self) -> list[Record]:
-        """The journal records of what is done of the list or map."""
+        """Return the saved results of the list or map as journal records."""
         return [
             Record(self.next_seq(), DONE, name, key, 1, result=self.results[label])
             for (name, key), label in self._labels.items()
@@ -85,7 +85,7 @@ class CheckpointWriter:
         kept = False
         for record in records:
             await self._emit(record)
-            if record.state is not None:  # of a start too: in a graph, only the first one has it
+            if record.state is not None:  # also of a start: in a DAG, only the first start has the state
                 self.custom_state = record.state
             if record.kind == DONE and (label := self._labels.get((record.name, record.key))) is not None:
                 self._keep(label, record)
@@ -118,8 +118,8 @@ class CheckpointWriter:
         if record.kind == FAILED and (record.key.startswith("k:") or '"StepCancelledError"' in (record.info or "")):
             return  # a call in an agent loop has no events of steps, and a cancelled step has not failed
         for kind, payload in derived_events("", record):
-            told = {name: value for name, value in payload.items() if name not in _ONLY_IN_JOURNALS}
-            await self._ctx.emit(EventType(kind), told)
+            fields = {name: value for name, value in payload.items() if name not in _ONLY_IN_JOURNALS}
+            await self._ctx.emit(EventType(kind), fields)
 
     def _keep(self, label: str, record: Record) -> None:
         assert self.state is not None  # else no step has a label
@@ -139,13 +139,17 @@ class CheckpointWriter:
             await self._ctx.checkpoint(whole)
 
     def watched(self, call: Callable[[int], Awaitable[Any]]) -> Callable[[int], Awaitable[Any]]:
-        """The call of a step, ended when the context is cancelled."""
+        """Return `call`, made to end when the context is cancelled."""
         return lambda attempt: self.unless_cancelled(call(attempt))
 
     async def unless_cancelled(self, work: Awaitable[Any]) -> Any:
-        """The result of `work`. Raises StepCancelledError soon after the context was cancelled."""
-        frame = CURRENT_STEP.get()
-        name = "" if frame is None else frame.name
+        """Return the result of `work`.
+
+        Raises:
+            StepCancelledError: The context was cancelled. It is polled every `poll_interval` seconds.
+        """
+        scope = CURRENT_STEP.get()
+        name = "" if scope is None else scope.name
         task = start_soon(work)
         try:
             while not (await asyncio.wait({task}, timeout=self._poll_interval))[0]:
@@ -170,12 +174,12 @@ class _PollingClock(Clock):
 
 
 def unsaved_steps(ctx: Any) -> StepJournal[StepWriter]:
-    """The calls of an agent loop: their events are emitted, and no result is saved."""
+    """Return a journal for an agent loop in a context without one: events are emitted, and no result is saved."""
     return StepJournal(CheckpointWriter(ctx), ())
 
 
 def _as_text(value: Any) -> str:
-    """The text of a saved value: in its form, or as it is where the context's store keeps values."""
+    """Encode a saved value: plain JSON as it is, other values of the context's store with their types."""
     try:
         return plain_text(value)
     except (TypeError, ValueError):

@@ -201,7 +201,7 @@ class ClaimWriter:
 
     def _appends(self, records: Sequence[Record]) -> list[Op]:
         ops: list[Op] = []
-        for record in records:  # mostly one; made in the way of a NamedTuple, only faster
+        for record in records:  # usually one; `_new` does what the constructor of a NamedTuple does, but faster
             ops.append(_new(Op, ("journal.append", (self.run_id, record))))
         if self.effects:
             for record in records:
@@ -308,7 +308,7 @@ class ClaimWriter:
             self._publisher.unconfirmed += self._publisher.rows(records)
             await self._commit_later(self._bus, events)
 
-    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
+    async def transact(self, fn: Any, args: tuple[Any, ...], record: Record, seal: Any) -> str | None:
         """Run `fn` inside the commit of its own record.
 
         The events of the record are published by `publish_events`.
@@ -316,13 +316,13 @@ class ClaimWriter:
         Args:
             fn: The function, called with a connection and `args`.
             args: Its other arguments.
-            place: The record without its result.
+            record: The record without its result.
             seal: Makes the record of the result of `fn`.
 
         Returns:
             The recorded result.
         """
-        op = Op("journal.transact", (self.run_id, fn, args, place, seal))
+        op = Op("journal.transact", (self.run_id, fn, args, record, seal))
         try:
             text: str | None = (await self._commit(self._state, [op]))[0]
         except BaseException:
@@ -385,8 +385,8 @@ class ClaimWriter:
             The new row, then the results of `ops`.
 
         Raises:
-            RowChanged: The row is another one by now. Nothing was written if one engine has everything; otherwise the
-                caller repeats or corrects what was written to the journal and the bus.
+            RowChanged: The row has changed since it was read. If one engine has everything, nothing was written.
+                Otherwise the caller repeats or corrects what was written to the journal and the bus.
         """
         if self._partially_written and self._publisher is not None:  # no later claim publishes what is missing
             await self._publish_missing(self._publisher, await self.state.records(self.run_id))

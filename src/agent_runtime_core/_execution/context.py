@@ -236,8 +236,8 @@ class Context:
             The result, as it is decoded from the journal.
 
         Raises:
-            JournalMismatch: if the journal has another step at this place, or has other arguments for this one with
-                `on_changed_input="raise"` or among several steps of one name that ran at once without keys.
+            JournalMismatch: if the journal has another step in this position. Also if it has other arguments for this
+                step, with `on_changed_input="raise"` or if several steps of one name ran at once without keys.
             StepExecutionError: after the last failed call.
             StepInDoubt: if the outcome is unknown and `on_in_doubt="fail"`.
             UnserialisableResult: if the result cannot be stored.
@@ -375,7 +375,7 @@ class Context:
     # -- waits and child runs
 
     async def sleep(self, seconds: float, *, key: str | None = None) -> None:
-        """Wait for `seconds`. A run that is resumed meanwhile waits only for what is left.
+        """Wait for `seconds`. A run that is resumed in that time waits only for the rest.
 
         Args:
             seconds: At least 0.

@@ -136,7 +136,7 @@ class ContextSteps:
         if self._is_ambiguous(record):
             raise JournalMismatch(
                 f"step {record.name!r} must have a key: several steps of that name ran at once without keys, and "
-                "this one was recorded with other arguments, so its record cannot be told from theirs. "
+                "this one was recorded with other arguments, so its record cannot be distinguished from theirs. "
                 f"Give each a key, as in ctx.step({record.name!r}, fn, i, key=str(i)), or a name of its own",
                 recorded=record.name,
                 found=record.name,
@@ -152,7 +152,7 @@ class ContextSteps:
         await self._writer.buffer(self._journal.records.boundary(SKIPPED, nev=1, info={"steps": [skip]}))
 
     def _is_ambiguous(self, record: Record) -> bool:
-        """Return whether the step ran concurrently, and only its occurrence tells it from another step of its name."""
+        """Return whether the step ran concurrently and only its occurrence identifies it."""
         occurrence, _, scope = record.key.partition("@")
         if not occurrence.startswith("s:") or not was_concurrent(record):
             return False

@@ -1,7 +1,7 @@
-"""Whether a guarded step may run: one that another run of the same lineage of forks did is not repeated silently.
+"""Guarded steps: an effect of one run is not repeated silently by another run of the same lineage of forks.
 
-A step is guarded if its `on_in_doubt` is not "retry". Its row in the state store is written in the commits that record
-its start and its end, so that of two runs that come to it at once, one begins it.
+A step is guarded if its `on_in_doubt` is not "retry". Its effect row in the state store is written in the commits that
+record its start and its end. So if two runs reach the step at once, only one starts it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def effect_row(journal: RunJournal, name: str, key: str, digest: str, status: st
 
 
 def membership(origin: str, run_id: str) -> list[Op]:
-    """Return what keeps the rows of a lineage as long as that run: its deletion finds the lineage by the second row."""
+    """Return operations that keep the rows of a lineage as long as this run exists.
+
+    The deletion of the run finds the lineage by the second row.
+    """
     rows = [EffectRow(origin, "", "", run_id, MEMBER)]
     if run_id != origin:
         rows.append(EffectRow(run_id, "", "", run_id, MEMBER, origin))
@@ -45,9 +48,9 @@ def membership(origin: str, run_id: str) -> list[Op]:
 
 
 async def join_lineage(journal: RunJournal) -> None:
-    """Learn of a child run whether a fork called it: then its lineage is that of the child which the first run called.
+    """Set the lineage of a child run that a fork called: that of the child which the first run called.
 
-    Read only by children, at their first guarded step or approval.
+    Only child runs read their parent, at their first guarded step or approval.
     """
     writer, parent_id = journal.writer, journal.writer.parent_id
     if parent_id is None or journal.view.origin != writer.run_id:
@@ -72,23 +75,22 @@ async def join_lineage(journal: RunJournal) -> None:
 
 
 def _is_approved(journal: RunJournal) -> bool:
-    """Whether the run was given an approval of its own."""
+    """Return whether the run has an approval that was not copied from another run."""
     return any(is_approval(record) and not is_copied(record) for record in journal.view.completed.values())
 
 
 async def other_rows(journal: RunJournal, row: EffectRow) -> list[EffectRow]:
-    """Return the rows that other runs of the lineage have of the same effect, the oldest first."""
+    """Return the rows that other runs of the lineage have of the same effect, oldest first."""
     rows = await journal.writer.state.effects(*row[:3])
     return [each for each in rows if each.run_id != row.run_id]
 
 
 def _digest(work: Guarded) -> str:
-    if (
-        work.start_info is not None and "tool" in work.start_info
-    ):  # the model may ask for another call at the same place
-        tool = work.start_info["tool"]
+    """Return the digest that identifies the effect of this step, of several under the same name and key."""
+    tool = (work.start_info or {}).get("tool")
+    if tool is not None:  # in a fork, the model may request another call in the same position
         return arguments_digest((tool["name"], tool["args"]), {})[0] or ""
-    return "" if work.key.startswith("x:") else work.digest or ""  # there it is the number of the step list
+    return "" if work.key.startswith("x:") else work.digest or ""  # in a list, it is the number of the step list
 
 
 class GuardedStep:
@@ -106,7 +108,7 @@ class GuardedStep:
         self.unapproved: list[dict[str, str]] = []
 
     async def find(self) -> None:
-        """Find out under which key the lineage knows the step, which may have had another name."""
+        """Find the effect row of the step, which may have had another name in an earlier run."""
         journal = self.journal
         await join_lineage(journal)
         self.row: EffectRow = effect_row(journal, self.name, self.key, self.digest, BEGUN)
@@ -117,7 +119,7 @@ class GuardedStep:
                 break
 
     async def check_approval(self) -> None:
-        """Find out whether all approvals of this run were spent by the runs that it was forked from."""
+        """Find out whether the runs that this one was forked from have spent all of its approvals."""
         journal = self.journal
         if (
             journal.view.spent_approvals
@@ -128,13 +130,17 @@ class GuardedStep:
             self.unapproved = journal.view.spent_approvals
 
     async def check_others(self) -> None:
-        """Read what other runs did of this effect."""
+        """Read the rows that other runs have of this effect."""
         self.other_rows = await other_rows(self.journal, self.row)
 
     async def admit(self) -> EffectRow | None:
-        """Decide by the policy of the run: the row whose result is reused, or None if the step may be begun.
+        """Decide by the policy of the run whether the step may start.
 
-        EffectAlreadyDone if it may not.
+        Returns:
+            None if it may start. Otherwise the row whose result is reused.
+
+        Raises:
+            EffectAlreadyDone: It may not start.
         """
         writer, row = self.journal.writer, self.row
         if self.other_rows:
@@ -157,7 +163,7 @@ class GuardedStep:
         return None
 
     async def _allowed(self, run_id: str, status: str, about: dict[str, Any]) -> bool:
-        """Whether the policy, or a person who is asked, allows the step again."""
+        """Return whether the step may run again: by the policy, or after asking for approval."""
         journal = self.journal
         if journal.view.effects_policy != "ask":
             return journal.view.effects_policy == "repeat"
@@ -169,7 +175,7 @@ class GuardedStep:
         return bool(answer.get("approved") if isinstance(answer, dict) else answer)
 
     async def _publish(self, action: str, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
-        """Publish what became of the step, once for each run that it is about."""
+        """Publish what happened to the step, once for each other run that it refers to."""
         writer, mine = self.journal.writer, step_id(self.journal.writer.run_id, *self.identity)
         about = {"step_name": self.name, "step_id": mine, "action": action, "run_id": run_id, "status": status} | (
             about or {}
@@ -179,16 +185,16 @@ class GuardedStep:
 
     async def _reject(self, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
         await self._publish("refused", run_id, status, about)
-        there = await self.journal.writer.queue.row(run_id)
-        run = (there.run_key if there is not None else None) or run_id
+        other = await self.journal.writer.queue.row(run_id)
+        run = (other.run_key if other is not None else None) or run_id
         step = f"step {self.name!r}" if self.tool is None else f"call of tool {self.tool['name']!r}"
         if about:
-            said = f"{step} must have an approval of this run: {about['approval']!r} was spent in run {run!r}"
+            reason = f"{step} must have an approval of this run: {about['approval']!r} was spent in run {run!r}"
         elif status == HAPPENED:
-            said = f"{step} was already done in run {run!r}, from which this run shares its history"
+            reason = f"{step} was already done in run {run!r}, which shares its history with this run"
         else:
-            said = (
-                f"{step} was begun in run {run!r}, from which this run shares its history, and its outcome is unknown"
+            reason = (
+                f"{step} was started in run {run!r}, which shares its history with this run; its outcome is unknown"
             )
-        way = '"ask" or "repeat"' if status == BEGUN else '"reuse", "ask" or "repeat"'
-        raise EffectAlreadyDone(self.name, f"{said}. To allow it, fork again with effects={way}.", run_id, status)
+        effects = '"ask" or "repeat"' if status == BEGUN else '"reuse", "ask" or "repeat"'
+        raise EffectAlreadyDone(self.name, f"{reason}. To allow it, fork again with effects={effects}.", run_id, status)

@@ -18,7 +18,7 @@ def publish_op(run_id: str, rows: Sequence[Row]) -> Op:
 
 
 def derived_rows(run_id: str, record: Record) -> list[Row]:
-    """Return the events that a record stands for."""
+    """Return the events of a record."""
     try:
         texts = [(kind, encode(payload)) for kind, payload in derived_events(run_id, record)]
     except UnserialisableResult:  # a process that cancels a run may not know the types of its results

@@ -1,4 +1,4 @@
-"""The journal of a run as one of its claims knows it: which steps are recorded, and which are in doubt."""
+"""The journal of a run as one claim reads it: which steps are recorded, and which are in doubt."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _has_info(record: Record, word: str) -> bool:
 
 
 def is_approval(record: Record) -> bool:
-    """Whether this is the record of an approval that was answered."""
+    """Return whether this is the record of an approval that was answered."""
     return record.kind == DONE and _has_info(record, "approval")
 
 
 def was_concurrent(record: Record) -> bool:
-    """Whether the step of this record ran concurrently with other code of its run."""
+    """Return whether the step of this record ran concurrently with other code of its run."""
     return _has_info(record, "beside")
 
 
@@ -60,7 +60,7 @@ class JournalView:
         reopened_at: Wall seconds at which this generation began, if it is not the first.
         origin: The first run of the lineage of forks. `effects.join_lineage` corrects it for a child of a fork.
         effects_policy: What happens to guarded steps that another run of the lineage has done.
-        spent_approvals: Approvals among the copied records: their names, keys and runs.
+        spent_approvals: Approvals in the copied records: their names, keys and runs.
         length: How many records there are.
         ends: How many of them are ends of steps, waits and values.
         former_names_by_name: The names that a step had before, the last one first.
@@ -119,7 +119,7 @@ class JournalView:
             if state is not None:
                 self._own_states[key, digest] = record.seq, state
             if key[:2] == "s:" and not was_concurrent(record):
-                ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second try
+                ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second attempt
             # In a step list, the start is that of the step at the next position: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != start_key or digest != start_digest):
                 carriers.append(carrier)

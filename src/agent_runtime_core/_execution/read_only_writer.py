@@ -46,7 +46,7 @@ class ReadOnlyWriter:
     def closed_error(self, name: str) -> IllegalTransition:
         """Return the error of a write that is named `name`."""
         return IllegalTransition(
-            f"run {self.run_id} has succeeded, nothing can be added to it ({name!r}): use another run_id"
+            f"run {self.run_id} has succeeded, nothing can be added to it ({name!r}). Use another run_id"
         )
 
     def is_newest(self, records: Sequence[Record]) -> bool:
@@ -85,8 +85,8 @@ class ReadOnlyWriter:
     async def confirm_record(self, record: Record) -> NoReturn:
         raise self.closed_error(record.name)
 
-    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> NoReturn:
-        raise self.closed_error(place.name)
+    async def transact(self, fn: Any, args: tuple[Any, ...], record: Record, seal: Any) -> NoReturn:
+        raise self.closed_error(record.name)
 
     async def write(self, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()) -> NoReturn:
         raise self.closed_error(next(iter((*state, *events, *queue))).name)

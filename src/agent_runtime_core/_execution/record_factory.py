@@ -49,9 +49,9 @@ class RecordFactory:
         self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
         info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False, state: str | None = None,
     ) -> Record:  # fmt: skip
-        """Return a STARTED record; a `quiet` one stands for no events."""
+        """Return a STARTED record; a `quiet` one has no events."""
         events = 0 if quiet else start_events(total)
-        # Made in the way of a NamedTuple, only faster.
+        # Does what the constructor of a NamedTuple does, but faster.
         record: Record = tuple.__new__(
             Record,
             (
@@ -82,7 +82,7 @@ class RecordFactory:
         if start is not None and start.nev and ms <= writer.max_delay * 1000 and writer.withdraw(start):
             info = with_start_info(info, start)
             events += start.nev
-        # Made in the way of a NamedTuple, only faster.
+        # Does what the constructor of a NamedTuple does, but faster.
         record: Record = tuple.__new__(
             Record,
             (
@@ -97,7 +97,7 @@ class RecordFactory:
         return (self.completed(step, text, attempt, ms),)
 
     def value(self, name: str, key: str, result: str | None, info: str | None, digest: str | None) -> Record:
-        """Return a DONE record that stands for no events: of a wait, a child run or a recorded value."""
+        """Return a DONE record without events: of a wait, a child run or a recorded value."""
         return Record(
             self._next_seq(), DONE, name, key, 1, self._claim_id, self.wall(), result, info=info, digest=digest
         )
@@ -106,7 +106,7 @@ class RecordFactory:
         self, kind: str, name: str, key: str, *, attempt: int, pos: int, total: int, tries: int, info: dict[str, Any],
         quiet: bool = False,
     ) -> Record:  # fmt: skip
-        """Return a RETRYING or FAILED record; a `quiet` one stands for no events."""
+        """Return a RETRYING or FAILED record; a `quiet` one has no events."""
         return Record(
             self._next_seq(), kind, name, key, attempt, self._claim_id, self.wall(),
             pos=pos, total=total, tries=tries, info=encode(info), nev=0 if quiet else 1,
@@ -116,13 +116,13 @@ class RecordFactory:
         self, kind: str, name: str = "", key: str = "", *, attempt: int = 0, nev: int = 0, total: int = 0,
         info: dict[str, Any] | None = None,
     ) -> Record:  # fmt: skip
-        """Return a record of the run itself, which stands for `nev` events."""
+        """Return a record of the run itself, which has `nev` events."""
         return Record(
             self._next_seq(), kind, name, key, attempt, self._claim_id, self.wall(), total=total,
             info=encode(info) if info else None, nev=nev,
         )  # fmt: skip
 
     def renumbered(self, records: Sequence[Record]) -> Sequence[Record]:
-        """Return the same records with new numbers, higher than all others."""
+        """Return the same records with new numbers, higher than all earlier ones."""
         next_seq = self._next_seq
         return [each._replace(seq=next_seq()) for each in records]

@@ -1,6 +1,6 @@
-"""Steps that the library itself takes for an agent, each under a name and a key of its own: calls of models and tools.
+"""Model and tool calls of an agent loop, recorded as steps with explicit names and keys.
 
-They tell no STEP_* events, and their errors come as they are.
+They publish no STEP_* events, and their errors are raised unwrapped.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .step_journal import StepJournal
 from .step_policy import DEFAULT_POLICY, Policy
 from .step_runner import StepCall, run_step
 
-#: Told apart from None, which is a result.
+#: Returned for a step without a saved result. None would be a result.
 UNRECORDED: object = object()
 
 
 class RecordedCalls:
-    """Those of one run, or of one agent loop where the context has no journal: there each step is just performed."""
+    """The recorded calls of one run. In a context without a journal, the calls run and nothing is saved."""
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
-        ours = isinstance(ctx, Context)
-        self.journal: StepJournal[Any] = ctx.journal if ours else unsaved_steps(ctx)
-        self._place: RunControl = ctx.control if ours else RunControl()
+        has_journal = isinstance(ctx, Context)
+        self.journal: StepJournal[Any] = ctx.journal if has_journal else unsaved_steps(ctx)
+        self._control: RunControl = ctx.control if has_journal else RunControl()
 
     def recorded(self, name: str, key: str) -> Any:
-        """The result of that step, which the run comes to with this; `UNRECORDED` if it has none."""
+        """Return the saved result of a step, and replay the run up to it; `UNRECORDED` if there is none."""
         record = self._recorded(name, key)
         if record is None:
             return UNRECORDED
@@ -46,7 +46,7 @@ class RecordedCalls:
         return None if record.result is None else decode(record.result)
 
     def replayed(self, name: str, key: str) -> Any:
-        """The same of a step that the run has yet to come to."""
+        """Return the saved result of a step that the run reaches later, without replaying up to it."""
         record = self._recorded(name, key)
         return UNRECORDED if record is None or record.result is None else decode(record.result)
 
@@ -54,23 +54,26 @@ class RecordedCalls:
         return self.journal.lookup(name, f"k:{key}")
 
     def duration(self, name: str, key: str) -> float:
-        """Seconds that the recorded step took this run; none where another run's was copied."""
+        """Return the seconds that the recorded step took; 0 if this run has no record of it, or only a copied one."""
         record = self.journal.lookup(name, f"k:{key}")
         return 0.0 if record is None or is_copied(record) else record.ms / 1000
 
     def event_fields(self, name: str, key: str) -> dict[str, str]:
-        """What each event of that step says of it, for those that are told outside of it."""
+        """Return the fields by which an event names the step, for events that are published outside of it."""
         if not self.journal.writer.has_journal:
             return {}
         return {"step_id": step_id(str(self._ctx.run_id), name, f"k:{key}"), "trace_id": self._ctx.trace_id}
 
     def from_fork(self, name: str, key: str) -> bool:
-        """Whether that step is recorded, and was paid for by the run that this one was forked from."""
+        """Return whether the record of the step was copied from the run that this one was forked from.
+
+        That run has paid for the call.
+        """
         record = self.journal.lookup(name, f"k:{key}")
         return record is not None and is_copied(record)
 
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
-        """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""
+        """Return what an earlier execution of the run reserved for the step, if the step is in doubt."""
         identity, journal = (name, f"k:{key}"), self.journal
         return (
             journal.view.in_doubt_usage(identity)
@@ -91,28 +94,35 @@ class RecordedCalls:
         tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
         lazy: bool = False,
     ) -> Any:  # fmt: skip
-        """The result of that step, which has no record yet, unless one landed that nobody heard of.
+        """Run a step without a saved result, unless an unconfirmed write turns out to have saved one.
 
-        A `tool` call, {"name", "id", "args"}, tells TOOL_CALL when it starts and TOOL_RESULT when it ends.
-        `effect` is the key under which forks know a guarded call.
-        `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
+        Args:
+            name: Name of the step.
+            key: Key of the step, without the prefix that explicit keys have in the journal.
+            call: Makes one attempt. Receives the number of the attempt, counted from 1.
+            policy: How the step is retried.
+            tool: For a tool call {"name", "id", "args"}: its start publishes TOOL_CALL, its end TOOL_RESULT.
+            effect: The key by which forks find the effect of a guarded call.
+            reserve: Usage that is reserved for the call, recorded with its start.
+            lazy: Write the DONE record with the next record that is not lazy.
+
+        Returns:
+            The result.
+
+        Raises:
+            StepCancelledError: The run is being cancelled.
         """
-        journal, place = self.journal, self._place
-        if place.closed:
-            await place.raise_closed()
-        if place.cancelled:
+        journal, control = self.journal, self._control
+        if control.closed:
+            await control.raise_closed()
+        if control.cancelled:
             raise StepCancelledError(name)
         if journal.unconfirmed.pending:
             await journal.unconfirmed.resolve()
             if (known := self.recorded(name, key)) is not UNRECORDED:
                 return known
         if (failure := journal.view.swallowed_failures.pop((name, f"k:{key}"), None)) is not None:
-            raise original_error(name, failure)  # the code went on without it
-        started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
-        if effect is not None:
-            started = {**(started or {}), "effect": effect}
-        if reserve:
-            started = {**(started or {}), "reserve": reserve}
+            raise original_error(name, failure)  # the code continued after it, and will again
         info = CONCURRENT_INFO if journal.in_child_task() else None
         if tool is not None:
             info = f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
@@ -124,16 +134,30 @@ class RecordedCalls:
             position=journal.records.next_position(),
             info=info,
             no_events=tool is None,
-            start_info=started,
+            start_info=_start_info(tool, effect, reserve),
             raise_unwrapped=True,
             defer_record=lazy,
-            adapt_review_result=None if tool is None else _answered,
+            adapt_review_result=None if tool is None else _reviewed_tool_result,
         )
         value = await run_step(journal, work, journal.records.completion)
         journal.advance()
         return value
 
 
-def _answered(result: Any) -> dict[str, Any]:
-    """What somebody says of a tool call in doubt, as its record."""
+def _start_info(
+    tool: dict[str, Any] | None, effect: str | None, reserve: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """Return what the STARTED records of a call contain; None for nothing."""
+    info: dict[str, Any] = {}
+    if tool is not None:
+        info["tool"] = tool
+    if effect is not None:
+        info["effect"] = effect
+    if reserve:
+        info["reserve"] = reserve
+    return info or None
+
+
+def _reviewed_tool_result(result: Any) -> dict[str, Any]:
+    """Return the saved result of a tool call in doubt for the result that a reviewer entered."""
     return {"content": str(result), "ok": True, "error": None, "result": result}

@@ -1,4 +1,4 @@
-"""How a run ended, as plain values: what its last record, its parent's journal and its callers hold."""
+"""Encode and decode the result of a run, for its last record, its parent's journal and its callers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ _ERROR = {"type": str, "message": str, "stack": str, "retriable": bool, "details
 
 
 class OmittedHistory(NamedTuple):
-    """Of a result's messages, those that its conversation keeps already: so many `messages` behind the first `at`.
+    """Messages that a recorded result leaves out, because its conversation has them.
 
-    They end with the message `leaf`. A record names them, so that it does not grow with the conversation.
+    The record names them instead, so that it does not grow with the conversation.
+
+    Attributes:
+        conversation_id: The conversation.
+        leaf: The id of the last of these messages.
+        at: How many messages of the result come before them.
+        messages: How many messages they are.
     """
 
     conversation_id: str
@@ -25,21 +31,23 @@ class OmittedHistory(NamedTuple):
 
 
 def error_payload(error: ErrorInfo | None) -> dict[str, Any] | None:
+    """Return the fields of an error as plain values."""
     return None if error is None else {name: getattr(error, name) for name in _ERROR}
 
 
 def error_in(text: str) -> ErrorInfo | None:
-    """What a queue was told of an error; what an ErrorInfo has no place for is among its details.
+    """Return the error in a row of the queue. Values that are no fields of ErrorInfo are added to its details.
 
-    ValueError for a text that no queue has written.
+    Raises:
+        ValueError: The text is not one that a queue has written.
     """
-    told = decode_checked(text)
-    if told is None:
+    value = decode_checked(text)
+    if value is None:
         return None
-    if not isinstance(told, dict):
-        return ErrorInfo("Error", str(told))
-    fields = {name: told[name] for name, kind in _ERROR.items() if isinstance(told.get(name), kind)}
-    rest = {name: value for name, value in told.items() if name not in fields}
+    if not isinstance(value, dict):
+        return ErrorInfo("Error", str(value))
+    fields = {name: value[name] for name, kind in _ERROR.items() if isinstance(value.get(name), kind)}
+    rest = {name: each for name, each in value.items() if name not in fields}
     details = fields.get("details", {})
     if rest:
         clash = rest.keys() & details.keys()
@@ -48,7 +56,7 @@ def error_in(text: str) -> ErrorInfo | None:
 
 
 def result_payload(result: RunResult, before: OmittedHistory | None = None) -> dict[str, Any]:
-    """What is recorded of a result; without the messages of `before`, which are named in their place."""
+    """Return a result as plain values. It names the messages `before` and does not contain them."""
     messages = result.final_messages
     if before is not None:
         messages = [*messages[: before.at], *messages[before.at + before.messages :]]
@@ -65,7 +73,7 @@ def result_payload(result: RunResult, before: OmittedHistory | None = None) -> d
 
 
 def result_from_payload(payload: dict[str, Any]) -> RunResult:
-    """The inverse of `payload_of`, without the messages that it names."""
+    """Return the result that `result_payload` was made of, without the messages that the payload only names."""
     error, status, run_id = payload.get("error"), payload.get("status"), payload.get("run_id")
     return RunResult(
         final_output=payload.get("final_output") or {},
@@ -79,14 +87,16 @@ def result_from_payload(payload: dict[str, Any]) -> RunResult:
 
 
 def encode_result(result: RunResult, before: OmittedHistory | None = None) -> str:
+    """Encode a result, as in `result_payload`."""
     return encode(result_payload(result, before), max_bytes=MAX_WHOLE)
 
 
 def decode_result(text: str) -> RunResult:
+    """Decode a recorded result, as in `result_from_payload`."""
     return result_from_payload(cast("dict[str, Any]", decode(text)))
 
 
 def omitted_history_in(text: str) -> OmittedHistory | None:
-    """The messages that a recorded result names."""
-    told = cast("dict[str, Any]", decode(text)).get("before") if '"before":' in text else None
-    return None if told is None else OmittedHistory(**told)
+    """Return the messages that a recorded result names and does not contain; None if there are none."""
+    before = cast("dict[str, Any]", decode(text)).get("before") if '"before":' in text else None
+    return None if before is None else OmittedHistory(**before)

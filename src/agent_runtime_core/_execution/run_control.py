@@ -1,4 +1,4 @@
-"""What a run's context and the runner that drives it have in common."""
+"""What the context, the journal and the runner of a claim share, and the services that a runner lends to contexts."""
 
 from __future__ import annotations
 
@@ -27,70 +27,73 @@ if TYPE_CHECKING:
 
 
 class RunRecorder(Protocol):
-    """Keeps what outlives a run: its part of a conversation, and what is to be audited."""
+    """Saves what persists across runs: the messages of a run in its conversation, and its audit log."""
 
     async def fence(self, claim: FencedWrites) -> None:
-        """Have the claims before this one refused by the stores."""
+        """Make the stores reject writes of earlier claims."""
 
     async def load(self, ctx: Any) -> None:
-        """Give the run what was said before."""
+        """Load the earlier messages of the conversation into the context of the run."""
 
     async def save(self, result: RunResult) -> None:
-        """Append what the run said; it has not ended yet, and may come here again."""
+        """Append the messages of the run to its conversation.
+
+        The run has not ended yet, so this may be called again.
+        """
 
     def omitted_history(self, result: RunResult) -> OmittedHistory | None:
-        """The messages of a result that need not be recorded."""
+        """Return the messages of a result that its record can leave out; None if there are none."""
 
     async def restore(self, text: str) -> RunResult:
-        """A recorded result, with the messages that it names."""
+        """Return a recorded result, with the messages that its record only names."""
 
     async def audit(self, result: RunResult | None) -> None:
-        """Write what happened; `result` is that of a run that has ended."""
+        """Write the audit log; `result` is None if the run has not ended."""
 
 
 class Slots(Protocol):
-    """How many runs of a worker go on at once; one that only waits uses no slot."""
+    """Limits how many runs of a worker execute at once. A run that only waits uses no slot."""
 
-    def release(self, place: RunControl) -> None:
-        """The run only waits: its slot is free."""
+    def release(self, control: RunControl) -> None:
+        """Free the slot of a run that only waits."""
 
-    def reclaim(self, place: RunControl) -> None:
-        """Count a run that works again, also where no slot is free."""
+    def reclaim(self, control: RunControl) -> None:
+        """Count a run that works again, even if no slot is free."""
 
-    async def regain(self, place: RunControl) -> bool:
-        """Until the run has a slot again; False where it is to be given back instead."""
+    async def regain(self, control: RunControl) -> bool:
+        """Wait for a slot. Returns False if the run must be released to the queue instead."""
 
 
 @dataclass(repr=False, eq=False)
 class Services:
-    """What a runner lends to the contexts it makes."""
+    """What a runner lends to its contexts."""
 
     clock: Clock
     tools: ToolRegistry
-    #: Finds out which runs with open waits only wait, in each event loop.
+    #: Finds the runs that only wait, in each event loop.
     monitor: PerLoop[Monitor]
-    #: Seconds a wait stays in place before the run is parked; None: always in place.
+    #: Seconds that a run waits in memory before it is parked. None: it is never parked.
     park_after: float | None = None
-    #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`); None: workers do.
+    #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`). None: workers run it.
     run_child: Callable[[AgentRuntime | str, str, dict[str, Any], str, str], Awaitable[RunResult]] | None = None
-    #: RunLimits that no agent loop of these runs may go beyond.
+    #: Limits for the agent loops of these runs.
     limits: RunLimits | None = None
-    #: Where traces of these runs go, if anywhere.
+    #: Receives the traces of these runs.
     tracer: Tracer | None = None
-    #: Gives the stores that `ctx.persistence` is; it is asked when they are needed.
+    #: Returns the stores of `ctx.persistence`. Called at their first use.
     persistence: Callable[[], PersistenceManager] | None = None
-    #: Makes what keeps a run's part of its conversation and of an audit store; None for a run without either.
+    #: Returns the recorder of a run; None for a run without a conversation and an audit log.
     recorder: Callable[[RunRow], RunRecorder | None] | None = None
-    #: Is called with each run whose part of its conversation is kept by neither the runner nor the agent.
+    #: Called with each run whose messages neither the runner nor the agent appends to its conversation.
     not_kept: Callable[[RunRow], None] | None = None
-    #: Those that runs leave while they wait in place, so that their worker can do something else.
+    #: The slots of the worker. A run that only waits releases its slot to another run.
     slots: Slots | None = None
-    #: Hears of each piece of an answer (run id, sequence, bytes), and says what to wait for before the next.
+    #: Called with each published delta: (run id, sequence, bytes). Returns what to await before the next one.
     backpressure: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
 
 
 class ContextWaits(Protocol):
-    """The waits of a context that its journal asks for."""
+    """The waits of a context that its journal uses."""
 
     async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any], /) -> AlreadyDone | None:
         """Park until a person has reviewed a step in doubt."""
@@ -105,7 +108,7 @@ class ContextWaits(Protocol):
 
 
 class RunningContext(Protocol):
-    """What the journal of a run asks its context for."""
+    """What the journal of a run uses of its context."""
 
     @property
     def waits(self) -> ContextWaits: ...
@@ -130,21 +133,22 @@ class RunControl:
     closed: bool = False
     lost: bool = False  # another worker has the run, or it has finished
     release_requested: bool = False  # the worker stops the run so that another one resumes it
-    refusal: Callable[[], Exception] | None = None  # of a run that has ended, or of a block of somebody's own
+    #: Returns the error for calls after the run ended or its `open_run` block was left; None while it is parked.
+    refusal: Callable[[], Exception] | None = None
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None
-    cancel_requested: bool = False  # the task was told to stop
-    tracked: bool = False  # the contexts of the run's tasks name this place
-    clearing: bool = False  # its tasks are being ended
-    queued: set[asyncio.Task[Any]] = field(default_factory=set)  # tasks of the run that wait for others of it
-    without_slot: bool = False  # it uses no slot of its worker
-    paused_seconds: float = 0.0  # seconds spent waiting in place
-    paused_at: float | None = None
+    cancel_requested: bool = False  # the task was cancelled
+    tracked: bool = False  # the contexts of the run's tasks refer to this control
+    clearing: bool = False  # the tasks of the run are being cancelled
+    queued: set[asyncio.Task[Any]] = field(default_factory=set)  # tasks of the run that wait for other tasks of it
+    without_slot: bool = False  # the run uses no slot of its worker
+    paused_seconds: float = 0.0  # time that does not count against the time limit
+    paused_at: float | None = None  # boot time since which the timer is paused
     _notified: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def in_main_task(self) -> bool:
-        """Whether the present task is the one that the run began in."""
+        """Whether the calling code runs in the main task of the run."""
         return self.task is None or asyncio.current_task() is self.task
 
     async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
@@ -154,7 +158,7 @@ class RunControl:
             name: The name of the step.
             key: Its key.
             start: The number of the record of its start.
-            read: Makes the result of the step from that in the answer.
+            read: Makes the result of the step from the result in the answer.
 
         Returns:
             The result; None to run the step again.
@@ -182,47 +186,54 @@ class RunControl:
             await context.waits.regain_slot()
 
     def add_recorded_usage(self, usage: dict[str, Any]) -> None:
-        """Count in the budget what recorded steps have used whose code does not run again."""
+        """Count usage of recorded steps in the budget, because their code does not run again."""
         context = self.context()
         if context is not None:
             context.budget.recalled(usage)
 
     async def ensure_open(self) -> None:
-        """Nothing gets past a park or an end: what is called then is refused or never returns, and writes nothing."""
+        """Return only while the run may write.
+
+        Once it has ended, this raises the `refusal`. Once it is parked, this never returns, so the calling code writes
+        nothing.
+        """
         if self.closed:
             await self.raise_closed()
 
     async def raise_closed(self) -> None:
+        """Do what `ensure_open` does for a closed run."""
         if self.refusal is not None:
             raise self.refusal()
         if self.clearing and current_run() is self:
             await asyncio.sleep(0)
-            raise asyncio.CancelledError  # else a `finally` block would wait here until its task is abandoned
+            raise asyncio.CancelledError  # otherwise a `finally` block would wait here until its task is abandoned
         await asyncio.get_running_loop().create_future()
 
     def pause_timer(self, now: float) -> None:
+        """Stop counting time against the run's time limit."""
         if self.paused_at is None:
             self.paused_at = now
 
     def resume_timer(self, now: float) -> None:
+        """Count time against the run's time limit again."""
         if self.paused_at is not None:
             self.paused_seconds += now - self.paused_at
             self.paused_at = None
 
     def cancel_task(self) -> None:
-        """Cancel the task, and wake whoever waits for it: it may not listen."""
+        """Cancel the task. Also notify the runner, because the task may ignore the cancellation."""
         self.cancel_requested = True
         self.notify()
         if self.task is not None:
             self.task.cancel()
 
     def notify(self) -> None:
-        """Have the runner look at its task."""
-        # A task that is collected after its event loop was closed must not print an error at exit.
+        """Make the runner check the task."""
+        # A task that is collected after its event loop was closed would print an error at exit.
         with contextlib.suppress(RuntimeError):
             self._notified.set()
 
     async def notified(self) -> None:
-        """Wait for the next `wake`, or one since the last time."""
+        """Wait for the next `notify`; return at once if there was one since the last wait."""
         await self._notified.wait()
         self._notified.clear()

@@ -1,4 +1,4 @@
-"""What the steps and the context of a run need of the object that writes for them."""
+"""Interfaces of the objects that write for the steps and the context of a run."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RunWriter(StepWriter, Protocol):
     async def status(self, status: str, *records: Record) -> None:
         """Write the status of the run, and records that belong to it, without waiting for the commit."""
 
-    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any, /) -> str | None:
+    async def transact(self, fn: Any, args: tuple[Any, ...], record: Record, seal: Any, /) -> str | None:
         """Run `fn` inside the commit of its own record. Returns the recorded result."""
 
     async def update_run(

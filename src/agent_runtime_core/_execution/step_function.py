@@ -1,4 +1,4 @@
-"""How the function of a step is called: on the loop or in a thread, with the context where it asks for it."""
+"""Call the function of a step: on the event loop or in a thread, with the context if it has a parameter for it."""
 
 from __future__ import annotations
 
@@ -22,42 +22,55 @@ from .step_scope import CURRENT_STEP
 
 @dataclass(repr=False, eq=False)
 class StepFunction:
-    """How to call a step function: on the loop or in a thread, with the context where it asks for it."""
+    """How to call a step function and to encode its result.
+
+    Attributes:
+        is_async: It is a coroutine function. Others run in a thread.
+        encode: Encodes the result.
+        decode: Decodes the result.
+        takes_context: Whether it has a parameter for the context. None until `call` needs to know: steps of a list get
+            the context as their first argument, and many of them never run.
+    """
 
     is_async: bool
     encode: Callable[[object], str]
     decode: Callable[[str], object]
-    #: None until `call` wants to know: the steps of a list get the context by place, and many are never called.
     takes_context: bool | None = None
 
     def takes_context_arg(self, fn: Callable[..., Any]) -> bool:
-        """Whether `fn`, which this is of, has a parameter for the context."""
+        """Return whether `fn`, the function that this describes, has a parameter for the context."""
         if self.takes_context is None:
             self.takes_context = context_parameter(fn) is not None
         return self.takes_context
 
 
-_callees: dict[ReferenceType[Any], StepFunction] = {}  # of functions, as long as they live
+_known_functions: dict[ReferenceType[Any], StepFunction] = {}  # an entry is removed with its function
 
 
 def step_function(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = MAX_RESULT) -> StepFunction:
-    """How to call that function; with `returns`, or a size of its results, they are written and read so."""
-    how = cached_step_function(fn)
+    """Return how to call `fn`.
+
+    Args:
+        fn: The function.
+        returns: The type of its result, instead of its annotation.
+        max_result_bytes: The limit for its encoded result.
+    """
+    function = cached_step_function(fn)
     if returns is None and max_result_bytes == MAX_RESULT:
-        return how
+        return function
     to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
-    # Asked before, so that not each of the copies has to find out.
-    return replace(how, encode=to_text, decode=from_text, takes_context=how.takes_context_arg(fn))
+    # `takes_context` is computed first, so that it is cached for all copies.
+    return replace(function, encode=to_text, decode=from_text, takes_context=function.takes_context_arg(fn))
 
 
 def cached_step_function(fn: Callable[..., Any]) -> StepFunction:
-    """`callee(fn)` without overrides, looked at once for each function."""
+    """Return how to call `fn`. Each function is inspected once."""
     key = fn.__func__ if type(fn) is MethodType else fn
     try:
-        known = _callees.get(ref(key))
+        known = _known_functions.get(ref(key))
         if known is None:
-            known = _callees[ref(key, _callees.pop)] = _inspect(fn)
-    except TypeError:  # nothing can refer to it weakly, or find it again
+            known = _known_functions[ref(key, _known_functions.pop)] = _inspect(fn)
+    except TypeError:  # it has no weak references, or is not hashable
         return _inspect(fn)
     return known
 
@@ -65,7 +78,7 @@ def cached_step_function(fn: Callable[..., Any]) -> StepFunction:
 def _inspect(fn: Callable[..., Any]) -> StepFunction:
     if not callable(fn):
         raise InvalidArgument(
-            f"a step function is callable, not {brief(fn)}: pass the function and its arguments, as in "
+            f"fn must be a function, got {brief(fn)}. Pass the function and its arguments, as in "
             "ctx.step('fetch', fetch, 1)"
         )
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
@@ -73,22 +86,22 @@ def _inspect(fn: Callable[..., Any]) -> StepFunction:
     return StepFunction(is_async, to_text, from_text)
 
 
-def call(fn: Callable[..., Any], how: StepFunction, args: Sequence[Any], ctx: Any) -> Awaitable[Any]:
-    """Call a step function once: what to await."""
-    if how.takes_context is not False and how.takes_context_arg(fn):
+def call(fn: Callable[..., Any], function: StepFunction, args: Sequence[Any], ctx: Any) -> Awaitable[Any]:
+    """Call a step function once and return the awaitable of its result."""
+    if function.takes_context is not False and function.takes_context_arg(fn):
         args = place_context(fn, ctx, args)
-    if how.is_async:
+    if function.is_async:
         return cast("Awaitable[Any]", fn(*args))
     return call_in_thread(fn, args)
 
 
 async def call_in_thread(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Run a plain step function in a thread, and await what it gives if that is awaitable."""
+    """Run a plain step function in a thread. If it returns an awaitable, await that on the event loop."""
 
-    def left() -> asyncio.Handle:
-        frame = CURRENT_STEP.get()
-        what = f"{getattr(fn, '__qualname__', 'a step')}()" if frame is None else f"step {frame.name!r}"
+    def abandoned() -> asyncio.Handle:
+        scope = CURRENT_STEP.get()
+        what = f"{getattr(fn, '__qualname__', 'a step')}()" if scope is None else f"step {scope.name!r}"
         return log_abandoned_thread(what)
 
-    result = await in_thread(fn, *args, left=left)
+    result = await in_thread(fn, *args, left=abandoned)
     return await result if inspect.isawaitable(result) else result

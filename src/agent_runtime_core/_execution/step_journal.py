@@ -147,8 +147,8 @@ class StepJournal(Generic[W_co]):
                 ordered.remove(record)
             return
         raise JournalMismatch(
-            f"the journal has step {expected.name!r} at this place, the code now asks for {name!r}: "
-            f"restore the old order, or say ctx.renamed({expected.name!r}, {name!r}) before it",
+            f"the next step must be {expected.name!r}, which the journal has in this position, got {name!r}. "
+            f"Restore the old order, or call ctx.renamed({expected.name!r}, {name!r}) before the step",
             recorded=expected.name,
             found=name,
         )
@@ -159,9 +159,9 @@ class StepJournal(Generic[W_co]):
         return self._replayed_seq < self.view.last_seq
 
     def advance(self, *recorded: Record) -> None:
-        """Note that the code has the results of steps: of these records, or of one that was written now."""
+        """Note that the code has received the results of these records, or of a step that was recorded just now."""
         scope = CURRENT_STEP.get()
-        if scope is None or scope.token is not self.token:  # a resume does not repeat what runs inside a step
+        if scope is None or scope.token is not self.token:  # code inside a completed step does not run on a resume
             self.boundary += len(recorded) or 1
             self.emitted = 0
         if recorded and (usage := self._nested_usage.usage_of(recorded, self.writer.claim_id)):
@@ -175,7 +175,7 @@ class StepJournal(Generic[W_co]):
     def value_record(
         self, name: str, key: str, result: str | None, info: str | None = None, digest: str | None = None
     ) -> Record:
-        """Return a DONE record that stands for no events: of a wait, a child run or a recorded value."""
+        """Return a DONE record without events: of a wait, a child run or a recorded value."""
         record = self.records.value(name, key, result, info, digest)
         return record if self.control.in_main_task else as_concurrent(record)
 
@@ -207,7 +207,7 @@ class StepJournal(Generic[W_co]):
                 if self.unconfirmed.pending:
                     records = await self.unconfirmed.after_pending(records)
                 await self.writer.record(records)
-        except BaseException as error:  # noqa: BLE001 - raised there
+        except BaseException as error:  # noqa: BLE001 - _write_failed raises it
             await self._write_failed(records, deferred, error, outer)
         else:
             last = records[-1]

@@ -1,4 +1,4 @@
-"""Keys that tell repeated calls of one step name apart, and a lock for each key."""
+"""Keys that identify repeated calls of one step name, and a lock for each key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KeyLock:
         locked, identity, scope = self._locked, self._identity, CURRENT_STEP.get()
         while scope is not None:
             if scope.token is self._token and (scope.name, scope.key) == identity:
-                return  # a step that calls itself would wait for its own end
+                return  # else a step that calls itself would wait for its own end
             scope = scope.outer
         while identity in locked:
             if (released := locked[identity]) is None:
@@ -52,7 +52,7 @@ class StepKeys:
 
     def __init__(self, run_id: str) -> None:
         self.token: JournalToken = JournalToken(run_id)
-        #: Keys used inside a step by a try that failed. The next try of that step skips them.
+        #: Keys used inside a step by a failed attempt. The next attempt of that step skips them.
         self.failed_try_keys: set[Identity] = set()
         #: By scope, space and name: an occurrence that may be used again, and the digest of its arguments.
         self.reusable_keys: dict[tuple[StepScope | None, str, str], tuple[int, str | None]] = {}
@@ -105,8 +105,8 @@ class StepKeys:
     def exclusive(self, name: str, key: str) -> KeyLock:
         """Return the lock of this identity.
 
-        A failed try may leave tasks behind that still run a step. The next try waits for them and takes their
-        results instead of running the step a second time.
+        Tasks of a failed attempt may still run a step. The next attempt waits for them and takes their results, instead
+        of running the step a second time.
         """
         return KeyLock(self.token, self.locked_keys, (name, key))
 

@@ -1,4 +1,4 @@
-"""How a step is tried: how often, for how long, and what to do when nobody knows how an earlier try ended."""
+"""Policy of a step: its retries, its time limit, and what to do if the outcome of an earlier attempt is unknown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..retry import Delay, at_least_zero
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-#: Trying these again would only do the same, or harm.
+#: These errors are never retried: another attempt would fail in the same way, or do harm.
 NEVER_RETRIED = (
     LeaseLost,
     JournalMismatch,
@@ -40,24 +40,46 @@ NEVER_RETRIED = (
     PortalMisuse,
 )
 
-#: What a fork does at a guarded step that another run of its lineage did.
+#: Policies of a fork for a guarded step that another run of its lineage has done.
 EFFECTS: Final = ("refuse", "reuse", "ask", "repeat")
 
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
-#: "retry", "fail", "review", or a function asked what became of the step.
+#: "retry", "fail", "review", or a check function that finds out whether the step took effect.
 InDoubt = str | Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class AlreadyDone:
-    """What a check function for a step in doubt answers when the effect is there: the step's result."""
+    """Returned by a check function for a step in doubt whose effect took place.
+
+        async def find_payment(ctx):
+            payment = await bank.find(ctx.idempotency_key)
+            return None if payment is None else AlreadyDone(payment)
+
+        await ctx.step("pay", pay, on_in_doubt=find_payment)
+
+    Attributes:
+        result: The result that the step then has.
+    """
 
     result: Any = None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Policy:
-    """How a step is tried: `retries` after the first try, seconds for `timeout` and `retry_delay`."""
+    """How a step is attempted.
+
+    Attributes:
+        retries: Attempts after the first one.
+        retry_delay: Seconds before each retry, if there is no `backoff`.
+        timeout: Seconds that one attempt may take; None for no limit.
+        retry_on: Error types that are retried, or a function that decides for an error.
+        backoff: Computes the delay instead of `retry_delay`.
+        on_in_doubt: What happens if the outcome of an earlier attempt is unknown.
+
+    Raises:
+        InvalidArgument: A value is out of range.
+    """
 
     retries: int = 0
     retry_delay: float = 1.0
@@ -68,32 +90,38 @@ class Policy:
 
     def __post_init__(self) -> None:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries < 2**31:
-            raise InvalidArgument(f"retries is a count of at least 0, not {brief(self.retries)}")
+            raise InvalidArgument(f"retries must be an integer of at least 0, got {brief(self.retries)}")
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise InvalidArgument(
-                f"timeout is a number of seconds above 0, or None for no limit, not {brief(self.timeout)}"
+                f"timeout must be a number of seconds above 0, or None for no limit, got {brief(self.timeout)}"
             )
         at_least_zero("retry_delay", self.retry_delay)
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if callable(self.retry_on) and not isinstance(self.retry_on, type):
-            kinds = ()  # a function that is asked
+            kinds = ()  # a function
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
             raise InvalidArgument(
-                f"retry_on is a class of errors, a tuple of them or a function of the error, not {brief(self.retry_on)}"
+                "retry_on must be an exception class, a tuple of them or a function of the error, "
+                f"got {brief(self.retry_on)}"
             )
         if self.backoff is not None and not callable(self.backoff):
             raise InvalidArgument(
-                f"backoff is Backoff(...) or a function of (attempt, random), not {brief(self.backoff)}"
+                f"backoff must be Backoff(...) or a function of (attempt, random), got {brief(self.backoff)}"
             )
         if not callable(self.on_in_doubt) and self.on_in_doubt not in ("retry", "fail", "review"):
             raise InvalidArgument(
-                f"on_in_doubt is 'retry', 'fail', 'review' or a check function, not {brief(self.on_in_doubt)}"
+                f"on_in_doubt must be 'retry', 'fail', 'review' or a check function, got {brief(self.on_in_doubt)}"
             )
 
     def delay(self, error: BaseException, attempt: int, random: Any) -> float | None:
-        """Return the seconds until the next attempt after `error` in attempt number `attempt`; None for no other one.
+        """Return the seconds before the next attempt, or None if there is none.
 
-        A group is retried if `retry_on` wants it, or each error inside it.
+        An exception group is retried if `retry_on` accepts the group, or each error inside it.
+
+        Args:
+            error: What the last attempt raised.
+            attempt: The number of that attempt, counted from 1.
+            random: The source of random numbers for `backoff`.
         """
         if attempt > self.retries or holds(error, NEVER_RETRIED):
             return None
@@ -102,9 +130,9 @@ class Policy:
                 return None
             if self.backoff is None:
                 return self.retry_delay
-            return at_least_zero("what backoff gives", self.backoff(attempt, random))
-        except Exception:  # a mistake in what was to help must not take the place of the step's own error
-            log.exception("retry_on or backoff failed after %s: no other try", type(error).__name__)
+            return at_least_zero("the delay that backoff returns", self.backoff(attempt, random))
+        except Exception:  # an error in retry_on or backoff must not replace the error of the step
+            log.exception("retry_on or backoff raised an error after %s: the step is not retried", type(error).__name__)
             return None
 
     def _retries_on(self, error: BaseException) -> bool:
@@ -113,5 +141,5 @@ class Policy:
         return bool(self.retry_on(error))
 
 
-DEFAULT_FIELDS = (0, 1.0, None, Exception, None, "retry")  # the fields of a step of which nothing is said
+DEFAULT_FIELDS = (0, 1.0, None, Exception, None, "retry")  # of a step without arguments for its policy
 DEFAULT_POLICY = Policy()

@@ -1,4 +1,4 @@
-"""One step, performed: its tries, their records, and what to do when nobody knows how an earlier try ended."""
+"""Run one step: its attempts, their records, and the policy for an earlier attempt whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -36,17 +36,25 @@ from .step_scope import CURRENT_STEP, StepScope
 
 @dataclass(slots=True, eq=False, repr=False)
 class StepCall:
-    """What `perform` needs to know of a step.
+    """A step to run.
 
     Attributes:
-        call: Makes one attempt; it receives the number of the attempt.
-        begun: An earlier record of this claim carries its start.
-        started: What its STARTED records tell besides.
-        bare: Its last error is raised as it is.
-        lazy: Its record may wait for the next one. After a crash in between it runs again, and nothing was built on it.
-        settled: Makes the result of what a reviewer says of it when it is in doubt.
-        noted: The record of its start, while that may still wait to be written.
-        state: What the list begins with whose first step it is, where that has to be told.
+        call: Makes one attempt. Receives the number of the attempt, counted from 1.
+        encode: Encodes the result.
+        decode: Decodes the result.
+        position: The position of the step in its list, or of an imperative step in the run.
+        total: How many steps its list has; 0 for an imperative step.
+        digest: The digest of the arguments, or the number of the step list.
+        info: The `info` of the DONE record.
+        start_recorded: A record of this claim already contains the start.
+        no_events: The records stand for no events.
+        start_info: Additional fields of the STARTED records.
+        raise_unwrapped: The last error is raised as it is, not as a StepExecutionError.
+        defer_record: The DONE record is written with the next record. After a crash in between the step runs again;
+            nothing depends on its result by then.
+        adapt_review_result: Makes the result of the step from the result in a reviewer's answer.
+        start_record: The record of the start, while it may still be buffered.
+        state: The encoded state that its list began with, if this record has to contain it.
     """
 
     name: str
@@ -71,14 +79,26 @@ class StepCall:
     state: str | None = None
 
 
-#: The records to write for (work, encoded result, attempt, ms): its DONE record, with what waited for it, or none yet.
+#: Returns the records to write for (step, encoded result, attempt, milliseconds): the DONE record as the last one,
+#: after the deferred records; or no records while the step itself is deferred.
 Seal = Callable[[StepCall, str, int, int], Sequence[Record]]
 
 
 def run_step(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Coroutine[Any, Any, Any]:
-    """Run a step that has no record yet until it has one; its result as a resumed run would read it.
+    """Run a step without a record until it has one.
 
-    StepExecutionError after the last try, StepInDoubt or EffectAlreadyDone where a policy says so.
+    Args:
+        journal: The journal of the run.
+        work: The step.
+        seal: Makes its records.
+
+    Returns:
+        The result, as a resumed run decodes it.
+
+    Raises:
+        StepExecutionError: The last attempt failed.
+        StepInDoubt: The outcome of an earlier attempt is unknown, and the policy is "fail".
+        EffectAlreadyDone: Another run of the lineage has done the step, and the policy does not repeat it.
     """
     if journal.writer.closed_error is not None:
         raise journal.writer.closed_error(work.name)
@@ -93,16 +113,20 @@ def run_step(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Co
 
 
 def result_not_serializable(name: str, error: UnserialisableResult) -> UnserialisableResult:
-    """The refusal of a result as that of the step of that name, with the way out that a step has."""
-    more = error.max_bytes is not None and error.max_bytes < MAX_BYTES
-    out = f", or let the step have more with max_result_bytes=, up to {MAX_BYTES:,}" if more else ""
-    return UnserialisableResult(error.path, error.reason + out, max_bytes=error.max_bytes, step_name=name)
+    """Return the error as that of the step `name`, and add how to raise the size limit."""
+    can_raise_limit = error.max_bytes is not None and error.max_bytes < MAX_BYTES
+    fix = f", or let the step have more with max_result_bytes=, up to {MAX_BYTES:,}" if can_raise_limit else ""
+    return UnserialisableResult(error.path, error.reason + fix, max_bytes=error.max_bytes, step_name=name)
 
 
 async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal, start: int | None) -> Any:
-    """Run a step whose effect must not be repeated silently, or find its result by the policies for that.
+    """Run a step whose effect must not be repeated silently, or find its result by its policies.
 
-    `start` is the record of an earlier start, if the step is in doubt.
+    Args:
+        journal: The journal of the run.
+        work: The step.
+        seal: Makes its records.
+        start: The number of the record of an earlier start, if the step is in doubt.
     """
     step = GuardedStep(journal, work)
     await step.find()
@@ -121,7 +145,7 @@ async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal, start: i
         await step.check_others()
     while True:
         if (done := await step.admit()) is not None:
-            # With a start, as readers of events expect; its row is that of the other run.
+            # With a start, since readers of events expect one. The effect row stays that of the other run.
             return await _record_completion(
                 journal, work, seal, done.result or "null", _start_record(journal, work, 1, False)
             )
@@ -139,25 +163,26 @@ async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal, start: i
 
 
 async def _record_completion(journal: RunJournal, work: StepCall, seal: Seal, text: str, *started: Record) -> Any:
-    """Record a result that running the step did not give."""
+    """Record a result that was found without running the step, and return it."""
     if records := seal(work, text, 1, 0):
         await journal.write((*started, *records), records[:-1], CURRENT_STEP.get())
     return work.decode(text)
 
 
-async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Seal, doubtful: bool) -> Any:
+async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Seal, in_doubt: bool) -> Any:
+    """Run the attempts of a step, and record its end."""
     boot, timeout = journal.writer.clock.boot, work.policy.timeout
     outer = CURRENT_STEP.get()
-    frame = StepScope(journal.token, work.name, work.key, 1, outer)
+    scope = StepScope(journal.token, work.name, work.key, 1, outer)
     journal.running_steps += 1
-    token = CURRENT_STEP.set(frame)
+    token = CURRENT_STEP.set(scope)
     try:
         if journal.slot_released:
             await journal.regain_slot()
         if not work.start_recorded:
-            await _record_start(journal, work, 1, doubtful)
+            await _record_start(journal, work, 1, in_doubt)
         while True:
-            attempt, since = frame.attempt, boot()
+            attempt, since = scope.attempt, boot()
             try:
                 if timeout is None:
                     value = await work.call(attempt)
@@ -167,38 +192,38 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                     text = work.encode(value)
                 except UnserialisableResult as error:
                     raise result_not_serializable(work.name, error) from None
-                # Before anything is awaited: whoever holds the value may go on changing it. And in here: what cannot
-                # be read again is no result.
-                handed = _as_read(work, value, text)
+                # Before the next await, since other tasks may change the value. Inside this block, since a result that
+                # cannot be decoded is a failed attempt.
+                result = _decoded(work, value, text)
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
-            except Exception as error:  # noqa: BLE001 - raised by what is done of it, or tried again
+            except Exception as error:  # noqa: BLE001 - _record_failure raises it, unless there is another attempt
                 await _record_failure(journal, work, attempt, error)
-                # What is recorded inside answers for the next try as well, as it would on a resume. A frame of its own:
-                # tasks that this try left behind go on counting in theirs.
-                frame = StepScope(journal.token, work.name, work.key, attempt + 1, outer)
-                CURRENT_STEP.set(frame)
-                await _record_start(journal, work, attempt + 1, doubtful)
+                # The next attempt uses the records inside the step, as a resumed run does. It needs its own scope:
+                # tasks that this attempt left running still count their calls in the old one.
+                scope = StepScope(journal.token, work.name, work.key, attempt + 1, outer)
+                CURRENT_STEP.set(scope)
+                await _record_start(journal, work, attempt + 1, in_doubt)
         work.start_record = None
         if records:
             await journal.write(records, records[:-1], outer, lazy=work.defer_record)
     finally:
         journal.step_finished()
         restore(CURRENT_STEP, token)
-    return handed
+    return result
 
 
-#: Kinds of values that are as their text says, and that nobody who holds on to one can change.
+#: Types of immutable values that are decoded from their JSON as they were encoded.
 IMMUTABLE: Final = frozenset({str, int, float, bool, type(None)})
 _all_plain = IMMUTABLE.issuperset
 
 
 class _NotPlain(Exception):
-    """There is something in the value that only its encoding can copy."""
+    """The value contains something that only encoding and decoding can copy."""
 
 
-def _as_read(work: StepCall, value: Any, text: str) -> Any:
-    """The result as a resumed run would read it: of a plain tree, a copy is what decoding its text would give."""
+def _decoded(work: StepCall, value: Any, text: str) -> Any:
+    """Return the result as a resumed run decodes it. Plain values are copied instead, which is faster."""
     if work.decode is not decode:
         return work.decode(text)
     try:
@@ -222,21 +247,20 @@ def _copy(value: Any) -> Any:
     raise _NotPlain
 
 
-async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attempt: int, doubtful: bool) -> None:
+async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attempt: int, in_doubt: bool) -> None:
+    """Record the start of an attempt: durably if its effect must not be repeated, else with the next commit."""
     if work.policy.on_in_doubt != "retry":
-        await journal.publish(_start_record(journal, work, attempt, doubtful))
-    elif (
-        work.start_info or not work.no_events
-    ):  # else nobody would be told of it, and nothing depends on whether it began
-        work.start_record = record = _start_record(journal, work, attempt, doubtful)
+        await journal.publish(_start_record(journal, work, attempt, in_doubt))
+    elif work.start_info or not work.no_events:  # else the record would have no reader
+        work.start_record = record = _start_record(journal, work, attempt, in_doubt)
         await journal.writer.buffer(record)
 
 
-def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int, doubtful: bool) -> Record:
+def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int, in_doubt: bool) -> Record:
     about: dict[str, Any] = {} if work.start_info is None else {**work.start_info}
     if work.description is not None:
         about["description"] = work.description
-    if doubtful and attempt == 1:
+    if in_doubt and attempt == 1:
         about["in_doubt"] = True
     if work.info == CONCURRENT_INFO:
         about["beside"] = True
@@ -247,7 +271,7 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
 
 
 async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, attempt: int, error: Exception) -> None:
-    """Record a failed try and wait for the next one, or raise."""
+    """Record a failed attempt and wait for the next one, or raise its error."""
     delay = work.policy.delay(error, attempt, journal.writer.clock.random)
     cause = deciding_error(error)
     about = failure_info(cause)
@@ -257,11 +281,12 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
     postponed = cause.after if isinstance(cause, Postponed) and journal.writer.has_journal else None
     if delay is not None or postponed is not None:
         about["retry_delay"] = delay if postponed is None else postponed
-    ends = delay is None and (postponed is None or work.raise_unwrapped)  # of a bare one, the code may go on without it
-    if ends and work.key[:2] in ("s:", "k:") and not holds(error, NEVER_RETRIED):
-        frame = CURRENT_STEP.get()
+    # The code may catch an unwrapped Postponed and continue without the step.
+    is_last = delay is None and (postponed is None or work.raise_unwrapped)
+    if is_last and work.key[:2] in ("s:", "k:") and not holds(error, NEVER_RETRIED):
+        scope = CURRENT_STEP.get()
         about |= cause_info(error) | journal.about_failure(
-            None if frame is None else frame.outer, journal.running_steps - 1
+            None if scope is None else scope.outer, journal.running_steps - 1
         )
     record: Record = journal.records.failed(
         FAILED if delay is None and postponed is None else RETRYING,
@@ -276,7 +301,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
     )
     await journal.publish(record)
     if postponed is not None:
-        raise error  # the run is taken up again when it is time
+        raise error  # the runner resumes the run later
     if delay is not None:
         await journal.writer.clock.sleep(delay)
         return
@@ -288,16 +313,28 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
 async def _apply_in_doubt_policy(
     journal: RunJournal, work: StepCall, start: int, step: GuardedStep
 ) -> AlreadyDone | None:
-    """What the policy says of a step that was begun, with the record `start`, and never ended; None: run it again."""
+    """Decide by the policy what happens to a step in doubt that the record `start` started.
+
+    Returns:
+        The result of the step; None to run it again.
+
+    Raises:
+        StepInDoubt: The policy is "fail".
+        RunFailed: A reviewer answered that the step failed.
+        InvalidArgument: The check function returned neither None nor AlreadyDone.
+    """
     policy = work.policy.on_in_doubt
     if policy == "fail":
         raise StepInDoubt(
-            work.name, "it was begun by an earlier process and its end was not recorded (on_in_doubt='fail')", 1
+            work.name,
+            "an earlier process started it, and its outcome is unknown (on_in_doubt='fail'). Check whether it took "
+            "effect, then resume with on_in_doubt='retry', 'review' or a check function",
+            1,
         )
     if policy == "review":
         try:
-            answer = await journal.control.review(work.name, work.key, start, lambda told: work.decode(encode(told)))
-        except RunFailed:  # a person knows that it had no effect
+            answer = await journal.control.review(work.name, work.key, start, lambda given: work.decode(encode(given)))
+        except RunFailed:  # a reviewer has confirmed that it had no effect
             await journal.writer.write([Op("effect.drop", step.row[:4])])
             raise
     else:

@@ -17,7 +17,7 @@ Identity = tuple[str, str]  # (name, key)
 class JournalToken:
     """Identifies one `StepJournal`: compare with `is`.
 
-    A child run may execute inside a step of its parent. The token tells the scopes of the two runs apart. A scope
+    A child run may execute inside a step of its parent; the scopes of the two runs differ by their tokens. A scope
     that referred to the journal itself would keep it alive.
     """
 

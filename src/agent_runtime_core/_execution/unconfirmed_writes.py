@@ -1,4 +1,4 @@
-"""Commits of one claim whose outcome is unknown, and how they are settled."""
+"""Commits of one claim whose outcome is unknown, and how they are resolved."""
 
 from __future__ import annotations
 

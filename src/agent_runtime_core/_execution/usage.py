@@ -1,4 +1,4 @@
-"""What the agent loops of a run have used, by its journal."""
+"""Usage of the agent loops of a run: tokens, cost, model calls and tool calls, read from its journal."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ _NAME = itemgetter(0)
 
 
 def usage_of(record: Record) -> dict[str, Any]:
-    """What the model, or a called run, used by its record; nothing for others, and for what another run has paid."""
+    """Return the usage in the record of a model call or child run.
+
+    Other records, and those that were copied from another run, have none.
+    """
     if (record.name != "model" and not record.name.startswith("call:")) or is_copied(record):
         return {}
-    told = json.loads(record.result or "{}")
-    if not isinstance(told, dict):
-        return {}  # somebody's own step of that name
+    result = json.loads(record.result or "{}")
+    if not isinstance(result, dict):
+        return {}  # a user's step happens to be named "model"
     own: dict[str, Any] = {}
     if record.name == "model":
-        calls = (told.get("message") or {}).get("tool_calls") or ()
-        own = {"cost_usd": told.get("cost_usd"), "turns": 1, "tool_calls": len(calls) or None}
-    return total([told.get("usage") or {}, own, reservation_as_usage(told.get("doubted") or {})])
+        calls = (result.get("message") or {}).get("tool_calls") or ()
+        own = {"cost_usd": result.get("cost_usd"), "turns": 1, "tool_calls": len(calls) or None}
+    return total([result.get("usage") or {}, own, reservation_as_usage(result.get("doubted") or {})])
 
 
 def total(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Their numbers, added up by name."""
+    """Return the sum of the numbers under each name."""
     added: dict[str, Any] = {}
     for usage in usages:
         for name, value in usage.items():
@@ -43,28 +46,32 @@ def reservation_as_usage(reserve: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class NestedUsage:
-    """Recorded steps inside others, whose code does not run again when the other is answered by its record."""
+    """Usage of steps inside recorded steps.
 
-    def __init__(self, done: Mapping[Identity, Record]) -> None:
-        self._done = done
-        self._by_scope: dict[str, list[Record]] | None = None  # by the mark of the step that they are in
+    When a step is replayed from its record, the code inside it does not run, so nothing else counts that usage.
+    """
+
+    def __init__(self, completed: Mapping[Identity, Record]) -> None:
+        self._completed = completed
+        self._by_scope: dict[str, list[Record]] | None = None  # records by the scope id of the enclosing step
 
     def usage_of(self, records: Iterable[Record], claim_id: str) -> dict[str, Any]:
-        """What loops inside these steps used, at any depth, each told once; those that ran under this claim count
-        by themselves.
+        """Return the usage of the agent loops inside these steps, at any depth. Each loop is returned only once.
+
+        Steps that ran under this claim are left out, because their usage was counted when they ran.
         """
         if self._by_scope is None:
-            self._by_scope = self._marked() if "model" in map(_NAME, self._done) else {}
+            self._by_scope = self._nested_records() if "model" in map(_NAME, self._completed) else {}
         if not self._by_scope:
             return {}
         return total([self._used(record) for record in records if record.claim_id != claim_id])
 
-    def _marked(self) -> dict[str, list[Record]]:
-        marked: dict[str, list[Record]] = {}
-        for (_, key), record in self._done.items():
-            if "@" in key and (mark := SCOPE_SUFFIX.search(key)) is not None:
-                marked.setdefault(mark[1], []).append(record)
-        return marked
+    def _nested_records(self) -> dict[str, list[Record]]:
+        nested: dict[str, list[Record]] = {}
+        for (_, key), record in self._completed.items():
+            if "@" in key and (suffix := SCOPE_SUFFIX.search(key)) is not None:
+                nested.setdefault(suffix[1], []).append(record)
+        return nested
 
     def _used(self, record: Record) -> dict[str, Any]:
         assert self._by_scope is not None
@@ -72,6 +79,6 @@ class NestedUsage:
         for each in self._by_scope.pop(scope_id(record.name, record.key), ()):
             usage = usage_of(each)
             if each.name != "model":
-                usage.pop("turns", None)  # of another run
+                usage.pop("turns", None)  # the model calls of a child run count in that run
             found += [usage, self._used(each)]
         return total(found)
