@@ -58,7 +58,7 @@ async def test_no_step_runs_in_a_run_that_has_succeeded(tmp_path: Path) -> None:
     async with open_run(tmp_path / "runs.db", "r") as ctx:
         assert await ctx.step("known", lambda: 2) == 1
         for way in [*ways(ran), lambda ctx: ctx.sleep(1), lambda ctx: ctx.wait_for_signal("go")]:
-            with pytest.raises(IllegalTransition, match="use another run_id"):
+            with pytest.raises(IllegalTransition, match="Use another run_id"):
                 await way(ctx)
     assert ran == []
 

@@ -459,7 +459,7 @@ async def test_another_order_in_each_life_is_a_mismatch() -> None:
         nonlocal lives
         lives = itertools.count()
 
-    with pytest.raises(AssertionError, match=r"ended as \('failed', .*JournalMismatch: the journal has step 'b' at"):
+    with pytest.raises(AssertionError, match=r"ended as \('failed', .*JournalMismatch: the next step must be 'b'"):
         await crash_everywhere(made, reset=reset)
 
 

@@ -44,7 +44,7 @@ async def test_items_that_are_none_are_refused(place: Path | None) -> None:
 
         async def body(ctx: Any) -> None:
             for executor in (StepExecutor(ctx), StepExecutor(MockRunContext())):
-                with pytest.raises(InvalidArgument, match=r"map 'sq': items are a list or another iterable, not 5"):
+                with pytest.raises(InvalidArgument, match=r"map 'sq': items must be a list or another iterable, got 5"):
                     await executor.map("sq", str, cast("list[int]", 5))
 
         await rig.value(body)
@@ -516,7 +516,7 @@ async def test_other_items_under_a_name_are_not_answered_with_the_results_of_the
             executor = StepExecutor(ctx)
             first = await executor.map("m", same, [1, 2])
             assert await executor.map("m", same, [1, 2, 3]) == [*first, 3]
-            with pytest.raises(InvalidArgument, match=r"map 'm': place 1 had another item.*key="):
+            with pytest.raises(InvalidArgument, match=r"map 'm': position 1 must have the same item.*key="):
                 await executor.map("m", same, [1, 4])
             return [await executor.map("k", same, batch, key=str) for batch in ([1, 2], [3, 4])]
 
@@ -528,11 +528,11 @@ async def test_keys_are_unique_and_errors_name_the_item() -> None:
 
         async def body(ctx: Any) -> None:
             executor = StepExecutor(ctx)
-            with pytest.raises(InvalidArgument, match="two items have the key 'x'"):
+            with pytest.raises(InvalidArgument, match="keys of items must be unique, got 'x' twice"):
                 await executor.map("m", str, ["x", "y", "x"], key=str)
-            with pytest.raises(InvalidArgument, match="two items have the key '1'"):
+            with pytest.raises(InvalidArgument, match="keys of items must be unique, got '1' twice"):
                 await executor.map("m", str, [1, "1"], key=lambda item: item)
-            with pytest.raises(InvalidArgument, match="not -1"):
+            with pytest.raises(InvalidArgument, match="got -1"):
                 await executor.map("m", str, [1], retries=-1)
             with pytest.raises(StepExecutionError, match="division"):
                 await executor.map("z", lambda n: 1 // n, [0])

@@ -219,8 +219,8 @@ def test_what_can_never_begin_is_refused_before_anything_runs() -> None:
         ([step("a", "b"), step("b", "a")], "a -> b -> a"),
         ([step("x"), step("c", "a"), step("b", "c", "x"), step("a", "b"), step("z", "a")], "c -> a -> b -> c"),
         ([step("a"), step("b", "b", "a")], "b -> b"),
-        ([step("load"), step("b", "laod")], "'b' depends on 'laod', which is not in the list: did you mean 'load'?"),
-        ([step("load"), step("b", "qqq")], "'qqq', which is not in the list: name a step of the same list"),
+        ([step("load"), step("b", "laod")], "'b' depends on 'laod', which is not in the list. Did you mean 'load'?"),
+        ([step("load"), step("b", "qqq")], "'qqq', which is not in the list. Name a step of the same list"),
     ]
     for steps, message in cases:
         with pytest.raises(InvalidArgument, match=message.replace("?", r"\?")):
@@ -232,7 +232,7 @@ def test_what_can_never_begin_is_refused_before_anything_runs() -> None:
 
 @pytest.mark.parametrize("wrong", ["load", b"load", None, 3, [3], ["a", None]])
 def test_bad_dependencies_are_named(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match="step 'b': depends_on is a list of names of steps"):
+    with pytest.raises(InvalidArgument, match="step 'b': depends_on must be a list of step names"):
         Step("b", print, depends_on=wrong)
 
 
@@ -279,7 +279,7 @@ async def test_state_is_read_only_and_results_are_of_what_it_depends_on(kind: st
     async def first(ctx: Any, state: Any) -> int:
         changes: list[Any] = [lambda: state.update(x=1), lambda: state.pop("given"), lambda: state.__setitem__("x", 1)]
         for change in changes:
-            with pytest.raises(InvalidArgument, match="state is read-only where steps run side by side"):
+            with pytest.raises(InvalidArgument, match="state is read-only while steps run concurrently"):
                 change()
         state["given"].append(2)  # its own copy
         return 1
@@ -365,7 +365,7 @@ async def test_a_recorded_step_that_is_gone_is_refused(place: Path | None) -> No
         other = [work.step("a"), work.step("b2", ["a"]), work.step("c", ["a"]), work.step("d", ["b2", "c"])]
 
         async def refused(ctx: Any) -> None:
-            with pytest.raises(JournalMismatch, match=r"has step 'b' of this list.*ctx.renamed\('b', 'b2'\)") as wrong:
+            with pytest.raises(JournalMismatch, match=r"list must have step 'b'.*ctx.renamed\('b', 'b2'\)") as wrong:
                 await StepExecutor(ctx).run(other)
             mismatch.append((wrong.value.recorded, wrong.value.found))
             raise ConnectionError

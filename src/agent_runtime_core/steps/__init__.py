@@ -1,4 +1,8 @@
-"""Durable steps: `StepExecutor` and what it works with."""
+"""Durable steps: `StepExecutor` runs lists of `Step` and fan-outs, and saves each result once.
+
+A context of a runner saves results in the journal of its run. Any other context with `emit`, `checkpoint`, `get_state`
+and `cancelled` saves them in its checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -26,4 +30,4 @@ __all__ = [
     "register_type",
 ]
 
-Happened = AlreadyDone  # its name in 0.6.0
+Happened = AlreadyDone  # the name of AlreadyDone in 0.6.0

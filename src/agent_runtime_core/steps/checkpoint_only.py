@@ -1,4 +1,4 @@
-"""Lists of steps over a context without a journal: its checkpoint keeps the state of the executor."""
+"""Step lists in a context without a journal: its checkpoint has the state of the executor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,22 @@ from .model import ExecutionState, Step
 async def open_checkpoint(
     ctx: Any, key: str, poll_interval: float, labels: Mapping[Identity, str], shown: ExecutionState, resume: bool
 ) -> tuple[StepJournal[StepWriter], ExecutionState]:
-    """The steps of a list or map over the checkpoint of `ctx`, and their state."""
+    """Open the checkpoint of a context in place of a journal.
+
+    Args:
+        ctx: The context.
+        key: The key of the executor's state in the checkpoint.
+        poll_interval: Seconds between two checks whether the context was cancelled.
+        labels: The names under which the results of the list or map are saved.
+        shown: The present state of the executor. A new state starts with its `custom_state`.
+        resume: Load the saved state. Otherwise the list restarts.
+
+    Returns:
+        The journal, and the state for the executor.
+
+    Raises:
+        InvalidArgument: The checkpoint has something else under the key.
+    """
     writer = CheckpointWriter(ctx, key, poll_interval, labels)
     saved = await _saved_state(ctx, key) if resume else None
     state = ExecutionState() if saved is None else saved
@@ -48,5 +63,5 @@ async def _saved_state(ctx: Any, key: str) -> ExecutionState | None:
 
 
 def labels_of(steps: Iterable[Step]) -> dict[Identity, str]:
-    """The labels of the steps of a list: their names."""
+    """Return the labels of the steps of a list: their names."""
     return {(step.name, LIST_KEY): step.name for step in steps}

@@ -1,4 +1,4 @@
-"""Lists of steps and fan-outs, each step recorded once and never run again after that."""
+"""Run step lists and fan-outs. Each step is recorded once and never runs again after that."""
 
 from __future__ import annotations
 
@@ -27,12 +27,23 @@ DEFAULT_KEY = "_step_executor_state"
 
 
 class StepExecutor:
-    """Runs steps over a run's context: our own, which has a journal, or anything with emit, checkpoint,
-    get_state and cancelled, whose checkpoint then keeps the whole state under `checkpoint_key`.
+    """Runs the steps of a run and saves their results, so that a resumed run continues after the last completed step.
 
-    `cancel_check_interval` is how often, in seconds, such a foreign context is asked whether it was
-    cancelled while a step runs; ours tells by itself. At most `max_concurrency` items of a `map`, or steps of a
-    list with `depends_on`, run at once.
+        executor = StepExecutor(ctx)
+        results = await executor.run([Step("fetch", fetch), Step("store", store, retries=3)])
+        sizes = await executor.map("size", size_of, urls, timeout=30)
+
+    Args:
+        ctx: The context of the run. A runner's context saves results in the journal. Any other object with `emit`,
+            `checkpoint`, `get_state` and `cancelled` saves the whole state in its checkpoint.
+        checkpoint_key: The key of this state in the checkpoint. In a runner's context, executors with different keys
+            run separate lists.
+        cancel_check_interval: Seconds between two calls of `ctx.cancelled()` while a step runs, for a context without
+            a journal. A runner cancels its runs itself.
+        max_concurrency: How many items of a `map`, or steps of a list with `depends_on`, run at once.
+
+    Raises:
+        InvalidArgument: `ctx` is not a context, or a value is out of range.
     """
 
     def __init__(
@@ -43,17 +54,17 @@ class StepExecutor:
         cancel_check_interval: float = 0.5,
         max_concurrency: int = 16,
     ) -> None:
-        lacks = [name for name in ("emit", "checkpoint", "get_state", "cancelled") if not hasattr(ctx, name)]
-        if lacks:
-            hint = ": give its ctx" if hasattr(ctx, "ctx") else ""
-            raise InvalidArgument(f"StepExecutor takes a run's context, and {brief(ctx)} has no {lacks[0]}{hint}")
+        missing = [name for name in ("emit", "checkpoint", "get_state", "cancelled") if not hasattr(ctx, name)]
+        if missing:
+            hint = ". Pass its ctx" if hasattr(ctx, "ctx") else ""
+            raise InvalidArgument(f"ctx must be the context of a run, got {brief(ctx)} without {missing[0]!r}{hint}")
         if not isinstance(checkpoint_key, str):
-            raise InvalidArgument(f"checkpoint_key is a text, not {brief(checkpoint_key)}")
+            raise InvalidArgument(f"checkpoint_key must be a string, got {brief(checkpoint_key)}")
         if not isinstance(max_concurrency, int) or max_concurrency < 1:
-            raise InvalidArgument(f"max_concurrency is a whole number of at least 1, not {brief(max_concurrency)}")
+            raise InvalidArgument(f"max_concurrency must be an integer of at least 1, got {brief(max_concurrency)}")
         if not is_number(cancel_check_interval) or not cancel_check_interval > 0:
             raise InvalidArgument(
-                f"cancel_check_interval is a number of seconds above 0, not {brief(cancel_check_interval)}"
+                f"cancel_check_interval must be a number of seconds above 0, got {brief(cancel_check_interval)}"
             )
         self.ctx = ctx
         self.checkpoint_key = checkpoint_key
@@ -62,6 +73,7 @@ class StepExecutor:
 
     @property
     def state(self) -> ExecutionState:
+        """The progress of the present step list."""
         return self.options.state
 
     @property
@@ -69,9 +81,13 @@ class StepExecutor:
         return self.options.max_concurrency
 
     def update_custom_state(self, values: Mapping[str, Any]) -> None:
-        """Add to the state that steps see; kept with the next step that succeeds.
+        """Add values to the state that steps see. They are saved with the next step that succeeds.
 
-        InvalidArgument while steps run side by side, for whom it is read-only.
+        Args:
+            values: JSON-serializable values by name.
+
+        Raises:
+            InvalidArgument: Steps run concurrently, so their state is read-only.
         """
         self.options.state.custom_state.update(values)
         self.options.added.update(values)
@@ -79,9 +95,14 @@ class StepExecutor:
     async def open_journal(
         self, labels: Callable[[], Mapping[Identity, str]], resume: bool = True
     ) -> tuple[StepJournal[StepWriter], str]:
-        """Open the journal for the steps of a list or a map. Returns it with the scope of their keys.
+        """Open the journal for the steps of a list or a map.
 
-        Where the context has no journal, its checkpoint has the results under these labels.
+        Args:
+            labels: Returns the names under which a checkpoint saves the results, if the context has no journal.
+            resume: Load the saved results from the checkpoint.
+
+        Returns:
+            The journal, and the scope of the step keys.
         """
         journal = getattr(self.ctx, "journal", None)
         if isinstance(journal, StepJournal):
@@ -95,27 +116,40 @@ class StepExecutor:
     async def run(
         self, steps: Iterable[Step], *, initial_state: Mapping[str, Any] | None = None, resume: bool = True
     ) -> dict[str, Any]:
-        """Run the steps in order; their results by name, those of skipped ones included.
+        """Run the steps in order and return their results.
 
-        Where any of them has `depends_on`, each begins when those it names are recorded, and steps run side by
-        side: `state` is read-only then. A step that fails for good stops those that depend on it and no
-        others; when these have run, the error of the first failed step of the list is raised.
+        A completed step does not run again, in this process or after a crash: its saved result is returned.
 
-        A recorded step is not run again, in this process or after a crash; `resume=False` begins anew.
-        StepExecutionError after a step's last retry, StepCancelledError before a step of a cancelled
-        run, JournalMismatch where the list is not the one that was recorded, InvalidArgument for names that
-        occur twice, dependencies that are not there, and steps that wait for each other.
+        If any step has `depends_on`, the list is a DAG. A step starts when all the steps that it names are completed,
+        and steps run concurrently, so `state` is read-only. If a step fails after its last retry, only the steps that
+        depend on it do not run. When all others have finished, the error of the first failed step of the list is
+        raised.
+
+        Args:
+            steps: The steps. Each name occurs once.
+            initial_state: Values that are added to the state before the first step. A list with a saved state ignores
+                them.
+            resume: False restarts from the first step.
+
+        Returns:
+            The results by name of the step, including saved ones.
+
+        Raises:
+            StepExecutionError: The last attempt of a step failed.
+            StepCancelledError: The run was cancelled before a step started.
+            JournalMismatch: The recorded list had other steps.
+            InvalidArgument: A name occurs twice, a dependency is not in the list, or dependencies form a cycle.
         """
         steps = unique(steps)
         if initial_state is not None and not isinstance(initial_state, Mapping):
             raise InvalidArgument(
-                f"initial_state is a dict, not {type(initial_state).__name__}: {brief(initial_state)}"
+                f"initial_state must be a dict, got {type(initial_state).__name__}: {brief(initial_state)}"
             )
         graph = Graph(steps) if is_graph(steps) else None
         journal, scope = await self.open_journal(lambda: labels_of(steps), resume)
-        around = journal.keys.scope_suffix()
+        suffix = journal.keys.scope_suffix()
         async with (
-            journal.keys.exclusive("\0".join(map(name_of, steps)), f"x:{scope}{around}") if around else nullcontext()
+            journal.keys.exclusive("\0".join(map(name_of, steps)), f"x:{scope}{suffix}") if suffix else nullcontext()
         ):
             if graph is not None:
                 return await GraphRun(self.options, journal, scope).run(graph, initial_state, resume)
@@ -137,28 +171,51 @@ class StepExecutor:
         returns: Any = None,
         max_result_bytes: int = MAX_RESULT,
     ) -> list[Any]:
-        """`fn(item)` for every item, some at once, each recorded by itself; the results in the items' order.
+        """Call `fn(item)` for every item, several at once, and save each result as a step.
 
-        An item is known by its place, or by `key(item)`, in all maps of that name: InvalidArgument where another map
-        had other items in the same places. When one fails for good, no other is begun,
-        those in flight are finished and recorded, and then its error is raised.
+        If an item fails after its last retry, no other item starts. When the running items have finished and are
+        saved, the error is raised.
+
+        Args:
+            name: Name of the map.
+            fn: A function of the item, or a coroutine function. A plain function runs in a thread.
+            items: The items.
+            key: Returns the key of an item. It identifies the item in all maps of that name; without it, the position
+                does.
+            retries: Attempts for each item after the first one.
+            retry_delay: Seconds before each retry.
+            timeout: Seconds that one attempt may take, None for no limit.
+            retry_on: Error types that are retried, or a function that decides for an error.
+            backoff: Computes the delay instead of `retry_delay`: `Backoff(...)`, or a function of (attempt, random).
+            on_in_doubt: As for `Step`.
+            returns: Type of the results, instead of the function's annotation.
+            max_result_bytes: Limit for each encoded result.
+
+        Returns:
+            The results in the order of the items.
+
+        Raises:
+            StepExecutionError: The last attempt of an item failed.
+            StepCancelledError: The run was cancelled before an item started.
+            InvalidArgument: Two items have the same key, or an earlier map of that name had another item in the same
+                position.
         """
         policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
         name = unbroken("the name of a map", name)
         try:
-            walk = iter(items)
+            iterator = iter(items)
         except TypeError:
             raise InvalidArgument(
-                f"map {brief(name)}: items are a list or another iterable, not {brief(items)}"
+                f"map {brief(name)}: items must be a list or another iterable, got {brief(items)}"
             ) from None
-        listed = list(walk)
+        listed = list(iterator)
         keys = [
             str(i) if key is None else unbroken(f"a key of map {name!r}", str(key(item)))
             for i, item in enumerate(listed)
         ]
         if len(set(keys)) != len(keys):
-            twice = next(k for k in keys if keys.count(k) > 1)
-            raise InvalidArgument(f"map {brief(name)}: two items have the key {brief(twice)}: keys are unique")
+            duplicate = next(k for k in keys if keys.count(k) > 1)
+            raise InvalidArgument(f"map {brief(name)}: keys of items must be unique, got {brief(duplicate)} twice")
         journal, scope = await self.open_journal(lambda: {(name, f"m:{each}"): f"{name}[{each}]" for each in keys})
         return await MapRun(self.options, journal, scope).run(
             name, fn, listed, keys, policy, returns, max_result_bytes, key is None

@@ -1,4 +1,4 @@
-"""Which steps of a list wait for which: checked before anything runs, then asked what can begin."""
+"""The dependencies of a step list: validated before any step runs, then used to find the steps that can start."""
 
 from __future__ import annotations
 
@@ -13,66 +13,76 @@ from .model import Results, Step
 
 
 def is_graph(steps: Sequence[Step]) -> bool:
+    """Return whether any step has dependencies."""
     return any(step.depends_on for step in steps)
 
 
 class Graph:
-    """The steps of a list by their places, and what each depends on.
+    """The steps of a list by position, and the dependencies between them.
 
-    InvalidArgument for a dependency that is not in the list, and for steps that wait for each other, which it names
-    as in `a -> b -> a`.
+    Call `begin` before each pass; then `take` and `next_after` return each position once.
+
+    Attributes:
+        steps: The steps.
+        positions: Positions by step name.
+        needs: For each position, the positions that it depends on.
+        users: For each position, the positions that depend on it.
+        order: All positions, each after those that it depends on.
+
+    Raises:
+        InvalidArgument: A dependency is not in the list, or dependencies form a cycle, named as in `a -> b -> a`.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps: Sequence[Step] = steps
-        self.places: dict[str, int] = {step.name: place for place, step in enumerate(steps)}
+        self.positions: dict[str, int] = {step.name: position for position, step in enumerate(steps)}
         self.needs: list[list[int]] = [self._needs(step) for step in steps]
         self.users: list[list[int]] = [[] for _ in steps]
-        for place, needs in enumerate(self.needs):
+        for position, needs in enumerate(self.needs):
             for other in needs:
-                self.users[other].append(place)
+                self.users[other].append(position)
         self.order: list[int] = self._order()
-        self._before: list[int] = []  # for each place, the bits of those it depends on
+        self._before: list[int] = []  # for each position, the bits of all that it depends on
 
     def _needs(self, step: Step) -> list[int]:
         for name in step.depends_on:
-            if name not in self.places:
-                near = difflib.get_close_matches(name[:100], self.places, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "name a step of the same list"
+            if name not in self.positions:
+                near = difflib.get_close_matches(name[:100], self.positions, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else "Name a step of the same list"
                 raise InvalidArgument(
-                    f"step {brief(step.name)} depends on {brief(name)}, which is not in the list: {hint}"
+                    f"step {brief(step.name)} depends on {brief(name)}, which is not in the list. {hint}"
                 )
-        return sorted({self.places[name] for name in step.depends_on})
+        return sorted({self.positions[name] for name in step.depends_on})
 
     def _order(self) -> list[int]:
-        """All places, each behind those it depends on; of those that could be next, the first in the list."""
+        """Return all positions, each after those that it depends on. Of several that may be next, the lowest is."""
         self.begin(set())
         order = []
-        while (place := self.take()) is not None:
-            order.append(place)
-            self.finished(place)
+        while (position := self.take()) is not None:
+            order.append(position)
+            self.finished(position)
         if len(order) < len(self.steps):
-            circle = " -> ".join(self._circle(self._left))
-            raise InvalidArgument(f"steps wait for each other: {circle}: take one of these out")
+            cycle = " -> ".join(self._cycle(self._left))
+            raise InvalidArgument(f"steps wait for each other: {cycle}. Remove one of these dependencies")
         return order
 
-    def _circle(self, left: Sequence[int]) -> list[str]:
-        """Names along the dependencies from a step back to itself."""
-        # Each step that was never ready waits for another one like it.
-        place = next(place for place, count in enumerate(left) if count)
+    def _cycle(self, left: Sequence[int]) -> list[str]:
+        """Return the names along the dependencies from a step back to itself."""
+        # Each step that never became ready waits for another such step.
+        position = next(position for position, count in enumerate(left) if count)
         path: list[int] = []
-        while place not in path:
-            path.append(place)
-            place = next(other for other in self.needs[place] if left[other])
-        circle = path[path.index(place) :]
-        first = circle.index(min(circle))
-        circle = circle[first:] + circle[: first + 1]
-        return [self.steps[each].name for each in circle]
+        while position not in path:
+            path.append(position)
+            position = next(other for other in self.needs[position] if left[other])
+        cycle = path[path.index(position) :]
+        first = cycle.index(min(cycle))
+        cycle = cycle[first:] + cycle[: first + 1]
+        return [self.steps[each].name for each in cycle]
 
-    def dependents(self, place: int) -> set[int]:
-        """All that depends on a step, directly or not."""
+    def dependents(self, position: int) -> set[int]:
+        """Return the positions that depend on this one, directly or indirectly."""
         found: set[int] = set()
-        ahead = [place]
+        ahead = [position]
         while ahead:
             for user in self.users[ahead.pop()]:
                 if user not in found:
@@ -80,40 +90,41 @@ class Graph:
                     ahead.append(user)
         return found
 
-    def results(self, place: int, results: Mapping[str, Any]) -> Reachable:
-        """Of these, what the step at `place` may read."""
+    def results(self, position: int, results: Mapping[str, Any]) -> Reachable:
+        """Return the results that the step at this position may read."""
         if not self._before:
             self._before = [0] * len(self.steps)
             for each in self.order:
                 for other in self.needs[each]:
                     self._before[each] |= self._before[other] | 1 << other
-        return Reachable(self, self._before[place], self.steps[place].name, results)
+        return Reachable(self, self._before[position], self.steps[position].name, results)
 
-    # -- a pass: `begin`, then each place is taken once
+    # -- one pass
 
     def begin(self, done: set[int]) -> None:
-        """Nothing is taken yet, and these have their results."""
-        # One that is done never comes to 0, also where it depends on others by now.
+        """Start a pass in which the steps at these positions are completed already."""
+        # -1, so that a completed step never becomes ready, even if it depends on others by now.
         self._left: list[int] = [
-            -1 if place in done else sum(other not in done for other in needs) for place, needs in enumerate(self.needs)
+            -1 if position in done else sum(other not in done for other in needs)
+            for position, needs in enumerate(self.needs)
         ]
-        self._ready: list[int] = [place for place, count in enumerate(self._left) if not count]
+        self._ready: list[int] = [position for position, count in enumerate(self._left) if not count]
 
     def take(self) -> int | None:
-        """The first place in the list that can begin, if there is one."""
+        """Return the lowest position that can start, or None."""
         return heappop(self._ready) if self._ready else None
 
-    def next_after(self, place: int) -> int | None:
-        """The same, or one that waits for nothing but this place, which is about to be finished."""
-        first = next((user for user in self.users[place] if self._left[user] == 1), None)
+    def next_after(self, position: int) -> int | None:
+        """Return the lowest position that can start once this one is finished, or None."""
+        first = next((user for user in self.users[position] if self._left[user] == 1), None)
         if first is None or (self._ready and self._ready[0] < first):
             return self.take()
         self._left[first] = -1
         return first
 
-    def finished(self, place: int) -> None:
-        """This one has its result: others may begin."""
-        for user in self.users[place]:
+    def finished(self, position: int) -> None:
+        """Note that the step at this position has its result, so that others may start."""
+        for user in self.users[position]:
             self._left[user] -= 1
             if not self._left[user]:
                 heappush(self._ready, user)
@@ -121,29 +132,32 @@ class Graph:
 
 @stored_as_dict
 class Reachable(Results):
-    """Results of what a step depends on, directly or not; others are refused, as they may be there or not."""
+    """The results that a step depends on, directly or indirectly.
+
+    Reading another result raises InvalidArgument, because it may or may not exist yet.
+    """
 
     def __init__(self, graph: Graph, mask: int, step: str, results: Mapping[str, Any]) -> None:
         super().__init__(results)
         self._graph, self._mask, self._step = graph, mask, step
 
     def __getitem__(self, name: str) -> Any:
-        place = self._graph.places.get(name)
-        if place is None:
+        position = self._graph.positions.get(name)
+        if position is None:
             raise KeyError(name)
-        if not self._mask >> place & 1:
+        if not self._mask >> position & 1:
             raise InvalidArgument(
-                f"step {self._step!r} reads the result of {brief(name)}, on which it does not depend: name it "
+                f"step {self._step!r} reads the result of {brief(name)}, on which it does not depend. Name it "
                 "in depends_on"
             )
         return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
-        place = self._graph.places.get(name) if isinstance(name, str) else None
-        return place is not None and bool(self._mask >> place & 1)
+        position = self._graph.positions.get(name) if isinstance(name, str) else None
+        return position is not None and bool(self._mask >> position & 1)
 
     def __iter__(self) -> Iterator[str]:
-        return (step.name for place, step in enumerate(self._graph.steps) if self._mask >> place & 1)
+        return (step.name for position, step in enumerate(self._graph.steps) if self._mask >> position & 1)
 
     def __len__(self) -> int:
         return self._mask.bit_count()

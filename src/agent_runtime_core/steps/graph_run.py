@@ -1,4 +1,4 @@
-"""A graph of steps over the journal: one commit per step, which carries the start of the one that follows it."""
+"""Run a DAG of steps: one commit for each step, which also records the start of the next one."""
 
 from __future__ import annotations
 
@@ -17,145 +17,148 @@ from .worker_pool import Next, WorkerPool
 
 
 class GraphRun(StepListRun):
-    """One pass of a list whose steps say what they depend on."""
+    """One pass of a step list with dependencies."""
 
     async def run(self, graph: Graph, initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
+        """Run the steps that are not recorded yet. Returns all results by name of the step."""
         self.graph: Graph = graph
         await self.open(graph.steps, resume)
-        if self.placed:
-            self._match()
-        self._load(initial_state)
+        if self.is_ordered:
+            self._check_recorded()
+        self._load_state(initial_state)
         try:
-            await self._work()
+            await self._run_steps()
         finally:
-            if self.kept.custom_state is self.shown:
-                self.kept.custom_state = dict(self.shown)
+            if self.progress.custom_state is self.shown_state:
+                self.progress.custom_state = dict(self.shown_state)
         return {step.name: self.results[step.name] for step in self.steps}
 
-    async def _work(self) -> None:
+    async def _run_steps(self) -> None:
         graph = self.graph
-        self.told: set[int] = set()  # steps that were told to be left out
-        places = enumerate(self.steps)
-        if found := {place: record for place, step in places if (record := self._recorded(step)) is not None}:
+        self.skipped: set[int] = set()  # steps that do not run because a dependency failed; published already
+        positions = enumerate(self.steps)
+        if found := {position: record for position, step in positions if (record := self._recorded(step)) is not None}:
             self._skip(found)
         await self._flush_skips()
-        recorded = {graph.places[name] for name in self.results}
-        #: What the start of a step tells besides: how many are done, in the order of the journal.
-        self.progress: dict[str, Any] = {"completed": len(recorded)}
+        recorded = {graph.positions[name] for name in self.results}
+        #: Additional fields of the starts of steps: how many steps are completed, in the order of the journal.
+        self.start_info: dict[str, Any] = {"completed": len(recorded)}
         graph.begin(recorded)
-        self.crew: WorkerPool = WorkerPool(graph, self.options.max_concurrency, self._one, self._left_out)
-        await self.crew.work()
+        self.pool: WorkerPool = WorkerPool(graph, self.options.max_concurrency, self._run_step, self._skip_dependents)
+        await self.pool.work()
         await self._write_deferred()
 
-    def _match(self) -> None:
-        """Refuse a list without a step that an earlier claim recorded of it; their order and edges may change."""
+    def _check_recorded(self) -> None:
+        """Check that the list still has all steps that an earlier claim recorded; order and dependencies may change."""
         journal = self.journal
-        names = {old for step in self.steps for old in journal.view.former_names(step.name)} | self.graph.places.keys()
+        names = {
+            old for step in self.steps for old in journal.view.former_names(step.name)
+        } | self.graph.positions.keys()
         for record in journal.view.listed(self.key).get(self.number, ()):
             if (name := record.name) in names:
                 continue
-            there = self.steps[record.pos].name if record.pos < self.total else None
-            found = there if there is not None and (there, self.key) not in journal.view.completed else None
-            way = f"ctx.renamed({name!r}, {found!r})" if found is not None else f"ctx.renamed({name!r}, its new name)"
+            present = self.steps[record.pos].name if record.pos < self.total else None
+            found = present if present is not None and (present, self.key) not in journal.view.completed else None
+            new_name = "its new name" if found is None else repr(found)
             raise JournalMismatch(
-                f"the journal has step {name!r} of this list, the code has it no more: "
-                f"restore it, or say {way} before the list",
+                f"the list must have step {name!r}, which the journal has recorded. Restore the step, or call "
+                f"ctx.renamed({name!r}, {new_name}) before the list",
                 recorded=name,
                 found=found,
             )
 
-    def _load(self, initial_state: Mapping[str, Any] | None) -> None:
+    def _load_state(self, initial_state: Mapping[str, Any] | None) -> None:
         self._begin_state(initial_state)
-        #: What the executor shows meanwhile: nothing is added to it, as nothing is to that of a step.
-        self.shown: ReadOnlyState = ReadOnlyState(cast("dict[str, Any]", decode(self.state_text)), {})
-        self.kept.custom_state = self.shown
+        #: What the executor shows while the list runs. It is read-only, like the state that the steps see.
+        self.shown_state: ReadOnlyState = ReadOnlyState(cast("dict[str, Any]", decode(self.state_text)), {})
+        self.progress.custom_state = self.shown_state
 
-    async def _one(self, place: int, begun: bool) -> Next:
-        """Perform a step; the next one for this worker, and whether its start is recorded."""
-        step, journal, graph = self.steps[place], self.journal, self.graph
+    async def _run_step(self, position: int, started: bool) -> Next:
+        """Run a step. Returns the next one for this worker, and whether its start is recorded."""
+        step, journal, graph = self.steps[position], self.journal, self.graph
         if self.ctx.cancelled():
             raise StepCancelledError(step.name)
-        how = step.callee()
+        function = step.function()
         following: Next = (None, False)
 
         def seal(work: StepCall, text: str, attempt: int, ms: int) -> Sequence[Record]:
             nonlocal following
-            self.progress["completed"] += 1
-            # Not durable yet: only what begins in the same commit may count on it.
-            after, first = None, None if self.crew.stopped else graph.next_after(place)
+            self.start_info["completed"] += 1
+            # The result is not durable yet, so only a step whose start is in the same commit may depend on it.
+            next_start, first = None, None if self.pool.stopped else graph.next_after(position)
             if first is not None and step.checkpoint and journal.writer.has_journal and not self.ctx.cancelled():
-                after = self._start_of(first)
-            following = (first, after is not None)
-            record = journal.records.completed(work, text, attempt, ms, state=work.state, next=after)
+                next_start = self._start_of(first)
+            following = (first, next_start is not None)
+            record = journal.records.completed(work, text, attempt, ms, state=work.state, next=next_start)
             if work.state is not None:
                 journal.view.set_state(self.key, self.number, record, work.state)
-            return self._sealed(step, record)
+            return self._records_to_write(step, record)
 
         work = StepCall(
             journal.view.journal_name(step.name, self.key),
             self.key,
-            journal.writer.watched(lambda attempt: self._try(place)),
+            journal.writer.watched(lambda attempt: self._call(position)),
             step.policy(),
-            encode=how.encode,
-            decode=how.decode,
-            position=place,
+            encode=function.encode,
+            decode=function.decode,
+            position=position,
             total=self.total,
             description=step.description,
             digest=self.number,
             info=self.info,
-            start_recorded=begun,
-            start_info=self.progress,
+            start_recorded=started,
+            start_info=self.start_info,
         )
-        if self.unreported:
+        if self.has_unrecorded_state:
             work.state = self.state_text
-            self.unreported: bool = False
+            self.has_unrecorded_state: bool = False
         self.results[step.name] = await run_step(journal, work, seal)
         journal.advance()
         self._completed(step)
-        graph.finished(place)
+        graph.finished(position)
         return following
 
-    def _try(self, place: int) -> Awaitable[Any]:
-        step = self.steps[place]
+    def _call(self, position: int) -> Awaitable[Any]:
+        step = self.steps[position]
         values = cast("dict[str, Any]", decode(self.state_text))
-        state = ReadOnlyState(values, self.graph.results(place, self.results))
-        how = step.callee()
-        # (ctx, state) by place: nothing is to be injected.
+        state = ReadOnlyState(values, self.graph.results(position, self.results))
+        # (ctx, state) are positional arguments: no context parameter needs to be filled.
         return (
             cast("Awaitable[Any]", step.fn(self.ctx, state))
-            if how.is_async
+            if step.function().is_async
             else call_in_thread(step.fn, (self.ctx, state))
         )
 
-    def _sealed(self, step: Step, record: Record) -> Sequence[Record]:
+    def _records_to_write(self, step: Step, record: Record) -> Sequence[Record]:
+        """Return the record of a step and what is deferred; nothing if the step itself is deferred."""
         if not step.checkpoint:
             self.journal.view.completed[record.name, self.key] = record
             return self._defer(record)
         return self._with_deferred(record) if self.deferred else (record,)
 
-    def _start_of(self, place: int) -> str | None:
-        """The start of a step, for the record of the one before it to carry."""
-        step, journal = self.steps[place], self.journal
+    def _start_of(self, position: int) -> str | None:
+        """Return the encoded start of a step for the record before it; None if the start needs its own record."""
+        step, journal = self.steps[position], self.journal
         name = journal.view.journal_name(step.name, self.key)
         if (name, self.key) in journal.view.started:
             return None
         if step.on_in_doubt != "retry":
-            return None  # a run that stops between the two must not leave a doubt about a step nobody began
-        about: dict[str, Any] = {"name": name, "key": self.key, "tries": step.retries + 1, **self.progress}
+            return None  # a run that stops between the two steps would leave a step in doubt that never started
+        start: dict[str, Any] = {"name": name, "key": self.key, "tries": step.retries + 1, **self.start_info}
         if step.description is not None:
-            about["description"] = step.description
-        return encode({**about, "pos": place})
+            start["description"] = step.description
+        return encode({**start, "pos": position})
 
-    async def _left_out(self, place: int) -> None:
-        """Tell of the steps that never begin because this one failed."""
-        done = {self.graph.places[name] for name in self.results}
-        lost = sorted(self.graph.dependents(place) - done - self.told)
-        self.told.update(lost)
-        if lost:
-            why = {"reason": "dependency_failed", "dependency": self.steps[place].name}
+    async def _skip_dependents(self, position: int) -> None:
+        """Publish that the dependents of a failed step do not run."""
+        completed = {self.graph.positions[name] for name in self.results}
+        skipped = sorted(self.graph.dependents(position) - completed - self.skipped)
+        self.skipped.update(skipped)
+        if skipped:
+            reason = {"reason": "dependency_failed", "dependency": self.steps[position].name}
             journal = self.journal
             listed = [
-                [journal.view.journal_name(self.steps[each].name, self.key), self.key, each, why] for each in lost
+                [journal.view.journal_name(self.steps[each].name, self.key), self.key, each, reason] for each in skipped
             ]
-            record = journal.records.boundary(SKIPPED, nev=len(lost), total=self.total, info={"steps": listed})
+            record = journal.records.boundary(SKIPPED, nev=len(skipped), total=self.total, info={"steps": listed})
             await journal.writer.buffer(record)

@@ -1,4 +1,4 @@
-"""One function over many items, each item a step of its own."""
+"""Run one function over many items, each of them a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .worker_pool import all_of
 
 
 class MapRun:
-    """One pass over the items."""
+    """One pass over the items of a map."""
 
     def __init__(self, options: ListOptions, journal: StepJournal[StepWriter], scope: str) -> None:
         self.options: ListOptions = options
@@ -30,23 +30,35 @@ class MapRun:
 
     async def run(
         self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy, returns: Any,
-        max_result_bytes: int, by_place: bool,
+        max_result_bytes: int, by_position: bool,
     ) -> list[Any]:  # fmt: skip
+        """Run the items that are not recorded yet. Returns the results in the order of the items.
+
+        Args:
+            name: Name of the map.
+            fn: A function of an item.
+            items: The items.
+            keys: A key for each item.
+            policy: How each item is attempted.
+            returns: Type of the results, instead of the function's annotation.
+            max_result_bytes: Limit for each encoded result.
+            by_position: The keys are the positions of the items.
+        """
         self.fn: Callable[..., Any] = fn
         self.items: list[Any] = items
         self.policy: Policy = policy
-        self.how: StepFunction = step_function(fn, returns, max_result_bytes)
-        space = self._space(by_place)
-        self.keys: list[str] = [f"m:{key}{space}" for key in keys]
+        self.function: StepFunction = step_function(fn, returns, max_result_bytes)
+        suffix = self._key_suffix(by_position)
+        self.keys: list[str] = [f"m:{key}{suffix}" for key in keys]
         self.name = name
         self.digests: list[str | None] = [arguments_digest((item,), {})[0] for item in items]
-        if by_place:
-            self._keep_places(f"{name}{space}")
+        if by_position:
+            self._check_positions(f"{name}{suffix}")
         self.info: str | None = CONCURRENT_INFO if self.journal.in_child_task() else None  # of the records of its items
         self.results: list[Any] = [None] * len(items)
         if self.journal.unconfirmed.pending:
             await self.journal.unconfirmed.resolve()
-        missing = await self._recorded(range(len(items)))
+        missing = await self._take_recorded(range(len(items)))
         self.queue: Iterator[int] = iter(missing)
         workers = min(self.options.max_concurrency, len(missing))
         await all_of([self._worker(next(self.queue)) for _ in range(workers)])
@@ -54,31 +66,31 @@ class MapRun:
             raise self.failed
         return self.results
 
-    def _space(self, by_place: bool) -> str:
-        """What tells these items from others: the checkpoint_key, and for places the step that this map is in."""
-        return (f"@x:{self.scope}" if self.scope else "") + (self.journal.keys.scope_suffix() if by_place else "")
+    def _key_suffix(self, by_position: bool) -> str:
+        """Return the suffix of the keys: the checkpoint_key, and for positions the enclosing step."""
+        return (f"@x:{self.scope}" if self.scope else "") + (self.journal.keys.scope_suffix() if by_position else "")
 
-    def _keep_places(self, which: str) -> None:
-        """Refuse items that would be answered with the results of others: those of an earlier map of this claim.
+    def _check_positions(self, which: str) -> None:
+        """Reject items that would get the results of other items, from an earlier map of this claim.
 
-        Another try of the step that this map is in is answered as a resumed one would be.
+        Another attempt of the enclosing step counts as another map: it uses saved results, as a resumed run does.
         """
-        maps, frame = self.journal.maps, CURRENT_STEP.get()
-        which = which if frame is None else f"{which}@{frame.attempt}"
+        maps, scope = self.journal.maps, CURRENT_STEP.get()
+        which = which if scope is None else f"{which}@{scope.attempt}"
         earlier = maps.get(which, [])
-        for place, (found, had) in enumerate(zip(self.digests, earlier, strict=False)):
-            if found != had:
+        for position, (digest, earlier_digest) in enumerate(zip(self.digests, earlier, strict=False)):
+            if digest != earlier_digest:
                 raise InvalidArgument(
-                    f"map {brief(self.name)}: place {place} had another item in an earlier map of that name, whose "
-                    "result is recorded: give each map a name of its own, or its items keys with key="
+                    f"map {brief(self.name)}: position {position} must have the same item as in the earlier map of that "
+                    "name, whose result is saved. Give each map its own name, or its items keys with key="
                 )
         if len(self.digests) > len(earlier):
             maps[which] = self.digests
 
-    async def _recorded(self, places: Iterable[int]) -> list[int]:
-        """Take what the journal has of the items in these places; the places of those it has not."""
+    async def _take_recorded(self, positions: Iterable[int]) -> list[int]:
+        """Take the results of recorded items from the journal. Returns the positions of the others."""
         journal, found, missing, skips = self.journal, dict[int, Record](), [], []
-        for index in places:
+        for index in positions:
             key = self.keys[index]
             record = journal.lookup(self.name, key)
             if record is None:
@@ -88,7 +100,7 @@ class MapRun:
             skip: list[Any] = [record.name, key, index]
             skips.append([*skip, {"input_changed": True}] if record.digest != self.digests[index] else skip)
         records = list(found.values())
-        results = recorded_results([self.how.decode] * len(records), records)
+        results = recorded_results([self.function.decode] * len(records), records)
         for index, result in zip(found, results, strict=True):
             self.results[index] = result
         if skips:
@@ -100,40 +112,40 @@ class MapRun:
         return missing
 
     async def _worker(self, index: int) -> None:
-        place: int | None = index
-        while place is not None and self.failed is None:
+        position: int | None = index
+        while position is not None and self.failed is None:
             try:
-                async with self.journal.keys.exclusive(self.name, self.keys[place]):
-                    place = await self._one(place)
-            except Exception as error:  # noqa: BLE001 - raised by run() when those in flight are recorded
+                async with self.journal.keys.exclusive(self.name, self.keys[position]):
+                    position = await self._run_item(position)
+            except Exception as error:  # noqa: BLE001 - run() raises it when the running items are recorded
                 self.failed = self.failed or error
                 return
 
-    async def _one(self, index: int) -> int | None:
-        """Perform one item, which nobody else does now; the next one for this worker."""
+    async def _run_item(self, index: int) -> int | None:
+        """Run one item, whose lock this task has. Returns the next item for this worker."""
         journal, ctx, key, item = self.journal, self.options.ctx, self.keys[index], self.items[index]
         if self.failed is not None:
             return None
         if ctx.cancelled():
             raise StepCancelledError(self.name)
-        if journal.lookup(self.name, key) is not None:  # by another map, meanwhile
-            await self._recorded([index])
+        if journal.lookup(self.name, key) is not None:  # another map ran it while this one waited for the lock
+            await self._take_recorded([index])
             return next(self.queue, None)
-        begun = (self.name, key) in journal.carried
+        started = (self.name, key) in journal.carried
         journal.carried.discard((self.name, key))
         following: int | None = None
 
         def seal(work: StepCall, text: str, attempt: int, ms: int) -> tuple[Record]:
             nonlocal following
             following = None if self.failed is not None else next(self.queue, None)
-            after = None if following is None or ctx.cancelled() else self._start_of(following)
-            return (journal.records.completed(work, text, attempt, ms, next=after),)
+            next_start = None if following is None or ctx.cancelled() else self._start_of(following)
+            return (journal.records.completed(work, text, attempt, ms, next=next_start),)
 
         work = StepCall(
             journal.view.journal_name(self.name, key), key,
-            journal.writer.watched(lambda attempt: call(self.fn, self.how, (item,), ctx)), self.policy,
-            encode=self.how.encode, decode=self.how.decode, position=index, total=len(self.items),
-            digest=self.digests[index], info=self.info, start_recorded=begun and self.policy.on_in_doubt == "retry",
+            journal.writer.watched(lambda attempt: call(self.fn, self.function, (item,), ctx)), self.policy,
+            encode=self.function.encode, decode=self.function.decode, position=index, total=len(self.items),
+            digest=self.digests[index], info=self.info, start_recorded=started and self.policy.on_in_doubt == "retry",
         )  # fmt: skip
         try:
             self.results[index] = await run_step(journal, work, seal)
@@ -145,7 +157,7 @@ class MapRun:
         return following
 
     def _start_of(self, index: int) -> str | None:
-        """The start of an item, for the record of the one before it to carry."""
+        """Return the encoded start of an item for the record before it; None if the start needs its own record."""
         journal, key = self.journal, self.keys[index]
         name = journal.view.journal_name(self.name, key)
         if (
@@ -155,6 +167,6 @@ class MapRun:
         ):
             return None
         if self.policy.on_in_doubt != "retry" or not journal.writer.has_journal:
-            return None  # where another item fails, this one is never begun: no doubt may be left about it
+            return None  # if another item fails, this one never starts, and it would be left in doubt
         journal.carried.add((self.name, key))
         return encode({"name": name, "key": key, "pos": index, "tries": self.policy.retries + 1})

@@ -1,4 +1,4 @@
-"""A step, its result, and the state a list of steps carries along."""
+"""A step, its result, and the state of a step list."""
 
 from __future__ import annotations
 
@@ -28,15 +28,32 @@ from ..status import StepStatus
 class Step:
     """One named step of a list.
 
-    `fn(ctx, state)` is a coroutine function, or a plain one that runs in a thread. It is tried
-    `1 + retries` times, `retry_delay` seconds (or `backoff`) apart, each at most `timeout` seconds.
-    With `checkpoint=False` its record commits with the next checkpointed step; until then it runs
-    again on resume. `on_in_doubt` is asked when an earlier process began the step and never recorded
-    its end: "retry", "fail", "review", or a function that answers None or AlreadyDone(result).
-    `returns` names the type to rebuild, where the annotation of `fn` does not. A result has at most
-    `max_result_bytes` as JSON (1 MiB; 16 MiB are the most).
-    `depends_on` names the steps of the same list whose results it needs: a list in which any step has
-    some is a graph, whose steps run side by side.
+        async def load(ctx, state):
+            state["rows"] = 3
+            return "loaded"
+
+        Step("load", load, retries=2, timeout=30)
+
+    Args:
+        name: Name of the step, unique in its list.
+        fn: A function of (ctx, state), or a coroutine function. A plain function runs in a thread.
+        retries: Attempts after the first one.
+        retry_delay: Seconds before each retry.
+        timeout: Seconds that one attempt may take, None for no limit.
+        description: Text for the step's events.
+        checkpoint: False saves the result with the next step that has a checkpoint. Until then a resumed run runs the
+            step again.
+        depends_on: Names of steps of the same list whose results this step needs. If any step of a list has some, the
+            list is a DAG and its steps run concurrently.
+        retry_on: Error types that are retried, or a function that decides for an error.
+        backoff: Computes the delay instead of `retry_delay`: `Backoff(...)`, or a function of (attempt, random).
+        on_in_doubt: What to do if a crash interrupted the step and its outcome is unknown: "retry", "fail", "review"
+            (ask a person), or a check function that returns `AlreadyDone(result)` or None.
+        returns: Type of the result, instead of the function's annotation.
+        max_result_bytes: Limit for the result as JSON: 1 MiB by default, at most 16 MiB.
+
+    Raises:
+        InvalidArgument: A value is out of range.
     """
 
     name: str
@@ -53,40 +70,42 @@ class Step:
     returns: Any = field(default=None, kw_only=True)
     max_result_bytes: int = field(default=MAX_RESULT, kw_only=True)
 
-    # What was made of the fields, beside those it was made of: no fields themselves.
-    _callee: ClassVar[tuple[Any, Any, int, StepFunction] | None] = None
+    # Cached values with the fields they were computed from. ClassVar keeps them from being fields.
+    _function: ClassVar[tuple[Any, Any, int, StepFunction] | None] = None
     _policy: ClassVar[tuple[Any, Policy] | None] = None
 
     def __post_init__(self) -> None:
         self.name = unbroken("a step's name", self.name)
         if not callable(self.fn):
-            raise InvalidArgument(f"step {brief(self.name)}: fn is a function of (ctx, state), not {brief(self.fn)}")
+            raise InvalidArgument(
+                f"step {brief(self.name)}: fn must be a function of (ctx, state), got {brief(self.fn)}"
+            )
         if type(self.depends_on) is not tuple or self.depends_on:
-            self.depends_on = self._names(self.depends_on)
+            self.depends_on = self._checked_names(self.depends_on)
         self.policy()
         if self.max_result_bytes != MAX_RESULT:
             codec_for(None, self.max_result_bytes)
 
-    def _names(self, given: Any) -> tuple[str, ...]:
+    def _checked_names(self, given: Any) -> tuple[str, ...]:
         names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (None,)
         if not all(isinstance(name, str) for name in names):
             raise InvalidArgument(
-                f"step {brief(self.name)}: depends_on is a list of names of steps, as in ['load'], not {brief(given)}"
+                f"step {brief(self.name)}: depends_on must be a list of step names, as in ['load'], got {brief(given)}"
             )
         return names
 
-    def callee(self) -> StepFunction:
-        """How its function is called, looked at once."""
-        fn, returns, most = self.fn, self.returns, self.max_result_bytes
-        if returns is None and most == MAX_RESULT:
+    def function(self) -> StepFunction:
+        """Return how to call the function of this step. It is inspected once."""
+        fn, returns, max_bytes = self.fn, self.returns, self.max_result_bytes
+        if returns is None and max_bytes == MAX_RESULT:
             return cached_step_function(fn)
-        known = self._callee
-        if known is None or known[0] is not fn or known[1] is not returns or known[2] != most:
-            known = self._callee = (fn, returns, most, step_function(fn, returns, most))  # type: ignore[misc]
+        known = self._function
+        if known is None or known[0] is not fn or known[1] is not returns or known[2] != max_bytes:
+            known = self._function = (fn, returns, max_bytes, step_function(fn, returns, max_bytes))  # type: ignore[misc]
         return known[3]
 
     def policy(self) -> Policy:
-        """How this step is tried, as a checked value."""
+        """Return the retries, the time limit and the in-doubt policy of this step, validated."""
         given = (self.retries, self.retry_delay, self.timeout, self.retry_on, self.backoff, self.on_in_doubt)
         if given == DEFAULT_FIELDS:
             return DEFAULT_POLICY
@@ -98,7 +117,18 @@ class Step:
 
 @dataclass
 class StepResult:
-    """How a step ended."""
+    """The outcome of a step.
+
+    Attributes:
+        name: Name of the step.
+        status: Status of the step.
+        result: What the function returned.
+        error: The error message, if it failed.
+        attempts: Number of attempts, the first one included.
+        started_at: When the step started.
+        completed_at: When it finished.
+        duration_ms: Duration in milliseconds.
+    """
 
     name: str
     status: StepStatus
@@ -111,35 +141,44 @@ class StepResult:
 
 
 class _LazyUuid:
-    """A field with a UUID of its own for each object, made when somebody asks for it.
+    """A field that is a new UUID for each object, created when it is first read.
 
-    Given as text it is a UUID too, so that a state is equal to what it was before `to_dict`; other text stays.
+    A string that is a UUID is converted to one, so that a state equals the state before `to_dict`. Other strings stay.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._kept: str = f"_{name}"
+        self._attribute: str = f"_{name}"
 
     def __get__(self, state: Any, owner: type) -> Any:
         if state is None:
             return None  # the default
-        found = getattr(state, self._kept)
+        found = getattr(state, self._attribute)
         if found is None:
             found = run_uuid(None, SYSTEM)[0]
-            setattr(state, self._kept, found)
+            setattr(state, self._attribute, found)
         return found
 
     def __set__(self, state: Any, given: Any) -> None:
         if given is not None and not isinstance(given, UUID):
             with contextlib.suppress(ValueError):
                 given = UUID(str(given))
-        setattr(state, self._kept, given)
+        setattr(state, self._attribute, given)
 
 
 @dataclass
 class ExecutionState:
-    """Where a list of steps stands. `custom_state` is what its steps see as `state`."""
+    """Progress of a step list.
 
-    execution_id: UUID | str = cast("UUID", _LazyUuid())  # noqa: RUF009 - a descriptor is one for all
+    Attributes:
+        execution_id: Identifies the execution of the list.
+        current_step_index: How many steps are completed.
+        completed_steps: Their names.
+        step_results: Results by name of the step.
+        started_at: When the list started, in UTC.
+        custom_state: What the steps see as `state`.
+    """
+
+    execution_id: UUID | str = cast("UUID", _LazyUuid())  # noqa: RUF009 - one descriptor serves all objects
     current_step_index: int = 0
     completed_steps: list[str] = field(default_factory=list)
     step_results: dict[str, Any] = field(default_factory=dict)
@@ -147,11 +186,11 @@ class ExecutionState:
     custom_state: dict[str, Any] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        _ = self.execution_id  # made now, if nobody asked for it before: a copy is of the same execution
+        _ = self.execution_id  # create it now, so that a copy has the same id
         return self.__dict__
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold, sharing nothing with this object's lists."""
+        """Return the state as plain JSON values. The lists and dicts are copies."""
         return {
             "execution_id": str(self.execution_id),
             "current_step_index": self.current_step_index,
@@ -163,7 +202,14 @@ class ExecutionState:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ExecutionState:
-        """The state that `to_dict` wrote; what is missing takes its default."""
+        """Return the state that `to_dict` was called on. Missing fields get their defaults.
+
+        Args:
+            data: What `to_dict` returned.
+
+        Raises:
+            TypeError, ValueError: A value has the wrong type.
+        """
         state = cls()
         state.execution_id = data.get("execution_id", state.execution_id)
         state.current_step_index = int(data.get("current_step_index", 0))
@@ -177,7 +223,7 @@ class ExecutionState:
 
 @stored_as_dict
 class Results(Mapping[str, Any]):
-    """What steps returned, by name. Each time it is a copy, so that a step changes nothing for others."""
+    """Results of steps by name. Each read returns a copy, so that one step cannot change what another one reads."""
 
     def __init__(self, results: Mapping[str, Any]) -> None:
         self._results: Mapping[str, Any] = results
@@ -203,9 +249,12 @@ class Results(Mapping[str, Any]):
 
 @stored_as_dict
 class State(dict[str, Any]):
-    """What a step sees: values it may change, kept only if it succeeds, and `results` of earlier steps by name.
+    """The state that a step sees: a dict whose changes are saved if the step succeeds.
 
-    Stored or copied, it is a plain dict of the values.
+    Encoded, copied or pickled it is a plain dict of the values.
+
+    Attributes:
+        results: Results of earlier steps by name.
     """
 
     results: Mapping[str, Any]
@@ -220,10 +269,10 @@ class State(dict[str, Any]):
 
 @stored_as_dict
 class ReadOnlyState(State):
-    """State where more than one step may run at once: results carry data, this does not."""
+    """The state of a list whose steps run concurrently. Steps pass data by their results instead."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise InvalidArgument("state is read-only where steps run side by side: return the value as the step's result")
+        raise InvalidArgument("state is read-only while steps run concurrently. Return the value as the step's result")
 
     __setitem__: Callable[..., Any] = _refuse
     __delitem__: Callable[..., Any] = _refuse
@@ -236,7 +285,11 @@ class ReadOnlyState(State):
 
 
 def state_text(values: Mapping[str, Any], step: str | None = None) -> str:
-    """The text of a state; what cannot be kept is refused by where it is in it, and by the step that left it there."""
+    """Encode a state.
+
+    Raises:
+        UnserialisableResult: A value cannot be stored. The error has its path in the state, and the step that set it.
+    """
     try:
         return encode(dict(values))
     except UnserialisableResult as error:
@@ -244,8 +297,8 @@ def state_text(values: Mapping[str, Any], step: str | None = None) -> str:
         raise UnserialisableResult(where, error.reason, max_bytes=error.max_bytes, step_name=step) from None
 
 
-def is_its_text(values: Mapping[str, Any]) -> bool:
-    """Whether these values are as their text says, and nobody who holds on to them can change them."""
+def is_immutable_state(values: Mapping[str, Any]) -> bool:
+    """Return whether all keys and values are immutable and equal to their decoded JSON."""
     return IMMUTABLE.issuperset(map(type, values.values())) and IMMUTABLE.issuperset(map(type, values))
 
 
@@ -253,16 +306,20 @@ name_of: Callable[[Any], str] = attrgetter("name")  # of a step
 
 
 def unique(steps: Iterable[Step]) -> Sequence[Step]:
-    """The steps as a list of their own; InvalidArgument for what is no step, and for a name that occurs twice."""
+    """Return the steps as a new list.
+
+    Raises:
+        InvalidArgument: One is not a Step, or a name occurs twice.
+    """
     if not isinstance(steps, Iterable):
-        raise InvalidArgument(f"run() takes a list of steps, not {brief(steps)}")
+        raise InvalidArgument(f"steps must be a list of Step objects, got {brief(steps)}")
     listed, seen = list(steps), set[str]()
     if len({step.name for step in listed if isinstance(step, Step)}) == len(listed):
         return listed
     for step in listed:
         if not isinstance(step, Step):
-            raise InvalidArgument(f"a list of steps holds Step objects, not {brief(step)}")
+            raise InvalidArgument(f"steps must be Step objects, got {brief(step)}")
         if step.name in seen:
-            raise InvalidArgument(f"two steps are called {brief(step.name)}: names in one list are unique")
+            raise InvalidArgument(f"names of steps must be unique in a list, got {brief(step.name)} twice")
         seen.add(step.name)
     return listed

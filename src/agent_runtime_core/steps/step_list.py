@@ -1,4 +1,4 @@
-"""A list of steps over the journal: what a chain and a graph have in common."""
+"""The common part of sequential step lists and DAGs: the identity of a list, its state and its deferred records."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .model import ExecutionState, Step, name_of, state_text
 
 @dataclass(eq=False, repr=False)
 class ListOptions:
-    """What the runs of an executor's lists share.
+    """What all lists of one executor share.
 
     Attributes:
         ctx: The context of the run.
-        max_concurrency: Steps or items that run at once, at most.
-        state: The state as steps see it.
-        added: What was added to the state since a step has succeeded.
+        max_concurrency: How many steps or items run at once.
+        state: The progress of the present list.
+        added: Values that were added to the state since the last step succeeded.
     """
 
     ctx: Any
@@ -33,56 +33,73 @@ class ListOptions:
 
 
 class StepListRun:
-    """One pass of one list: `open` before all else."""
+    """One pass of a step list. Call `open` first.
+
+    Attributes:
+        progress: The progress of the list, as the executor shows it.
+        results: Results by name of the step.
+        skips: The steps with saved results whose events are not published yet, as JSON.
+        key: The step key of all steps of the list.
+        number: Identifies the list under this key.
+        info: The `info` of the records of its steps.
+        is_ordered: The list is outside of steps, so a resumed run reaches its lists in the same order.
+        deferred: Ends of steps that wait for the next checkpoint.
+        state_text: The encoded state that was last committed.
+        has_unrecorded_state: The next record of the list must contain the state it began with.
+    """
 
     def __init__(self, options: ListOptions, journal: StepJournal[StepWriter], scope: str) -> None:
         self.options: ListOptions = options
         self.ctx: Any = options.ctx
         self.journal: StepJournal[StepWriter] = journal
         self.scope: str = scope
-        self.kept: ExecutionState = options.state
+        self.progress: ExecutionState = options.state
         self.results: dict[str, Any] = {}
-        self.skips: list[str] = []  # what a record of them tells of each, as JSON
+        self.skips: list[str] = []
 
     async def open(self, steps: Sequence[Step], resume: bool) -> None:
-        """Know the list by its scope, by how often that was reset, and by its number there.
+        """Identify the list by its scope, by how often that was restarted, and by its number there.
 
-        A list inside a step is of that step's own: on a resume, those inside recorded steps do not run again. It has
-        no place among the others there: each try of that step may come to fewer of them or take another way.
+        A list inside a step belongs to that step, because a resumed run does not run the code of completed steps. Its
+        number does not depend on the order of lists: each attempt of the step may run other lists.
+
+        Args:
+            steps: The steps.
+            resume: False restarts the lists of this scope.
         """
-        journal, within = self.journal, self.journal.keys.scope_suffix()
-        scope = f"x:{self.scope}{within}"
+        journal, suffix = self.journal, self.journal.keys.scope_suffix()
+        scope = f"x:{self.scope}{suffix}"
         if not resume:
             journal.view.resets[scope] = journal.view.resets.get(scope, 0) + 1
             await journal.writer.buffer(journal.records.boundary(RESET, key=scope))
         self.key: str = f"{scope}:{journal.view.resets.get(scope, 0)}"
         self.quoted_key: str = quote(self.key)
-        # What an earlier list of this claim left, which failed before its next checkpoint, is for this one to write.
+        # If an earlier list of this claim failed before its next checkpoint, this list writes its deferred records.
         self.deferred: list[Record] = journal.deferred.setdefault(self.key, [])
-        self.info: str | None = CONCURRENT_INFO if journal.in_child_task() else None  # of the records of its steps
+        self.info: str | None = CONCURRENT_INFO if journal.in_child_task() else None
         self.steps: Sequence[Step] = steps
         self.total: int = len(steps)
-        self.placed: bool = not within
-        # One that is run again in this claim, because it failed, is no other: on a resume it may not fail.
+        self.is_ordered: bool = not suffix
+        # A list that failed and runs again under this claim keeps its number: on a resume it may not fail.
         names = tuple(map(name_of, steps))
-        if self.placed and self.info is None:
+        if self.is_ordered and self.info is None:
             numbers = journal.lists.setdefault(scope, {})
             self.number: str = str(numbers.setdefault(names, len(numbers)))
         else:
-            self.number = journal.task_lists.get((self.key, *names)) or self._apart(names)
+            self.number = journal.task_lists.get((self.key, *names)) or self._number_by_names(names)
         if journal.unconfirmed.pending:
             await journal.unconfirmed.resolve()
 
-    def _apart(self, names: Sequence[str]) -> str:
-        """The number of a list in a task of its own or in a step, whose turn may come sooner or later the next time.
+    def _number_by_names(self, names: Sequence[str]) -> str:
+        """Return the number of a list inside a step or in a task that is not the main task.
 
-        It is known by the names of its steps. A recorded list that has some of them and others too was this one before
-        it was changed.
+        A resumed run may reach such lists in another order, so the list is identified by the names of its steps. A
+        recorded list with some of these steps and others is this list before the code was changed.
         """
         journal = self.journal
         recorded, left = journal.view.unmatched(self.key)
         known = (recorded.get(each) for name in names for each in (name, *journal.view.former_names(name)))
-        # A new one has the length of the journal in it: no number of an earlier claim does.
+        # A new number contains the length of the journal, so it differs from all numbers of earlier claims.
         number = next(
             (each for each in known if each in left),
             f"{TASK_LIST_PREFIX}{journal.view.length}.{len(journal.task_lists)}",
@@ -92,18 +109,19 @@ class StepListRun:
         return number
 
     def _begin_state(self, initial: Mapping[str, Any] | None) -> None:
-        """The state as this list last committed it; at first that of the one before it, with what was added since."""
-        journal, options, kept = self.journal, self.options, self.kept
+        """Set the state to what this list last committed. A new list starts with the state of the list before it, the
+        values that were added since, and `initial`.
+        """
+        journal, options, progress = self.journal, self.options, self.progress
         before, own = journal.view.state_before(self.key), journal.view.state_of(self.key, self.number)
         if own is None:
-            there = kept.custom_state if before is None else cast("dict[str, Any]", decode(before))
-            own = state_text({**there, **options.added, **(initial or {})})
-            #: Whether it begins with what only a record of its own can tell the next time.
-            self.unreported: bool = own != (before or "{}") or self.info is not None or not self.placed
+            previous = progress.custom_state if before is None else cast("dict[str, Any]", decode(before))
+            own = state_text({**previous, **options.added, **(initial or {})})
+            self.has_unrecorded_state: bool = own != (before or "{}") or self.info is not None or not self.is_ordered
         else:
-            options.added, self.unreported = {}, False
+            options.added, self.has_unrecorded_state = {}, False
         self.state_text: str = own
-        kept.completed_steps, kept.step_results, kept.current_step_index = [], self.results, 0
+        progress.completed_steps, progress.step_results, progress.current_step_index = [], self.results, 0
 
     def _recorded(self, step: Step) -> Record | None:
         journal = self.journal
@@ -114,17 +132,18 @@ class StepListRun:
         )
 
     def _skip(self, found: Mapping[int, Record]) -> None:
-        """Answer the steps at these places from their records."""
-        steps, records = [self.steps[place] for place in found], list(found.values())
+        """Use the saved results of the steps at these positions."""
+        steps, records = [self.steps[position] for position in found], list(found.values())
         names, key = [step.name for step in steps], self.quoted_key
         results = recorded_results(decoders(steps), records)
         self.results.update(zip(names, results, strict=True))
-        self.kept.completed_steps += names
-        self.skips += [f"[{quote(record.name)},{key},{place}]" for place, record in found.items()]
-        self.kept.current_step_index = len(self.kept.completed_steps)
+        self.progress.completed_steps += names
+        self.skips += [f"[{quote(record.name)},{key},{position}]" for position, record in found.items()]
+        self.progress.current_step_index = len(self.progress.completed_steps)
         self.journal.advance(*records)
 
     async def _flush_skips(self) -> None:
+        """Publish the events of the steps that were skipped because they have saved results."""
         if self.skips:
             record = self.journal.records.boundary(SKIPPED, nev=len(self.skips), total=self.total)
             record = record._replace(info=f'{{"steps":[{",".join(self.skips)}]}}')
@@ -132,50 +151,50 @@ class StepListRun:
             await self.journal.writer.buffer(record)
 
     def _with_deferred(self, *records: Record) -> Sequence[Record]:
-        """What waited for a checkpoint, and `records`: places are given when they are written, so that they
-        grow together with the event numbers.
+        """Return the deferred records and `records`. They are numbered now, so that their numbers increase in the order
+        of their events.
         """
         deferred = self.deferred.copy()
         self.deferred.clear()
         return self.journal.records.renumbered((*deferred, *records))
 
     def _defer(self, record: Record) -> Sequence[Record]:
-        """Have a record wait for the next checkpoint. Returns what to write now."""
+        """Keep a record until the next checkpoint. Returns what to write now."""
         if self.journal.writer.has_journal:
             self.deferred.append(record)
             return ()
-        # Its event is emitted now. Without its key, the result in it is not saved.
+        # Its event is emitted now. The result is not saved, because the record has no key.
         self.deferred.append(record._replace(nev=0))
         return (record._replace(key=""),)
 
     async def _write_deferred(self) -> None:
-        """At the end of the list, what still waits for a checkpoint."""
+        """Write the records that are still deferred at the end of the list."""
         if self.deferred:
             records = self._with_deferred()
             await self.journal.write(records, records, None)
 
     def _completed(self, step: Step) -> None:
-        self.unreported = False
+        self.has_unrecorded_state = False
         if self.options.added:
             self.options.added = {}
-        completed = self.kept.completed_steps
+        completed = self.progress.completed_steps
         completed.append(step.name)
-        self.kept.current_step_index = len(completed)
+        self.progress.current_step_index = len(completed)
 
 
 def decoders(steps: Sequence[Step]) -> list[Callable[[str], Any]]:
-    """How the result of each step is read; looked at once for steps in a row that have one function."""
+    """Return the decoder for the result of each step. Consecutive steps with the same function are inspected once."""
     found: list[Callable[[str], Any]] = []
     last: Step | None = None
     for step in steps:
         if last is None or step.fn is not last.fn or step.returns is not last.returns:
-            decoder, last = step.callee().decode, step
+            decoder, last = step.function().decode, step
         found.append(decoder)
     return found
 
 
 def recorded_results(decoders: Sequence[Callable[[str], Any]], records: Sequence[Record]) -> list[Any]:
-    """The results in these records, each as its decoder reads it."""
+    """Decode the results of these records, each with its decoder."""
     if decoders.count(decode) == len(decoders):
         return decode_all(["null" if record.result is None else record.result for record in records])
     return [
