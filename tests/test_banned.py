@@ -244,7 +244,7 @@ OPENING = {
     "io": {"open", "open_code", "FileIO"},
 }
 #: Whose `open` is one of ours: classes, and objects of them.
-OURS = re.compile(r"(^|\.)([A-Z]\w*|cls|self|ledger|writer|manager)$")
+OURS = re.compile(r"(^|\.)([A-Z]\w*|cls|self|writer|manager)$")
 PATHS = {"read_bytes", "read_text", "write_bytes", "write_text"}
 
 

@@ -46,7 +46,7 @@ class Dying:
         self.dead: list[asyncio.Task[Any]] = []
         self.limited = limits is not None
         self.lose = False  # what is not written yet when it hangs never is
-        self.ledger: ClaimWriter | None = None  # of the run that hangs
+        self.writer: ClaimWriter | None = None  # of the run that hangs
         self.running: ClaimWriter | None = None  # of the run that runs now
 
         async def pay(to: str, ctx: RunContext) -> str:
@@ -103,15 +103,15 @@ class Dying:
 
     @property
     def notes(self) -> list[Any]:
-        return self.ledger._buffer.ops if self.ledger is not None else []
+        return self.writer._buffer.ops if self.writer is not None else []
 
     def wait_longer(self) -> None:
         """Let what waits to be written wait until it is lost, however slow this machine is."""
-        ledger = self.running
-        assert ledger is not None
-        buffer = ledger._buffer
-        if self.lose and ledger.max_delay:
-            ledger.max_delay = buffer.max_delay = 60.0
+        writer = self.running
+        assert writer is not None
+        buffer = writer._buffer
+        if self.lose and writer.max_delay:
+            writer.max_delay = buffer.max_delay = 60.0
             if buffer._timer is not None:  # for the start of this call, which would take its end along
                 buffer._timer.cancel()
                 buffer._timer = None
@@ -120,12 +120,12 @@ class Dying:
         if what != self.hang or self.hung:
             return
         self.hung = True
-        self.ledger = ledger = self.running
-        assert ledger is not None
+        self.writer = writer = self.running
+        assert writer is not None
         if self.lose:
-            ledger._buffer.ops.clear()
-            if ledger._buffer._timer is not None:
-                ledger._buffer._timer.cancel()
+            writer._buffer.ops.clear()
+            if writer._buffer._timer is not None:
+                writer._buffer._timer.cancel()
         await asyncio.get_running_loop().create_future()
 
 

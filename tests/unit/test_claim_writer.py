@@ -74,22 +74,22 @@ def apart(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def record(ledger: ClaimWriter, kind: str = "done", name: str = "a", **more: Any) -> Record:
-    return Record(ledger.next_seq(), kind, name, "s:0", 1, ledger.claim_id, 1.0, result="1", nev=1, **more)
+def record(writer: ClaimWriter, kind: str = "done", name: str = "a", **more: Any) -> Record:
+    return Record(writer.next_seq(), kind, name, "s:0", 1, writer.claim_id, 1.0, result="1", nev=1, **more)
 
 
-def ended(ledger: ClaimWriter) -> tuple[RunUpdate, Record]:
-    how = RunUpdate(ledger.claim_id, "succeeded", 5.0)
-    return how, Record(ledger.next_seq(), "ended", "succeeded", "", 1, ledger.claim_id, 5.0, "{}", info="{}", nev=1)
+def ended(writer: ClaimWriter) -> tuple[RunUpdate, Record]:
+    how = RunUpdate(writer.claim_id, "succeeded", 5.0)
+    return how, Record(writer.next_seq(), "ended", "succeeded", "", 1, writer.claim_id, 5.0, "{}", info="{}", nev=1)
 
 
 async def test_an_ending_is_one_commit_or_three_in_order(apart: bool) -> None:
     backends = Watched(apart)
-    ledger = await backends.claimed()
-    assert await ledger.open() == []
+    writer = await backends.claimed()
+    assert await writer.open() == []
     backends.seen.clear()
-    how, last = ended(ledger)
-    await ledger.update_run(how, [last])
+    how, last = ended(writer)
+    await writer.update_run(how, [last])
     state = ["journal.append", "state.status"]
     if apart:
         assert backends.seen == [
@@ -98,14 +98,14 @@ async def test_an_ending_is_one_commit_or_three_in_order(apart: bool) -> None:
     else:
         assert [ops for _, ops in backends.seen] == [[*state, "queue.settle"]]
     assert await backends.kinds() == ["run.succeeded"]
-    assert await backends.state.get_run_status(ledger.run_id) == "succeeded"
-    assert (await backends.queue.require(ledger.run_id)).status == "succeeded"
+    assert await backends.state.get_run_status(writer.run_id) == "succeeded"
+    assert (await backends.queue.require(writer.run_id)).status == "succeeded"
 
 
 async def test_a_claim_is_carried_to_the_other_engines_before_the_first_read() -> None:
     backends = Watched(apart=True)
-    ledger = await backends.claimed()
-    await ledger.open()
+    writer = await backends.claimed()
+    await writer.open()
     assert backends.seen == [("state", [INSTALL]), ("bus", [INSTALL])]
     backends.seen.clear()
     backends = Watched(apart=False)
@@ -140,48 +140,48 @@ async def test_a_superseded_claim_is_refused_everywhere(apart: bool) -> None:
 
 async def test_an_unanswered_write_is_repeated_and_lands_once(apart: bool) -> None:
     backends = Watched(apart)
-    ledger = await backends.claimed()
-    await ledger.open()
+    writer = await backends.claimed()
+    await writer.open()
     backends.busy = BUSY_ATTEMPTS
-    await ledger.append(record(ledger))
-    assert [each.name for each in await backends.state.records(ledger.run_id)] == ["a"]
+    await writer.append(record(writer))
+    assert [each.name for each in await backends.state.records(writer.run_id)] == ["a"]
     assert await backends.kinds() == ["step.completed"]
     backends.busy = 99
     with pytest.raises(StorageBusy) as told:
-        await ledger.append(record(ledger, name="b"))
+        await writer.append(record(writer, name="b"))
     assert told.value.tries == BUSY_ATTEMPTS + 1
     backends.busy = 0
 
 
 async def test_the_end_of_a_step_is_repeated_too_and_lands_once(apart: bool) -> None:
     backends = Watched(apart)
-    ledger = await backends.claimed()
-    book = StepJournal(ledger, await ledger.open())
-    end = record(ledger)
+    writer = await backends.claimed()
+    journal = StepJournal(writer, await writer.open())
+    end = record(writer)
 
     def asked() -> int:
         return sum(name != "bus" and "journal.append" in ops for name, ops in backends.seen)
 
     backends.busy = 2
-    await book.write((end,), (), None)
-    assert book.view.completed[end.name, end.key] == end
+    await journal.write((end,), (), None)
+    assert journal.view.completed[end.name, end.key] == end
     assert (asked(), await backends.kinds()) == (3, ["step.completed"])
     backends.seen.clear()
     backends.busy = 99
     with pytest.raises(StorageBusy) as told:
-        await book.write((record(ledger, name="b"),), (), None)
+        await journal.write((record(writer, name="b"),), (), None)
     assert told.value.tries == asked() == (BUSY_ATTEMPTS + 1 if apart else BUSY_ATTEMPTS + 2)
     backends.busy = 0
 
 
 async def test_what_a_crash_left_out_is_published_by_the_next_claim() -> None:
     backends = Watched(apart=True)
-    ledger = await backends.claimed()
-    await ledger.open()
-    await ledger.append(record(ledger))
+    writer = await backends.claimed()
+    await writer.open()
+    await writer.append(record(writer))
     # The journal got one more, the bus did not.
-    lost = record(ledger, name="b")
-    await backends.state.engine.commit(ledger.guard, [Op("journal.append", (ledger.run_id, lost))])
+    lost = record(writer, name="b")
+    await backends.state.engine.commit(writer.guard, [Op("journal.append", (writer.run_id, lost))])
     assert await backends.kinds() == ["step.completed"]
     backends.queue.clock.advance(61)  # type: ignore[attr-defined]
     again = await backends.again()
@@ -193,10 +193,10 @@ async def test_what_a_crash_left_out_is_published_by_the_next_claim() -> None:
 
 async def test_what_was_published_for_a_record_that_never_landed_hides_no_other() -> None:
     backends = Watched(apart=True)
-    ledger = await backends.claimed()
-    await ledger.open()
-    lost = record(ledger, name="lost")
-    await ledger.write(events=[publish_op(ledger.run_id, derived_rows(ledger.run_id, lost))])
+    writer = await backends.claimed()
+    await writer.open()
+    lost = record(writer, name="lost")
+    await writer.write(events=[publish_op(writer.run_id, derived_rows(writer.run_id, lost))])
     backends.queue.clock.advance(61)  # type: ignore[attr-defined]
     again = await backends.again()
     assert await again.open() == []
@@ -208,27 +208,27 @@ async def test_what_was_published_for_a_record_that_never_landed_hides_no_other(
 
 async def test_an_end_published_under_no_claim_is_not_published_again() -> None:
     backends = Watched(apart=True)
-    ledger = await backends.claimed()
+    writer = await backends.claimed()
     last = Record(-1, "ended", "cancelled", attempt=1, t=5.0, result="{}", info="{}", nev=1)
-    await backends.state.engine.commit(None, [Op("journal.append", (ledger.run_id, last))])
-    await backends.bus.publish(ledger.run_id, "run.cancelled", {}, event_id="end:1")
-    await ledger.open()
+    await backends.state.engine.commit(None, [Op("journal.append", (writer.run_id, last))])
+    await backends.bus.publish(writer.run_id, "run.cancelled", {}, event_id="end:1")
+    await writer.open()
     assert await backends.kinds() == ["run.cancelled"]
 
 
 async def test_an_end_publishes_what_an_interrupted_write_left_out() -> None:
     backends = Watched(apart=True)
-    ledger = await backends.claimed()
-    await ledger.open()
+    writer = await backends.claimed()
+    await writer.open()
     publish, backends.bus.engine.commit = backends.bus.engine.commit, never  # type: ignore[method-assign]
-    writing = asyncio.ensure_future(ledger.append(record(ledger)))
-    while not await backends.state.records(ledger.run_id):  # noqa: ASYNC110 - nobody rings for it
+    writing = asyncio.ensure_future(writer.append(record(writer)))
+    while not await backends.state.records(writer.run_id):  # noqa: ASYNC110 - nobody rings for it
         await asyncio.sleep(0)
     writing.cancel()
     await asyncio.wait({writing})
     backends.bus.engine.commit = publish  # type: ignore[method-assign]
-    how, last = ended(ledger)
-    await ledger.update_run(how, [last])
+    how, last = ended(writer)
+    await writer.update_run(how, [last])
     assert await backends.kinds() == ["step.completed", "run.succeeded"]
 
 
@@ -238,53 +238,53 @@ async def never(guard: Guard | None, ops: Sequence[Op]) -> Any:
 
 async def test_records_are_read_in_the_order_of_the_journal_however_late_they_came(apart: bool) -> None:
     backends = Watched(apart)
-    ledger = await backends.claimed()
-    await ledger.open()
-    first, second = record(ledger), record(ledger, name="b")
-    await ledger.append(second)
-    await ledger.append(first)
-    assert [each.name for each in await backends.state.records(ledger.run_id)] == ["a", "b"]
+    writer = await backends.claimed()
+    await writer.open()
+    first, second = record(writer), record(writer, name="b")
+    await writer.append(second)
+    await writer.append(first)
+    assert [each.name for each in await backends.state.records(writer.run_id)] == ["a", "b"]
 
 
 async def test_a_moved_row_refuses_the_whole_commit_on_one_engine() -> None:
     backends = Watched(apart=False)
-    ledger = await backends.claimed()
-    await ledger.open()
-    await backends.queue.post(ledger.run_id, "signal", "go", "1")
-    how, last = ended(ledger)
+    writer = await backends.claimed()
+    await writer.open()
+    await backends.queue.post(writer.run_id, "signal", "go", "1")
+    how, last = ended(writer)
     with pytest.raises(RowChanged):
-        await ledger.update_run(how._replace(cursor=0), [last])
-    assert await backends.state.records(ledger.run_id) == []
-    assert (await backends.queue.require(ledger.run_id)).status == "running"
+        await writer.update_run(how._replace(cursor=0), [last])
+    assert await backends.state.records(writer.run_id) == []
+    assert (await backends.queue.require(writer.run_id)).status == "running"
 
 
-async def test_a_retired_ledger_writes_nothing_more(apart: bool) -> None:
+async def test_a_revoked_writer_writes_nothing_more(apart: bool) -> None:
     backends = Watched(apart)
-    ledger = await backends.claimed()
-    await ledger.open()
-    ledger.revoke()
+    writer = await backends.claimed()
+    await writer.open()
+    writer.revoke()
     with pytest.raises(LeaseLost):
-        await ledger.append(record(ledger))
+        await writer.append(record(writer))
 
 
 async def test_status_and_notes_do_not_wait(apart: bool) -> None:
     backends = Watched(apart)
-    ledger = await backends.claimed()
-    await ledger.open()
-    await ledger.status("running", record(ledger, "started"))
-    assert await backends.state.get_run_status(ledger.run_id) == "running"
-    await ledger.buffer(record(ledger))
+    writer = await backends.claimed()
+    await writer.open()
+    await writer.status("running", record(writer, "started"))
+    assert await backends.state.get_run_status(writer.run_id) == "running"
+    await writer.buffer(record(writer))
     assert await backends.kinds() == ["step.started", "step.completed"]
-    assert str(UUID(ledger.run_id)) == ledger.run_id
+    assert str(UUID(writer.run_id)) == writer.run_id
 
 
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
 async def test_what_was_noted_is_not_lost_with_a_commit_that_is_refused(others: bool) -> None:
     backends = Watched(apart=False)
     backends.queue.engine.buffer_delay = 60.0
-    ledger = await backends.claimed()
-    await ledger.buffer(Record(ledger.next_seq(), "attempt", "agent", "", 1, ledger.claim_id, 1.0, nev=1))
-    await backends.queue.post(ledger.run_id, "signal", "go", "1")
+    writer = await backends.claimed()
+    await writer.buffer(Record(writer.next_seq(), "attempt", "agent", "", 1, writer.claim_id, 1.0, nev=1))
+    await backends.queue.post(writer.run_id, "signal", "go", "1")
     commit, told = backends.queue.engine.commit, asyncio.Event()
 
     async def told_late(guard: Guard | None, ops: Sequence[Op]) -> Any:
@@ -295,14 +295,14 @@ async def test_what_was_noted_is_not_lost_with_a_commit_that_is_refused(others: 
             raise
 
     backends.queue.engine.commit = told_late  # type: ignore[method-assign]
-    parking = asyncio.ensure_future(ledger.update_run(RunUpdate(ledger.claim_id, "waiting", 5.0, cursor=0)))
+    parking = asyncio.ensure_future(writer.update_run(RunUpdate(writer.claim_id, "waiting", 5.0, cursor=0)))
     await asyncio.sleep(0)
     if others:
-        await ledger.append(record(ledger, name="beside"))
+        await writer.append(record(writer, name="beside"))
     told.set()
     with pytest.raises(RowChanged):
         await parking
-    await ledger.append(record(ledger))
+    await writer.append(record(writer))
     assert sorted(await backends.kinds()) == ["run.started", *["step.completed"] * (1 + others)]
-    records = await backends.state.records(ledger.run_id)
+    records = await backends.state.records(writer.run_id)
     assert [each.ev for each in records] == [*range(len(records))], "places and events grow together"

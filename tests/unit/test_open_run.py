@@ -101,7 +101,7 @@ async def test_after_a_success_the_record_answers_and_nothing_is_added(tmp_path:
         assert await ctx.get_state() == {"at": 1}
         with pytest.raises(IllegalTransition, match="'extra'"):
             await ctx.step("extra", lambda: 5)
-        with pytest.raises(IllegalTransition, match="use another run_id"):
+        with pytest.raises(IllegalTransition, match="Use another run_id"):
             await ctx.transaction("tx", lambda conn: 5)
         with pytest.raises(IllegalTransition, match="'random'"):
             await ctx.random()

@@ -471,8 +471,8 @@ async def test_a_claim_that_is_refused_though_nobody_else_has_the_run_ends_execu
 ) -> None:
     run_id = "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"
 
-    async def refused(ledger: ClaimWriter, *args: Any, **options: Any) -> Any:
-        raise LeaseLost(*ledger.guard)
+    async def refused(writer: ClaimWriter, *args: Any, **options: Any) -> Any:
+        raise LeaseLost(*writer.guard)
 
     async with Rig(place) as rig:
         with monkeypatch.context() as patched:
@@ -1385,25 +1385,25 @@ async def test_a_long_run_tells_that_it_lives(place: Path | None) -> None:
 
 async def test_each_attempt_of_execute_has_a_claim_of_its_own(tmp_path: Path) -> None:
     """So that what an attempt asked for, and got no answer to, cannot land in a later one."""
-    ledgers: list[ClaimWriter] = []
+    writers: list[ClaimWriter] = []
 
     async def body(ctx: Any) -> int:
-        ledgers.append(ctx.journal.writer)
+        writers.append(ctx.journal.writer)
         await ctx.step("one", lambda: 1)
-        if len(ledgers) < 3:
+        if len(writers) < 3:
             raise OSError("not yet")
-        return len(ledgers)
+        return len(writers)
 
     async with Rig(tmp_path / "runs.db", max_retries=3) as rig:
         assert await rig.value(body) == 3
-        claims = [ledger.claim_id for ledger in ledgers]
+        claims = [writer.claim_id for writer in writers]
         assert claims == sorted(set(claims)), "each above the one before"
         assert {record.claim_id for record in await rig.records()} == set(claims)
         done = [record for record in await rig.records() if record.kind == "done"]
         assert [record.name for record in done] == ["one"]
-        late = Op("state.status", (ledgers[0].run_id, "running", 1.0))
+        late = Op("state.status", (writers[0].run_id, "running", 1.0))
         with pytest.raises(LeaseLost):
-            await ledgers[0].state.commits.commit(Guard(ledgers[0].run_id, claims[0]), [late])
+            await writers[0].state.commits.commit(Guard(writers[0].run_id, claims[0]), [late])
         assert (await rig.runner.get_run("r")).status == RunStatus.SUCCEEDED
 
 

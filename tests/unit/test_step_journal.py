@@ -22,11 +22,11 @@ from agent_runtime_core.testing import VirtualClock
 RUN = str(UUID(int=1))
 
 
-def book(*records: Record) -> StepJournal[ClaimWriter]:
+def journal(*records: Record) -> StepJournal[ClaimWriter]:
     queue = InMemoryQueue(clock=VirtualClock())
     bus, state = InMemoryEventBus(engine=queue.engine), InMemoryStateStore(engine=queue.engine)
-    ledger = ClaimWriter(RunRow(RUN, "agent", claim_id="0" * 26), queue, bus, state, queue.clock)
-    return StepJournal(ledger, [record._replace(seq=seq) for seq, record in enumerate(records)])
+    writer = ClaimWriter(RunRow(RUN, "agent", claim_id="0" * 26), queue, bus, state, queue.clock)
+    return StepJournal(writer, [record._replace(seq=seq) for seq, record in enumerate(records)])
 
 
 def done(name: str, key: str = "s:0", pos: int = 1, **more: Any) -> Record:
@@ -34,7 +34,7 @@ def done(name: str, key: str = "s:0", pos: int = 1, **more: Any) -> Record:
 
 
 def test_an_empty_journal_knows_nothing() -> None:
-    empty = book()
+    empty = journal()
     assert (empty.view.length, empty.is_replaying, empty.view.completed, empty.view.started, empty.view.end_record) == (
         0,
         False,
@@ -46,7 +46,7 @@ def test_an_empty_journal_knows_nothing() -> None:
 
 
 def test_steps_are_done_in_doubt_or_over() -> None:
-    known = book(
+    known = journal(
         Record(0, "started", "a", "s:0"), done("a"),
         Record(0, "started", "b", "s:0"), Record(0, "retrying", "b", "s:0"),
         Record(0, "started", "c", "s:0"), Record(0, "failed", "c", "s:0"),
@@ -59,7 +59,7 @@ def test_steps_are_done_in_doubt_or_over() -> None:
 
 def test_a_record_may_carry_the_next_steps_start() -> None:
     carried = done("a", "x::0", next='{"name":"b","key":"x::0","pos":1,"tries":1}', state='{"n":1}', digest="0")
-    known = book(carried)
+    known = journal(carried)
     assert known.view.started == {("b", "x::0"): carried.seq}
     assert known.view.state_before("x::0") is None, "it has not come to it"
     assert known.view.state_of("x::0", "0") == '{"n":1}'
@@ -67,7 +67,7 @@ def test_a_record_may_carry_the_next_steps_start() -> None:
 
 
 def test_the_rest_of_a_journal_is_read_too() -> None:
-    known = book(
+    known = journal(
         Record(0, "reset", key="x:"), Record(0, "reset", key="x:"), Record(0, "ended", "failed"),
         Record(0, "started", "sleep", "w:0", info='{"until":7.5}'),
     )  # fmt: skip
@@ -77,7 +77,7 @@ def test_the_rest_of_a_journal_is_read_too() -> None:
 
 
 def test_an_unkeyed_step_is_known_by_how_often_its_name_was_used() -> None:
-    known = book()
+    known = journal()
     assert [known.keys.next_key("s", "a"), known.keys.next_key("s", "a"), known.keys.next_key("w", "a")] == [
         "s:0",
         "s:1",
@@ -87,7 +87,7 @@ def test_an_unkeyed_step_is_known_by_how_often_its_name_was_used() -> None:
 
 
 def test_a_former_name_finds_the_record_and_keeps_the_id() -> None:
-    known = book(done("old"), Record(0, "started", "began", "s:0"))
+    known = journal(done("old"), Record(0, "started", "began", "s:0"))
     known.view.former_names_by_name = {"new": ["old"], "begun": ["began"]}
     assert known.lookup("new", "s:0") is known.view.completed["old", "s:0"]
     assert (known.view.journal_name("new", "s:0"), known.view.journal_name("begun", "s:0")) == ("old", "began")
@@ -96,7 +96,7 @@ def test_a_former_name_finds_the_record_and_keeps_the_id() -> None:
 
 
 def test_a_name_may_have_had_several_and_they_others() -> None:
-    known = book(Record(0, "failed", "a", "s:2", info='{"error":"no","own":true}'), done("a"), done("b", key="s:1"))
+    known = journal(Record(0, "failed", "a", "s:2", info='{"error":"no","own":true}'), done("a"), done("b", key="s:1"))
     known.view.former_names_by_name = {"c": ["b"], "b": ["a", "c"], "d": ["x", "a"]}
     assert known.view.former_names("c") == ["b", "a"]
     assert [known.lookup("c", "s:0"), known.lookup("d", "s:0")] == [known.view.completed["a", "s:0"]] * 2
@@ -114,7 +114,7 @@ def test_a_name_may_have_had_several_and_they_others() -> None:
 
 
 def test_order_is_matched_step_by_step() -> None:
-    known = book(done("b", pos=2), done("a", pos=1))
+    known = journal(done("b", pos=2), done("a", pos=1))
     known.check_order("a", known.view.completed["a", "s:0"])
     with pytest.raises(JournalMismatch, match=r"renamed\('b', 'x'\)") as caught:
         known.check_order("x", None)
@@ -124,29 +124,29 @@ def test_order_is_matched_step_by_step() -> None:
 
 
 def test_a_step_whose_end_landed_twice_has_one_place() -> None:
-    known = book(done("a", pos=1), done("a", pos=2), done("b", pos=3))
+    known = journal(done("a", pos=1), done("a", pos=2), done("b", pos=3))
     known.check_order("a", known.view.completed["a", "s:0"])
     known.check_order("b", known.view.completed["b", "s:0"])
 
 
 def test_steps_that_ran_side_by_side_have_no_place() -> None:
-    known = book(done("a", pos=1), done("b", pos=2, info='{"beside":true}'), done("c", pos=3))
+    known = journal(done("a", pos=1), done("b", pos=2, info='{"beside":true}'), done("c", pos=3))
     known.check_order("b", known.view.completed["b", "s:0"])
     known.check_order("a", known.view.completed["a", "s:0"])
     known.check_order("c", known.view.completed["c", "s:0"])
-    inner = book(done("b", pos=2, info='{"beside":true}'))
+    inner = journal(done("b", pos=2, info='{"beside":true}'))
     inner.check_order("x", None)
-    busy = book(done("a"))
+    busy = journal(done("a"))
     busy.running_steps = 1
     busy.check_order("x", None)
 
 
 def test_records_are_ahead_until_the_last_was_come_to() -> None:
-    known = book(done("inner"), done("outer"))
+    known = journal(done("inner"), done("outer"))
     assert known.is_replaying
     known.advance(known.view.completed["outer", "s:0"])
     assert not known.is_replaying
-    known = book(done("a"), done("b"))
+    known = journal(done("a"), done("b"))
     known.advance(known.view.completed["a", "s:0"])
     assert known.is_replaying
     known.advance()
@@ -156,7 +156,7 @@ def test_records_are_ahead_until_the_last_was_come_to() -> None:
 
 def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None:
     failed = Record(0, "failed", "a", "s:0", 3, info='{"error":"no","type":"E","alone":true}')
-    on = book(failed, Record(0, "looked"), Record(0, "started", "b", "s:0"))
+    on = journal(failed, Record(0, "looked"), Record(0, "started", "b", "s:0"))
     with pytest.raises(StepExecutionError, match="no") as caught:
         on.view.raise_recorded_failure("a", "s:0")
     assert caught.value.attempts == 3
@@ -166,10 +166,10 @@ def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None
     own, aside = failed._replace(info='{"error":"no","type":"E","own":true}'), '{"beside":true}'
     later = [Record(0, "started", "c", "s:0", info=aside), done("c", info=aside), Record(0, "started", "b", "s:0")]
     with pytest.raises(StepExecutionError, match="no"):
-        book(own, *later).view.raise_recorded_failure("a", "s:0")
+        journal(own, *later).view.raise_recorded_failure("a", "s:0")
     attempt = Record(0, "attempt", "agent", claim_id="another")
     with pytest.raises(StepExecutionError, match="no"):  # that of its own claim was written late
-        book(failed, attempt._replace(claim_id=""), Record(0, "started", "b", "s:0")).view.raise_recorded_failure(
+        journal(failed, attempt._replace(claim_id=""), Record(0, "started", "b", "s:0")).view.raise_recorded_failure(
             "a", "s:0"
         )
     for records in (
@@ -181,11 +181,11 @@ def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None
         [failed, attempt, Record(0, "started", "b", "s:0")],
         [failed._replace(info='{"error":"no"}'), Record(0, "started", "b", "s:0")],
     ):
-        book(*records).view.raise_recorded_failure("a", "s:0")
+        journal(*records).view.raise_recorded_failure("a", "s:0")
 
 
 def test_what_is_written_behind_what_was_to_come_after_it_shows_nothing_of_the_order() -> None:
-    known = book(done("before"))
+    known = journal(done("before"))
     start = Record(0, "started", "a", "s:0", 1, info='{"description":"d"}')
     records = [Record(0, "attempt", "agent"), start, done("b"), done("c", info='{"beside":true}')]
     late = known.unconfirmed.renumbered([*records, start._replace(name="before")])
@@ -195,7 +195,7 @@ def test_what_is_written_behind_what_was_to_come_after_it_shows_nothing_of_the_o
 
 
 def test_a_failure_says_whether_it_was_the_runs_own() -> None:
-    known, other = book(), book()
+    known, other = journal(), journal()
     for outer in (
         None,
         StepScope(other.token, "a", "s:0", 1),
@@ -206,7 +206,7 @@ def test_a_failure_says_whether_it_was_the_runs_own() -> None:
 
 
 def test_records_stand_for_the_events_they_count() -> None:
-    writing = book()
+    writing = journal()
     for record in (
         writing.records.started("a", "s:0", total=4, info={"description": "d"}),
         writing.records.started("a", "s:0"),
@@ -226,7 +226,7 @@ def test_records_stand_for_the_events_they_count() -> None:
 
 
 def test_a_frame_knows_its_step() -> None:
-    frame = StepScope(book().token, "a", "s:0", 2)
+    frame = StepScope(journal().token, "a", "s:0", 2)
     assert frame.step_id == step_id(RUN, "a", "s:0")
     assert (frame.attempt, frame.emitted) == (2, 0)
 
@@ -234,9 +234,9 @@ def test_a_frame_knows_its_step() -> None:
 def test_a_step_of_ones_own_that_is_called_model_used_nothing() -> None:
     theirs = done("model", "s:0")._replace(result='"an answer"')
     ours = done("model", "k:1")._replace(result='{"usage":{"total_tokens":3},"cost_usd":0.5}')
-    assert book(theirs, ours).view.usage() == {"total_tokens": 3, "cost_usd": 0.5, "turns": 1}
+    assert journal(theirs, ours).view.usage() == {"total_tokens": 3, "cost_usd": 0.5, "turns": 1}
 
 
 async def test_without_a_context_nobody_is_asked_about_doubt() -> None:
     with pytest.raises(JournalMismatch, match="'pay' is in doubt"):
-        await book().control.review("pay", "s:0", 1, str)
+        await journal().control.review("pay", "s:0", 1, str)

@@ -1255,7 +1255,7 @@ def test_what_is_no_context_is_refused_at_once() -> None:
     for wrong in (None, "jobs.db", open_run("memory://")):
         with pytest.raises(InvalidArgument, match=r"ctx must be the context of a run, got .* without 'emit'$"):
             StepExecutor(wrong)
-    with open_run_sync("memory://") as run, pytest.raises(InvalidArgument, match="without 'emit'. Pass its ctx"):
+    with open_run_sync("memory://") as run, pytest.raises(InvalidArgument, match=r"without 'emit'\. Pass its ctx"):
         StepExecutor(run)
 
 

@@ -243,11 +243,11 @@ class _Execution:
         here = {step.step_number for step in planned}
         steps = [self._as_step(step, here) for step in planned]
         try:
-            book, scope = await self.executor.open_journal(lambda: labels_of(steps))
-            dag = GraphRun(self.executor.options, book, scope)
+            journal, scope = await self.executor.open_journal(lambda: labels_of(steps))
+            dag = GraphRun(self.executor.options, journal, scope)
             done = await dag.run(Graph(steps), None, True)
             for each in planned:
-                self.attempts[each.step_number] = book.view.completed[step_name(each), dag.key].attempt
+                self.attempts[each.step_number] = journal.view.completed[step_name(each), dag.key].attempt
         except StepExecutionError as error:
             if error.__cause__ is not None and holds(error.__cause__, AS_THEY_ARE):
                 raise error.__cause__ from None

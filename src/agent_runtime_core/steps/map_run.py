@@ -81,8 +81,8 @@ class MapRun:
         for position, (digest, earlier_digest) in enumerate(zip(self.digests, earlier, strict=False)):
             if digest != earlier_digest:
                 raise InvalidArgument(
-                    f"map {brief(self.name)}: position {position} must have the same item as in the earlier map of that "
-                    "name, whose result is saved. Give each map its own name, or its items keys with key="
+                    f"map {brief(self.name)}: position {position} must have the same item as in the earlier map of "
+                    "that name, whose result is saved. Give each map its own name, or its items keys with key="
                 )
         if len(self.digests) > len(earlier):
             maps[which] = self.digests

@@ -27,10 +27,10 @@ OLD = "old"
 
 
 async def context(runner: AgentRunner, row: RunRow) -> Context:
-    ledger = ClaimWriter(row, runner.queue, runner.event_bus, runner.state_store, runner.queue.clock)
-    place = RunControl(task=asyncio.current_task(), tracked=True)
-    RUN.set(place)
-    return Context(row, StepJournal(ledger, await ledger.open(), place), runner.services(inline=False), place)
+    writer = ClaimWriter(row, runner.queue, runner.event_bus, runner.state_store, runner.queue.clock)
+    control = RunControl(task=asyncio.current_task(), tracked=True)
+    RUN.set(control)
+    return Context(row, StepJournal(writer, await writer.open(), control), runner.services(inline=False), control)
 
 
 def insert(conn: Any) -> None:
@@ -39,7 +39,7 @@ def insert(conn: Any) -> None:
 
 
 def writes(runner: AgentRunner, row: RunRow, ctx: Context) -> dict[str, Callable[[], Awaitable[Any]]]:
-    ledger: Any = ctx.journal.writer
+    writer: Any = ctx.journal.writer
     queue, run, claim = runner.queue, row.run_id, row.claim_id
 
     async def chain() -> Any:
@@ -49,20 +49,20 @@ def writes(runner: AgentRunner, row: RunRow, ctx: Context) -> dict[str, Callable
         return await StepExecutor(ctx).map("items", lambda i: i, [1, 2, 3])
 
     async def settle() -> Any:
-        return await ledger.update_run(RunUpdate(claim, "failed", queue.clock.wall()))
+        return await writer.update_run(RunUpdate(claim, "failed", queue.clock.wall()))
 
     async def end() -> Any:
-        record = Record(ledger.next_seq(), ENDED, "failed", "", row.generation, claim, queue.clock.wall(), "{}", nev=1)
-        return await ledger.update_run(RunUpdate(claim, "failed", queue.clock.wall()), [record])
+        record = Record(writer.next_seq(), ENDED, "failed", "", row.generation, claim, queue.clock.wall(), "{}", nev=1)
+        return await writer.update_run(RunUpdate(claim, "failed", queue.clock.wall()), [record])
 
     async def note() -> str:
-        await ledger.buffer(ctx.journal.records.boundary("resumed", nev=1))
-        ledger.flush()  # now, not with the next write
+        await writer.buffer(ctx.journal.records.boundary("resumed", nev=1))
+        writer.flush()  # now, not with the next write
         return "queued"
 
     async def status() -> str:
-        await ledger.status("failed")
-        ledger.flush()
+        await writer.status("failed")
+        writer.flush()
         return "queued"
 
     return {
