@@ -167,21 +167,25 @@ class GuardedStep:
         journal = self.journal
         if journal.view.effects_policy != "ask":
             return journal.view.effects_policy == "repeat"
-        mine = step_id(journal.writer.run_id, *self.identity)
-        details = {"step_name": self.name, "step_id": mine, "run_id": run_id, "status": status, **about}
+        own_step_id = step_id(journal.writer.run_id, *self.identity)
+        details = {"step_name": self.name, "step_id": own_step_id, "run_id": run_id, "status": status, **about}
         if (tool := self.tool) is not None:
             details |= {"tool_name": tool["name"], "tool_args": tool["args"], "tool_call_id": tool["id"]}
-        answer = await journal.control.approve(f"repeat:{self.name}", details, f"{mine}:{run_id}")
+        answer = await journal.control.approve(f"repeat:{self.name}", details, f"{own_step_id}:{run_id}")
         return bool(answer.get("approved") if isinstance(answer, dict) else answer)
 
     async def _publish(self, action: str, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
         """Publish what happened to the step, once for each other run that it refers to."""
-        writer, mine = self.journal.writer, step_id(self.journal.writer.run_id, *self.identity)
-        about = {"step_name": self.name, "step_id": mine, "action": action, "run_id": run_id, "status": status} | (
-            about or {}
-        )
+        writer, own_step_id = self.journal.writer, step_id(self.journal.writer.run_id, *self.identity)
+        about = {
+            "step_name": self.name,
+            "step_id": own_step_id,
+            "action": action,
+            "run_id": run_id,
+            "status": status,
+        } | (about or {})
         kind, now = EventType.STEP_EFFECT.value, writer.clock.wall()
-        await writer.emit([(f"effect:{mine}:{action}:{run_id}", kind, encode(about), now)])
+        await writer.emit([(f"effect:{own_step_id}:{action}:{run_id}", kind, encode(about), now)])
 
     async def _reject(self, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
         await self._publish("refused", run_id, status, about)

@@ -257,16 +257,16 @@ async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attemp
 
 
 def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int, in_doubt: bool) -> Record:
-    about: dict[str, Any] = {} if work.start_info is None else {**work.start_info}
+    info: dict[str, Any] = {} if work.start_info is None else {**work.start_info}
     if work.description is not None:
-        about["description"] = work.description
+        info["description"] = work.description
     if in_doubt and attempt == 1:
-        about["in_doubt"] = True
+        info["in_doubt"] = True
     if work.info == CONCURRENT_INFO:
-        about["beside"] = True
+        info["beside"] = True
     return journal.records.started(
         work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.policy.retries + 1,
-        info=about, digest=work.digest, quiet=work.no_events, state=work.state,
+        info=info, digest=work.digest, quiet=work.no_events, state=work.state,
     )  # fmt: skip
 
 
@@ -274,18 +274,18 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
     """Record a failed attempt and wait for the next one, or raise its error."""
     delay = work.policy.delay(error, attempt, journal.writer.clock.random)
     cause = deciding_error(error)
-    about = failure_info(cause)
+    info = failure_info(cause)
     if isinstance(cause, LeaseLost):
         raise error
     # Without a journal, no runner resumes the run later.
     postponed = cause.after if isinstance(cause, Postponed) and journal.writer.has_journal else None
     if delay is not None or postponed is not None:
-        about["retry_delay"] = delay if postponed is None else postponed
+        info["retry_delay"] = delay if postponed is None else postponed
     # The code may catch an unwrapped Postponed and continue without the step.
     is_last = delay is None and (postponed is None or work.raise_unwrapped)
     if is_last and work.key[:2] in ("s:", "k:") and not holds(error, NEVER_RETRIED):
         scope = CURRENT_STEP.get()
-        about |= cause_info(error) | journal.about_failure(
+        info |= cause_info(error) | journal.about_failure(
             None if scope is None else scope.outer, journal.running_steps - 1
         )
     record: Record = journal.records.failed(
@@ -296,7 +296,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
         pos=work.position,
         total=work.total,
         tries=work.policy.retries + 1,
-        info=about,
+        info=info,
         quiet=work.no_events,
     )
     await journal.publish(record)
@@ -307,7 +307,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
         return
     if work.raise_unwrapped or isinstance(error, StepExecutionError) or holds(error, NEVER_RETRIED):
         raise error
-    raise StepExecutionError(work.name, about["error"], attempt) from error
+    raise StepExecutionError(work.name, info["error"], attempt) from error
 
 
 async def _apply_in_doubt_policy(

@@ -109,8 +109,9 @@ class StepListRun:
         return number
 
     def _begin_state(self, initial: Mapping[str, Any] | None) -> None:
-        """Set the state to what this list last committed. A new list starts with the state of the list before it, the
-        values that were added since, and `initial`.
+        """Set the state to what this list last committed.
+
+        A new list starts with the state of the list before it, the values that were added since, and `initial`.
         """
         journal, options, progress = self.journal, self.options, self.progress
         before, own = journal.view.state_before(self.key), journal.view.state_of(self.key, self.number)
@@ -151,8 +152,9 @@ class StepListRun:
             await self.journal.writer.buffer(record)
 
     def _with_deferred(self, *records: Record) -> Sequence[Record]:
-        """Return the deferred records and `records`. They are numbered now, so that their numbers increase in the order
-        of their events.
+        """Return the deferred records and `records`.
+
+        They are numbered now, so that their numbers increase in the order of their events.
         """
         deferred = self.deferred.copy()
         self.deferred.clear()
