@@ -283,7 +283,7 @@ def test_the_fields_of_rows_are_those_of_the_classes(kind: type[Any]) -> None:
 
 def _plainly(hint: Any) -> str:
     """A type as that page says it."""
-    words = {str: "text", float: "number", int: "integer", bool: "bool", tuple: "tuple", type(None): "None"}
+    words = {str: "string", float: "float", int: "integer", bool: "bool", tuple: "tuple", type(None): "None"}
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
     return " or ".join(words[get_origin(each) or each] for each in kinds)
 

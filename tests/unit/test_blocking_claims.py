@@ -241,7 +241,7 @@ async def test_what_was_told_is_sure_though_its_claim_got_no_answer(redis_url: s
 async def test_after_a_break_it_stands_anew(redis_url: str, queue: RedisQueue) -> None:
     async with standing(redis_url) as stand:
         name, calls = stand.name, stand.calls
-        stand.own._tried = float("-inf")
+        stand.own._tried_at = float("-inf")
         stand.letters._conn._sock.shutdown(socket.SHUT_RDWR)
         await until(lambda: stand.calls > calls)  # it is to claim
         assert await stand.claim() == []
@@ -323,8 +323,8 @@ async def test_claims_that_are_refused_again_and_again_are_not_kept(redis_url: s
     async with standing(redis_url) as stand:
         for number in range(20):
             stand.own.sent([f"{number:026}"])
-        assert len(stand.own._open) == standing_module.MAX_UNANSWERED
-        assert len(stand.queue.unconfirmed_tickets) == 21 - standing_module.MAX_UNANSWERED
+        assert len(stand.own._open) == standing_module.MAX_UNCONFIRMED
+        assert len(stand.queue.unconfirmed_tickets) == 21 - standing_module.MAX_UNCONFIRMED
         stand.own._open.clear()
 
 

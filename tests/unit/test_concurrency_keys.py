@@ -405,7 +405,7 @@ LOOKS: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "behind": (sqlite_queue._BEHIND, ("k",), "SEARCH arc_runs USING INDEX arc_runs_behind (lane=?)"),
     "lapsed": (sqlite_queue._LAPSED, (1.0,), "SEARCH arc_runs USING INDEX arc_runs_lapsed (lease_until<?)"),
     "due": (sqlite_queue._DUE, (1.0, 1), "SEARCH arc_runs USING INDEX arc_runs_due (due_at>? AND due_at<?)"),
-    "promote": (sqlite_queue._PROMOTE, (1.0,), "SEARCH arc_runs USING INDEX arc_runs_due (due_at>? AND due_at<?)"),
+    "promote": (sqlite_queue._MAKE_READY, (1.0,), "SEARCH arc_runs USING INDEX arc_runs_due (due_at>? AND due_at<?)"),
 }
 
 

@@ -313,7 +313,7 @@ async def test_an_event_that_was_damaged_is_told(tmp_path: Path, change: str) ->
     conn.commit()
     conn.close()
     _, event = await bus.get_events(RUN)
-    with pytest.raises(StorageCorrupt, match=f"run {RUN}: (timestamp|payload) of event 1 .*restore a backup"):
+    with pytest.raises(StorageCorrupt, match=f"run {RUN}: (timestamp|payload) of event 1 .*[Rr]estore a backup"):
         _ = event.payload, event.timestamp
     await bus.close()
 

@@ -148,7 +148,9 @@ async def test_a_text_that_became_bytes_by_damage_is_told(store: SQLiteStateStor
     conn.execute("UPDATE arc_journal SET result = ?, crc = ?", (damaged, crc))
     conn.commit()
     conn.close()
-    with pytest.raises(StorageCorrupt, match=f"run {RUN}: journal record 0 .* has a result that cannot be unpacked"):
+    with pytest.raises(
+        StorageCorrupt, match=f"run {RUN}: journal record 0 .* has a result that cannot be decompressed"
+    ):
         await store.records(RUN)
 
 
@@ -158,7 +160,9 @@ async def test_a_number_of_an_event_that_was_damaged_is_told(store: SQLiteStateS
     conn.execute("UPDATE arc_journal SET ev = 'x'")
     conn.commit()
     conn.close()
-    with pytest.raises(StorageCorrupt, match=f"run {RUN}: journal record 0 .* has no number of an event, but 'x'"):
+    with pytest.raises(
+        StorageCorrupt, match=f"run {RUN}: journal record 0 .* has event number 'x', which is no integer"
+    ):
         await store.records(RUN)
 
 

@@ -1,17 +1,17 @@
-"""The journal on dicts: each record beside its first event sequence number, by its place in the run."""
+"""The journal in dicts: for each run, its records and their first event sequence numbers by position."""
 
 from __future__ import annotations
 
 from .._engines.base import OperationSet
 from .._engines.memory import MemoryTx
 from ..errors import LeaseLost
-from .record import ENDED, Record, is_again, numbered
+from .record import ENDED, Record, is_duplicate_end, numbered
 
-Entry = tuple[int, Record]  # the first event sequence number of a record that stands for events, and the record
+Entry = tuple[int, Record]  # the first event sequence number, or -1 for a record without events; the record
 
 
 def take_sequence(tx: MemoryTx, run_id: str, count: int) -> int:
-    """The first of `count` new event sequence numbers of the run."""
+    """Reserve `count` event sequence numbers of the run, and return the first one."""
     heads = tx.tables["head"]
     first: int = heads.get(run_id, 0)
     tx.put(heads, run_id, first + count)
@@ -19,13 +19,16 @@ def take_sequence(tx: MemoryTx, run_id: str, count: int) -> int:
 
 
 def head(tx: MemoryTx, run_id: str) -> int:
+    """Return the sequence number of the run's next event."""
     next_: int = tx.tables["head"].get(run_id, 0)
     return next_
 
 
 def append(tx: MemoryTx, run_id: str, record: Record) -> int:
-    """Append; the journal position. The same position by the same claim is the same record, and so is the end that
-    nobody's claim gives a generation.
+    """Append a record and return its position.
+
+    A record at the same position by the same claim is the same record and is not appended again. Neither is a second
+    end of a generation without a claim.
     """
     journal = tx.tables["journal"].get(run_id)
     if journal is None:
@@ -33,7 +36,7 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
         tx.put(tx.tables["journal"], run_id, journal)
     seq = record[0]
     if seq < 0:
-        if is_again(record, last := ending(tx, run_id)):
+        if is_duplicate_end(record, last := ending(tx, run_id)):
             assert last is not None
             return last.seq
         seq = max(journal, default=-1) + 1
@@ -49,22 +52,27 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
 
 
 def applied(tx: MemoryTx, run_id: str, record: Record) -> int:
+    """Return the position of a record that was appended before.
+
+    Raises:
+        LeaseLost: if there is no record at that position, or one of another claim.
+    """
     entry: Entry | None = tx.tables["journal"].get(run_id, {}).get(record.seq)
-    there = None if entry is None else entry[1]
-    if there is None or (there.claim_id, there.kind, there.key) != (record.claim_id, record.kind, record.key):
+    stored = None if entry is None else entry[1]
+    if stored is None or (stored.claim_id, stored.kind, stored.key) != (record.claim_id, record.kind, record.key):
         raise LeaseLost(run_id, record.claim_id)
     return record.seq
 
 
 def delete(tx: MemoryTx, run_id: str) -> None:
     tx.drop(tx.tables["journal"], run_id)
-    if run_id not in tx.tables.get("events", {}):  # which keep their numbers
+    if run_id not in tx.tables.get("events", {}):  # remaining published events keep their sequence numbers
         tx.drop(tx.tables["head"], run_id)
 
 
 def records(tx: MemoryTx, run_id: str, after: int = -1) -> list[Record]:
     journal: dict[int, Entry] = tx.tables["journal"].get(run_id, {})
-    # A write that came late stands behind later ones.
+    # A record that was appended late is in the dict after records of greater positions.
     return [_read(journal[seq]) for seq in sorted(journal) if seq > after]
 
 
@@ -79,7 +87,7 @@ def ending(tx: MemoryTx, run_id: str) -> Record | None:
 
 
 def boundaries(tx: MemoryTx, run_id: str, since: int, limit: int) -> list[Record]:
-    """Records that stand for events at or after `since`, in order."""
+    """Return at most `limit` records that have events at or after `since`, in order."""
     journal: dict[int, Entry] = tx.tables["journal"].get(run_id, {})
     found: list[Entry] = []
     for ev, record in reversed(journal.values()):

@@ -1,8 +1,8 @@
-"""A boundary record of a run, and the events that follow from it.
+"""Records of a run's journal, and the events that are derived from them.
 
-The journal is append-only and the only truth about what a run has done. Each record is written once,
-with the claim that wrote it. STEP_*, PROGRESS and RUN_* events are not stored: a record keeps the
-range of event sequence numbers it stands for, and `expand` derives them on reading.
+The journal is append-only. It alone decides what a run has done. Each record is written once, with the id of the claim
+that wrote it. The `step.*`, `progress.update` and `run.*` events are not stored: a record reserves their sequence
+numbers, and `derived_events` returns them when they are read.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .._engines.base import NotApplied
 from ..errors import LeaseLost
 
 # Kinds of records.
-ATTEMPT: Final = "attempt"  # the run began to execute: name is the agent key
-RESUMED: Final = "resumed"  # a parked run went on
-STARTED: Final = "started"  # a try of a step began
-DONE: Final = "done"  # a step ended well; may carry its own start, and the next one's
-RETRYING: Final = "retrying"  # a try failed, another follows
-FAILED: Final = "failed"  # the last try failed
-SKIPPED: Final = "skipped"  # recorded steps were answered from here
-RESET: Final = "reset"  # an executor was told to begin anew: earlier records of that scope no longer count
-ENDED: Final = "ended"  # the run ended: name is the status; may carry the beginning of its attempt
-PROBE: Final = "looked"  # what is not there when this is will never be: its claim found out what became of a write
-FORKED: Final = "forked"  # what follows was copied from another run, whose checkpoint then is the state
+ATTEMPT: Final = "attempt"  # a run attempt started; `name` is the agent key
+RESUMED: Final = "resumed"  # a parked run resumed
+STARTED: Final = "started"  # a step attempt started
+DONE: Final = "done"  # a step completed; may include its own start and the start of the next step
+RETRYING: Final = "retrying"  # a step attempt failed, and another one follows
+FAILED: Final = "failed"  # the last step attempt failed
+SKIPPED: Final = "skipped"  # recorded steps were passed on replay
+RESET: Final = "reset"  # an executor restarted: earlier records of its scope no longer count
+ENDED: Final = "ended"  # the run ended; `name` is its status; may include the start of its attempt
+PROBE: Final = "looked"  # the claim checked an unconfirmed write: a write that is missing now will never be applied
+FORKED: Final = "forked"  # the records after it were copied from another run; `state` is its checkpoint at that point
 
-COPIED: Final = "fork:"  # how the claim id of a record begins that was copied; the run it is from follows
+COPIED: Final = "fork:"  # prefix of the claim id in a copied record; the id of the other run follows
 
 _EVENT_OF_STATUS = {
     "succeeded": "run.succeeded",
@@ -42,12 +42,12 @@ _EVENT_OF_STATUS = {
 
 
 class Record(NamedTuple):
-    """One boundary of a run. Texts are JSON as `_json.encode` writes it; times are seconds since the epoch."""
+    """An entry of a run's journal. Strings are JSON unless noted; times are seconds since 1970."""
 
     seq: int  # position in the journal; -1 lets the store choose the next
     kind: str
     name: str = ""
-    key: str = ""  # scope and occurrence or key: with the name, the identity of a step
+    key: str = ""  # the step key: scope and occurrence, or the caller's key; identifies a step together with `name`
     attempt: int = 0
     claim_id: str = ""
     t: float = 0.0
@@ -58,46 +58,53 @@ class Record(NamedTuple):
     total: int = 0
     tries: int = 0
     ms: int = 0
-    info: str | None = None  # JSON object of what only some kinds need
-    next: str | None = None  # JSON object: the step whose start this record carries
+    info: str | None = None  # JSON object with the fields that only some kinds have
+    next: str | None = None  # JSON object: the next step, if this record includes its start
     digest: str | None = None
     ev: int = -1  # the first event sequence number of this record, set by the store
-    nev: int = 0  # how many events it stands for; 0 for quiet ones
+    nev: int = 0  # number of events that are derived from it
 
 
 def numbered(record: Record, ev: int) -> Record:
-    """The record with its first event sequence number; `_replace` costs five times as much."""
+    """Return the record with its first event sequence number. Five times as fast as `_replace`."""
     return tuple.__new__(Record, (*record[:17], ev, record[18]))
 
 
 def repeated(applied: Callable[..., int], tx: Any, run_id: str, record: Record) -> int:
-    """The position of a record that is there already; LeaseLost where another claim wrote that place."""
+    """Return the position of a record that was appended before.
+
+    Raises:
+        LeaseLost: if another claim wrote a record at that position.
+    """
     try:
         return applied(tx, run_id, record)
     except NotApplied:
         raise LeaseLost(run_id, record.claim_id) from None
 
 
-def is_again(record: Record, last: Record | None) -> bool:
-    """Whether this end, under no claim, is the last one there: two may cancel a run at once."""
+def is_duplicate_end(record: Record, last: Record | None) -> bool:
+    """Return whether a record that ends a run without a claim repeats the last end.
+
+    Two callers may cancel a run at the same time. Only one of them may append the end.
+    """
     if record.kind != ENDED or record.claim_id or last is None:
         return False
     return not last.claim_id and last.attempt == record.attempt
 
 
 def with_start_info(info: str | None, start: Record) -> str:
-    """The `info` of a DONE record that stands for the start of its step too, whose own record was never written."""
+    """Return the `info` of a DONE record that includes the start of its step, which has no record of its own."""
     began = start.info or "{}"
-    if info is None or began.startswith('{"tool":'):  # it tells all of the call
+    if info is None or began.startswith('{"tool":'):  # the start of a tool call has all fields of the call
         return f'{{"began":{began}}}'
     return f'{info[:-1]},"began":{began}}}'
 
 
 def with_beginning(end: Record, began: Record) -> Record:
-    """The end of an attempt that stands for its beginning too, whose own record was never written."""
-    told = f'"began":["{began.kind}",{quote(began.name)},{began.attempt},{began.info or "{}"}]'
-    info = f"{{{told}}}" if end.info is None else f"{end.info[:-1]},{told}}}"
-    # As a NamedTuple itself makes one, only faster.
+    """Return the end of a run attempt with the start of that attempt, which has no record of its own."""
+    field = f'"began":["{began.kind}",{quote(began.name)},{began.attempt},{began.info or "{}"}]'
+    info = f"{{{field}}}" if end.info is None else f"{end.info[:-1]},{field}}}"
+    # Faster than calling the class.
     return tuple.__new__(Record, (began.seq, *end[1:14], info, *end[15:18], end.nev + began.nev))
 
 
@@ -106,51 +113,51 @@ def includes_start(record: Record) -> bool:
 
 
 def is_copied(record: Record) -> bool:
-    """Whether another run paid for what this record tells."""
+    """Return whether the record was copied from another run, whose limits count its usage."""
     return record.claim_id.startswith(COPIED)
 
 
 def start_events(total: int) -> int:
-    """How many events the start of a step stands for: one with a known total tells its progress too."""
+    """Return how many events the start of a step has: 2 with a known total, as it also reports progress."""
     return 2 if total else 1
 
 
 def derived_events(
-    run_id: str, record: Record, read: Callable[[str], Any] = decode
+    run_id: str, record: Record, decode_text: Callable[[str], Any] = decode
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The (event type, payload) pairs a record stands for, in order; `read` is what decodes its texts."""
+    """Return the (event type, payload) pairs that follow from a record, in order."""
     if record.nev == 0:
         return []
-    info = cast("dict[str, Any]", read(record.info)) if record.info else {}
+    info = cast("dict[str, Any]", decode_text(record.info)) if record.info else {}
     match record.kind:
         case "attempt" | "resumed":
-            return [_began(record.kind, record.name, record.attempt, info)]
+            return [_attempt_event(record.kind, record.name, record.attempt, info)]
         case "ended":
             began = info.pop("began", None)
-            told = _success_payload(record, read) if record.name == "succeeded" else info
-            return [*([] if began is None else [_began(*began)]), (_EVENT_OF_STATUS[record.name], told)]
+            payload = _success_payload(record, decode_text) if record.name == "succeeded" else info
+            return [*([] if began is None else [_attempt_event(*began)]), (_EVENT_OF_STATUS[record.name], payload)]
         case "skipped":
-            return [_skip(run_id, record, step) for step in info["steps"]]
+            return [_skipped_event(run_id, record, step) for step in info["steps"]]
         case _:
-            return _step_events(run_id, record, info, read)
+            return _step_events(run_id, record, info, decode_text)
 
 
 def stored_events(run_id: str, record: Record) -> list[tuple[str, str]]:
-    """What `expand` gives, with payloads as JSON texts; also where they hold a type that is not registered here."""
+    """Return `derived_events` with payloads as JSON, even if they contain a type that is not registered here."""
     return [(event_type, json.dumps(payload)) for event_type, payload in derived_events(run_id, record, json.loads)]
 
 
-def _began(kind: str, agent: str, attempt: int, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _attempt_event(kind: str, agent: str, attempt: int, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return ("run.started" if kind == ATTEMPT else "run.resumed", {"agent_key": agent, "attempt": attempt, **info})
 
 
-def _success_payload(record: Record, read: Callable[[str], Any]) -> dict[str, Any]:
-    """Its result is in the record already."""
-    result = cast("dict[str, Any]", read(record.result or "{}"))
+def _success_payload(record: Record, decode_text: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the payload of `run.succeeded`, which is not stored twice: it is part of the record's result."""
+    result = cast("dict[str, Any]", decode_text(record.result or "{}"))
     return {"final_output": result.get("final_output", {}), "usage": result.get("usage", {})}
 
 
-def _skip(run_id: str, record: Record, step: list[Any]) -> tuple[str, dict[str, Any]]:
+def _skipped_event(run_id: str, record: Record, step: list[Any]) -> tuple[str, dict[str, Any]]:
     name, key, pos = step[:3]
     payload = _step_fields(run_id, name, key, pos, record.total) | {"reason": "already_completed"}
     if len(step) > 3:
@@ -168,72 +175,75 @@ def _step_fields(run_id: str, name: str, key: str, pos: int, total: int) -> dict
     }
 
 
-def _begin(about: dict[str, Any], attempt: int, tries: int, info: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    tried, description = {"attempt": attempt, "max_attempts": tries}, info.get("description")
+def _start_events(
+    fields: dict[str, Any], attempt: int, tries: int, info: dict[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    counts, description = {"attempt": attempt, "max_attempts": tries}, info.get("description")
     doubt = {"in_doubt": True} if info.get("in_doubt") else {}
-    events = [("step.started", about | tried | {"description": description} | doubt)]
-    if total := about["total_steps"]:
-        # Where steps run side by side, the place in the list does not tell how many are done.
-        progress = info.get("completed", about["step_index"]) / total * 100
-        events.append(("progress.update", about | tried | {"progress_percent": progress, "description": description}))
+    events = [("step.started", fields | counts | {"description": description} | doubt)]
+    if total := fields["total_steps"]:
+        # The index of a concurrent step is not the number of completed steps.
+        progress = info.get("completed", fields["step_index"]) / total * 100
+        events.append(("progress.update", fields | counts | {"progress_percent": progress, "description": description}))
     return events
 
 
 def _tool_call_event(run_id: str, record: Record, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A tool call of an agent loop begins, with these arguments."""
+    """Return the event of a tool call that an agent loop starts."""
     doubt = {"in_doubt": True} if info.get("in_doubt") else {}
-    return ("tool.call", _about_tool(run_id, record, info) | {"tool_args": info["tool"]["args"]} | doubt)
+    return ("tool.call", _tool_fields(run_id, record, info) | {"tool_args": info["tool"]["args"]} | doubt)
 
 
 def _tool_result_event(
-    run_id: str, record: Record, info: dict[str, Any], read: Callable[[str], Any]
+    run_id: str, record: Record, info: dict[str, Any], decode_text: Callable[[str], Any]
 ) -> tuple[str, dict[str, Any]]:
-    answer = cast("dict[str, Any]", read(record.result or "{}"))
-    told = {"result": answer.get("result", answer.get("content"))}
-    if answer.get("ok") is False:
-        told["error"] = answer.get("content")
-    return ("tool.result", _about_tool(run_id, record, info) | told)
+    result = cast("dict[str, Any]", decode_text(record.result or "{}"))
+    outcome = {"result": result.get("result", result.get("content"))}
+    if result.get("ok") is False:
+        outcome["error"] = result.get("content")
+    return ("tool.result", _tool_fields(run_id, record, info) | outcome)
 
 
-def _about_tool(run_id: str, record: Record, info: dict[str, Any]) -> dict[str, Any]:
-    about = {"step_id": step_id(run_id, record.name, record.key), "trace_id": run_id.replace("-", "")}
-    return about | {"tool_name": info["tool"]["name"], "tool_call_id": info["tool"]["id"]}
+def _tool_fields(run_id: str, record: Record, info: dict[str, Any]) -> dict[str, Any]:
+    ids = {"step_id": step_id(run_id, record.name, record.key), "trace_id": run_id.replace("-", "")}
+    return ids | {"tool_name": info["tool"]["name"], "tool_call_id": info["tool"]["id"]}
 
 
 def _step_events(
-    run_id: str, record: Record, info: dict[str, Any], read: Callable[[str], Any]
+    run_id: str, record: Record, info: dict[str, Any], decode_text: Callable[[str], Any]
 ) -> list[tuple[str, dict[str, Any]]]:
     began: dict[str, Any] | None = info.get("began") if record.kind == DONE else None
     if began is not None and "tool" in began:
-        return [_tool_call_event(run_id, record, began), _tool_result_event(run_id, record, began, read)]
+        return [_tool_call_event(run_id, record, began), _tool_result_event(run_id, record, began, decode_text)]
     if "tool" in info and record.kind == STARTED:
         return [_tool_call_event(run_id, record, info)]
     if "tool" in info and record.kind == DONE:
-        return [_tool_result_event(run_id, record, info, read)]
-    about = _step_fields(run_id, record.name, record.key, record.pos, record.total)
-    tried = {"attempt": record.attempt, "max_attempts": record.tries}
+        return [_tool_result_event(run_id, record, info, decode_text)]
+    fields = _step_fields(run_id, record.name, record.key, record.pos, record.total)
+    counts = {"attempt": record.attempt, "max_attempts": record.tries}
     match record.kind:
         case "started":
-            return _begin(about, record.attempt, record.tries, info)
+            return _start_events(fields, record.attempt, record.tries, info)
         case "retrying":
             error = info["error"]
-            return [("step.retrying", about | tried | {"error": error, "retry_delay": info["retry_delay"]})]
+            return [("step.retrying", fields | counts | {"error": error, "retry_delay": info["retry_delay"]})]
         case "failed":
-            return [("step.failed", about | {"attempts": record.attempt, "error": info["error"]})]
-    events = [] if began is None else _begin(about, record.attempt, record.tries, began)
-    events += [("step.completed", about | tried | {"duration_ms": record.ms})]
+            return [("step.failed", fields | {"attempts": record.attempt, "error": info["error"]})]
+    events = [] if began is None else _start_events(fields, record.attempt, record.tries, began)
+    events += [("step.completed", fields | counts | {"duration_ms": record.ms})]
     if record.next is not None:
         after: dict[str, Any] = json.loads(record.next)
-        about = _step_fields(run_id, after["name"], after["key"], after["pos"], record.total)
-        events += _begin(about, 1, after["tries"], after)
+        fields = _step_fields(run_id, after["name"], after["key"], after["pos"], record.total)
+        events += _start_events(fields, 1, after["tries"], after)
     return events
 
 
 def event_id(record: Record, index: int) -> str:
-    """The id under which a derived event is published where the journal and the bus are apart.
+    """Return the id of a derived event that is published, because the bus is on another engine than the journal.
 
-    It names the claim: one that died may have published for a record at this place that never landed.
+    It contains the claim id. A claim that died may have published an event of a record at the same position that was
+    never committed.
     """
     if record.kind == ENDED and not record.claim_id:
-        return f"end:{record.attempt}"  # as whoever cancelled it under no claim published it
+        return f"end:{record.attempt}"  # the same id for all callers that cancel the run without a claim
     return f"j{record.seq}.{index}.{record.claim_id[-16:]}"

@@ -1,5 +1,5 @@
--- The journal of a run is a stream. A record's id is "<first event number>-<position + 1>": both grow together, so
--- records are found by either. `head:<run>` holds the last position and the number of the next event.
+-- The journal of a run is a stream. The id of a record is "<first event number>-<position + 1>". Both numbers grow
+-- together, so a record is found by either. `head:<run>` stores the last position and the number of the next event.
 
 local function head(run)
   local found = tx.heads and tx.heads[run]
@@ -14,7 +14,7 @@ local function head(run)
   return found
 end
 
--- The next `count` event numbers of the run are taken: the first of them.
+-- Reserves `count` event numbers of the run, and returns the first one.
 local function take_events(run, count)
   local place = head(run)
   local first = place.ev

@@ -12,18 +12,18 @@ from .record import Record
 if TYPE_CHECKING:
     from .._engines.redis.engine import RedisEngine
 
-PAGE = 512  # records in one answer, at most
+PAGE = 512  # most records in one reply
 
 
 def _packed(run_id: str, record: Record) -> tuple[Any, ...]:
-    """What the script has to know of a record, and the rest of it as a text of its own."""
+    """Return the fields of a record that the script reads, and the other ones as one JSON string."""
     body = (record.kind, record.name, record.key, record.attempt, record.claim_id, *record[6:17])
     return (run_id, record.seq, record.nev, record.claim_id, record.kind, record.key, compact(body))
 
 
-def restored(told: list[Any]) -> Record:
-    """The record that the script tells as [first event number, position, number of events, body]."""
-    ev, seq, nev, body = told
+def restored(reply: list[Any]) -> Record:
+    """Return the record of a reply [first event number, position, number of events, body]."""
+    ev, seq, nev, body = reply
     record: Record = tuple.__new__(Record, (seq, *body, ev, nev))
     return record
 
@@ -38,10 +38,10 @@ async def records(engine: RedisEngine, run_id: str, after: int = -1) -> list[Rec
 
 
 async def ending(engine: RedisEngine, run_id: str) -> Record | None:
-    start, told = "+", None
+    start, reply = "+", None
     while start is not None:
-        start, told = await engine.ask("journal.ending", run_id, start, PAGE)
-    return None if told is None else restored(told)
+        start, reply = await engine.ask("journal.ending", run_id, start, PAGE)
+    return None if reply is None else restored(reply)
 
 
 def _no_function(*args: Any) -> Any:

@@ -1,11 +1,12 @@
--- What is asked of a journal, and what befalls it seldom.
+-- Reads of a journal, and its rare operations.
 
 local function position(entry)
   local ev, seq = string.match(entry[1], '(%d+)-(%d+)')
   return tonumber(ev), tonumber(seq) - 1
 end
 
--- Calls see(entry) with up to `limit` entries of a stream from that id on; the last one where there may be more.
+-- Calls see(entry) with up to `limit` entries of a stream, beginning at the id `from`. Returns the last one if there
+-- may be more.
 local function entries(stream, from, limit, see)
   return through(limit, function(last, count)
     return call('XRANGE', stream, last and '(' .. last[1] or from, '+', 'COUNT', count)
@@ -15,7 +16,7 @@ local function entries(stream, from, limit, see)
   end)
 end
 
--- Calls see(entry, ev, seq) from that id back, until it returns something.
+-- Calls see(entry, ev, seq) for the entries from the id `from` backwards, until it returns a value. Returns that value.
 local function backwards(run, from, see)
   local last, count = from, 1
   while true do
@@ -42,7 +43,7 @@ local function is_end(entry)
   return string.sub(entry[2][4], 1, 8) == '["ended"'
 end
 
--- The position of this end of a generation, under no claim, where it is the last one there.
+-- Returns the position of the last end of the run if `body` is the same end of a generation without a claim.
 ops['journal.again'] = function(run, claim, kind, body)
   if kind ~= 'ended' or claim ~= '' then return nil end
   return backwards(run, '+', function(entry, _, at)
@@ -53,7 +54,7 @@ ops['journal.again'] = function(run, claim, kind, body)
   end)
 end
 
--- Deletes one of a run's two streams, and its head with the last of them; both may go in one commit.
+-- Deletes one of a run's two streams, and `head:<run>` with the second one. One commit may delete both.
 local function forget(run, stream, other)
   write('DEL', P .. stream .. run)
   tx.gone = tx.gone or {}
@@ -70,12 +71,12 @@ ops['journal.delete'] = function(run)
   return null
 end
 
--- JSON [first event number, position, number of events, the rest as it was written].
+-- Returns a record as JSON: [first event number, position, number of events, body].
 local function record(entry, ev, seq)
   return '[' .. text(ev) .. ',' .. text(seq) .. ',' .. entry[2][2] .. ',' .. entry[2][4] .. ']'
 end
 
--- A page of records after the one with that id, and the id to go on from.
+-- Returns [`after` for the next call, records].
 ops['journal.records'] = function(run, after, limit)
   local found = {}
   local last = entries(P .. 'journal:' .. run, after, limit, function(entry)
@@ -85,7 +86,7 @@ ops['journal.records'] = function(run, after, limit)
   return raw('[' .. more .. ',[' .. table.concat(found, ',') .. ']]')
 end
 
--- The last end of a generation before that id, and where there is none so far, the id to go on from.
+-- Returns [`from` for the next call, the last record before `from` that ends a generation]; one of them is null.
 ops['journal.ending'] = function(run, from, limit)
   local ending
   local last = through(limit, function(last, count)
@@ -98,8 +99,8 @@ ops['journal.ending'] = function(run, from, limit)
   return raw('[' .. more .. ',' .. (ending or 'null') .. ']')
 end
 
--- Records that stand for events at or after `since`, each with the number of its first one; and where there may be more
--- of them, the number that those begin at.
+-- Returns the records that have events at or after `since`, as {first event number, record}. If there may be more, also
+-- returns the event number at which these begin.
 local function boundaries(run, since, limit)
   local found = {}
   local function see(entry)
@@ -107,7 +108,7 @@ local function boundaries(run, since, limit)
     local count = tonumber(entry[2][2])
     if count > 0 and ev + count > since then found[#found + 1] = {ev, record(entry, ev, seq)} end
   end
-  -- Of those that begin at or before it, the last one that stands for any may reach to it.
+  -- Of the records that begin at or before `since`, only the last one with events can have the event `since`.
   backwards(run, string.format('%d', since) .. '-18446744073709551615', function(entry)
     if entry[2][2] ~= '0' then
       see(entry)

@@ -12,12 +12,12 @@ from .._engines.base import NotApplied, OperationSet, always
 from .._engines.sqlite.transaction import SQLiteTx
 from .._engines.sqlite.user_transaction import run
 from ..errors import LeaseLost, StorageCorrupt, brief
-from .record import ENDED, Record, is_again
+from .record import ENDED, Record, is_duplicate_end
 
-SHORTEST_PACKED, LONGEST_PACKED = 800, 32_000  # characters of a result
+SHORTEST_PACKED, LONGEST_PACKED = 800, 32_000  # results of these lengths are compressed; characters
 
-# A column costs time in every record that is written or read. Those that SQL asks for have one of their own, and so
-# has the result, which may be large; the others share `body`.
+# Each column costs time for every record that is written or read. The fields that SQL queries read have their own
+# columns, and so has the result, which may be large. All other fields share `body`.
 MIGRATIONS = (
     """CREATE TABLE arc_journal (
     run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, result TEXT,
@@ -29,8 +29,8 @@ CREATE TABLE arc_events (
 CREATE UNIQUE INDEX arc_events_id ON arc_events (run_id, event_id)""",
 )
 
-# The next event sequence number of a run. Nothing is stored for it: a counter would be one more page to
-# write with every record. Quiet records hold the number too, so the last record always tells.
+# The next event sequence number of a run is not stored: a counter would be one more page to write with every record.
+# It follows from the last record, as records without events have the number too.
 _AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
 _AFTER_RECORDS = "SELECT ev + nev FROM arc_journal WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
 _AFTER_LAST = "SELECT seq + 1 FROM arc_journal WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
@@ -40,7 +40,8 @@ _RECORDS = _COLUMNS + " AND seq > ? ORDER BY seq"
 _RESULT = "SELECT result FROM arc_journal WHERE run_id = ? AND seq = ?"
 _LAST = _COLUMNS + " ORDER BY seq DESC LIMIT 1"
 _ENDING = _COLUMNS + " AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
-# Sequence numbers and positions grow together: looking back from the end, where a follower is, finds the start.
+# Sequence numbers and positions grow together. The search for the first record begins at the end of the journal, as
+# subscribers mostly read there.
 _BOUNDARIES = _COLUMNS + (
     " AND seq >= coalesce((SELECT seq FROM arc_journal WHERE run_id = ? AND nev > 0 AND ev <= ?"
     " ORDER BY seq DESC LIMIT 1), 0)"
@@ -49,49 +50,56 @@ _BOUNDARIES = _COLUMNS + (
 
 
 def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
-    """The sequence number that the run's next event gets."""
-    return max(_number(run_id, tx.execute(_AFTER_RECORDS, (run_id,)).fetchone()), _behind_events(tx, run_id))
+    """Return the sequence number of the run's next event."""
+    return max(_number(run_id, tx.execute(_AFTER_RECORDS, (run_id,)).fetchone()), _after_events(tx, run_id))
 
 
 def next_sequence(tx: SQLiteTx, run_id: str) -> int:
-    """`head`, which the writing connection remembers; whoever takes numbers moves `tx.counters` on."""
+    """Return `head`, which the writing connection caches in `tx.counters`; the caller increases it there."""
     known = tx.counters.get(run_id)
     if known is None:
         known = tx.counters[run_id] = head(tx, run_id)
     return known
 
 
-def _behind_events(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
-    """`head` where no record is yet."""
+def _after_events(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
+    """Return the sequence number after the last published event: `head` of a run without records."""
     return _number(run_id, tx.execute(_AFTER_EVENTS, (run_id,)).fetchone())
 
 
 def _number(run_id: str, row: tuple[Any, ...] | None) -> int:
-    """What is to follow, 0 where nothing is there; StorageCorrupt where what is there has no number."""
+    """Return the next number in a query's row, 0 if there is no row.
+
+    Raises:
+        StorageCorrupt: if it is no integer.
+    """
     number = row[0] if row else 0
     if type(number) is not int:
         raise StorageCorrupt(
-            f"run {run_id}: its last record or event has no number, as {brief(number)} follows it; restore a backup"
+            f"run {run_id}: the number after its last record or event must be an integer, got {brief(number)}. "
+            "Restore a backup"
         )
     return number
 
 
 def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None, body: str, nev: int) -> int:
-    about = f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}"
+    fields = f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}"
     if result is None:
-        return crc32(about.encode())
+        return crc32(fields.encode())
     if isinstance(result, str):
         if len(result) < SHORTEST_PACKED:
-            return crc32(f"{about}{result}".encode())
-        result = result.encode()  # by itself: it may be large, and need not be copied once more
-    # Anything else is no checksum: the column was damaged.
-    return crc32(result, crc32(about.encode())) if isinstance(result, bytes) else -1
+            return crc32(f"{fields}{result}".encode())
+        result = result.encode()  # a large result is not copied into one string with the other fields
+    # A damaged column of another type gets -1, which no checksum equals.
+    return crc32(result, crc32(fields.encode())) if isinstance(result, bytes) else -1
 
 
 def _packed(kind: str, result: str | None) -> str | bytes | None:
-    """A result as it is stored. A row of more than a quarter of a page takes a page more, so those of a few
-    kilobytes, texts of models most of all, are worth compressing. Larger ones would take too long, but for
-    that of the run, which tells a whole conversation once more.
+    """Return a result as it is stored, compressed if that pays.
+
+    A row of more than a quarter of a page needs another page, so results of a few kilobytes are compressed, such as
+    answers of models. Compressing larger ones takes too long. The exception is the result of the run, which repeats a
+    whole conversation.
     """
     if result is None or len(result) < SHORTEST_PACKED or (len(result) > LONGEST_PACKED and kind != ENDED):
         return result
@@ -108,13 +116,15 @@ def _unpacked(result: str | bytes | None) -> str | None:
 
 
 def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
-    """Append; the journal position. The same position by the same claim is the same record, and so is the end that
-    nobody's claim gives a generation.
+    """Append a record and return its position.
+
+    A record at the same position by the same claim is the same record and is not appended again. Neither is a second
+    end of a generation without a claim.
     """
     if record.seq < 0:
-        if is_again(record, there := ending(tx, run_id)):
-            assert there is not None
-            return there.seq
+        if is_duplicate_end(record, last := ending(tx, run_id)):
+            assert last is not None
+            return last.seq
         record = record._replace(seq=_number(run_id, tx.execute(_AFTER_LAST, (run_id,)).fetchone()))
     (
         seq, kind, name, key, attempt, claim_id, t, text, error, state, pos, total, tries, ms, info, next_, digest, _,
@@ -122,13 +132,13 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
     ) = record  # fmt: skip
     ev = tx.counters.get(run_id)
     if ev is None:
-        ev = head(tx, run_id) if seq else _behind_events(tx, run_id)
-    # All that has no column of its own. No JSON text and no id has a control character in it; the key, last, may.
+        ev = head(tx, run_id) if seq else _after_events(tx, run_id)
+    # JSON and ids contain no control characters, so a tab separates the fields. The key may contain one and is last.
     body = (
         f"{attempt}\t{claim_id}\t{t!r}\t{pos}\t{total}\t{tries}\t{ms}\t{error or ''}\t{state or ''}\t{info or ''}"
         f"\t{next_ or ''}\t{digest or ''}\t{key}"
     )
-    if text is not None and len(text) < SHORTEST_PACKED:  # as _packed() and _crc() have it, for most at once
+    if text is not None and len(text) < SHORTEST_PACKED:  # most results: _packed() and _crc() inlined
         result: str | bytes | None = text
         crc = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0False\0{body}{text}".encode())
     else:
@@ -139,7 +149,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if kind == ENDED:
-        tx.counters.pop(run_id, None)  # mostly the last number that is asked for
+        tx.counters.pop(run_id, None)  # a run that ended rarely needs another number
     else:
         tx.counters[run_id] = ev + nev
     if nev:
@@ -148,8 +158,13 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
 
 
 def applied(tx: SQLiteTx, run_id: str, record: Record) -> int:
-    there = _one(run_id, tx.execute(_COLUMNS + " AND seq = ?", (run_id, record.seq)))
-    if there is None or (there.claim_id, there.kind, there.key) != (record.claim_id, record.kind, record.key):
+    """Return the position of a record that was appended before.
+
+    Raises:
+        LeaseLost: if there is no record at that position, or one of another claim.
+    """
+    stored = _one(run_id, tx.execute(_COLUMNS + " AND seq = ?", (run_id, record.seq)))
+    if stored is None or (stored.claim_id, stored.kind, stored.key) != (record.claim_id, record.kind, record.key):
         raise LeaseLost(run_id, record.claim_id)
     return record.seq
 
@@ -159,16 +174,24 @@ def transact(
     run_id: str,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
-    place: Record,
-    seal: Callable[[Any], Record],
+    draft: Record,
+    make_record: Callable[[Any], Record],
 ) -> str | None:
-    """Run a user's function and append `seal(its result)` at `place` in the same transaction; the recorded result."""
-    there = tx.execute(_RESULT, (run_id, place.seq)).fetchone()
-    if there is not None:
-        # An earlier try landed and its answer was lost: the function has run.
-        applied(tx, run_id, place)
-        return _unpacked(there[0])
-    record = seal(run(tx, place.name, fn, args))
+    """Call a user's function and append the record of its result, in one transaction.
+
+    Args:
+        draft: The record without a result; its `seq` is the position.
+        make_record: Returns the record for the function's result.
+
+    Returns:
+        The recorded result. If the record was committed before, the function is not called again.
+    """
+    stored = tx.execute(_RESULT, (run_id, draft.seq)).fetchone()
+    if stored is not None:
+        # An earlier commit was applied and its reply was lost: the function has run.
+        applied(tx, run_id, draft)
+        return _unpacked(stored[0])
+    record = make_record(run(tx, draft.name, fn, args))
     append(tx, run_id, record)
     return record.result
 
@@ -183,7 +206,7 @@ def delete(tx: SQLiteTx, run_id: str) -> None:
 
 
 class _Numbers(dict[str, int]):
-    """The numbers of texts: in one journal, the same few come up again and again."""
+    """A cache of `int(text)`: the same few numbers occur in most records of a journal."""
 
     def __missing__(self, text: str) -> int:
         number = self[text] = int(text)
@@ -191,26 +214,30 @@ class _Numbers(dict[str, int]):
 
 
 def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
-    """The records in these rows; StorageCorrupt for one that is not as it was written."""
+    """Return the records in these rows.
+
+    Raises:
+        StorageCorrupt: if a row is not as it was written.
+    """
     records: list[Record] = []
     number, new = _Numbers(), tuple.__new__
     of_run = crc32(f"{run_id}\0".encode())
     for seq, kind, name, result, body, ev, nev, crc in rows:
-        if type(result) is str and len(result) < SHORTEST_PACKED:  # as _crc() has it, for most at once
+        if type(result) is str and len(result) < SHORTEST_PACKED:  # most results: _crc() inlined
             found = crc32(f"{seq}\0{kind}\0{name}\0{nev}\0False\0{body}{result}".encode(), of_run)
         else:
             found = _crc(run_id, seq, kind, name, result, body, nev)
         if found != crc:
             raise _damaged(run_id, seq, kind, name, "does not match its checksum")
-        if type(ev) is not int:  # which is not under the checksum
-            raise _damaged(run_id, seq, kind, name, f"has no number of an event, but {brief(ev)}")
+        if type(ev) is not int:  # the checksum does not cover it
+            raise _damaged(run_id, seq, kind, name, f"has event number {brief(ev)}, which is no integer")
         if type(result) is bytes:
             try:
                 result = _unpacked(result)
-            except (PackError, ValueError) as wrong:  # it was text, which its checksum does not tell from bytes
-                raise _damaged(run_id, seq, kind, name, "has a result that cannot be unpacked") from wrong
+            except (PackError, ValueError) as wrong:  # damage turned a string into bytes with the same checksum
+                raise _damaged(run_id, seq, kind, name, "has a result that cannot be decompressed") from wrong
         attempt, claim_id, t, pos, total, tries, ms, error, state, info, next_, digest, key = body.split("\t", 12)
-        # As a NamedTuple itself makes one, only faster.
+        # Faster than calling the class.
         record: Record = new(
             Record,
             (
@@ -237,7 +264,7 @@ def _one(run_id: str, rows: sqlite3.Cursor) -> Record | None:
 
 
 def ending(view: SQLiteTx | sqlite3.Connection, run_id: str) -> Record | None:
-    # Read whatever it says it is: a damaged end would not be found by its kind.
+    # The last record is read whatever its kind is: an end with a damaged kind would not be found by its kind.
     last = _one(run_id, view.execute(_LAST, (run_id,)))
     if last is None or last.kind == ENDED:
         return last
@@ -245,7 +272,7 @@ def ending(view: SQLiteTx | sqlite3.Connection, run_id: str) -> Record | None:
 
 
 def boundaries(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> list[Record]:
-    """Records that stand for events at or after `since`, in order."""
+    """Return at most `limit` records that have events at or after `since`, in order."""
     return _read(run_id, view.execute(_BOUNDARIES, (run_id, run_id, since, since, limit)))
 
 

@@ -1,4 +1,4 @@
-"""What a run tells about itself, as a log that can be read, replayed and followed."""
+"""Event logs of runs, which can be read, replayed and subscribed to."""
 
 from __future__ import annotations
 
@@ -40,12 +40,16 @@ _LAZY = {
 
 
 def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
-    """A bus by the name of its backend, or by `"their_package.module:Class"`; None is the configured one:
-    where `backend_url` says, or else of the backend's own setting.
+    """Return a new event bus.
 
-    `options` go to its constructor. SQLite's `path` is by default the configured one,
-    or agent_runtime.db, and Redis' `url` the configured `redis_url`.
-    InvalidArgument (a ValueError): there is no such backend.
+    Args:
+        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom one.
+            None for the configured one: of `backend_url` if that is set, else of `event_bus_backend`.
+        **options: Arguments of its constructor. By default the `path` of SQLite is the configured one, else
+            agent_runtime.db, and the `url` of Redis is the configured `redis_url`.
+
+    Raises:
+        InvalidArgument: if there is no such backend.
     """
     name, options = get_config().chosen("event_bus_backend", backend, options)
     bus: EventBus = pick(BACKENDS, name, package=__name__, what="event bus")(**options)

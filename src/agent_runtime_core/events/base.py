@@ -1,4 +1,4 @@
-"""The event log of each run: what is decided, encoded and followed above every backend."""
+"""EventBus: publish, read and subscribe to the events of runs, on every backend."""
 
 from __future__ import annotations
 
@@ -24,44 +24,51 @@ PUBLISH = "events.publish"
 DELETE = "events.delete"
 TRIM = "events.trim"
 
-_PAGE = 2048  # rows read at once where the caller wants all
+_PAGE = 2048  # most rows in one read
 _LONGEST_NAME = 255
-_FURTHEST = 2**53  # no run gets there, and every store can be asked for it
+_FURTHEST = 2**53  # greater than every sequence, and every store accepts it
 
 
 class EventBus(Backend):
-    """A log of events per run that can be read, and followed from any point without a gap.
+    """A log of events for each run, which can be read and subscribed to from any sequence without a gap.
 
-    Guarantees: (1) sequence numbers of a run are 0, 1, 2 … with none left out, in the order of the commits;
-    (2) an event id that the run already has is absorbed and keeps its old sequence; (3) `subscribe` yields
-    each event once and in order, whatever is published meanwhile; (4) a publisher never waits for a
-    follower; (5) `claim` is checked in the same commit as the write.
+    Guarantees of every backend:
 
-    A backend of your own calls `super().__init__()` and provides three primitives. `testing.contracts.events`
-    proves it.
+    1. The sequences of a run are 0, 1, 2 … without a gap, in the order of the commits.
+    2. An event id that the run already has is deduplicated: the event keeps its old sequence.
+    3. `subscribe` yields each event once and in order, also while events are published.
+    4. A publisher never waits for a subscriber.
+    5. `claim` is checked in the commit that writes the event.
 
-    * `commit(guard, ops)`: the only write, all of `ops` or none. With a guard whose `token` is not the fence
-      stored for its `key`, nothing is written: LeaseLost, unless each op finds that it was applied before
-      (for a publish: all its event ids are there), which returns the old results. The ops are
-      `events.publish` (run_id, ((event_id, type, payload, t), …)) -> list of sequences, in one go the next
-      ones of the run except for ids it already has; `events.delete` (run_id,) -> None; `events.trim`
-      (run_id, sequence) -> how many published events before that sequence are deleted, with their ids: the last
-      one there is stays, and sequences go on;
-      `fence.install` (key, token) -> True, refused with LeaseLost when the stored token is greater;
-      `fence.forget` (key,) -> None.
-    * `_rows(run_id, since, limit)`: stored events at or after `since`, sorted, at most `limit`.
-    * `_head(run_id)`: the sequence the next event will get; 0 for an unknown run.
+    A custom backend calls `super().__init__()` and implements three methods. Check it with `testing.contracts.events`.
 
-    run_id, event_id, type and payload are texts to keep as they are. A store that can tell when something
-    was committed overrides `listen`; otherwise followers look every `poll_interval` seconds.
+    * `commit(guard, ops)` applies all of `ops` or none. If `guard.token` is not the fencing token stored for
+      `guard.key`, it writes nothing. It then returns the old results if each op was applied before (for a publish: all
+      its event ids are stored), and raises LeaseLost otherwise. The ops are:
+      `events.publish` (run_id, ((event_id, type, payload, t), …)): append events, except for ids that the run already
+      has; return the list of their sequences.
+      `events.delete` (run_id,): delete the published events of a run; return None.
+      `events.trim` (run_id, sequence): delete the published events before that sequence, and their ids, except for the
+      last event, so that sequences continue; return their number.
+      `fence.install` (key, token): return True; raise LeaseLost if the stored token is greater.
+      `fence.forget` (key,): return None.
+    * `_rows(run_id, since, limit)` returns the stored events at or after `since`, sorted, at most `limit`.
+    * `_head(run_id)` returns the sequence of the next event; 0 for an unknown run.
+
+    run_id, event_id, type and payload are strings, stored unchanged. A store that can notify overrides `listen`.
+    Without that, subscribers poll.
+
+    Args:
+        clock: Source of times.
+        poll_interval: Seconds between polls.
     """
 
-    #: Whether `_rows` also answers with the journal's records, whose events are then not published.
+    #: Whether `_rows` also returns the records of the journal; their events are then not published.
     derives: ClassVar[bool] = False
 
     def __init__(self, *, clock: Clock = SYSTEM, poll_interval: float = 0.1) -> None:
         if not is_number(poll_interval) or not poll_interval > 0:
-            raise InvalidArgument(f"poll_interval={brief(poll_interval)} must be seconds above 0")
+            raise InvalidArgument(f"poll_interval must be a number of seconds above 0, got {brief(poll_interval)}")
         self.clock = clock
         self.poll_interval = poll_interval
         self._hubs: PerLoop[SubscriptionHub] = PerLoop(
@@ -74,18 +81,22 @@ class EventBus(Backend):
 
     @abstractmethod
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
-        """At most `limit` rows whose range of sequences ends after `since`, in order; one consistent view."""
+        """Return at most `limit` rows that have events at or after `since`, in order, from one consistent view."""
 
     @abstractmethod
     async def _head(self, run_id: str) -> int:
-        """The sequence the run's next event will get."""
+        """Return the sequence of the run's next event."""
 
     async def _heads(self, run_ids: Sequence[str]) -> list[int]:
-        """`_head` of several runs; worth overriding where each is a round trip."""
+        """Return `_head` of several runs. Override it if each call is a round trip to a server."""
         return [await self._head(run_id) for run_id in run_ids]
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake()`, from any thread, after commits that added events; returns the way to stop."""
+        """Call `wake()`, from any thread, after commits that added events.
+
+        Returns:
+            A function that removes the listener.
+        """
 
         async def poll() -> None:
             while True:
@@ -110,12 +121,19 @@ class EventBus(Backend):
         claim: str | None = None,
         event_id: str | None = None,
     ) -> Event:
-        """Append one event, durably.
+        """Append one event, and return it once it is durable.
 
-        `claim` is the claim id that holds the run; without one this is an administrator's write. An
-        `event_id` the run already has is absorbed: the answer carries the sequence it has.
-        LeaseLost: the claim was superseded. UnserialisableResult: the payload has no JSON form. Nothing
-        is written then.
+        Args:
+            run_id: The run.
+            event_type: Type of the event, 1 to 255 printable characters.
+            payload: A dict, which must be JSON-serializable.
+            claim: Current claim id of the run; None to publish without a claim.
+            event_id: If the run already has an event with this id, nothing is appended and the returned event has its
+                sequence. None for a new id.
+
+        Raises:
+            LeaseLost: if the claim is not current. Nothing is written.
+            UnserialisableResult: if the payload is not JSON-serializable. Nothing is written.
         """
         self._ensure_open()
         run, text = _known(run_id)
@@ -123,13 +141,13 @@ class EventBus(Backend):
         id_ = checked_event_name("event_id", event_id) if event_id else next_id(self.clock, t)
         row = (id_, checked_event_name("event_type", event_type), _text(payload), t)
         guard = Guard(text, claim) if claim is not None else None
-        # As a NamedTuple itself makes one, only faster.
+        # Faster than calling the class.
         op: Op = tuple.__new__(Op, (PUBLISH, (text, (row,))))
         [[sequence]] = await self.commit(guard, [op])
         return lazy_event(run, sequence, row)
 
     def publishing(self, run_id: str | UUID, events: Iterable[tuple[str, str, dict[str, Any]]]) -> Op:
-        """The write of (event id, type, payload) triples as a value, for a commit together with others."""
+        """Return the operation that publishes (event id, type, payload) triples, for a commit together with others."""
         t = self.clock.wall()
         rows = tuple(
             (checked_event_name("event_id", id_), checked_event_name("event_type", type_), _text(payload), t)
@@ -138,7 +156,7 @@ class EventBus(Backend):
         return Op(PUBLISH, (_known(run_id)[1], rows))
 
     async def get_events(self, run_id: str | UUID, since_sequence: int = 0, limit: int | None = None) -> list[Event]:
-        """The run's events from `since_sequence` on (inclusive), at most `limit` of them."""
+        """Return the run's events from `since_sequence` on (inclusive), at most `limit`; None for all."""
         self._ensure_open()
         cursor = min(_count("since_sequence", since_sequence), _FURTHEST)
         left = None if limit is None else _count("limit", limit)
@@ -155,12 +173,12 @@ class EventBus(Backend):
         return found
 
     async def head(self, run_id: str | UUID) -> int:
-        """The sequence number the run's next event will get."""
+        """Return the sequence of the run's next event."""
         self._ensure_open()
         return await self._head(_known(run_id)[1])
 
     async def published(self, run_id: str | UUID) -> frozenset[str]:
-        """The ids of the events that were published for the run; derived ones have none."""
+        """Return the ids of the run's published events. Events that are derived from records have no id."""
         self._ensure_open()
         text = _known(run_id)[1]
         found: set[str] = set()
@@ -172,17 +190,24 @@ class EventBus(Backend):
         return frozenset(found)
 
     def subscribe(self, run_id: str | UUID, since_sequence: int | None = None) -> AsyncGenerator[Event, None]:
-        """Follow a run: `async for event in bus.subscribe(run_id)`, with no await before it.
+        """Subscribe to the events of a run: `async for event in bus.subscribe(run_id)`, without an await.
 
-        None yields what is published from the first step of the iteration on; a number replays from that
-        sequence (inclusive) and then follows. It never ends by itself: break out, or aclose() it. A
-        storage error ends it; subscribe again from the last sequence + 1. StorageClosed: the bus was closed.
+        The iterator never ends by itself: leave the loop, or call its `aclose()`. A storage error ends it; then
+        subscribe again from the last sequence + 1.
+
+        Args:
+            run_id: The run.
+            since_sequence: Replay the events from this sequence (inclusive) first. None yields only events that are
+                published after the iteration has started.
+
+        Raises:
+            StorageClosed: if the bus is closed.
         """
         since = None if since_sequence is None else min(_count("since_sequence", since_sequence), _FURTHEST)
         return self._follow(_known(run_id)[1], since)
 
     async def close(self) -> None:
-        """Close this bus, and its engine if no other backend uses it; subscribers get StorageClosed."""
+        """Close this bus, and its engine if no other backend uses it. Subscribers raise StorageClosed."""
         self._closed = True
         for hub in tuple(self._hubs.values()):
             hub.close()
@@ -194,7 +219,7 @@ class EventBus(Backend):
             raise StorageClosed("this event bus was closed")
 
     async def _page(self, run_id: str, since: int, limit: int) -> list[Event]:
-        """At most `limit` events from `since` on; fewer only where the log ends."""
+        """Return at most `limit` events from `since` on; fewer only at the end of the log."""
         run = UUID(run_id)
         rows = await self._rows(run_id, since, limit)
         if not self.derives or Record not in set(map(type, rows)):
@@ -207,13 +232,13 @@ class EventBus(Backend):
     async def _follow(self, run_id: str, since: int | None) -> AsyncGenerator[Event, None]:
         self._ensure_open()
         hub = self._hubs.here()
-        # Listening starts before the head is read: nothing can fall between the two.
+        # The listener is added before the head is read. Otherwise an event between the two would be missed.
         feed = hub.join(run_id)
         try:
             known = feed.tail
             head = await self._head(run_id)
             cursor = head if since is None else since
-            # Numbers only grow, and what was told stays as it is: else the run was deleted, and begun anew.
+            # Sequences only grow and events do not change. After a difference, the run was deleted and started again.
             if head < known or (cursor < known and feed.has_other_events(await self._page(run_id, cursor, 1))):
                 feed.reset(min(cursor, head))
             feed.start(cursor, head)
@@ -228,7 +253,7 @@ class EventBus(Backend):
 def _known(run_id: str | UUID) -> tuple[UUID, str]:
     if isinstance(run_id, (str, UUID)):
         return _read_id(run_id)
-    raise InvalidArgument(f"a run id is a UUID or a text, not {brief(run_id)}")
+    raise InvalidArgument(f"a run id must be a UUID or a string, got {brief(run_id)}")
 
 
 @lru_cache(maxsize=1024)
@@ -238,19 +263,25 @@ def _read_id(run_id: str | UUID) -> tuple[UUID, str]:
 
 
 def checked_event_name(what: str, value: object) -> str:
-    """The plain text of an event's type or id, or InvalidArgument, which says that of `what`."""
+    """Return an event's type or id as a plain `str`.
+
+    Raises:
+        InvalidArgument: if it is not valid; the message names the argument `what`.
+    """
     if type(value) is str and 0 < len(value) <= _LONGEST_NAME and value.isprintable():
         return value
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME or not value.isprintable():
-        raise InvalidArgument(f"{what}={brief(value)} must be a text of 1 to {_LONGEST_NAME} printable characters")
+        raise InvalidArgument(
+            f"{what} must be a string of 1 to {_LONGEST_NAME} printable characters, got {brief(value)}"
+        )
     return plain(value)
 
 
 def agent_event_type(value: object) -> str:
-    """Return the plain text of a type that the code of a run emits.
+    """Return the type of an event that the code of a run emits, as a plain `str`.
 
     Raises:
-        InvalidArgument: It is no type, or one of the runner's own, which say how the run started and finished.
+        InvalidArgument: if it is no valid type, or one of the types `run.*`, which only the runner publishes.
     """
     kind = checked_event_name("event_type", value)
     if kind.startswith("run."):
@@ -263,11 +294,11 @@ def agent_event_type(value: object) -> str:
 
 def _text(payload: object) -> str:
     if not isinstance(payload, dict):
-        raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
+        raise InvalidArgument(f"the payload of an event must be a dict, got {type(payload).__name__}")
     return encode(payload)
 
 
 def _count(what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidArgument(f"{what}={brief(value)} must be a whole number of 0 or more")
+        raise InvalidArgument(f"{what} must be an integer of 0 or more, got {brief(value)}")
     return value

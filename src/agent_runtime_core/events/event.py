@@ -1,4 +1,4 @@
-"""An event of a run, and how it is decoded from what a store holds."""
+"""Event and StoredEvent, and the lazy decoding of stored events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _now() -> datetime:
 
 
 class StoredEvent(NamedTuple):
-    """An event as a backend keeps it: `payload` is a JSON text, `t` seconds since the epoch."""
+    """An event as a backend stores it: `payload` is JSON, `t` is in seconds since 1970."""
 
     sequence: int
     event_type: str
@@ -32,7 +32,7 @@ class StoredEvent(NamedTuple):
 
 
 class _LazyField:
-    """An attribute that is made of the row when it is first read, and then found in the object's dict."""
+    """An attribute that is decoded from the row on first access, and then stored in the object's dict."""
 
     def __init__(self, made: Callable[[Sequence[Any]], object]) -> None:
         self._made = made
@@ -49,18 +49,18 @@ class _LazyField:
             raise
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise StorageCorrupt(
-                f"run {event.run_id}: {self._name} of event {event.sequence} is not what was written ({error}); "
-                "restore a backup"
+                f"run {event.run_id}: {self._name} of event {event.sequence} is not what was written ({error}). "
+                "Restore a backup"
             ) from error
         return value
 
 
 class _LazyEvent:
-    """What a stored event has not decoded yet: most followers read few of the payloads they pass."""
+    """The fields of an event that are decoded on first access. Most subscribers read few of the payloads."""
 
     # A `__getattr__` would make each of these slower to read on Python 3.11.
     __slots__ = ("__dict__", "_row", "event_type", "run_id", "sequence")
-    #: Whatever has the payload at 2 and the time at 3: a StoredEvent, or the row of an operation.
+    #: A StoredEvent or the row of an operation: the payload is at index 2, the time at index 3.
     _row: Sequence[Any]
     payload: Any = _LazyField(lambda row: decode_dict(row[2]))
     timestamp: Any = _LazyField(lambda row: aware(row[3]))
@@ -68,11 +68,11 @@ class _LazyEvent:
 
 @dataclass
 class Event(_LazyEvent):
-    """One entry of a run's log; `sequence` counts from 0 for each run.
+    """An event of a run; `sequence` counts from 0 for each run.
 
-    Read-only: all followers in this process are handed the same object. What comes from a store decodes
-    its payload and timestamp when they are first read; a payload holding a type that is not registered
-    here raises UnserialisableResult then.
+    Do not modify it: all subscribers in this process get the same object. `payload` and `timestamp` of a stored event
+    are decoded on first access. Reading `payload` raises UnserialisableResult if it contains a type that is not
+    registered in this process.
     """
 
     __slots__ = ()
@@ -104,7 +104,7 @@ def derived(run_id: UUID, record: Record, since: int) -> list[Event]:
     try:
         pairs = derived_events(str(run_id), record)
     except UnserialisableResult:
-        # It holds a type that is not known here: whoever reads that payload is told, and not who passes it.
+        # It contains a type that is not registered here. Only a subscriber that reads the payload gets the error.
         texts = stored_events(str(run_id), record)
         return [
             lazy_event(run_id, n, (n, event_type, payload, record.t))
@@ -120,7 +120,7 @@ def derived(run_id: UUID, record: Record, since: int) -> list[Event]:
 
 
 def payload_of(event: Event) -> Any:
-    """Its payload; as plain JSON, as it is stored, where that holds a type which is not registered here."""
+    """Return an event's payload, as stored JSON without decoding if it contains a type that is not registered here."""
     try:
         return event.payload
     except UnserialisableResult:
@@ -132,7 +132,7 @@ def _starts_at(row: StoredEvent | Record) -> int:
 
 
 def merged(stored: list[StoredEvent], records: list[Record], limit: int) -> Sequence[StoredEvent | Record]:
-    """The first `limit` of two lists, each sorted by sequence and not overlapping the other."""
+    """Return the first `limit` rows of two lists, each sorted by sequence and without a common sequence."""
     if not records:
         return stored
     rows: list[StoredEvent | Record] = [*stored, *records]

@@ -1,4 +1,4 @@
-"""An event bus in this process, gone when it ends."""
+"""An event bus in the memory of this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLEAR = "events.clear"
 
 Row = tuple[str, str, str, float]
 
-_stored = tuple.__new__  # what calling the class ends in, at half the price
+_stored = tuple.__new__  # takes half the time of calling the class
 
 
 def publish(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
@@ -94,7 +94,7 @@ CONCERN = OperationSet(
 
 
 class InMemoryEventBus(EventBus):
-    """In this process, gone when it ends."""
+    """An event bus in the memory of this process. Its events are lost when the process ends."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
@@ -121,5 +121,5 @@ class InMemoryEventBus(EventBus):
         return next_
 
     def clear(self) -> None:
-        """Forget every event that was published."""
+        """Delete all published events."""
         self.engine.apply(None, [Op(_CLEAR)])

@@ -1,5 +1,5 @@
--- The published events of a run are a stream, whose ids are "<event number + 1>-0"; `ids:<run>` says which number an
--- event's id has.
+-- The published events of a run are a stream with the ids "<event number + 1>-0". `ids:<run>` is a hash of the event
+-- numbers by event id.
 
 local function known(run, id)
   local ids = tx.ids and tx.ids[run]

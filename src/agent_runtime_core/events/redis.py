@@ -35,7 +35,7 @@ CONCERN = RedisOperationSet(
 
 
 class RedisEventBus(EventBus):
-    """On one Redis or Valkey server, shared by all processes that reach it."""
+    """An event bus on one Redis or Valkey server, shared by all processes that reach it."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True

@@ -1,4 +1,4 @@
--- What is asked of published events, and what befalls them seldom.
+-- Reads of published events, and their rare operations.
 
 applied['events.publish'] = function(run, rows)
   local numbers = {}
@@ -15,7 +15,7 @@ ops['events.delete'] = function(run)
   return null
 end
 
--- Of the events before that number all but the last one there is go, with their ids.
+-- Deletes the published events before that number, and their ids. The last event of the run stays.
 ops['events.trim'] = function(run, number)
   local key, gone = P .. 'events:' .. run, 0
   local last = call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
@@ -35,8 +35,8 @@ ops['events.heads'] = function(runs)
   return found
 end
 
--- JSON [next, [[number, body], ...], [record, ...]]: published events and records from `since` on, at most `limit` of
--- each, and where there may be more, the number to go on from, up to which these are all.
+-- Returns [`since` for the next call, [[number, body], ...], [record, ...]] as JSON: published events and records from
+-- `since` on, at most `limit` of each. If there may be more, only those before the next `since` are returned.
 ops['events.rows'] = function(run, since, limit)
   local stored = {}
   local records, to = boundaries(run, since, limit)

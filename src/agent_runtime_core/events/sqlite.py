@@ -22,12 +22,12 @@ _INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
 _FIND = "SELECT seq FROM arc_events WHERE run_id = ? AND event_id = ?"
 _ROWS = "SELECT seq, type, payload, t, event_id FROM arc_events WHERE run_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
 
-# The last one tells which number comes next.
+# The last event is kept, as the next sequence number follows from it.
 _TRIM = (
     "DELETE FROM arc_events WHERE run_id = ? AND seq < ? AND seq < (SELECT max(seq) FROM arc_events WHERE run_id = ?)"
 )
 
-_KINDS = (int, str, str, float, str)  # of what _ROWS gives
+_KINDS = (int, str, str, float, str)  # types of the columns of _ROWS
 
 Row = tuple[str, str, str, float]
 
@@ -62,12 +62,16 @@ def trim(tx: SQLiteTx, run_id: str, sequence: int) -> int:
 
 
 def _sound(run_id: str, row: tuple[Any, ...]) -> StoredEvent:
-    """The row as it was read; StorageCorrupt where a column holds what is never written there."""
+    """Return a row of _ROWS.
+
+    Raises:
+        StorageCorrupt: if a column has a value that is never written there.
+    """
     if tuple(map(type, row)) != _KINDS:
         wrong = next(n for n, kind in enumerate(_KINDS) if type(row[n]) is not kind)
         raise StorageCorrupt(
             f"run {run_id}: {StoredEvent._fields[wrong]} {brief(row[wrong])} of event {brief(row[0])} is not what was "
-            "written; restore a backup"
+            "written. Restore a backup"
         )
     event: StoredEvent = tuple.__new__(StoredEvent, row)
     return event
@@ -91,7 +95,7 @@ CONCERN = OperationSet(
 
 
 class SQLiteEventBus(EventBus):
-    """In one SQLite file, shared by all processes on this machine."""
+    """An event bus in one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True

@@ -1,4 +1,7 @@
-"""How the followers in one event loop share what is read: one reader a run, a bounded window, history for the slow."""
+"""Subscriptions of one event loop: they share one reader for each run, and a bounded window of events.
+
+A subscriber that is slower than the window reads the log for itself.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from ..errors import StorageClosed
 if TYPE_CHECKING:
     from .event import Event
 
-WINDOW = 1024  # events kept for the followers of a run
-WINDOW_BYTES = 262_144  # of payloads, beyond the page that was read last
-PAGE = 512  # events read at once
+WINDOW = 1024  # most events in the window of a run
+WINDOW_BYTES = 262_144  # most bytes of payloads in the window, without the last page
+PAGE = 512  # most events in one read
 
 _SEQUENCE = attrgetter("sequence")
 
@@ -38,11 +41,11 @@ class EventSource(Protocol):
 
 
 class RunFeed:
-    """One run as one event loop follows it.
+    """The events of one run for the subscribers of one event loop.
 
-    The window holds every event from `floor` up to `tail`, the next to be read. There is no reader task:
-    one follower that has reached the tail reads for all, and hands over when it is cancelled. The others sleep until
-    there is something for them.
+    The window contains each event from `floor` to `tail`, which is the sequence to read next. There is no reader task:
+    one subscriber that has reached the tail reads for all. If it is cancelled, another one reads. The others wait until
+    there are events.
     """
 
     def __init__(self, bus: EventSource, run_id: str, loop: asyncio.AbstractEventLoop) -> None:
@@ -51,7 +54,7 @@ class RunFeed:
         self.floor: int = -1
         self.tail: int = -1
         self.window: list[Event] = []
-        #: How many events each page in the window brought, and of what weight.
+        #: Number of events and bytes of each page in the window.
         self._pages: deque[tuple[int, int]] = deque()
         self._weight = 0
         self.closed: bool = False
@@ -60,18 +63,18 @@ class RunFeed:
         self._unread = False
         self._reading = False
         self._waiting: list[asyncio.Future[None]] = []
-        # What was read last, and for whom it is just what comes next: they share the list.
+        # The last page and its first sequence. All subscribers that have reached this sequence share the list.
         self._page: list[Event] = []
         self._page_at = -1
 
     def start(self, cursor: int, head: int) -> None:
-        """A follower comes in at `cursor` while `head` is the next sequence to be given."""
+        """Add a subscriber that begins at `cursor`; `head` is the sequence of the run's next event."""
         if self.tail < 0:
             self.floor = self.tail = min(cursor, head)
         self._unread = self._unread or self.tail < head
 
     def has_other_events(self, stored: list[Event]) -> bool:
-        """Whether the window has other events in the place of these: the run was deleted, and begun anew."""
+        """Return whether the window has other events of these sequences: the run was deleted and started again."""
         for event in stored:
             at = bisect_left(self.window, event.sequence, key=_SEQUENCE)
             if at < len(self.window) and self.window[at].sequence == event.sequence:
@@ -79,7 +82,7 @@ class RunFeed:
         return False
 
     def reset(self, cursor: int) -> None:
-        """Forget what was read: another log has its place."""
+        """Discard the window, because the run was deleted and started again."""
         self.window, self._page, self._page_at = [], [], -1
         self._pages.clear()
         self._weight = 0
@@ -87,7 +90,7 @@ class RunFeed:
         self._unread = True
 
     def mark_unread(self) -> None:
-        """There may be something to read."""
+        """Let a subscriber read, because there may be new events."""
         self._unread = True
         self._call_reader()
 
@@ -96,14 +99,14 @@ class RunFeed:
         self._call_all()
 
     async def next_after(self, cursor: int) -> list[Event]:
-        """The next events from `cursor` on, at least one of them, in a list that others may share."""
+        """Return the next events from `cursor` on, at least one, in a list that other subscribers share."""
         while True:
             if self.closed:
-                raise StorageClosed("the event bus was closed while this run was followed")
+                raise StorageClosed("the event bus was closed while this run was subscribed to")
             if cursor == self._page_at:
                 return self._page
             if cursor < self.floor:
-                # Others had moved on: this one reads for itself, and lets them run between its pages.
+                # The window has moved past this subscriber: it reads for itself. Other tasks run between its pages.
                 await asyncio.sleep(0)
                 if page := await self._bus._page(self.run_id, cursor, PAGE):
                     return page
@@ -120,7 +123,7 @@ class RunFeed:
                 except asyncio.CancelledError:
                     with contextlib.suppress(ValueError):
                         self._waiting.remove(waiter)
-                    # It may have been this one that was to read.
+                    # This waiter may have been called to read: another one has to read instead.
                     self._call_reader()
                     raise
 
@@ -140,7 +143,7 @@ class RunFeed:
     async def _read(self) -> None:
         self._reading = True
         try:
-            # Everybody takes what is in the window before it moves; wakes of the same tick become one read.
+            # All subscribers read the window before it moves, and notifications of one loop iteration cause one read.
             await asyncio.sleep(0)
             self._unread = False
             at = self.tail
@@ -152,7 +155,7 @@ class RunFeed:
             raise
         self._reading = False
         if self.tail != at:
-            self._unread = True  # it began again meanwhile
+            self._unread = True  # the window was reset during the read
         elif page:
             self._add(page)
             self._call_all()
@@ -165,13 +168,13 @@ class RunFeed:
         weight = sum(map(_size, page))
         self._weight += weight
         self._pages.append((len(page), weight))
-        over = 0
-        while (len(self.window) - over > WINDOW or self._weight > WINDOW_BYTES) and len(self._pages) > 1:
+        excess = 0
+        while (len(self.window) - excess > WINDOW or self._weight > WINDOW_BYTES) and len(self._pages) > 1:
             count, weight = self._pages.popleft()
-            over += count
+            excess += count
             self._weight -= weight
-        if over:
-            del self.window[:over]
+        if excess:
+            del self.window[:excess]
             self.floor = self.window[0].sequence
 
 
@@ -180,13 +183,13 @@ def _identity(event: Event) -> tuple[object, ...]:
 
 
 def _size(event: Event) -> int:
-    """Bytes that an event keeps while it is in the window, about; one made of a record is small."""
+    """Return about how many bytes an event keeps in memory. One that is derived from a record counts as 0."""
     row = getattr(event, "_row", None)
     return 0 if row is None else len(row[2])
 
 
 class SubscriptionHub:
-    """All that one event loop follows on one bus, woken once per tick however many commits there are."""
+    """The subscriptions of one event loop to one bus. Many commits wake it once for each loop iteration."""
 
     def __init__(self, bus: EventSource, loop: asyncio.AbstractEventLoop, drop: Callable[[], object]) -> None:
         self.feeds: dict[str, RunFeed] = {}
@@ -194,8 +197,8 @@ class SubscriptionHub:
         self._loop = loop
         self._thread = threading.get_ident()
         self._drop = drop
-        self._ringing = False
-        self._look_again = False
+        self._is_notified = False
+        self._read_again = False
         self._reading: asyncio.Task[None] | None = None
         self.stop_listening: Callable[[], None] = bus.listen("events", self._wake)
 
@@ -214,7 +217,7 @@ class SubscriptionHub:
                 self._end()
 
     def close(self) -> None:
-        """Tell every follower, from any thread, that the bus is closed."""
+        """Let all subscribers raise StorageClosed. Thread-safe."""
         self._call(self._close_feeds)
 
     def _close_feeds(self) -> None:
@@ -232,34 +235,34 @@ class SubscriptionHub:
         try:
             (self._loop.call_soon if same_thread else self._loop.call_soon_threadsafe)(callback)
         except RuntimeError:
-            # The loop was closed without ending its generators: nothing follows there any more.
+            # The loop was closed without closing its generators, so it has no subscribers any more.
             self._drop()
             self.stop_listening()
 
     def _wake(self) -> None:
-        if not self._ringing:
-            self._ringing = True
+        if not self._is_notified:
+            self._is_notified = True
             self._call(self._notified)
 
     def _notified(self) -> None:
-        # Cleared before anything is read: a commit that saw it set is seen by that read.
-        self._ringing = False
+        # Cleared before the read: otherwise a commit after the read would not wake this loop again.
+        self._is_notified = False
         if len(self.feeds) == 1:
             next(iter(self.feeds.values())).mark_unread()
         elif self.feeds:
-            self._look_again = True
+            self._read_again = True
             if self._reading is None:
                 self._reading = start_helper(self._read_heads())
 
     async def _read_heads(self) -> None:
-        """Find out in one read which of many runs went on."""
+        """Find the runs with new events in one read."""
         try:
-            while self._look_again:
-                self._look_again = False
+            while self._read_again:
+                self._read_again = False
                 feeds = list(self.feeds.values())
                 try:
                     heads = await self._bus._heads([feed.run_id for feed in feeds])
-                except Exception:  # noqa: BLE001 - every follower meets the error in its own read
+                except Exception:  # noqa: BLE001 - each subscriber gets the error in its own read
                     heads = [feed.tail + 1 for feed in feeds]
                 for feed, head in zip(feeds, heads, strict=True):
                     if head > feed.tail:

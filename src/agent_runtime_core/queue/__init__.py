@@ -1,4 +1,4 @@
-"""Who may execute which run: the queue, on every backend."""
+"""Queues of runs: which worker may execute which run."""
 
 from __future__ import annotations
 
@@ -64,12 +64,16 @@ _RENAMED = {
 
 
 def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
-    """A queue by the name of its backend, or by `"their_package.module:Class"`; None is the configured one:
-    where `backend_url` says, or else of the backend's own setting.
+    """Return a new queue.
 
-    `options` go to its constructor. SQLite's `path` is by default the configured one,
-    or agent_runtime.db, and Redis' `url` the configured `redis_url`.
-    InvalidArgument (a ValueError): there is no such backend.
+    Args:
+        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom one.
+            None for the configured one: of `backend_url` if that is set, else of `queue_backend`.
+        **options: Arguments of its constructor. By default the `path` of SQLite is the configured one, else
+            agent_runtime.db, and the `url` of Redis is the configured `redis_url`.
+
+    Raises:
+        InvalidArgument: if there is no such backend.
     """
     name, options = get_config().chosen("queue_backend", backend, options)
     queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**options)

@@ -149,7 +149,7 @@ class RunQueue(Backend):
             raise InvalidArgument(f"priority must be an integer of 32 bits, got {brief(priority)}")
         if not isinstance(input, Mapping):
             raise InvalidArgument(f"the input of a run must be a dict, got {type(input).__name__}: {brief(input)}")
-        about = mapping("the metadata of a run", metadata)
+        meta = mapping("the metadata of a run", metadata)
         idem_key = None if idempotency_key is None else checked_name("an idempotency key", idempotency_key)
         lane = None if concurrency_key in (None, "") else checked_name("a concurrency key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
@@ -160,7 +160,7 @@ class RunQueue(Backend):
             agent=agent,
             input=text,
             digest=digest(f"{agent}\0{text}"),
-            metadata=encode(about),
+            metadata=encode(meta),
             priority=priority,
             created_at=now,
             updated_at=now,
@@ -339,15 +339,20 @@ class RunQueue(Backend):
             input, ("unknown", None), or ("behind", the active row with its concurrency key).
         """
         want = self.claim_request(worker_id, lease_seconds, None, 1)
-        answer: tuple[str, RunRow | None] = (
+        result: tuple[str, RunRow | None] = (
             await self._commit_claim(want, Op("queue.take", (row, insert, reopen, want, wait)))
         )[0]
-        there = answer[1]
-        if answer[0] == "conflict" and there is not None and there.run_id == row.run_id and same_input(row, there):
+        stored_row = result[1]
+        if (
+            result[0] == "conflict"
+            and stored_row is not None
+            and stored_row.run_id == row.run_id
+            and same_input(row, stored_row)
+        ):
             # The digests differ although the inputs are equal: they depend on the order of keys.
-            row = row.with_values(digest=there.digest)
+            row = row.with_values(digest=stored_row.digest)
             return await self.take(row, worker_id, lease_seconds, insert=insert, reopen=reopen, wait=wait)
-        return answer
+        return result
 
     # -- under a claim
 
@@ -478,13 +483,13 @@ class RunQueue(Backend):
             The status that the run had, or "unknown", and the message's number, or 0 if the run is not live.
         """
         op = self.post_op(stored_id(run_id), kind, name, payload, msg_id)
-        answer: tuple[str, int] = (await self.commits.commit(None, [op]))[0]
-        return answer
+        result: tuple[str, int] = (await self.commits.commit(None, [op]))[0]
+        return result
 
     def post_op(self, run_id: str, kind: str, name: str, payload: str, msg_id: str | None = None) -> Op:
         """Return the operation of `post`, for a commit together with others."""
-        known_by = new_ulid(self.clock) if not msg_id else unbroken("a message's id", msg_id)
-        mail = MailboxMessage(kind, name, payload, known_by, self.clock.wall())
+        message_id = new_ulid(self.clock) if not msg_id else unbroken("a message's id", msg_id)
+        mail = MailboxMessage(kind, name, payload, message_id, self.clock.wall())
         return Op("queue.post", (run_id, mail))
 
     async def cancel(self, run_id: UUID | str) -> bool:

@@ -1,4 +1,4 @@
-"""A queue in this process, gone when it ends."""
+"""A queue in the memory of this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ TABLES = ("runs", "ready", "due", "running", "keys", "children", "count", "mail"
 
 
 class MemoryTransitions(RunTransitions):
-    """Rows on dicts. Entries of the heaps are hints, checked against the row when they come up."""
+    """Rows in dicts.
+
+    An entry of a heap may be outdated, so it is compared with its row when it is at the top.
+    """
 
     tx: MemoryTx
 
@@ -32,7 +35,8 @@ class MemoryTransitions(RunTransitions):
     def add(self, row: RunRow) -> RunRow:
         tables, put = self.tx.tables, self.tx.put
         row = row.with_values(n=tables["count"].get("", 0) + 1)
-        # A rollback keeps it: hints of a row that it takes back, which stay, shall fit no other.
+        # A rollback keeps the heap entries of the row, so it does not reset the counter. Otherwise these entries would
+        # match the next row.
         tables["count"][""] = row.n
         if row.idem_key is not None:
             put(tables["keys"], row.idem_key, row.run_id)
@@ -44,7 +48,7 @@ class MemoryTransitions(RunTransitions):
     def save(self, row: RunRow) -> None:
         tables = self.tx.tables
         if row.lane is not None:
-            self._place(row, row.lane)
+            self._index_in_group(row, row.lane)
         self.tx.put(tables["runs"], row.run_id, row)
         if row.status == "pending" and row.due_at == 0 and not row.held:
             heapq.heappush(tables["ready"].setdefault(row.agent, []), (-row.priority, row.n, row.run_id))
@@ -55,18 +59,18 @@ class MemoryTransitions(RunTransitions):
         else:
             self.tx.drop(tables["running"], row.run_id)
 
-    def _place(self, row: RunRow, lane: str) -> None:
-        """Keep the row where its lane looks for it."""
-        tables, head = self.tx.tables, row.status in LIVE and not row.held
-        if head:
+    def _index_in_group(self, row: RunRow, lane: str) -> None:
+        """Update the indexes of a concurrency key."""
+        tables, is_active = self.tx.tables, row.status in LIVE and not row.held
+        if is_active:
             self.tx.put(tables["heads"], lane, row.run_id)
         elif tables["heads"].get(lane) == row.run_id:
             self.tx.drop(tables["heads"], lane)
-        if head and row.origin:
+        if is_active and row.origin:
             self.tx.put(tables["inline"], row.run_id, None)
         else:
             self.tx.drop(tables["inline"], row.run_id)
-        if _behind(row) and not _behind(self.get(row.run_id)):
+        if _is_queued(row) and not _is_queued(self.get(row.run_id)):
             heapq.heappush(tables["behind"].setdefault(lane, []), (-row.priority, row.n, row.run_id))
 
     def drop(self, row: RunRow) -> None:
@@ -76,9 +80,9 @@ class MemoryTransitions(RunTransitions):
         if row.idem_key is not None:
             self.tx.drop(tables["keys"], row.idem_key)
         if row.parent_id is not None:
-            left = tuple(child for child in tables["children"].get(row.parent_id, ()) if child != row.run_id)
-            if left:
-                self.tx.put(tables["children"], row.parent_id, left)
+            siblings = tuple(child for child in tables["children"].get(row.parent_id, ()) if child != row.run_id)
+            if siblings:
+                self.tx.put(tables["children"], row.parent_id, siblings)
             else:
                 self.tx.drop(tables["children"], row.parent_id)
 
@@ -108,7 +112,9 @@ class MemoryTransitions(RunTransitions):
         heaps = self.tx.tables["ready"]
         found: dict[str, RunRow] = {}  # a run that was saved twice has two entries
         while len(found) < limit:
-            tops = [heap for agent in (want.agents or tuple(heaps)) if (heap := self._tidy(heaps.get(agent)))]
+            tops = [
+                heap for agent in (want.agents or tuple(heaps)) if (heap := self._without_outdated(heaps.get(agent)))
+            ]
             if not tops:
                 break
             run_id = self.tx.pop(min(tops))[2]
@@ -122,7 +128,7 @@ class MemoryTransitions(RunTransitions):
         heap = self.tx.tables["behind"].get(lane, [])
         while heap:
             row = self.get(heap[0][2])
-            if row is not None and _behind(row) and row.n == heap[0][1]:
+            if row is not None and _is_queued(row) and row.n == heap[0][1]:
                 return row
             self.tx.pop(heap)
         return None
@@ -131,7 +137,8 @@ class MemoryTransitions(RunTransitions):
         inline = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["inline"])
         return [row for row in inline if row.status != "waiting" and row.lease_until < want.lease_now]
 
-    def _tidy(self, heap: list[tuple[int, int, str]] | None) -> list[tuple[int, int, str]] | None:
+    def _without_outdated(self, heap: list[tuple[int, int, str]] | None) -> list[tuple[int, int, str]] | None:
+        """Return the heap after removing outdated entries from its top."""
         while heap:
             row = self.get(heap[0][2])
             if row is not None and (row.status, row.due_at, row.held, row.n, row.origin) == (
@@ -153,7 +160,8 @@ class MemoryTransitions(RunTransitions):
         self.tx.add(box, mail.msg_id, mail)
 
 
-def _behind(row: RunRow | None) -> bool:
+def _is_queued(row: RunRow | None) -> bool:
+    """Return whether a row waits for the active run of its concurrency key."""
     return row is not None and row.held == QUEUED_BEHIND and row.due_at == 0
 
 
@@ -199,7 +207,7 @@ def _next_due(tx: MemoryTx) -> float | None:
 
 
 class InMemoryQueue(RunQueue):
-    """A queue in this process, gone when it ends."""
+    """A queue in the memory of this process. Its runs are lost when the process ends."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (operation_set(MemoryTransitions, tables=TABLES),)
 
@@ -226,6 +234,6 @@ class InMemoryQueue(RunQueue):
         self.engine: MemoryEngine = self._engine_store.engine
 
     def clear(self) -> None:
-        """Forget every run."""
+        """Delete all runs."""
         for table in TABLES:
             self.engine.tables[table].clear()

@@ -1,4 +1,4 @@
-"""A run as a worker gets it."""
+"""A run as a worker receives it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .records import RunRow
 
 @dataclass
 class QueuedRun:
-    """A run as it is handed to a worker: `attempt` counts from 1 and takes failures and crashes in."""
+    """A claimed or submitted run. `attempt` is 1 plus the number of failures and crashes."""
 
     run_id: UUID
     agent_key: str
@@ -41,7 +41,8 @@ class QueuedRun:
             claim_id=row.claim_id,
             row=row,
         )
-        # Decoded when they are asked for: a run that cannot be read here must not lose those that are claimed with it.
+        # Decoded on first access. Otherwise a run that cannot be decoded here would make the claim fail, and the other
+        # runs of that claim would be lost.
         del run.input, run.metadata
         return run
 

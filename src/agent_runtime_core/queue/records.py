@@ -58,7 +58,7 @@ class RunRow(NamedTuple):
     failures: int = 0  # attempts that failed
     crashes: int = 0  # attempts whose claim was not released before its lease ended
     stalls: int = 0  # crashes in a row without a new record of a step in between
-    mark: int = -1  # ends of steps in the journal when last counted: it never has fewer; -1: not counted yet
+    mark: int = -1  # step ends in the journal when last counted, its minimum; -1: not counted yet
     parked: int = 0  # 1: the next claim resumes a wait or a released attempt, instead of starting an attempt
     reason: str = ""  # what the run waits for, or why it ended
     claim_id: str = ""  # fencing token of the last claim; the current one while running

@@ -1,12 +1,12 @@
--- The transitions that a run's row goes through in any case, as `rows.py` decides them elsewhere.
+-- The transitions of a row that every run needs: the same rules as in transitions.py.
 
--- What is due then by the clock of its process, which says that it is `at`, in this server's time.
+-- Converts a due time from the caller's clock, which shows `at` now, to the server's clock.
 local function due_then(due_at, at)
   if not by_server or due_at == '0' then return due_at end
   return text(now + math.max(due_at - at, 0))
 end
 
--- entering
+-- Submitting a run.
 
 local function there(row)
   local found = get(row[RUN_ID])
@@ -24,14 +24,14 @@ ops['queue.insert'] = function(row)
   return told(found)
 end
 
--- under a claim
+-- Under a claim.
 
 ops['queue.settle'] = function(run, claim_id, status, at, due_at, parked, reason, failures, crashes, stalls, mark,
   output, failure, cursor, renew)
   local row = expect(run, {'running'})
   if row[CLAIM_ID] ~= claim_id or cursor >= 0 and cursor ~= row[MAIL_SEQ] then refuse('MOVED') end
   if row[CANCEL_AT] ~= null and (status == 'waiting' or status == 'pending') then
-    -- Its next claim cancels it, so that is not put off; what waits is about to hear of it.
+    -- Its next claim cancels it, so it must not be delayed. A claim that wants to park it will be notified.
     if status == 'waiting' then refuse('MOVED') end
     due_at = '0'
   end

@@ -13,44 +13,44 @@ from .._engines.base import OperationSet, engine_close, engine_commit, engine_re
 from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .base import RunQueue
-from .blocking_claims import Addressed, BlockingClaims
+from .blocking_claims import BlockingClaims, SubscriptionFactory
 from .records import QUEUED_BEHIND, SET_ASIDE, MailboxMessage, RowChanged, RunFilter, RunRow, RunSnapshot, RunUpdate
 from .transitions import INLINE_RESERVATION
 
-PAGE = 500  # rows or messages in one answer, at most
+PAGE = 500  # most rows or messages in one reply
 
 _TIMES = {
     "created_at", "due_at", "expires_at", "deadline", "lease_until", "claimed_at", "started_at", "ended_at",
     "updated_at", "cancel_at",
 }  # fmt: skip
-_PLACES = tuple(place for place, name in enumerate(RunRow._fields) if name in _TIMES)
+_TIME_INDEXES = tuple(index for index, name in enumerate(RunRow._fields) if name in _TIMES)
 
 
 def _time(seconds: float | None) -> str | None:
-    """A time as the script keeps it: "0" is none."""
+    """Encode a time for the script: "0" is no time."""
     return None if seconds is None else repr(seconds) if seconds else "0"
 
 
 def _cells(row: RunRow) -> list[Any]:
     cells: list[Any] = list(row)
-    for place in _PLACES:
-        cells[place] = _time(cells[place])
+    for index in _TIME_INDEXES:
+        cells[index] = _time(cells[index])
     return cells
 
 
 def _row(cells: list[Any] | None) -> RunRow | None:
-    """The row that the script tells, its times as texts."""
+    """Decode a row of the script, which has times as strings."""
     if not cells:
         return None
-    for place in _PLACES:
-        if cells[place] is not None:
-            cells[place] = float(cells[place])
+    for index in _TIME_INDEXES:
+        if cells[index] is not None:
+            cells[index] = float(cells[index])
     row: RunRow = tuple.__new__(RunRow, cells)
     return row
 
 
-def _rows(answer: Any) -> list[RunRow]:
-    return [row for cells in as_list(answer) if (row := _row(cells)) is not None]
+def _rows(reply: Any) -> list[RunRow]:
+    return [row for cells in as_list(reply) if (row := _row(cells)) is not None]
 
 
 def _take(row: RunRow, *args: Any) -> tuple[Any, ...]:
@@ -74,18 +74,18 @@ def _reopen(run_id: str, expect: Sequence[str], now: float) -> tuple[Any, ...]:
     return run_id, expect, _time(now)
 
 
-def _taken(answer: list[Any]) -> tuple[str, RunRow | None]:
-    return answer[0], _row(answer[1])
+def _taken(reply: list[Any]) -> tuple[str, RunRow | None]:
+    return reply[0], _row(reply[1])
 
 
 async def _find(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
     found: list[RunRow] = []
     after: int | None = wanted.after
-    # Where every row of the statuses will do, no more are looked at than are wanted.
-    all_do = wanted.agent is None and wanted.ended_before is None and not wanted.since
+    # If each row of the statuses matches, no more rows are read than `limit`.
+    all_match = wanted.agent is None and wanted.ended_before is None and not wanted.since
     statuses = None if wanted.statuses is None else tuple(dict.fromkeys(wanted.statuses))
     while after is not None and len(found) < wanted.limit:
-        page_size = min(PAGE, wanted.limit - len(found)) if all_do else PAGE
+        page_size = min(PAGE, wanted.limit - len(found)) if all_match else PAGE
         after, page = await engine.ask(
             "queue.find", statuses, wanted.agent, wanted.since, wanted.ended_before, after, page_size
         )
@@ -94,17 +94,17 @@ async def _find(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
 
 
 async def _news(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
-    told = as_list(await engine.ask("queue.news", list(run_ids)))
-    return {run_id: RunSnapshot(*news) for run_id, news in zip(run_ids, told, strict=True) if news}
+    found = as_list(await engine.ask("queue.news", list(run_ids)))
+    return {run_id: RunSnapshot(*cells) for run_id, cells in zip(run_ids, found, strict=True) if cells}
 
 
 async def _next_due(engine: RedisEngine) -> float | None:
-    """By the clock of this process, which may go otherwise than the server's, by which the run will be due."""
+    """Return the time on the clock of this process, which may differ from the server's clock, which decides."""
     left = await engine.ask("queue.next_due")
     return None if left is None else float(left) + (engine.clock.wall() if engine.by_server else 0.0)
 
 
-def _asking(what: str) -> Callable[..., Any]:
+def _read_function(what: str) -> Callable[..., Any]:
     async def ask(engine: RedisEngine, *args: Any) -> Any:
         return await engine.ask(what, *args)
 
@@ -125,19 +125,19 @@ async def _children(engine: RedisEngine, run_id: str) -> list[RunRow]:
 
 
 async def _mail(engine: RedisEngine, run_id: str, after: int = 0) -> list[MailboxMessage]:
-    told = await _all(engine, "queue.mail", run_id, after)
-    return [MailboxMessage(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in told]
+    found = await _all(engine, "queue.mail", run_id, after)
+    return [MailboxMessage(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in found]
 
 
-#: What is decided in Python elsewhere.
-_DECIDED = f"local BEHIND, ASIDE, PLACE = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}"
-#: Standing claims that are looked at for what has become ready, and characters of what they are told, at most.
+#: Constants that are defined in Python.
+_CONSTANTS = f"local BEHIND, ASIDE, PLACE = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}"
+#: Most blocking claims that a commit considers for the runs it made ready, and most characters of one message.
 _STANDING = "local STANDING, LETTER = 8, 60000"
-_CELLS = {name.upper(): place for place, name in enumerate(RunRow._fields, 1)}
+_CELLS = {name.upper(): index for index, name in enumerate(RunRow._fields, 1)}
 
 
-def _placed(lua: str) -> str:
-    """The script with the places of a row's cells for their names: locals of that many would slow down each call."""
+def _with_indexes(lua: str) -> str:
+    """Return the script with indexes for the names of a row's fields. So many Lua locals would slow down each call."""
     return re.sub(r"\[([A-Z_]+)\]", lambda name: f"[{_CELLS[name[1]]}]", lua)
 
 
@@ -146,21 +146,21 @@ CONCERN = RedisOperationSet(
     {},
     script="\n".join(
         (
-            _DECIDED,
+            _CONSTANTS,
             _STANDING,
             *(
-                _placed(lua_source(__file__, name))
+                _with_indexes(lua_source(__file__, name))
                 for name in ("redis_rows", "redis_concurrency_keys", "redis_claims", "redis")
             ),
         )
     ),
-    seldom=_placed(lua_source(__file__, "redis_admin")),
+    seldom=_with_indexes(lua_source(__file__, "redis_admin")),
     codecs={
         "queue.insert": Codec(lambda row: (_cells(row),), _row),
         "queue.claim": Codec(unpack=_rows),
         "queue.take": Codec(_take, _taken),
         "queue.settle": Codec(_settle, _row),
-        "queue.beat": Codec(unpack=lambda answer: [tuple(each) for each in as_list(answer)]),
+        "queue.beat": Codec(unpack=lambda reply: [tuple(each) for each in as_list(reply)]),
         "queue.post": Codec(_post, tuple),
         "queue.end": Codec(_end, _row),
         "queue.reopen": Codec(_reopen, _row),
@@ -180,7 +180,7 @@ class RedisQueue(RunQueue):
         "next_due": _next_due,
         "children": _children,
         "mail": _mail,
-        "row": _asking("queue.row"),
+        "row": _read_function("queue.row"),
     }
 
     commit = engine_commit
@@ -202,8 +202,8 @@ class RedisQueue(RunQueue):
         return self.engine.lease_now()
 
     def blocking_claims(self, given: Callable[[list[RunRow]], None]) -> BlockingClaims | None:
-        # A lease that begins when the claim is given something is counted by the server's clock.
+        # The lease of a blocking claim begins when it gets a run: only the server's clock can measure that.
         if self.engine.place.tls or not self.engine.by_server:
             return None
-        letters: Addressed = lambda name, *hear: self.engine.subscription(f"stand:{name}", *hear)  # noqa: E731
-        return BlockingClaims(self, letters, lambda said: _rows(json.loads(said)), given)
+        subscribe: SubscriptionFactory = lambda name, *call: self.engine.subscription(f"stand:{name}", *call)  # noqa: E731
+        return BlockingClaims(self, subscribe, lambda message: _rows(json.loads(message)), given)

@@ -1,6 +1,6 @@
--- Operations on rows that most commits have nothing to do with, and what is asked of rows.
+-- Rare operations on rows, and reads.
 
--- entering
+-- Submitting a run.
 
 applied['queue.insert'] = function(row)
   local found = there(row)
@@ -24,7 +24,7 @@ local function over(row, want)
   return tonumber(row[LEASE_UNTIL]) < want.lease_now
 end
 
--- The run that keeps `row` from its lane; one that its own process let fall does not.
+-- Returns the active run with the concurrency key of `row`, after setting abandoned inline runs aside.
 local function front(row, want)
   while row[LANE] ~= null do
     local first = head_of(row[LANE])
@@ -64,7 +64,7 @@ ops['queue.take'] = function(mine, insert, reopen, asked, wait)
   return answer('claimed', claim(row, want.tickets[1], want))
 end
 
--- under a claim
+-- Under a claim.
 
 applied['queue.settle'] = function(run, claim_id, status, at, _, _, _, _, _, _, _, _, _, _, renew)
   local row = get(run)
@@ -91,7 +91,7 @@ applied['queue.claim'] = function()
   return {}
 end
 
--- from outside
+-- Without a claim.
 
 local function mailed(run, id)
   local seen = tx.messages and tx.messages[run .. ' ' .. id] or call('HGET', P .. 'messages:' .. run, id)
@@ -110,7 +110,7 @@ ops['queue.post'] = function(run, kind, name, payload, id, at)
   write('HSET', P .. 'messages:' .. run, id, seq)
   row[MAIL_SEQ] = seq
   if kind == 'cancel' and row[CANCEL_AT] == null then
-    -- No later claim runs its code: any worker may end it, should its own process be gone or let go of it.
+    -- No later claim runs its code, so any worker may end it if its own process has ended or released it.
     row[CANCEL_AT], row[ORIGIN] = at, ''
     if row[HELD] == ASIDE then enter(row) end
   end
@@ -151,14 +151,15 @@ ops['queue.delete'] = function(run, generation, n)
   return null
 end
 
--- looking
+-- Reads.
 
 ops['queue.row'] = function(run)
   local row = get(run)
   return row and told(row) or null
 end
 
--- JSON [n to go on from, [row, ...]] of those of the runs {n, run} that will do, up to the `limit`-th or enough text.
+-- Returns [`after` for the next call, [row, ...]] as JSON: of the runs {n, run} those for which will_do(row) is true.
+-- Ends after `limit` runs or ENOUGH characters.
 local function listed(runs, limit, will_do)
   local found, size = {}, 0
   local on = 'null'
@@ -176,14 +177,14 @@ local function listed(runs, limit, will_do)
   return raw('[' .. on .. ',' .. all_told(found).raw .. ']')
 end
 
--- Adds the next `limit` members of a sorted set after the n-th, as {n, run}.
+-- Adds the `limit` members of a sorted set after the score `after` to `into`, as {n, run}.
 local function look(key, after, limit, into)
   local page = call('ZRANGEBYSCORE', key, '(' .. text(after), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
   for i = 1, #page, 2 do into[#into + 1] = {tonumber(page[i + 1]), page[i]} end
   return into
 end
 
--- Of the runs after the n-th, those that are asked for.
+-- Returns the runs with an `n` above `after` that match the filter.
 ops['queue.find'] = function(statuses, agent, since, ended_before, after, limit)
   local keys, runs = {P .. 'runs'}, {}
   if statuses ~= null then
@@ -202,7 +203,7 @@ ops['queue.children'] = function(run, after, limit)
   return listed(look(P .. 'children:' .. run, after, limit, {}), limit, function() return true end)
 end
 
--- JSON [message to go on from, [message, ...]].
+-- Returns [`after` for the next call, [message, ...]] as JSON.
 ops['queue.mail'] = function(run, after, limit)
   local found = {}
   local last = through(limit, function(_, count)

@@ -1,8 +1,8 @@
--- Claiming: what is taken, in which order, and what has to be put right before.
+-- Claims: which runs a claim gets, in which order, and the changes to due and abandoned runs before it.
 
 local text_now = text(now)
 
--- A ticket above the last claim's: where the clock went back, the time after that one's.
+-- Returns a claim id above the last one. If the clock went back, it has the time of the last one plus 1 ms.
 local function above(ticket, last)
   if ticket > last then return ticket end
   local digits = {string.byte(last, 1, 10)}
@@ -17,7 +17,7 @@ local function above(ticket, last)
   return string.char(unpack(digits)) .. string.sub(ticket, 11)
 end
 
--- The ClaimRequest, in this server's time.
+-- Decodes a ClaimRequest, with its times on the server's clock.
 local function wanted(cells)
   local since = by_server and now or 0
   return {
@@ -39,8 +39,9 @@ local function claim(row, ticket, want)
   return changed(row)
 end
 
--- Rows whose time has come are pending, whatever becomes of this commit: it is about to look for them. The lanes of
--- those that are behind in theirs. Where too many have come, those of the greatest priorities are first.
+-- Makes due rows ready, and returns the concurrency keys of those that are blocked. If more than MANY are due, those of
+-- the greatest priorities come first. The rows are written at once, even if this commit fails, because the claim reads
+-- the index of ready rows next.
 local function promote(wall)
   local lanes, left, size = {}, MANY, 0
   local function from(key)
@@ -80,7 +81,7 @@ local function expired(want, limit)
   return found
 end
 
--- Rows with a lane that somebody executes, and whose lease is over.
+-- Returns the active inline runs of concurrency keys whose lease has expired.
 local function lapsed(want)
   local found = {}
   for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'inline', '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)) do
@@ -92,7 +93,7 @@ local function lapsed(want)
   return found
 end
 
--- An inline run that its process let fall gets out of the way of its lane until somebody takes it again.
+-- Sets an abandoned inline run aside: it blocks no other run of its concurrency key until a caller takes it again.
 local function step_aside(row, want)
   if row[STATUS] == 'running' then
     fence(row[RUN_ID], nil)
@@ -106,7 +107,7 @@ local function is_ready(row)
   return row[STATUS] == 'pending' and row[DUE_AT] == '0' and row[ORIGIN] == '' and row[HELD] == 0
 end
 
--- The first ready rows of the wanted agents, as this commit leaves them.
+-- Returns the first ready rows of the requested agents, with the changes of this commit.
 local function ready(want, limit)
   local found, wanted_agent, seen = {}, {}, {}
   local function see(row)
@@ -124,7 +125,7 @@ local function ready(want, limit)
     local key, left, from = P .. 'ready:' .. agent, limit, 0
     wanted_agent[agent] = true
     repeat
-      -- Some more: those that were pending until this commit changed them may be among them.
+      -- Reads more than `limit`, as some may be rows that this commit has changed and that are not ready any more.
       local page, gone = call('ZRANGE', key, from, from + limit + changes - 1), false
       for _, member in ipairs(page) do
         local row = named(key, member, string.sub(member, 18))
@@ -141,7 +142,7 @@ local function ready(want, limit)
   return found
 end
 
--- The runs that a claim gets.
+-- Claims runs for a request, and returns them.
 local function claims(want)
   local got, free = {}, #want.tickets
   local function take(rows)
@@ -159,8 +160,9 @@ local function claims(want)
   return got
 end
 
--- Standing claims: those that got nothing, and take what comes while somebody follows their channel. `stands` has them
--- by the time until which they stand, `standing` what they want.
+-- Blocking claims: a request that found no run waits here, and claims the next run while its worker subscribes to the
+-- channel of its name. `stands` is a sorted set of the names by the time until which they wait. `standing` is a hash of
+-- the requests by name.
 
 local function sit(name)
   write('ZREM', P .. 'stands', name)
@@ -184,10 +186,11 @@ ops['queue.claim'] = function(cells)
   return all_told(got)
 end
 
--- Has standing claims take what has become ready. Each takes once, and is gone with that, or where nobody hears of it.
+-- Lets blocking claims claim the runs that have become ready. A blocking claim is removed once it has claimed a run, or
+-- if no process subscribes to its channel.
 local function hand_over()
   local made_ready, taken = rings.work or 0, 0
-  if made_ready == 0 or not by_server then return end  -- its lease would begin at no time
+  if made_ready == 0 or not by_server then return end  -- without the server's clock, the lease would have no start
   local names = call('ZREVRANGE', P .. 'stands', 0, STANDING - 1, 'WITHSCORES')
   for i = 1, #names, 2 do
     local name, cells = names[i], call('HGET', P .. 'standing', names[i])

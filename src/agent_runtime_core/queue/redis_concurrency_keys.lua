@@ -1,10 +1,11 @@
--- Lanes: of the live runs of one, at most one, its head, has HELD 0. And what a change of a row brings with it.
+-- Concurrency keys, and the notifications of a changed row. LANE is the concurrency key of a row. At most one live run
+-- of a key has HELD 0: it is the active run of the key.
 
 local function is_head(row, lane)
   return row[LANE] == lane and LIVE[row[STATUS]] and row[HELD] == 0
 end
 
--- The head of a lane, as this commit leaves it; not the row `except`.
+-- Returns the active run of a concurrency key, with the changes of this commit, ignoring the row `except`.
 local function head_of(lane, except)
   for _, run in ipairs(call('ZRANGE', P .. 'lane:' .. lane, 0, -1)) do get(run) end
   for _, known in pairs(tx.rows) do
@@ -35,7 +36,7 @@ local function first_behind(lane)
   return first
 end
 
--- Lets the next run of a lane go, if no other has it.
+-- Unblocks the next run of a concurrency key, if no run of it is active.
 local function release(lane)
   if head_of(lane) then return end
   local row = first_behind(lane)
@@ -46,7 +47,7 @@ local function release(lane)
   end
 end
 
--- A pending row as it comes into its lane.
+-- Returns a pending row, blocked if its concurrency key requires it.
 local function enter(row)
   if row[LANE] == null then return row end
   if row[ORIGIN] ~= '' then
@@ -57,7 +58,7 @@ local function enter(row)
   return row
 end
 
--- Rings for a row that was changed, and lets the next one of its lane go.
+-- Notifies listeners of a changed row, and unblocks the next run of its concurrency key.
 local function save(row)
   ring(LIVE[row[STATUS]] and 'work' or 'done')
   changed(row)

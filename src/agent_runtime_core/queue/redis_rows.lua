@@ -1,21 +1,27 @@
--- Rows of runs, and where they are to be found. A row is an array; RUN_ID and the other names of its cells are their
--- places. Times are texts, so that they come back as they were.
+-- Rows of runs, and their indexes. A row is an array. RUN_ID and the other names are the indexes of its fields;
+-- redis.py replaces them by numbers. Times are strings, so that they are read back without a rounding error.
 --
--- run:<id> is the row as JSON. Sorted sets say where rows are to be found: `runs` and `status:<status>` by order of
--- arrival, `ready:<agent>` in the order of claims, `due` by wall time, `lease:<agent>` by the end of the lease;
--- `due:<digits>` has those of `due` whose priority is above 0 and has that many binary digits, and `dues` their numbers;
--- `lane:<key>` has the run that has a lane, `behind:<key>` those behind it, `inline` heads that somebody executes.
+-- run:<id> is the row as JSON. These sorted sets are the indexes:
+--
+-- runs, status:<status>  all runs, and the runs of a status, by order of arrival
+-- ready:<agent>          runs that may be claimed, in the order of claims
+-- due                    delayed and waiting runs by the wall time at which they become ready
+-- due:<digits>           those of `due` with a priority above 0 of that many binary digits; `dues` has these numbers
+-- lease:<agent>          running runs by the end of their lease
+-- lane:<key>             the active run of a concurrency key; lane is the stored name of a concurrency key
+-- behind:<key>           the runs that wait for the active one, in the order of claims
+-- inline                 active inline runs with a concurrency key, by the end of their lease
 
 local LIVE = {pending = true, running = true, waiting = true}
 local DIGITS = '0123456789ABCDEFGHJKMNPQRSTVWXYZ'
-local MANY, MUCH = 256, 1000000  -- rows, and characters of them, that are put right in one go
+local MANY, MUCH = 256, 1000000  -- most rows, and characters of them, that one claim makes ready or expires
 
--- A place among those of equal score, by order of arrival.
+-- Returns a member of a sorted set. Members of equal score are in order of arrival.
 local function in_order(row)
   return string.format('%016d:', row[N]) .. row[RUN_ID]
 end
 
--- Key, score and member of where a row of that state is looked for, or nothing.
+-- Returns key, score and member of the index entry of a row in that state, or nothing.
 local function place(row, status, due_at, held, lease_until, origin)
   if due_at ~= '0' then return P .. 'due', due_at, row[RUN_ID] end
   if origin ~= '' then return end
@@ -28,12 +34,12 @@ local function digits(priority)
   return bits
 end
 
--- The same beside others of about its priority.
+-- The same for the delayed runs of similar priority.
 local function place_by_priority(row, _, due_at)
   if due_at ~= '0' and row[PRIORITY] > 0 then return P .. 'due:' .. digits(row[PRIORITY]), due_at, row[RUN_ID] end
 end
 
--- The same for its lane, and for inline heads of lanes.
+-- The same for the runs of a concurrency key, and below for its active inline run.
 local function place_in_lane(row, status, due_at, held)
   if row[LANE] == null or not LIVE[status] then return end
   if held == 0 then return P .. 'lane:' .. row[LANE], row[N], row[RUN_ID] end
@@ -61,15 +67,15 @@ local function get(run)
   return known and known.row or nil
 end
 
--- The row that a member of a sorted set names. One whose row is gone, which no commit of ours leaves there, is taken
--- away: it would stand in the way of the others for ever.
+-- Returns the row of a member of a sorted set. A member without a row is removed, or it would block the members after
+-- it forever. Commits of this library leave no such member.
 local function named(key, member, run)
   local row = get(run)
   if not row then write('ZREM', key, member) end
   return row
 end
 
--- To be called with each row that is changed.
+-- Marks a row as changed, so that the commit stores it.
 local function changed(row)
   local known = tx.rows[row[RUN_ID]]
   known.json, known.dirty = nil, true

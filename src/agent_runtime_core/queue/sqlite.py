@@ -22,18 +22,18 @@ from .base import RunQueue
 from .records import ClaimRequest, MailboxMessage, RunFilter, RunRow, RunSnapshot, damaged
 from .transitions import RunTransitions, operation_set
 
-DEAD_HOLDERS_EVERY = 0.1  # seconds between looks for dead processes while claiming
-DUE_AT_ONCE = 5_000  # delayed runs that one claim makes ready: the others wait for the next
-LARGEST_KEPT = 4_000  # characters of input of a row that is kept in memory while it runs
+DEAD_HOLDERS_EVERY = 0.1  # seconds between checks for dead processes in claims
+DUE_AT_ONCE = 5_000  # most delayed runs that one claim makes ready; the next claim continues
+LARGEST_KEPT = 4_000  # most characters of input of a row that is cached in memory while it runs
 _N = RunRow._fields.index("n")
-_PLACES = range(_N)
+_INDEXES = range(_N)
 _KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(RunRow).items()}
 _STATUSES = frozenset(status.value for status in RunStatus)
 _FIXED = (
     "run_id", "agent", "input", "digest", "metadata", "priority", "created_at", "deadline", "run_key", "idem_key",
     "parent_id", "lane",
 )  # fmt: skip
-_CHANGEABLE = tuple(place for place in _PLACES if RunRow._fields[place] not in _FIXED)
+_CHANGEABLE = tuple(index for index in _INDEXES if RunRow._fields[index] not in _FIXED)
 
 MIGRATIONS = (
     """CREATE TABLE arc_runs (
@@ -59,7 +59,8 @@ CREATE INDEX arc_runs_parent ON arc_runs (parent_id) WHERE parent_id IS NOT NULL
 CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     payload TEXT NOT NULL, msg_id TEXT NOT NULL, t REAL NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
-    # The row of a run is its fence. A library that looked for it beside the row must not open the file any more.
+    # The row of a run contains its fencing token. With this version, a library that stores the token in another table
+    # cannot open the file any more.
     "DELETE FROM arc_carried WHERE key IN (SELECT run_id FROM arc_runs)",
     """CREATE INDEX arc_runs_expired ON arc_runs (agent, lease_until) WHERE status = 'running' AND origin = '';
 DROP INDEX arc_runs_lease""",
@@ -70,11 +71,11 @@ _CLAIM = "SELECT claim_id FROM arc_runs WHERE run_id = ? AND status = 'running'"
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
 _BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ?"
 _DUE = "SELECT 1 FROM arc_runs WHERE due_at > 0 AND due_at <= ? LIMIT ?"
-_PROMOTE = (
+_MAKE_READY = (
     "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
     " RETURNING CASE WHEN held = 1 THEN lane END"
 )
-_PROMOTE_FIRST = (
+_MAKE_FIRST_READY = (
     "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE n IN"
     " (SELECT n FROM arc_runs WHERE due_at > 0 AND due_at <= ? ORDER BY priority DESC, n LIMIT ?)"
     " RETURNING CASE WHEN held = 1 THEN lane END"
@@ -82,15 +83,16 @@ _PROMOTE_FIRST = (
 _CLAIMED = "status = 'running' AND origin = ''"
 _EXPIRED = f"SELECT * FROM arc_runs WHERE {_CLAIMED} AND lease_until < ? AND agent = ? LIMIT ?"
 _IN_PLACE = "lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running')"
-# Those that keep a run from a claim: one in place without a lane is free to whoever asks for that run, and a lease
-# that was ended stays so. Else each claim would cost more for every process that was ever killed.
+# Processes whose leases block claims. Inline runs without a concurrency key are left out, as any caller may take them.
+# Leases that were ended before are left out, or each claim would cost more for every process that was ever killed.
 _HOLDERS = (
     f"SELECT holder FROM arc_runs WHERE {_CLAIMED} AND lease_until >= 0 AND holder <> ''"
     f" UNION SELECT holder FROM arc_runs WHERE {_IN_PLACE} AND lease_until >= 0 AND holder <> ''"
 )
-_FREE = (
+_END_LEASES = (
     f"UPDATE arc_runs SET lease_until = -1 WHERE {_CLAIMED} AND lease_until >= 0 AND holder = ?",
-    # One that waited for its turn may have it by now; boot time begins anew where the machine does.
+    # A blocked inline run may be active by now. Its lease must be ended too: the boot clock restarts at 0 with the
+    # machine, so that the lease would expire very late.
     f"UPDATE arc_runs SET lease_until = -1 WHERE {_IN_PLACE} AND lease_until >= 0 AND holder = ?",
 )
 _READY = (
@@ -115,26 +117,33 @@ _FIND = (
 
 
 @cache
-def _update(places: tuple[int, ...]) -> tuple[str, Callable[[RunRow], tuple[Any, ...]]]:
-    """The statement that changes these columns, and no index of others, and what takes their values from a row."""
-    names = ", ".join(f"{RunRow._fields[place]} = ?" for place in places)
-    return f"UPDATE arc_runs SET {names} WHERE n = ?", itemgetter(*places, _N)
+def _update(indexes: tuple[int, ...]) -> tuple[str, Callable[[RunRow], tuple[Any, ...]]]:
+    """Return the statement that updates only these columns, and a function that gets its parameters from a row.
+
+    Other columns are left out, because SQLite would update their indexes too.
+    """
+    names = ", ".join(f"{RunRow._fields[index]} = ?" for index in indexes)
+    return f"UPDATE arc_runs SET {names} WHERE n = ?", itemgetter(*indexes, _N)
 
 
 @lru_cache(1024)
-def _misfit(kinds: tuple[type, ...]) -> str | None:
-    """The first column with a value of a kind that is never written there: SQLite tells none of damage."""
+def _invalid_column(kinds: tuple[type, ...]) -> str | None:
+    """Return the first column with a type that is never written there. SQLite itself does not check types."""
     return next((name for name, kind in zip(RunRow._fields, kinds, strict=True) if kind not in _KINDS[name]), None)
 
 
 def _checked_row(row: Sequence[Any]) -> RunRow:
-    """The row as it was read; StorageCorrupt where it is not one that was written."""
+    """Return the row of a query.
+
+    Raises:
+        StorageCorrupt: if it is not as it was written.
+    """
     if len(row) != len(RunRow._fields):
         raise StorageCorrupt(
-            f"run {brief(row[0])}: its row has {len(row)} columns of {len(RunRow._fields)}: restore a backup"
+            f"run {brief(row[0])}: its row must have {len(RunRow._fields)} columns, got {len(row)}. Restore a backup"
         )
     found: RunRow = tuple.__new__(RunRow, row)
-    if (column := _misfit(tuple(map(type, row)))) is not None:
+    if (column := _invalid_column(tuple(map(type, row)))) is not None:
         raise damaged(found.run_id, column, getattr(found, column))
     found.decoded("run_id", known_uuid)
     if found.status not in _STATUSES:
@@ -152,13 +161,13 @@ def _one(rows: sqlite3.Cursor) -> RunRow | None:
 
 
 class SQLiteTransitions(RunTransitions):
-    """Rows in the table `arc_runs`, in the writer thread's transaction, which knows those that it let run."""
+    """Rows in the table `arc_runs`, in the writer thread's transaction, which caches the rows of running runs."""
 
     tx: SQLiteTx
 
     def get(self, run_id: str) -> RunRow | None:
-        known: RunRow | None = self.tx.rows.get(run_id)
-        return known if known is not None else _one(self.tx.execute(_ROW, (run_id,)))
+        cached: RunRow | None = self.tx.rows.get(run_id)
+        return cached if cached is not None else _one(self.tx.execute(_ROW, (run_id,)))
 
     def by_key(self, idem_key: str) -> RunRow | None:
         return _one(self.tx.execute(_BY_KEY, (idem_key,)))
@@ -174,9 +183,9 @@ class SQLiteTransitions(RunTransitions):
     def save(self, row: RunRow) -> None:
         tx = self.tx
         before = tx.rows.pop(row.run_id, None)
-        places = tuple(compress(_PLACES, map(ne, before, row))) if before is not None else _CHANGEABLE
-        if places:
-            statement, values = _update(places)
+        indexes = tuple(compress(_INDEXES, map(ne, before, row))) if before is not None else _CHANGEABLE
+        if indexes:
+            statement, values = _update(indexes)
             tx.execute(statement, values(row))
         self._remember(row)
 
@@ -193,8 +202,8 @@ class SQLiteTransitions(RunTransitions):
         due = len(self.tx.execute(_DUE, (wall, DUE_AT_ONCE + 1)).fetchall())
         if not due:
             return ()
-        how = (_PROMOTE, (wall,)) if due <= DUE_AT_ONCE else (_PROMOTE_FIRST, (wall, DUE_AT_ONCE))
-        lanes = [lane for (lane,) in self.tx.execute(*how) if lane is not None]
+        update = (_MAKE_READY, (wall,)) if due <= DUE_AT_ONCE else (_MAKE_FIRST_READY, (wall, DUE_AT_ONCE))
+        lanes = [lane for (lane,) in self.tx.execute(*update) if lane is not None]
         return tuple(dict.fromkeys(lanes))
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
@@ -205,14 +214,14 @@ class SQLiteTransitions(RunTransitions):
         return found[:limit]
 
     def _expire_dead_processes(self, now: float) -> None:
-        """Let the leases of dead processes run out at once."""
+        """End the leases of dead processes at once."""
         engine = self.tx.engine
         if 0 <= now - engine.dead_looked_at < DEAD_HOLDERS_EVERY:
             return
         engine.dead_looked_at = now
         for holder in engine.dead_holders([row[0] for row in self.tx.execute(_HOLDERS)]):
-            for free in _FREE:
-                self.tx.execute(free, (holder,))
+            for statement in _END_LEASES:
+                self.tx.execute(statement, (holder,))
             self.tx.rows.clear()
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
@@ -227,13 +236,13 @@ class SQLiteTransitions(RunTransitions):
         return found
 
     def _agents(self, following: str) -> list[str]:
-        """The agents that have ready runs, or claimed ones, one index look-up each."""
+        """Return the agents with ready or running runs, with one index lookup for each agent."""
         found: list[str] = []
         after = ""
         while row := self.tx.execute(following, (after,)).fetchone():
             if type(row[0]) is not str or row[0] <= after:
                 raise StorageCorrupt(
-                    f"agent {brief(row[0])} stands behind {brief(after)} in the queue: restore a backup"
+                    f"agent {brief(row[0])} must come after {brief(after)} in the index of the queue. Restore a backup"
                 )
             found.append(after := row[0])
         return found

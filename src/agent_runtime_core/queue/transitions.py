@@ -194,22 +194,22 @@ class RunTransitions(ABC):
 
     def insert(self, row: RunRow) -> RunRow:
         """Store a row unless one with its id or idempotency key is stored; return the stored row."""
-        there = self._existing(row)
-        if there is not None:
-            return there
+        stored = self._existing(row)
+        if stored is not None:
+            return stored
         self.notify("work")
         return self.add(self._enter_group(row))
 
     def _existing(self, row: RunRow) -> RunRow | None:
-        there = self.get(row.run_id)
-        return self.by_key(row.idem_key) if there is None and row.idem_key is not None else there
+        stored = self.get(row.run_id)
+        return self.by_key(row.idem_key) if stored is None and row.idem_key is not None else stored
 
     def insert_applied(self, row: RunRow) -> RunRow:
         """Return the result of an `insert` that may have been committed before."""
-        there = self._existing(row)
-        if there is None:
+        stored = self._existing(row)
+        if stored is None:
             raise NotApplied
-        return there
+        return stored
 
     def _claim(self, row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         row = as_claimed(row, above(ticket, row.claim_id), want)
@@ -254,31 +254,31 @@ class RunTransitions(ABC):
             "unknown" and None; or "behind" and the active row with its concurrency key. The run is changed or stored
             only with "claimed", or with "behind" and `wait`.
         """
-        there = self._existing(row) if insert else self.get(row.run_id)
-        if there is None:
+        stored = self._existing(row) if insert else self.get(row.run_id)
+        if stored is None:
             if not insert:
                 return ("unknown", None)
-            mine = row
-        elif there.run_id != row.run_id or (insert and row.digest != there.digest):
-            return ("conflict", there)
-        elif there.status == "running" and not self._has_ended(there, want):
-            return ("held", there)
-        elif there.status in LIVE:
-            mine = there
-        elif there.status == "succeeded" or not reopen:
-            return ("ended", there)
+            candidate = row
+        elif stored.run_id != row.run_id or (insert and row.digest != stored.digest):
+            return ("conflict", stored)
+        elif stored.status == "running" and not self._has_ended(stored, want):
+            return ("held", stored)
+        elif stored.status in LIVE:
+            candidate = stored
+        elif stored.status == "succeeded" or not reopen:
+            return ("ended", stored)
         else:
-            mine = as_reopened(there, want.wall).with_values(origin=row.origin)
-        front = self._active_run(mine, want)
-        if front is not None:
+            candidate = as_reopened(stored, want.wall).with_values(origin=row.origin)
+        active = self._active_run(candidate, want)
+        if active is not None:
             if wait:
-                mine = mine.with_values(
-                    held=QUEUED_BEHIND, due_at=0.0, origin=mine.origin and row.origin, holder=want.holder,
+                candidate = candidate.with_values(
+                    held=QUEUED_BEHIND, due_at=0.0, origin=candidate.origin and row.origin, holder=want.holder,
                     lease_until=want.lease_now + INLINE_RESERVATION,
                 )  # fmt: skip
-                _ = self.add(mine) if there is None else self.save(mine)
-            return ("behind", front)
-        return ("claimed", self._claim(mine.with_values(origin=row.origin), want.tickets[0], want))
+                _ = self.add(candidate) if stored is None else self.save(candidate)
+            return ("behind", active)
+        return ("claimed", self._claim(candidate.with_values(origin=row.origin), want.tickets[0], want))
 
     def _has_ended(self, row: RunRow, want: ClaimRequest) -> bool:
         """Return whether the lease of a row is expired or its process dead."""
@@ -287,11 +287,13 @@ class RunTransitions(ABC):
     def _active_run(self, row: RunRow, want: ClaimRequest) -> RunRow | None:
         """Return the active run with the concurrency key of `row`, after setting abandoned inline runs aside."""
         while (
-            row.lane is not None and (head := self.active_in_group(row.lane)) is not None and head.run_id != row.run_id
+            row.lane is not None
+            and (active := self.active_in_group(row.lane)) is not None
+            and active.run_id != row.run_id
         ):
-            if not head.origin or head.status == "waiting" or not self._has_ended(head, want):
-                return head
-            self._set_aside(head, want)
+            if not active.origin or active.status == "waiting" or not self._has_ended(active, want):
+                return active
+            self._set_aside(active, want)
         return None
 
     def _set_aside(self, row: RunRow, want: ClaimRequest) -> None:
@@ -335,15 +337,15 @@ class RunTransitions(ABC):
         Returns:
             For each pair, whether the claim is current and whether cancellation of the run was requested.
         """
-        answers = []
+        results = []
         for run_id, claim_id in claims:
             row = self.get(run_id)
             if row is not None and row.status == "running" and row.claim_id == claim_id:
                 self.save(row.with_values(lease_until=lease_until))
-                answers.append((True, row.cancel_at is not None))
+                results.append((True, row.cancel_at is not None))
             else:
-                answers.append((False, False))
-        return answers
+                results.append((False, False))
+        return results
 
     def post(self, run_id: str, mail: MailboxMessage) -> tuple[str, int]:
         """Put a message into the mailbox of a live run; a waiting run becomes pending.

@@ -1,4 +1,4 @@
-"""What runs have done and where they stand, on every backend."""
+"""State stores: journals, checkpoints and statuses of runs."""
 
 from __future__ import annotations
 
@@ -48,12 +48,16 @@ _LAZY = {
 
 
 def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
-    """A state store by the name of its backend, or by `"their_package.module:Class"`; None is the configured one:
-    where `backend_url` says, or else of the backend's own setting.
+    """Return a new state store.
 
-    `options` go to its constructor. SQLite's `path` is by default the configured one,
-    or agent_runtime.db, and Redis' `url` the configured `redis_url`.
-    InvalidArgument (a ValueError): there is no such backend.
+    Args:
+        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom one.
+            None for the configured one: of `backend_url` if that is set, else of `state_store_backend`.
+        **options: Arguments of its constructor. By default the `path` of SQLite is the configured one, else
+            agent_runtime.db, and the `url` of Redis is the configured `redis_url`.
+
+    Raises:
+        InvalidArgument: if there is no such backend.
     """
     name, options = get_config().chosen("state_store_backend", backend, options)
     store: StateStore = pick(BACKENDS, name, package=__name__, what="state store")(**options)

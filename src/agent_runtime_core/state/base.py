@@ -1,4 +1,4 @@
-"""What a run has done and where it stands: its journal, its last checkpoint, its status."""
+"""StateStore: the journal, checkpoint and status of runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from .._engines.base import Backend, Guard, Op
 from .._journal.record import Record
 from ..errors import InvalidArgument, StorageCorrupt, UnserialisableResult, brief
 
-_FURTHEST: Final = 2**53  # no run gets there, and every store can be asked for it
+_FURTHEST: Final = 2**53  # greater than every position, and every store accepts it
 
 
 class StateRow(NamedTuple):
-    """The mutable part of a run's state: `mark` is the place of the checkpoint in the run, `t` when it was written."""
+    """The mutable part of a run's state.
+
+    `mark` is the position in the run at which the checkpoint was saved, `t` the wall time of the last write.
+    """
 
     status: str | None = None
     checkpoint: str | None = None
@@ -27,22 +30,22 @@ class StateRow(NamedTuple):
 
 
 #: Values of `EffectRow.status`.
-BEGUN: Final = "begun"  # a step was started, and its outcome is not recorded
+BEGUN: Final = "begun"  # a step has started, and its outcome is not recorded
 HAPPENED: Final = "done"  # a step has completed: `result` is its result
 APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
-TAKEN: Final = "taken"  # never stored: a run begins what another one did, because it may
-MEMBER: Final = "member"  # not an effect: the run belongs to the lineage, and keeps its rows from being deleted
+TAKEN: Final = "taken"  # never stored: a run may repeat the effect of another run
+MEMBER: Final = "member"  # no effect: the run belongs to the lineage, whose rows are kept while it has members
 
 
 class EffectRow(NamedTuple):
-    """What one run did of a step or an approval that its forks must not repeat silently.
+    """A step or an approval of one run, which forks of the run must not repeat without notice.
 
     Runs that were forked from each other share an `origin`: the first run of that lineage.
     """
 
     origin: str
     key: str  # name and key of the step or wait; "" in the row of a member
-    digest: str  # of its arguments, or of the details of an approval; "" where there are none
+    digest: str  # of its arguments, or of the details of an approval; "" for none
     run_id: str  # the run that did it
     status: str
     result: str | None = None
@@ -50,40 +53,48 @@ class EffectRow(NamedTuple):
 
 
 class EffectExists(Exception):
-    """Another run of the lineage has a row of that effect; nothing was written."""
+    """Another run of the lineage has a row of this effect. Nothing was written."""
 
 
 def damaged(run_id: str, column: str, value: object) -> StorageCorrupt:
-    """That the stored state of a run holds what was never written there."""
+    """Return the error for a column of a run's state with a value that the library does not write."""
     return StorageCorrupt(
-        f"run {run_id}: the {column} of its state is {brief(value)}, which was not written: restore a backup"
+        f"run {run_id}: the {column} of its state must be a value that this library wrote, got {brief(value)}. "
+        "Restore a backup"
     )
 
 
 class StateStore(Backend):
     """The journal, checkpoint and status of runs.
 
-    What it guarantees, on every backend:
+    Guarantees of every backend:
 
-    1. The journal of a run is append-only: a position is written once, and one may be left out; the same
-       position by the same claim is the same record, and repeating it changes nothing. An end under no claim
-       is there once for each generation, however many write it at once.
-    2. A write with a claim is refused with LeaseLost once that claim was superseded.
-    3. What is read is not shared with what was written: everything goes through its encoding.
+    1. The journal of a run is append-only. Each position is written once; positions may be left out. A record at the
+       same position by the same claim is the same record: repeating it changes nothing. An end without a claim is
+       stored once for each generation, even if several callers write it at the same time.
+    2. A write with a claim raises LeaseLost once the claim is superseded.
+    3. Values that are read are copies, as all values are encoded and decoded.
 
-    A backend brings two methods: `commit(guard, ops)` applies `journal.append(run_id, Record)` (at the next
-    position where `seq` is -1; where it is an end under no claim, and the last end is one of the same
-    `attempt` under no claim, it is that one),
-    `state.checkpoint(run_id, text, mark, now)`, `state.status(run_id, text, now)` and
-    `state.delete(run_id)`, and the fences `fence.install` and `fence.forget`, all or nothing, refusing
-    with LeaseLost where `guard.token` is not the fence of `guard.key`, unless all of `ops` are found to
-    have landed before (a status or checkpoint is known by its `now`); `read(what, ...)` answers
-    records(run_id, after) in order, ending(run_id), the last record of kind "ended" or None, and
-    state(run_id) as a StateRow.
+    A backend implements two methods.
 
-    It also applies `effect.begin(EffectRow)`, which raises EffectExists where another run has a row of that
-    origin, key and digest and this run has none, `effect.put(EffectRow)`, `effect.drop(origin, key, digest, run_id)`
-    and `effect.leave(origin, run_id)`; `read("effects", origin, key, digest)` answers the rows of one effect.
+    `commit(guard, ops)` applies all of `ops` or none. If `guard.token` is not the fencing token of `guard.key`, it
+    raises LeaseLost, unless all of `ops` were applied before (a status or checkpoint is recognized by its `now`). The
+    operations are:
+
+    * `journal.append(run_id, Record)`: append at the next position if `seq` is -1. An end without a claim is not
+      appended if the last end has no claim and the same `attempt`; the result is then the position of that end.
+    * `state.checkpoint(run_id, text, mark, now)`, `state.status(run_id, text, now)`, `state.delete(run_id)`.
+    * `fence.install` and `fence.forget`, as on `EventBus`.
+    * `effect.begin(EffectRow)`: raises EffectExists if another run has a row of that origin, key and digest and this
+      run has none.
+    * `effect.put(EffectRow)`, `effect.drop(origin, key, digest, run_id)`, `effect.leave(origin, run_id)`.
+
+    `read(what, ...)` returns:
+
+    * "records" (run_id, after): the records in order.
+    * "ending" (run_id): the last record of kind "ended", or None.
+    * "state" (run_id): a StateRow.
+    * "effects" (origin, key, digest): the rows of one effect.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
@@ -91,7 +102,7 @@ class StateStore(Backend):
 
     @abstractmethod
     async def read(self, what: str, *args: Any) -> Any:
-        """Return what is stored, as the class describes it for each `what`."""
+        """Read from the store; the class describes each `what`."""
 
     #: Whether `ctx.transaction` can run a function inside the commit of its record.
     transacts = False
@@ -100,15 +111,24 @@ class StateStore(Backend):
         """Close what this store holds. A second call does nothing."""
 
     async def save_checkpoint(self, run_id: UUID | str, state: Mapping[str, Any], *, claim: str | None = None) -> None:
-        """Replace the run's checkpoint; with `claim`, only while that claim holds."""
+        """Replace the run's checkpoint.
+
+        Args:
+            run_id: The run.
+            state: A mapping, which must be JSON-serializable.
+            claim: Current claim id of the run; None to write without a claim.
+
+        Raises:
+            LeaseLost: if `claim` is not current.
+        """
         if not isinstance(state, Mapping):
-            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {brief(state)}")
+            raise InvalidArgument(f"a checkpoint must be a dict, got {type(state).__name__}: {brief(state)}")
         key = stored_id(run_id)
         op = Op("state.checkpoint", (key, encode(dict(state)), None, self.clock.wall()))
         await self.commits.commit(None if claim is None else Guard(key, claim), [op])
 
     async def get_checkpoint(self, run_id: UUID | str) -> dict[str, Any] | None:
-        """The last checkpoint saved, or None."""
+        """Return the last checkpoint of the run, or None."""
         key = stored_id(run_id)
         text = (await self.state(key)).checkpoint
         try:
@@ -119,7 +139,11 @@ class StateStore(Backend):
             raise damaged(key, "checkpoint", text) from error
 
     async def update_run_status(self, run_id: UUID | str, status: str, *, claim: str | None = None) -> None:
-        """Say where the run stands; with `claim`, only while that claim holds."""
+        """Set the run's status.
+
+        Raises:
+            LeaseLost: if `claim` is not current.
+        """
         text = unbroken("a status", status)
         key = stored_id(run_id)
         guard = None if claim is None else Guard(key, claim)
@@ -138,13 +162,13 @@ class StateStore(Backend):
         return sorted(rows, key=lambda row: (row.t, row.run_id))
 
     async def records(self, run_id: UUID | str, after: int = -1) -> list[Record]:
-        """The run's journal past that position, in order."""
+        """Return the records of the run's journal after a position, in order."""
         if not isinstance(after, int):
-            raise InvalidArgument(f"after={brief(after)} is no position in a journal: it is a whole number")
+            raise InvalidArgument(f"after must be an integer, a position in the journal, got {brief(after)}")
         records: list[Record] = await self.read("records", stored_id(run_id), max(-1, min(after, _FURTHEST)))
         return records
 
     async def ending(self, run_id: str) -> Record | None:
-        """The record of the run's last end, or None."""
+        """Return the record of the run's last end, or None."""
         record: Record | None = await self.read("ending", run_id)
         return record

@@ -1,4 +1,4 @@
-"""A state store in this process, gone when it ends."""
+"""A state store in the memory of this process."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ CONCERN = OperationSet(
 
 
 class InMemoryStateStore(StateStore):
-    """A state store in this process, gone when it ends."""
+    """A state store in the memory of this process. Its runs are lost when the process ends."""
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
@@ -144,5 +144,5 @@ class InMemoryStateStore(StateStore):
         self.engine: MemoryEngine = self._engine_store.engine
 
     def clear(self) -> None:
-        """Forget every run."""
+        """Delete the state of all runs."""
         self.engine.apply(None, [Op(_CLEAR)])

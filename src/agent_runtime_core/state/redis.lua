@@ -1,4 +1,4 @@
--- The status of a run and its checkpoint are a hash. Times come as text, to be compared.
+-- The status and checkpoint of a run are a hash. Times are strings, so that they can be compared exactly.
 
 ops['state.checkpoint'] = function(run, checkpoint, mark, t)
   write('HSET', P .. 'state:' .. run, 'checkpoint', checkpoint, 't', t)

@@ -25,7 +25,7 @@ def _status(run_id: str, text: str, now: float) -> tuple[Any, ...]:
 
 
 def _effect(row: EffectRow) -> tuple[Any, ...]:
-    """A row as the script keeps it: what identifies it, and all of it as a text of its own."""
+    """Encode a row for the script: the fields that identify it, and all fields as one JSON string."""
     return row.origin, compact(row[1:3]), row.run_id, compact(row)
 
 

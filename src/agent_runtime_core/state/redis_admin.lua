@@ -1,4 +1,4 @@
--- What is asked of the state of a run, and how it goes.
+-- Reads of a run's state, and its deletion.
 
 local function state(run)
   return call('HMGET', P .. 'state:' .. run, 'status', 'checkpoint', 'mark', 't')
@@ -26,7 +26,7 @@ ops['state.row'] = function(run)
   return state(run)
 end
 
--- Effects of a lineage are a hash: for each key and digest, JSON of [[run, row], ...], one for each run.
+-- The effects of a lineage are a hash: for each key and digest, [[run, row], ...] as JSON, one pair for each run.
 
 local MEMBERS = '["",""]'
 
@@ -47,7 +47,7 @@ local function of_run(rows, run)
   end
 end
 
--- Keeps the rows of other runs, and `row` for that run where it is given.
+-- Replaces the row of that run by `row`, or removes it without `row`. Rows of other runs are kept.
 local function keep_effect(origin, what, run, row)
   local kept = {}
   for _, each in ipairs(effects(origin, what)) do

@@ -1,11 +1,11 @@
--- What is asked of a server seldom, whatever concerns there are.
+-- Rare operations that no component defines, and helpers of reads.
 
--- Long answers: each ends after so much text, however few things that are, and says where to go on from.
-local ENOUGH = 1000000  -- characters
-local AT_ONCE = 32  -- things that are read before their length is known, at most
+-- A long reply is split into pages by its length, so that one reply cannot block the server for long.
+local ENOUGH = 1000000  -- characters after which a page ends
+local AT_ONCE = 32  -- most items that are read before their length is known
 
--- Calls see(thing) with the things that more(last, count) gives, one by one; it tells their length. Ends with enough
--- text, or `limit` things: then it returns the last one seen, behind which there may be more, and else nothing.
+-- Calls see(item), which returns the item's length, for each item of the pages more(last, count). Ends after ENOUGH
+-- characters or `limit` items. Then it returns the last item, as there may be more; otherwise it returns nothing.
 local function through(limit, more, see)
   local size, count, left, last = 0, 1, limit, nil
   while left > 0 do
@@ -21,15 +21,16 @@ local function through(limit, more, see)
   return last
 end
 
--- What a server says where our user may not, by 6.2 and later.
+-- Returns true if a reply is an error about missing permissions, as servers from version 6.2 on phrase it.
 local function is_forbidden(said)
   for _, words in ipairs({'NOPERM', 'ACL failure', 'user executing the script'}) do
     if type(said) == 'table' and said.err and string.find(said.err, words, 1, true) then return true end
   end
 end
 
--- Those commands that our user may not use, of all that commits write with: one that got to them half-way would stay half
--- written. They are tried on a text, which none of them changes, and which is gone again after.
+-- Returns the write commands that the user has no permission for. A commit that reached such a command would be
+-- partially written. Each command is tried on a key with a string value, which none of them changes, and which is
+-- deleted at the end.
 ops['rights'] = function()
   local key, forbidden = P .. 'rights', {}
   for _, command in ipairs({
@@ -37,7 +38,7 @@ ops['rights'] = function()
     {'ZADD', key, 0, 'm'}, {'ZREM', key, 'm'}, {'SADD', key, 'm'}, {'SREM', key, 'm'}, {'RPUSH', key, 'm'},
     {'XADD', key, '1-1', 'f', ''}, {'XTRIM', key, 'MAXLEN', 0},
   }) do
-    -- What cannot be taken away is not made.
+    -- If the user may not delete the key, the other commands are not tried: the key would remain.
     if forbidden[1] ~= 'DEL' and is_forbidden(redis.pcall(unpack(command))) then forbidden[#forbidden + 1] = command[1] end
   end
   redis.pcall('DEL', key)

@@ -1,4 +1,4 @@
--- The operations that are asked for seldom are made when the first of them is.
+-- Rare operations are defined when the first one of them is called, so that other commits do not pay for them.
 local lately = {
   __index = function(of, name)
     setmetatable(ops, nil)
@@ -34,7 +34,8 @@ local function commit(asked)
   return '[' .. table.concat(answers, ',') .. ']'
 end
 
--- The server's words where it takes no writes at this time; it says so at the first of them, or never.
+-- Returns the server's error if it accepts no writes at this time. It rejects the first write of a commit or none, so
+-- nothing was written.
 local function not_now(said)
   for _, word in ipairs({'READONLY', 'NOREPLICAS'}) do
     local at = string.find(said, word .. ' ', 1, true)
@@ -48,7 +49,7 @@ for i, asked in ipairs(cjson.decode(ARGV[2])) do
   if done then
     answers[i] = answer
   elseif type(answer) == 'table' and answer.refused then
-    -- A claim that was superseded, and whose writes did not all land before, is lost: whatever it was that said so.
+    -- If the claim is superseded and not all of its writes were applied before, it is lost, whichever operation failed.
     answers[i] = '!' .. (tx.superseded and 'LOST ' .. asked[1] .. ' ' .. asked[2] or answer.refused)
   else
     local said = type(answer) == 'table' and answer.err or tostring(answer)
@@ -59,6 +60,6 @@ end
 
 for _, after in ipairs(afters) do pcall(after) end
 
--- What was written stays so, and is told, whether or not others hear of it.
+-- The writes are applied and reported to the caller even if this notification fails.
 for topic in pairs(rings) do redis.pcall('PUBLISH', P .. 'bell:' .. topic, '') end
 return answers

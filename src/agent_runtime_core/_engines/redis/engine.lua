@@ -1,11 +1,12 @@
--- Carries out commits, each of them whole or not at all: what an operation writes is only noted down, in the
--- transaction `tx`, and done once all operations of the commit have been decided.
+-- Applies commits, each one entirely or not at all. An operation only buffers its writes in the transaction `tx`. They
+-- are executed after all operations of the commit have been decided.
 --
--- KEYS[1]: what all keys begin with, "{arc}:": the braces keep them in one slot of a cluster, and a user who may use
--- keys that begin so may use this one.
--- ARGV[1]: "server" where lease and wall times are this server's: those given then count from now.
--- ARGV[2]: JSON of the commits, [[key, token, [[operation, [argument, ...]], ...]], ...]; a null key is no guard.
--- Returns a text for each: the JSON of its results, or "!" and why nothing was done.
+-- KEYS[1]: the prefix of all keys, "{arc}:". The braces keep all keys in one slot of a cluster. A user with access to
+-- keys
+--          of this prefix also has access to this key.
+-- ARGV[1]: "server" if lease and wall times are on this server's clock. Times in arguments are then relative to now.
+-- ARGV[2]: JSON of the commits, [[key, token, [[operation, [argument, ...]], ...]], ...]. A null key means no guard.
+-- Returns a string for each commit: the JSON of its results, or "!" and the reason why nothing was written.
 
 local P = KEYS[1]
 local FENCE = P .. 'fence'
@@ -13,12 +14,12 @@ local call, null = redis.call, cjson.null
 local instant = call('TIME')
 local now = instant[1] + instant[2] / 1000000
 local by_server = ARGV[1] == 'server'
--- `flushes` are called when all operations of a commit have been decided, `afters` when all commits were carried out.
+-- `flushes` are called after all operations of a commit have been decided, `afters` after all commits were applied.
 local ops, applied, flushes, afters = {}, {}, {}, {}
-local rings = {}  -- how often each topic was rung
+local rings = {}  -- number of notifications by topic
 local tx
 
--- What a number is stored as: read back, it is the same number.
+-- Encodes a number as text that is read back as the same number.
 local function text(value)
   if type(value) ~= 'number' then return value end
   if value == math.floor(value) and value > -1e15 and value < 1e15 then return string.format('%d', value) end
@@ -41,20 +42,21 @@ local function write(...)
   tx.writes[#tx.writes + 1] = {...}
 end
 
--- What a command needs its key to be, where it would fail after others have written.
+-- The type that the key of a command must have. With another type the command would fail after earlier writes of the
+-- commit were executed, and the commit would be partially written.
 local KIND = {
   HSET = 'hash', HDEL = 'hash', ZADD = 'zset', ZREM = 'zset', SADD = 'set', SREM = 'set', RPUSH = 'list', XADD = 'stream',
 }
-local fitting = {}  -- keys that were found to be that: by a look, or because they were read as that
+local fitting = {}  -- keys that have the right type: it was checked, or they were read by a command of that type
 
--- Writes all of it or, where somebody else has put another kind of thing under one of our keys, none.
+-- Executes all writes, or none if another program has stored a value of another type under one of the keys.
 local function perform(writes)
   for _, command in ipairs(writes) do
     local kind, key = KIND[command[1]], command[2]
     if kind and not fitting[key] then
       local there = call('TYPE', key).ok
       if there ~= kind and there ~= 'none' then
-        error('WRONGTYPE ' .. key .. ' is a ' .. there .. ' of somebody else, and no ' .. kind, 0)
+        error('WRONGTYPE ' .. key .. ' must be a ' .. kind .. ', got a ' .. there .. ' of another program', 0)
       end
       fitting[key] = true
     end
@@ -66,19 +68,19 @@ local function ring(topic)
   tx.rings[topic] = (tx.rings[topic] or 0) + 1
 end
 
--- A transaction, of which nothing is noted down yet.
+-- Begins an empty transaction.
 local function begin()
   tx = {writes = {}, rings = {}, fences = {}}
 end
 
--- What was noted down is done.
+-- Executes the buffered writes.
 local function finish()
   for _, flush in ipairs(flushes) do flush() end
   perform(tx.writes)
   for topic, times in pairs(tx.rings) do rings[topic] = (rings[topic] or 0) + times end
 end
 
--- A result that is JSON already.
+-- Marks a result as already encoded JSON.
 local function raw(json)
   return {raw = json}
 end
