@@ -148,8 +148,8 @@ def test_an_exchange_is_kept_as_it_was() -> None:
         ({"messages": "a"}, {"message": {}}, '"messages"'),
         ({"messages": []}, {}, '"message"'),
         ({"messages": []}, {"message": "a"}, '"message"'),
-        ({"messages": [object()]}, {"message": {}}, "is no JSON"),
-        ({"messages": [float("nan")]}, {"message": {}}, "cannot be kept"),
+        ({"messages": [object()]}, {"message": {}}, "is not JSON-serializable"),
+        ({"messages": [float("nan")]}, {"message": {}}, "must be JSON-serializable"),
     ],
 )
 def test_what_is_no_exchange_is_refused(request_: Any, response: Any, why: str) -> None:
@@ -188,7 +188,7 @@ async def test_a_request_is_answered_as_often_as_it_was_recorded() -> None:
     replay = ReplayLLMClient(recorded)
     assert [await said(replay, "a"), await said(replay, "a")] == ["1", "2"]
     told = await miss(replay, "a")
-    assert "recorded 2 time(s)" in told
+    assert "recorded 2 times" in told
     assert "strict=False" in told
     lax = ReplayLLMClient(recorded, strict=False)
     assert [await said(lax, "a") for _ in range(4)] == ["1", "2", "2", "2"]
@@ -254,7 +254,7 @@ async def test_a_miss_is_loud_and_shows_the_nearest_difference() -> None:
     assert issubclass(CassetteMiss, AgentRuntimeError)
     assert "empty" in await miss(ReplayLLMClient([]), "a")
     await said(replay, "What is the weather in Oslo?")
-    assert "was already played" in await miss(replay, "What is the weather in Rome?")
+    assert "already replayed" in await miss(replay, "What is the weather in Rome?")
 
 
 async def test_a_miss_can_be_printed_whatever_was_asked() -> None:
@@ -405,6 +405,6 @@ async def test_other_questions_are_passed_on(tmp_path: Path) -> None:
 
 async def test_a_request_that_cannot_be_kept_asks_nobody(tmp_path: Path) -> None:
     inner = MockLLMClient()
-    with pytest.raises(InvalidArgument, match="the request cannot be kept"):
+    with pytest.raises(InvalidArgument, match="the request must be JSON-serializable"):
         await RecordingLLMClient(inner, tmp_path / "a.json").generate([object()])
     assert inner.get_call_count() == 0

@@ -42,7 +42,7 @@ from agent_runtime_core.testing import (
     simulated_process as lives,
 )
 from agent_runtime_core.testing.crash_points import CrashPoint, KillableEngine
-from agent_runtime_core.testing.run_comparison import _wrong
+from agent_runtime_core.testing.run_comparison import event_log_errors
 from agent_runtime_core.testing.simulated_process import SimulatedProcess
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
@@ -259,7 +259,7 @@ async def test_children_are_run_once_and_end_the_same(park_after: float) -> None
 
 
 async def test_a_child_that_nobody_knows_is_told() -> None:
-    with pytest.raises(UnknownAgent, match="'child', which is not known: agents="):
+    with pytest.raises(UnknownAgent, match=r"unknown agent 'child'\. Pass it in agents="):
         await crashed(parent)
 
 
@@ -349,7 +349,7 @@ async def test_a_conversation_is_kept_once() -> None:
         # Outside of a step, and with an id of its own each time.
         await talk.add_message(ctx.conversation_id, ConversationMessage(role="user", content="hi"))
 
-    with pytest.raises(AssertionError, match=r"the conversation is \[.*'hi'.*'hi'.*, and undisturbed"):
+    with pytest.raises(AssertionError, match=r"the conversation is \[.*'hi'.*'hi'.*, undisturbed"):
         await crash_everywhere(Coded(says), asked, persistence=True)
 
 
@@ -393,7 +393,7 @@ async def test_a_run_that_fails_fails_the_same_way() -> None:
     report = await crashed(fails, status="failed")
     assert report.outcome.error is not None
     assert report.outcome.error.type == "ValueError"
-    with pytest.raises(AssertionError, match=r"the undisturbed run is failed \(ValueError: no\), and not succeeded"):
+    with pytest.raises(AssertionError, match=r"must end as succeeded, got failed \(ValueError: no\)"):
         await crashed(fails)
 
 
@@ -429,7 +429,7 @@ async def test_an_effect_outside_of_a_step_is_there_twice() -> None:
         return await ctx.step("one", lambda: 1)
 
     with pytest.raises(
-        AssertionError, match=r"killed (before|after) write \d+.*effects\(\) gives \['hello', 'hello'\]"
+        AssertionError, match=r"killed (before|after) write \d+.*effects\(\) returned \['hello', 'hello'\]"
     ):
         await crashed(agent, effects=lambda: sent, reset=sent.clear)
 
@@ -481,7 +481,9 @@ async def test_a_result_of_the_attempt_is_another_one() -> None:
     async def agent(ctx: Any) -> Any:
         return ctx.attempt
 
-    wrong = r"killed after write 1 landed \(queue.claim\): the run ended as .*'value': 2.*undisturbed as .*'value': 1"
+    wrong = (
+        r"killed after write 1 was applied \(queue.claim\): the run ended as .*'value': 2.*undisturbed as .*'value': 1"
+    )
     with pytest.raises(AssertionError, match=wrong):
         await crashed(agent)
     report = await crashed(agent, compare=lambda result: result.status)
@@ -509,7 +511,7 @@ async def test_an_event_that_changes_is_told() -> None:
         await ctx.emit("begun", {"time": next(times)})
         return await ctx.step("one", lambda: 1)
 
-    with pytest.raises(AssertionError, match=r'event begun {"time":\d} is there \d times, and undisturbed \d'):
+    with pytest.raises(AssertionError, match=r'event begun {"time":\d} was published \d times, undisturbed \d'):
         await crashed(agent, reset=reset)
 
 
@@ -523,7 +525,7 @@ async def test_a_journal_that_answers_nothing_is_found(monkeypatch: pytest.Monke
         return [each for each in await read(self, run_id, after) if each.kind != DONE]
 
     monkeypatch.setattr(InMemoryStateStore, "records", records)
-    with pytest.raises(AssertionError, match=r"killed .*step 'one' \(s:0\) was recorded, and is carried out again"):
+    with pytest.raises(AssertionError, match=r"killed .*step 'one' \(s:0\) has a saved result but was executed again"):
         await crashed(lambda ctx: ctx.step("one", lambda: 1))
 
 
@@ -539,7 +541,7 @@ async def test_events_that_are_not_absorbed_are_found(monkeypatch: pytest.Monkey
         return await ctx.step("one", lambda: 1)
 
     monkeypatch.setattr(Context, "_event", another)
-    with pytest.raises(AssertionError, match=r"event begun {} is there 2 times, and undisturbed 1 times"):
+    with pytest.raises(AssertionError, match=r"event begun {} was published 2 times, undisturbed 1 times"):
         await crashed(agent)
 
 
@@ -578,15 +580,15 @@ def _event(sequence: int, kind: str, step: str = "") -> Event:
     ("kinds", "told"),
     [
         ([(0, "a"), (2, "run.failed")], "the sequence numbers have a gap"),
-        ([(0, "a")], "there is not one end"),
-        ([(0, "run.failed"), (1, "run.failed")], "there is not one end"),
-        ([(0, "run.failed"), (1, "a")], "there is not one end, and nothing behind it"),
-        ([(0, "step.completed", "s"), (1, "step.completed", "s"), (2, "run.failed")], "step s is there 2 times"),
+        ([(0, "a")], "the log must end with its only final event"),
+        ([(0, "run.failed"), (1, "run.failed")], "the log must end with its only final event"),
+        ([(0, "run.failed"), (1, "a")], "the log must end with its only final event"),
+        ([(0, "step.completed", "s"), (1, "step.completed", "s"), (2, "run.failed")], "step s was published 2 times"),
         ([(0, "step.completed", "s"), (1, "step.completed", "t"), (2, "run.failed")], ""),
     ],
 )
 def test_what_is_wrong_with_events_by_themselves(kinds: list[Any], told: str) -> None:
-    found = "; ".join(_wrong([_event(*each) for each in kinds]))
+    found = "; ".join(event_log_errors([_event(*each) for each in kinds]))
     assert told in found
     assert bool(found) is bool(told)
 
@@ -635,7 +637,7 @@ async def test_a_thread_of_the_dead_is_waited_for(in_executor: bool) -> None:
 
 
 async def test_a_thread_that_asks_the_dead_does_not_hold_up_the_living(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lives, "AFTERLIFE", 0.02)
+    monkeypatch.setattr(lives, "THREAD_GRACE", 0.02)
 
     def tells(ctx: RunContext) -> str:
         from_thread(ctx.emit, "told", {})
@@ -648,7 +650,7 @@ async def test_a_run_that_does_not_end_is_given_up() -> None:
     async def agent(ctx: Any) -> Any:
         await asyncio.Event().wait()
 
-    with pytest.raises(AssertionError, match=r"not over after 0.05 s"):
+    with pytest.raises(AssertionError, match=r"must finish within 0.05 s"):
         await crashed(agent, timeout=0.05)
 
 
@@ -656,7 +658,7 @@ async def test_a_run_that_does_not_end_is_given_up() -> None:
     ("options", "told"),
     [
         ({"again": -1}, "again is a whole number"),
-        ({"status": "running"}, "status is how the run ends"),
+        ({"status": "running"}, "status must be a final status"),
         ({"timeout": "1"}, "timeout is a number of seconds"),
         ({"signals": ["a"]}, "signals is a dict"),
         ({"input": [1]}, "input is a dict"),

@@ -74,7 +74,7 @@ def test_a_model_beyond_this_machine_is_refused_in_every_test(run: Run) -> None:
         assert ask(remote=False) == "asked"
     """)
     result.assert_outcomes(passed=1, failed=2, errors=1)
-    result.stdout.fnmatch_lines(["*NotConfigured: a test asks no model*@pytest.mark.live*--live*"])
+    result.stdout.fnmatch_lines(["*NotConfigured: a test must not call a remote model*@pytest.mark.live*--live*"])
 
 
 def test_the_ban_ends_with_the_test(run: Run) -> None:
@@ -130,7 +130,7 @@ def test_asking_for_live_tests_frees_no_other(run: Run, monkeypatch: pytest.Monk
 
 
 def test_the_marker_is_registered(run: Run) -> None:
-    run("", "--markers").stdout.fnmatch_lines(["@pytest.mark.live(*providers): asks a real model*"])
+    run("", "--markers").stdout.fnmatch_lines(["@pytest.mark.live(*providers): calls a real model*"])
 
 
 def test_loading_the_plugin_loads_next_to_nothing_of_the_library() -> None:

@@ -171,7 +171,7 @@ async def test_who_records_a_run_need_not_know_what_its_tools_returned(monkeypat
 async def test_a_run_that_asked_no_model_is_no_cassette(tmp_path: Path) -> None:
     async with AgentRunner.open("memory://") as runner:
         await runner.execute(Helper(), "quiet", HELLO)
-        with pytest.raises(InvalidArgument, match="no recorded call of a model"):
+        with pytest.raises(InvalidArgument, match="at least one recorded model call"):
             await record(runner, "quiet")
         with pytest.raises(UnknownRun):
             await record(runner, "nobody")

@@ -142,7 +142,7 @@ async def test_waits_are_answered_by_earlier_signals_in_order() -> None:
     ctx.signal("deploy", {"approved": True})
     assert [await ctx.wait_for_signal("go"), await ctx.wait_for_signal("go", timeout=5)] == [1, 2]
     assert await ctx.approve("deploy", {"what": "all"}) == {"approved": True}
-    with pytest.raises(WaitTimeout, match=r"call ctx\.signal\('go', payload\)"):
+    with pytest.raises(WaitTimeout, match=r"Call ctx\.signal\('go', payload\)"):
         await ctx.wait_for_signal("go")
 
 

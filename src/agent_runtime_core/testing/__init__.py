@@ -1,4 +1,4 @@
-"""Doubles that drive an agent in a test, with no runner, no store and no model, and a clock to move by hand."""
+"""Test doubles for agents: run context, model clients, tools, a manual clock, and a crash test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MODULES = {
 _LAZY = {name: f"{module}:{name}" for module, names in _MODULES.items() for name in names.split()}
 
 
-# Lazy, so that the pytest plugin beside these modules costs next to nothing at the start of every pytest.
+# Lazy, because every pytest process imports this package for the plugin and must not pay for the other modules.
 def __getattr__(name: str) -> object:
     return lazily(__name__, _LAZY, name)
 

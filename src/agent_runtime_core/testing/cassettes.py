@@ -1,7 +1,7 @@
-"""Recorded conversations with a model, kept in a JSON file and played back with no network.
+"""Record a model's responses in a JSON file and replay them without a network.
 
 The file is `{"version": 1, "exchanges": [{"request": ..., "response": ...}]}`. A request has messages, model and
-tools; a response has message, usage, model, finish_reason, and cost_usd where it is known.
+tools; a response has message, usage, model, finish_reason, and cost_usd if it is known.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _WIDTH = 120
 
 
 class CassetteMiss(AgentRuntimeError, AssertionError):
-    """A request that no recording answers; its text shows how the nearest one differs."""
+    """No recording matches a request. The message shows the difference to the nearest recording."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and what the model answered, as JSON trees."""
+    """A request and the model's response, as JSON trees."""
 
     request: dict[str, Any]
     response: dict[str, Any]
@@ -47,46 +47,53 @@ class Exchange:
 class Cassette:
     """Exchanges in the order of their recording.
 
-    Nothing is left out of them or made unreadable: images are kept as they were sent, and so is a secret that
-    stands in a message or a tool's result. Look through a file before you share it. API keys are no part of a
-    request, so they are not in it.
+    Nothing is removed or redacted: images and secrets in messages or tool results are stored as they were sent.
+    Check a file before you share it. It has no API keys, because they are not part of a request.
     """
 
     exchanges: list[Exchange] = field(default_factory=list)
 
     def add(self, request: Mapping[str, Any], response: Mapping[str, Any] | LLMResponse) -> None:
-        """Keep a copy of an exchange; InvalidArgument if it is no JSON or lacks its messages or message."""
+        """Append a copy of an exchange.
+
+        Raises:
+            InvalidArgument: It is not JSON-serializable, or the request has no messages, or the response no message.
+        """
         if isinstance(response, LLMResponse):
-            response = _told(response)
+            response = _response_tree(response)
         self.exchanges.append(_exchange({"request": request, "response": response}, f"exchange {len(self.exchanges)}"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file: as a whole, or not at all. It replaces one that is there."""
-        place = _file(path)
+        """Write the file atomically. An existing file is replaced."""
+        file = _file(path)
         tree = [{"request": each.request, "response": each.response} for each in self.exchanges]
         text = json.dumps({"version": VERSION, "exchanges": tree}, indent=2, ensure_ascii=False)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside = place.with_name(f".{place.name}.{os.getpid()}-{threading.get_ident()}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
         try:
-            # A lone surrogate has no UTF-8; its escape means the same in JSON.
-            beside.write_bytes(text.encode("utf-8", "backslashreplace") + b"\n")
-            os.replace(beside, place)
+            # UTF-8 cannot encode a lone surrogate; its escape means the same in JSON.
+            temporary.write_bytes(text.encode("utf-8", "backslashreplace") + b"\n")
+            os.replace(temporary, file)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cassette:
-        """What `save` wrote, or somebody by hand; InvalidArgument says what is wrong with it."""
+        """Read a file that `save` wrote or that was written by hand.
+
+        Raises:
+            InvalidArgument: The file does not exist or is not a cassette of this version.
+        """
         file = _file(path)
         try:
             tree = json.loads(file.read_bytes())
         except FileNotFoundError as error:
-            raise InvalidArgument(f"no cassette {str(path)!r}: record one with RecordingLLMClient") from error
+            raise InvalidArgument(f"no cassette {str(path)!r}. Record one with RecordingLLMClient") from error
         except (ValueError, RecursionError, IsADirectoryError) as error:
-            raise InvalidArgument(f"{str(path)!r} is no cassette: {error}") from error
+            raise InvalidArgument(f"{str(path)!r} is not a cassette: {error}") from error
         if not isinstance(tree, dict) or tree.get("version") != VERSION or not isinstance(tree.get("exchanges"), list):
             raise InvalidArgument(
-                f'{str(path)!r} is no cassette of version {VERSION}: it is {{"version": {VERSION}, "exchanges": [...]}}'
+                f'{str(path)!r} must be a cassette of version {VERSION}: {{"version": {VERSION}, "exchanges": [...]}}'
             )
         return cls([_exchange(each, f"exchange {n} of {str(path)!r}") for n, each in enumerate(tree["exchanges"])])
 
@@ -94,16 +101,16 @@ class Cassette:
 def _file(path: str | os.PathLike[str]) -> Path:
     text = path_text(path)
     if text is None:
-        raise InvalidArgument(f"{brief(path, 500)} is no path of a cassette")
+        raise InvalidArgument(f"path must be a str or os.PathLike, got {brief(path, 500)}")
     return Path(text)
 
 
 class ReplayLLMClient(LLMClient):
-    """A model that answers as it did when it was recorded, and never asks anybody.
+    """A client that replays recorded responses and never calls a model.
 
-    A recording answers a request with equal messages and tools, and the model where one was recorded; other
-    options have no part in it. It answers once; asked more often than it was recorded, a request is a
-    CassetteMiss if `strict`, and gets its last answer again if not.
+    A recording matches a request with equal messages and tools, and an equal model if one was recorded. Other options
+    are ignored. Each recording is replayed once. A request that is repeated more often than it was recorded raises
+    CassetteMiss with `strict=True`, and gets its last response again with `strict=False`.
     """
 
     def __init__(
@@ -112,7 +119,7 @@ class ReplayLLMClient(LLMClient):
         if isinstance(cassette, str | os.PathLike):
             cassette = Cassette.load(cassette)
         elif not isinstance(cassette, Cassette | Iterable):
-            raise InvalidArgument(f"{brief(cassette)} is no Cassette, list of exchanges or path of a cassette")
+            raise InvalidArgument(f"cassette must be a Cassette, a list of exchanges or a path, got {brief(cassette)}")
         elif not isinstance(cassette, Cassette):
             cassette = Cassette([_exchange(each, f"exchange {number}") for number, each in enumerate(cassette)])
         self._exchanges = list(cassette.exchanges)
@@ -121,7 +128,7 @@ class ReplayLLMClient(LLMClient):
 
     @property
     def unused(self) -> list[Exchange]:
-        """The recordings that nobody has asked for yet."""
+        """The recordings that were not replayed yet."""
         return [each for number, each in enumerate(self._exchanges) if number not in self._used]
 
     async def generate(
@@ -149,12 +156,14 @@ class ReplayLLMClient(LLMClient):
             yield chunk
 
     def _answer(self, messages: list[Any], model: str | None, tools: list[dict[str, Any]] | None) -> LLMResponse:
-        asked = _plain({"messages": messages, "model": model, "tools": tools or None}, "the request")
-        matching = [number for number, each in enumerate(self._exchanges) if _compared(each.request, asked) == asked]
-        fresh = [number for number in matching if number not in self._used]
-        if not fresh and (self._strict or not matching):
-            raise self._miss(asked, matching)
-        number = fresh[0] if fresh else matching[-1]
+        request = _json_tree({"messages": messages, "model": model, "tools": tools or None}, "the request")
+        matching = [
+            number for number, each in enumerate(self._exchanges) if _comparable(each.request, request) == request
+        ]
+        unused = [number for number in matching if number not in self._used]
+        if not unused and (self._strict or not matching):
+            raise self._miss(request, matching)
+        number = unused[0] if unused else matching[-1]
         self._used.add(number)
         response = copy.deepcopy(self._exchanges[number].response)
         return LLMResponse(
@@ -165,31 +174,32 @@ class ReplayLLMClient(LLMClient):
             cost_usd=response.get("cost_usd"),
         )
 
-    def _miss(self, asked: dict[str, Any], matching: Sequence[int]) -> CassetteMiss:
+    def _miss(self, request: dict[str, Any], matching: Sequence[int]) -> CassetteMiss:
         if matching:
+            count = "once" if len(matching) == 1 else f"{len(matching)} times"
             return CassetteMiss(
-                f"this request was recorded {len(matching)} time(s) and is asked once more: record it again, "
-                f"or replay with strict=False; it ends with\n{_pretty(asked['messages'][-1:])}"
+                f"this request was recorded {count} and is sent once more. Record it again, "
+                f"or replay with strict=False. Its last message is\n{_pretty(request['messages'][-1:])}"
             )
         if not self._exchanges:
-            return CassetteMiss("the cassette is empty: record one with RecordingLLMClient")
-        number, lines = self._nearest(asked)
+            return CassetteMiss("the cassette is empty. Record one with RecordingLLMClient")
+        number, lines = self._nearest(request)
         return CassetteMiss(
-            f"no recording answers this request; exchange {number} of {len(self._exchanges)} (from 0) is the nearest"
-            f"{' (and was already played)' if number in self._used else ''}:\n" + "\n".join(lines)
+            f"no recording matches this request; exchange {number} of {len(self._exchanges)} (from 0) is the nearest"
+            f"{' (already replayed)' if number in self._used else ''}:\n" + "\n".join(lines)
         )
 
-    def _nearest(self, asked: dict[str, Any]) -> tuple[int, list[str]]:
-        """The recording most like what was asked, and the difference to it."""
-        wanted = _lines(asked)
+    def _nearest(self, request: dict[str, Any]) -> tuple[int, list[str]]:
+        """The number of the most similar recording, and the lines of its diff to the request."""
+        wanted = _lines(request)
         matcher = difflib.SequenceMatcher(None, b=wanted, autojunk=False)
-        best, found, likeness = 0, [""], -1.0
+        best, found, similarity = 0, [""], -1.0
         for number, each in enumerate(self._exchanges):
-            lines = _lines(_compared(each.request, asked))
+            lines = _lines(_comparable(each.request, request))
             matcher.set_seq1(lines)
-            if (here := matcher.quick_ratio()) > likeness:
-                best, found, likeness = number, lines, here
-        difference = list(difflib.unified_diff(found, wanted, "recorded", "asked", n=2, lineterm=""))
+            if (ratio := matcher.quick_ratio()) > similarity:
+                best, found, similarity = number, lines, ratio
+        difference = list(difflib.unified_diff(found, wanted, "recorded", "sent", n=2, lineterm=""))
         if len(difference) > _SHOWN_LINES:
             left = len(difference) - _SHOWN_LINES + 1
             difference[_SHOWN_LINES - 1 :] = [f"… and {left} more lines"]
@@ -197,10 +207,10 @@ class ReplayLLMClient(LLMClient):
 
 
 class RecordingLLMClient(LLMClient):
-    """A client that asks `client` and keeps what it answers in a cassette file, written anew from the first answer on.
+    """A client that passes calls to `client` and saves the responses in a cassette file.
 
-    The file is whole after every answer. What failed, and a stream that was left before its end, is not recorded.
-    See Cassette for what such a file shows of your messages.
+    The first response replaces an existing file, and the file is complete after every response. Failed calls and
+    streams that were not read to their end are not recorded. See Cassette for the data that such a file exposes.
     """
 
     def __init__(self, client: LLMClient, path: str | os.PathLike[str]) -> None:
@@ -220,7 +230,7 @@ class RecordingLLMClient(LLMClient):
         max_tokens: int | None = None,
         **kwargs: Any,
     ) -> LLMResponse:
-        request = _plain({"messages": messages, "model": model, "tools": tools or None}, "the request")
+        request = _json_tree({"messages": messages, "model": model, "tools": tools or None}, "the request")
         response = await self._client.generate(
             messages,
             model=model,
@@ -230,7 +240,7 @@ class RecordingLLMClient(LLMClient):
             max_tokens=max_tokens,
             **kwargs,
         )
-        await in_thread(self._keep, request, response)
+        await in_thread(self._record, request, response)
         return response
 
     async def stream(
@@ -241,24 +251,24 @@ class RecordingLLMClient(LLMClient):
         tools: list[dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[LLMStreamChunk]:
-        request = _plain({"messages": messages, "model": model, "tools": tools or None}, "the request")
-        heard, kept = StreamBuffer(), False
+        request = _json_tree({"messages": messages, "model": model, "tools": tools or None}, "the request")
+        buffer, recorded = StreamBuffer(), False
         async with _closing(self._client.stream(messages, model=model, tools=tools, **kwargs)) as chunks:
             try:
                 async for chunk in chunks:
-                    heard.take(chunk)
-                    if not kept and chunk.response is not None:
-                        kept = True
-                        await in_thread(self._keep, request, chunk.response)
+                    buffer.take(chunk)
+                    if not recorded and chunk.response is not None:
+                        recorded = True
+                        await in_thread(self._record, request, chunk.response)
                     yield chunk
             except GeneratorExit:
-                if not kept and heard.last.finish_reason is not None:  # it was left behind its end
-                    await in_thread(self._keep, request, heard.whole(model))
+                if not recorded and buffer.last.finish_reason is not None:  # closed after its last chunk
+                    await in_thread(self._record, request, buffer.whole(model))
                 raise
-        if not kept:
-            # What somebody's own client tells may come in any of its chunks; an answer that was cut is none.
+        if not recorded:
+            # A custom client may put usage and finish reason in any chunk. A truncated response is not recorded.
             with contextlib.suppress(StreamCut):
-                await in_thread(self._keep, request, heard.whole(model))
+                await in_thread(self._record, request, buffer.whole(model))
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
         return await self._client.embed(texts, model=model)
@@ -269,8 +279,8 @@ class RecordingLLMClient(LLMClient):
     async def count_tokens(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> int:
         return await self._client.count_tokens(messages, tools)
 
-    def _keep(self, request: dict[str, Any], response: LLMResponse) -> None:
-        # One at a time, or an earlier and shorter file could replace a later one.
+    def _record(self, request: dict[str, Any], response: LLMResponse) -> None:
+        # Without the lock an earlier and shorter file could replace a later one.
         with self._lock:
             self.cassette.add(request, response)
             self.cassette.save(self._path)
@@ -281,62 +291,62 @@ async def _closing(chunks: AsyncIterator[LLMStreamChunk]) -> AsyncIterator[Async
     try:
         yield chunks
     finally:
-        # Somebody's own client may give an iterator that is no generator.
+        # The iterator of a custom client may not be a generator.
         if close := getattr(chunks, "aclose", None):
             await close()
 
 
-def _told(response: LLMResponse) -> dict[str, Any]:
-    told = {
+def _response_tree(response: LLMResponse) -> dict[str, Any]:
+    tree = {
         "message": response.message,
         "usage": response.usage,
         "model": response.model,
         "finish_reason": response.finish_reason,
     }
-    return told | ({} if response.cost_usd is None else {"cost_usd": response.cost_usd})
+    return tree | ({} if response.cost_usd is None else {"cost_usd": response.cost_usd})
 
 
 def _exchange(tree: Any, where: str) -> Exchange:
-    plain = _plain(tree, where)
-    request = plain.get("request") if isinstance(plain, dict) else None
-    response = plain.get("response") if isinstance(plain, dict) else None
+    exchange = _json_tree(tree, where)
+    request = exchange.get("request") if isinstance(exchange, dict) else None
+    response = exchange.get("response") if isinstance(exchange, dict) else None
     if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
-        raise InvalidArgument(f'{where} has no "request" with a list of "messages"')
+        raise InvalidArgument(f'{where} must have a "request" with a list of "messages"')
     if not isinstance(response, dict) or not isinstance(response.get("message"), dict):
-        raise InvalidArgument(f'{where} has no "response" with a "message"')
+        raise InvalidArgument(f'{where} must have a "response" with a "message"')
     return Exchange(request, response)
 
 
-def _plain(tree: Any, where: str) -> Any:
-    """The tree as JSON has it, so that what is compared later does not depend on how it was kept."""
+def _json_tree(tree: Any, where: str) -> Any:
+    """The value after a JSON round trip, so that recorded and new requests compare equal."""
     try:
         return json.loads(json.dumps(tree, allow_nan=False, default=_unwrapped))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{where} cannot be kept in a cassette: {error}") from error
+        raise InvalidArgument(f"{where} must be JSON-serializable: {error}") from error
 
 
 def _unwrapped(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{brief(value)} is no JSON")
+    raise TypeError(f"{brief(value)} is not JSON-serializable")
 
 
-def _compared(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The recorded request, with what it says nothing of (no tools, no name of a model) as it is asked now."""
+def _comparable(recorded: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded request; a model or tools that it does not have are taken from the new request."""
     return {
         "messages": recorded["messages"],
-        "model": asked["model"] if recorded.get("model") is None else recorded["model"],
-        "tools": (recorded["tools"] or None) if "tools" in recorded else asked["tools"],
+        "model": request["model"] if recorded.get("model") is None else recorded["model"],
+        "tools": (recorded["tools"] or None) if "tools" in recorded else request["tools"],
     }
 
 
 def _pretty(tree: Any) -> str:
     text = json.dumps(tree, indent=2, ensure_ascii=False, sort_keys=True)
-    # A lone surrogate would keep the whole text from being printed.
+    # Printing a lone surrogate would raise UnicodeEncodeError.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _lines(request: Mapping[str, Any]) -> list[str]:
-    """Pretty JSON cut to lines that a person can compare: long texts at their line breaks and every 120 characters."""
+    """Indented JSON, with long strings split at their line breaks and every 120 characters, for a readable diff."""
     lines = [part for line in _pretty(request).splitlines() for part in line.replace("\\n", "\\n\n").splitlines()]
     return [line[start : start + _WIDTH] for line in lines for start in range(0, len(line) or 1, _WIDTH)]

@@ -1,4 +1,4 @@
-"""Clocks for tests: one that stands still until it is moved, and one that jumps over every sleep."""
+"""Clocks for tests: one is moved by hand, one skips every sleep."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .._core.clock import Clock
 from ..errors import InvalidArgument, brief
 
 START = 1_700_000_000.0  # 2023-11-14, far from any daylight saving change
-MOMENT = 0.001  # real seconds that a jumping clock gives to what is under way beside a sleep
+MOMENT = 0.001  # real seconds that JumpingClock leaves to other running work before each jump
 
 
 class VirtualClock(Clock):
-    """Time as an argument: give it to a backend (`InMemoryQueue(clock=clock)`), and move it with `advance`.
+    """A clock that only moves when the test calls `advance`. Pass it to a backend: `InMemoryQueue(clock=clock)`.
 
-    `wall()` begins at `start` (seconds since the epoch) and `boot()` at 0; both stand still until
-    `advance(seconds)`, from any thread. `sleep` returns when time has come that far, those who sleep
-    in the order in which their time comes. `random` is seeded: the same seed gives the same ids and jitter.
+    `wall()` starts at `start` (seconds since the epoch), `boot()` at 0. `advance(seconds)` moves both, from any
+    thread. `sleep` returns when its time is reached; sleepers wake in order of their times. `random` is seeded:
+    the same seed gives the same ids and jitter.
 
         clock = VirtualClock()
         month = asyncio.ensure_future(clock.sleep(30 * 86400))
@@ -62,13 +62,13 @@ class VirtualClock(Clock):
 
     @property
     def next_due(self) -> float | None:
-        """Seconds until the next sleeper wakes; None when nobody sleeps."""
+        """Seconds until the next sleeper wakes; None without sleepers."""
         with self._lock:
             left = [due for due, _, woken in self._sleepers if not woken.done()]
             return min(left) - self._boot if left else None
 
     async def until_sleeping(self, count: int = 1) -> None:
-        """Return as soon as at least `count` sleeps are under way."""
+        """Wait until at least `count` calls of `sleep` are waiting."""
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (count, watcher)
         with self._lock:
@@ -82,9 +82,13 @@ class VirtualClock(Clock):
                 self._watchers.remove(entry)
 
     def advance(self, seconds: float) -> None:
-        """Let that much time pass at once, and wake those whose time has come."""
+        """Move both clocks forward and wake the sleepers whose time is reached.
+
+        Raises:
+            InvalidArgument: `seconds` is negative or NaN.
+        """
         if not seconds >= 0:
-            raise InvalidArgument(f"time moves on by a number of seconds of at least 0, not {brief(seconds)}")
+            raise InvalidArgument(f"seconds must be at least 0, got {brief(seconds)}. Use set_wall to move wall() back")
         with self._lock:
             self._wall += seconds
             self._boot += seconds
@@ -95,12 +99,12 @@ class VirtualClock(Clock):
             _wake(woken)
 
     def set_wall(self, seconds: float) -> None:
-        """Set the wall clock alone, as an administrator or a time server does: it may go back."""
+        """Set only the wall clock, as an administrator or a time server does. It may move back."""
         self._wall = seconds
 
 
 class JumpingClock(VirtualClock):
-    """A clock that jumps to the time of the next sleeper as soon as somebody sleeps."""
+    """A clock that jumps to the time of the next sleeper at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,13 +121,18 @@ class JumpingClock(VirtualClock):
         finally:
             self._until.pop(sleeper, None)
 
-    def forget(self) -> None:
-        """Nobody sleeps any more: those who did are dead."""
+    def drop_sleepers(self) -> None:
+        """Forget all sleepers: their process was killed, so their times must not hold back later jumps."""
         self._until.clear()
 
 
 class RunClock(Clock):
-    """The time of all, and the chance of one run: the n-th number that it draws is the same in every life."""
+    """The shared time with the random values of one run: its n-th draw is the same in every process.
+
+    Args:
+        clock: The shared time.
+        drawn: The values that earlier processes of the run drew, "random" or "uuid4" in order; they are skipped.
+    """
 
     def __init__(self, clock: Clock, drawn: Sequence[str]) -> None:
         super().__init__(seed=1)

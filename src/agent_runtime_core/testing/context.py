@@ -1,4 +1,4 @@
-"""A run context in memory that notes what an agent does with it, gone with the test."""
+"""An in-memory run context that records what an agent does with it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ T = TypeVar("T")
 
 
 class MockRunContext:
-    """A run context that keeps everything in lists: `events` as (type, payload), `checkpoints`, `sleeps`.
+    """A run context that records into lists: `events` as (type, payload), `checkpoints`, `sleeps`.
 
-    Steps run once and at once, sleeping takes no time, and a wait is answered by an earlier `signal`.
+    Steps are executed once, without records or retries. Sleeping takes no time. A wait returns the payload of an
+    earlier `signal`.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class MockRunContext:
         self.attempt = 1
         self.step_id: str | None = None
         self.idempotency_key: str | None = None
-        #: What all agent loops over this context may use together, where a caller said so.
+        #: The budget shared by all agent loops of this context, if the caller set limits.
         self.budget: Budget | None = None
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.checkpoints: list[dict[str, Any]] = []
@@ -92,7 +93,7 @@ class MockRunContext:
 
     @property
     def persistence(self) -> PersistenceManager:
-        """Stores in memory, gone with this context; set another manager if the test needs it."""
+        """In-memory stores of this context. Assign another manager to replace them."""
         if self._persistence is None:
             self._persistence = PersistenceManager.open("memory://")
         return self._persistence
@@ -102,17 +103,17 @@ class MockRunContext:
         self._persistence = manager
 
     def own_conversation(self) -> None:
-        """Set `owns_conversation`. This context has no runner that appends to a conversation."""
+        """Set `owns_conversation`. There is no runner that appends to a conversation here."""
         self.owns_conversation = True
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
         if not isinstance(payload, Mapping):
-            raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
+            raise InvalidArgument(f"payload must be a dict, got {type(payload).__name__}")
         self.events.append((agent_event_type(event_type), _copied(dict(payload))))
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
         if not isinstance(state, Mapping):
-            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {brief(state)}")
+            raise InvalidArgument(f"state must be a dict, got {type(state).__name__} {brief(state)}")
         self.checkpoints.append(_copied(state))
 
     async def get_state(self) -> dict[str, Any] | None:
@@ -141,25 +142,29 @@ class MockRunContext:
         description: str | None = None,
         max_result_bytes: int = MAX_RESULT,
     ) -> Any:
-        """`fn(*args)`, once: retries, times and records are the real context's business."""
+        """Call `fn(*args)` once. Retries, time limits and records exist only in the real context."""
         if not callable(fn):
-            raise InvalidArgument(f"a step function is callable, not {brief(fn)}")
+            raise InvalidArgument(f"fn must be a function, got {brief(fn)}")
         result = fn(*place_context(fn, self, args))
         return await result if inspect.isawaitable(result) else result
 
     def renamed(self, old: str, new: str) -> None:
-        """Nothing is recorded here that could have another name."""
+        """Do nothing: there are no records that could have another name."""
 
     async def sleep(self, seconds: float, *, key: str | None = None) -> None:
         self.sleeps.append(seconds)
 
     async def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
-        """The payload of the earliest `signal` of that name not yet taken; WaitTimeout if there is none."""
-        waiting = self._signals.get(unbroken("a signal's name", name))
-        if not waiting:
-            said = brief(name)
-            raise WaitTimeout(f"no signal {said} is there: call ctx.signal({said}, payload) before the agent runs")
-        return waiting.popleft()
+        """Return the payload of the earliest unread `signal` of this name.
+
+        Raises:
+            WaitTimeout: There is no such signal.
+        """
+        payloads = self._signals.get(unbroken("a signal's name", name))
+        if not payloads:
+            text = brief(name)
+            raise WaitTimeout(f"no signal {text} was sent. Call ctx.signal({text}, payload) before the agent runs")
+        return payloads.popleft()
 
     async def approve(
         self,
@@ -170,16 +175,20 @@ class MockRunContext:
         timeout: float | None = None,
         key: str | None = None,
     ) -> Any:
-        """The same as `wait_for_signal`: answer with `signal`."""
+        """Same as `wait_for_signal`: send the answer with `signal`."""
         return await self.wait_for_signal(name, timeout=timeout)
 
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
-        """Run the agent now, in a MockRunContext of its own; RunFailed if it fails, as in a real run."""
+        """Run the agent immediately, in a new MockRunContext.
+
+        Raises:
+            RunFailed: The agent failed, as in a real run.
+        """
         found = get_runtime(agent) if isinstance(agent, str) else agent
         if found is None:
-            raise UnknownAgent(f"no agent {brief(agent)} is registered: register_runtime(...) first")
+            raise UnknownAgent(f"unknown agent {brief(agent)}. Register it with register_runtime(...)")
         if not isinstance(input, Mapping):
-            raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {brief(input)}")
+            raise InvalidArgument(f"input must be a dict, got {type(input).__name__} {brief(input)}")
         child = MockRunContext(
             input.get("messages"),
             input.get("params"),
@@ -191,7 +200,7 @@ class MockRunContext:
             child.budget = Budget(RunLimits.of(input["limits"]))
         try:
             result = await found.run(child)
-        except Exception as error:  # noqa: BLE001 - it is what ends the child, as in a real run
+        except Exception as error:  # noqa: BLE001 - any error ends the child, as in a real run
             cause = deciding_error(error)
             partial = getattr(cause, "result", None)
             result = partial if isinstance(partial, RunResult) else RunResult()
@@ -200,7 +209,7 @@ class MockRunContext:
         return result.raise_for_status()
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
-        raise NotSupported("MockRunContext has no database: test a transaction with a runner on a SQLite file")
+        raise NotSupported("MockRunContext has no database. Test a transaction with a runner on a SQLite file")
 
     async def now(self, *, key: str | None = None) -> datetime:
         return aware(self._clock.wall())
@@ -212,7 +221,7 @@ class MockRunContext:
         return UUID(int=self._clock.random.getrandbits(128), version=4)
 
     def get_events(self, type: EventType | str | None = None) -> list[tuple[str, dict[str, Any]]]:
-        """What was emitted, as (type, payload); of one type only if given."""
+        """Return the emitted events as (type, payload), all or of one type."""
         wanted = None if type is None else checked_event_name("event_type", type)
         return [event for event in self.events if wanted in (None, event[0])]
 
@@ -220,17 +229,17 @@ class MockRunContext:
         return list(self.checkpoints)
 
     def signal(self, name: str, payload: Any = None) -> None:
-        """Answer a coming `wait_for_signal` or `approve` of that name."""
+        """Send the payload that a later `wait_for_signal` or `approve` of this name returns."""
         self._signals.setdefault(unbroken("a signal's name", name), deque()).append(payload)
 
     def cancel(self) -> None:
-        """From now on the run reads as cancelled."""
+        """Make `is_cancelled()` return True."""
         self._cancelled = True
 
     def clear(self) -> None:
-        """Forget events, checkpoints, sleeps and signals, the cancellation and the call of `own_conversation()`."""
-        for noted in (self.events, self.checkpoints, self.sleeps, self._signals):
-            noted.clear()
+        """Delete events, checkpoints, sleeps and signals; reset the cancellation and `owns_conversation`."""
+        for recorded in (self.events, self.checkpoints, self.sleeps, self._signals):
+            recorded.clear()
         self._cancelled = False
         self.owns_conversation = False
 
@@ -243,9 +252,9 @@ def create_test_context(
     metadata: dict[str, Any] | None = None,
     params: dict[str, Any] | None = None,
 ) -> MockRunContext:
-    """A context whose input is one user message, or `input_messages`."""
+    """Return a context whose input is one user message, or `input_messages`."""
     if message is not None and input_messages is not None:
-        raise InvalidArgument("give a message or input_messages=, not both")
+        raise InvalidArgument("pass message or input_messages=, not both")
     messages = input_messages if message is None else [{"role": "user", "content": message}]
     return MockRunContext(messages, params, metadata, tool_registry=_registry(tools))
 
@@ -271,36 +280,43 @@ async def run_agent_test(
     tools: Iterable[Tool] | ToolRegistry | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> RunResult | tuple[RunResult, MockRunContext]:
-    """Run an agent once: on a text it gives (result, context), on a context the result alone.
+    """Run an agent once.
 
-    `get_llm_client()` gives it the client of a `use_llm_client` around this call, or else the MockLLMClient made
-    last that is still referred to. Where there is neither, a client that asks beyond this machine is refused.
+    In the agent, `get_llm_client()` returns the client of a `use_llm_client` around this call, else the latest
+    MockLLMClient that is still referenced. Without either, clients that would call a remote model raise NotConfigured.
+
+    Args:
+        message: The user message, or a context.
+        tools: Tools of the new context; by default those of the agent.
+
+    Returns:
+        (result, context) for a message, only the result for a context.
     """
     if isinstance(message, str):
         registry = _tools_of(agent) if tools is None else tools
         ctx = create_test_context(message, tools=registry, metadata=metadata)
-        with _model():
+        with _llm_client():
             return await agent.run(ctx), ctx
     if tools is not None or metadata is not None:
-        raise InvalidArgument("tools= and metadata= belong to the context: give them to create_test_context")
-    with _model():
+        raise InvalidArgument("tools= and metadata= belong to the context. Pass them to create_test_context")
+    with _llm_client():
         return await agent.run(message)
 
 
 @contextlib.contextmanager
-def _model() -> Iterator[None]:
+def _llm_client() -> Iterator[None]:
     if _override.get() is not None:
         yield
     elif (mock := latest_mock()) is not None:
         with use_llm_client(mock):
             yield
     else:
-        with _refusal:
+        with _remote_block:
             yield
 
 
-class _Refusal:
-    """Refuses real clients from the first who enters to the last who leaves: tests may run side by side."""
+class _RemoteBlock:
+    """Blocks remote clients while at least one caller is inside: tests may run concurrently."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -311,7 +327,7 @@ class _Refusal:
         with self._lock:
             if self._inside == 0:
                 self._before = forbid_remote(
-                    "run_agent_test asks no real model: make a MockLLMClient and keep it, "
+                    "run_agent_test must not call a remote model. Create a MockLLMClient and keep a reference to it, "
                     "or choose a client with `with use_llm_client(client):` around the call"
                 )
             self._inside += 1
@@ -323,7 +339,7 @@ class _Refusal:
                 forbid_remote(self._before)
 
 
-_refusal = _Refusal()
+_remote_block = _RemoteBlock()
 
 
 def _tools_of(agent: Any) -> ToolRegistry | None:
@@ -344,6 +360,6 @@ def _copied(value: T) -> T:
     try:
         return copy.deepcopy(value)
     except RecursionError:
-        raise UnserialisableResult("$", f"nested deeper than {MAX_DEPTH} levels: give a flatter value") from None
+        raise UnserialisableResult("$", f"nested deeper than {MAX_DEPTH} levels: pass a flatter value") from None
     except TypeError:
-        return cast("T", decode(encode(value)))  # or the reason why a real run would refuse it too
+        return cast("T", decode(encode(value)))  # raises the error of a real run if the value cannot be stored

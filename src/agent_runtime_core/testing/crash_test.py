@@ -1,4 +1,4 @@
-"""A run that is killed at every write it makes, to see that it comes to the same."""
+"""Kill an agent's run at each of its writes and check that it still has the same outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
 from .clock import JumpingClock
 from .crash_points import CrashPoint
-from .run_comparison import RunSummary, WriteLog, account, difference, ending, told_as
+from .run_comparison import RunSummary, WriteLog, difference, outcome_of, status_of, summarize
 from .simulated_process import RUN, CrashSetting, SimulatedProcess
 
 __all__ = ["CrashReport", "crash_everywhere"]
@@ -38,7 +38,7 @@ Agent = AgentRuntime | Callable[[], AgentRuntime]
 
 @dataclass(frozen=True)
 class CrashReport:
-    """`writes` of the undisturbed run, `kills` that were carried out in all runs, and the undisturbed `outcome`."""
+    """Number of `writes` of the undisturbed run, number of `kills` in all runs, and the undisturbed `outcome`."""
 
     writes: int
     kills: int
@@ -61,46 +61,52 @@ async def crash_everywhere(
     again: int = 0,
     timeout: float = 30.0,
 ) -> CrashReport:
-    """Run an agent undisturbed, then kill it at its n-th write, n = 1, 2, …, and see that it comes to the same.
+    """Run an agent undisturbed, then once killed at each of its writes, and compare the outcomes.
 
-    Each n is two runs: one is killed before the write lands, one after it landed and before its answer is seen. A new
-    runner then goes on with what is stored. AssertionError names the write and the difference, if one of these is
-    not as in the undisturbed run: the `status` of the run, its final output and the type of its error (or what
-    `compare` makes of its result), and those of its children; the steps that were carried out, by their idempotency
-    keys; the events, but for those that a resume adds; what `effects()` gives at the end of the run. A run that is
-    cancelled or runs out of time may have got less far. No step that was recorded may be carried out again.
+    Each write n = 1, 2, … is tested twice: killed before the write is applied, and after it but before the reply. A
+    new runner then resumes the stored run. Compared are: status, final output and error type of the run and of its
+    children; the executed steps by idempotency key; the events, except those that a resume adds; and the value of
+    `effects()` at the end. A cancelled or timed-out run may have made less progress. No step with a saved result may
+    be executed again.
 
-    `agent`, and each of `agents` that it calls, is an agent, or a function or class that makes a new one for each life,
-    as a new process would. `reset()` is called before each run, and puts the world back as `effects()` sees it; both
-    may be coroutine functions. `signals` answer what the run waits for, by name. With `persistence=True` conversations
-    are kept, and killed at, in the same store; a manager of your own is yours to reset. `again` kills so many of the
-    lives after the first one as well, at every write of theirs, but not so often without a new record that the run
-    would be dead. No life may take more than `timeout` real seconds.
+    Everything is in memory; each simulated process has its own event loop and thread. Waits and pauses of the runtime
+    take no time, `asyncio.sleep` does. A kill stops the loop for ever: threads get half a second to finish, and pending
+    `finally` blocks run between `effects()` and the next `reset()`. The start of a step is written without waiting, so
+    a process killed there may have started the step.
 
-    Everything is in memory, and each life on a loop and in a thread of its own. Waits and pauses of the runtime take no
-    time; `asyncio.sleep` does. A kill is simulated: that loop never turns again. What threads do at that moment is
-    given half a second to end, and `finally` blocks of the dead run after `effects()` was asked and before `reset()`.
-    The start of a step is written without waiting for it: a process killed there may have begun the step.
+    Args:
+        agent: An agent, or a function or class that makes one for each process. So are `agents`, which it calls.
+        persistence: True keeps conversations in the same store, with kills at their writes. Reset your own manager.
+        signals: Payloads for signals and approvals that the run waits for, by name.
+        status: The expected final status.
+        compare: Maps the run's result to the value to compare.
+        effects: Returns the side effects to compare; may be a coroutine function, as may `reset`.
+        reset: Called before each run to undo side effects.
+        again: Also kill this many later processes at each write, but never so often that the run would be dead.
+        timeout: Real seconds that one process may take.
 
-    InvalidArgument: an option that cannot be used. WaitTimeout, UnknownAgent: nothing would wake the run any more.
-    NotSupported: it needs another store, as `ctx.transaction` does.
+    Raises:
+        AssertionError: An outcome differs; the message names the write and the difference.
+        InvalidArgument: An option has an invalid value.
+        WaitTimeout: The run waits for a signal that is not in `signals`.
+        UnknownAgent: The run calls an agent that is not in `agents`.
+        NotSupported: The run needs another store, as `ctx.transaction` does.
     """
     wanted = _status(status)
     checked_int("again", again, least=0)
     makers = [_maker(each) for each in (agent, *agents)]
     setting = CrashSetting(lambda: [make() for make in makers], config, tools, persistence, mapping("signals", signals))
-    trial = _CrashTrial(
-        setting, mapping("input", input), compare or ending, effects, reset, checked_seconds("timeout", timeout)
-    )
-    plain = await trial.plain(wanted)
+    limit = checked_seconds("timeout", timeout)
+    trial = _CrashTrial(setting, mapping("input", input), compare or outcome_of, effects, reset, limit)
+    baseline = await trial.baseline(wanted)
     writes = trial.writes
-    await _each(trial, plain, (), again)
-    return CrashReport(writes, trial.kills, plain.result)
+    await _kill_each(trial, baseline, (), again)
+    return CrashReport(writes, trial.kills, baseline.result)
 
 
 def _status(status: RunStatus | str) -> RunStatus:
     if not isinstance(status, str) or status not in TERMINAL:
-        raise InvalidArgument(f"status is how the run ends ({', '.join(TERMINAL)}), not {brief(status)}")
+        raise InvalidArgument(f"status must be a final status ({', '.join(TERMINAL)}), got {brief(status)}")
     return RunStatus(status)
 
 
@@ -112,22 +118,22 @@ def _maker(agent: Agent) -> Callable[[], AgentRuntime]:
     return lambda: known
 
 
-async def _each(trial: _CrashTrial, plain: RunSummary, blows: tuple[CrashPoint, ...], again: int) -> None:
-    """Kill what comes after these blows at each of its writes, until it is over before that."""
+async def _kill_each(trial: _CrashTrial, baseline: RunSummary, points: tuple[CrashPoint, ...], again: int) -> None:
+    """Kill the process that follows these crash points at each of its writes, until it finishes before the next."""
     n = 0
     while True:
         n += 1
-        for landed in (False, True):
-            more = (*blows, CrashPoint(n, landed))
-            reached = await trial.killed(plain, more)
+        for applied in (False, True):
+            more = (*points, CrashPoint(n, applied))
+            reached = await trial.killed(baseline, more)
             if not reached:
                 return
             if again:
-                await _each(trial, plain, more, again - 1)
+                await _kill_each(trial, baseline, more, again - 1)
 
 
 class _CrashTrial:
-    """Whole runs of one agent on one input."""
+    """Executes whole runs of one agent with one input."""
 
     def __init__(
         self, setting: CrashSetting, input: Mapping[str, Any], compare: Callable[[RunResult], Any],
@@ -138,101 +144,103 @@ class _CrashTrial:
         self._key = setting.agents()[0].key
         self.writes = self.kills = 0
 
-    async def plain(self, status: RunStatus) -> RunSummary:
-        """The undisturbed run, twice: what differs by itself says nothing about a crash."""
+    async def baseline(self, status: RunStatus) -> RunSummary:
+        """Execute the undisturbed run twice: an agent that differs by itself cannot be compared after a crash."""
         first, _ = await self._run(())
         result = first.result
         error = result.error
         if error is not None and error.type == "NotSupported":
             raise NotSupported(f"crash_everywhere keeps runs in memory: {error.message}")
-        why = "" if error is None else f" ({error.type}: {error.message})"
+        reason = "" if error is None else f" ({error.type}: {error.message})"
         if result.status is not status:
-            raise AssertionError(f"the undisturbed run is {told_as(result)}{why}, and not {status.value}")
+            raise AssertionError(f"the undisturbed run must end as {status.value}, got {status_of(result)}{reason}")
         second, _ = await self._run(())
-        if (wrong := difference(first, second)) is not None:
+        if (found := difference(first, second)) is not None:
             raise AssertionError(
-                f"two undisturbed runs differ: {wrong}; reset= puts back what a run leaves behind, and a function that "
-                "makes the agent gives each life a new one"
+                f"two undisturbed runs differ: {found}. Undo side effects with reset=, and pass a function that makes "
+                "a new agent for each process"
             )
         return first
 
-    async def killed(self, plain: RunSummary, blows: Sequence[CrashPoint]) -> bool:
-        """One run with these blows, compared; False if it was over before the last of them."""
-        other, fatal = await self._run(blows)
+    async def killed(self, baseline: RunSummary, points: Sequence[CrashPoint]) -> bool:
+        """Execute and compare one run with these crash points; False if it finished before the last of them."""
+        other, fatal = await self._run(points)
         self.kills += len(fatal)
-        reached = len(fatal) == len(blows)
-        if (wrong := difference(plain, other)) is not None:
-            told = ", then ".join(f"{blow} ({_ops(ops)})" for blow, ops in zip(blows, fatal, strict=False))
-            raise AssertionError(f"killed {told}: {wrong}" if fatal else f"undisturbed, at the end: {wrong}")
+        reached = len(fatal) == len(points)
+        if (found := difference(baseline, other)) is not None:
+            where = ", then ".join(f"{point} ({_ops(ops)})" for point, ops in zip(points, fatal, strict=False))
+            raise AssertionError(f"killed {where}: {found}" if fatal else f"undisturbed, at the end: {found}")
         return reached
 
-    async def _run(self, blows: Sequence[CrashPoint]) -> tuple[RunSummary, list[Sequence[Op]]]:
-        """One run to its end, over as many lives as it takes; the operations of the writes it was killed at."""
+    async def _run(self, points: Sequence[CrashPoint]) -> tuple[RunSummary, list[Sequence[Op]]]:
+        """Execute one run to its end, in as many processes as needed; also return the writes with a kill."""
         await _called(self._reset)
-        tally, clock = WriteLog(), JumpingClock()
+        writes, clock = WriteLog(), JumpingClock()
         store = MemoryEngine(clock)
-        client = self.setting.runner(store, Registry(), tally.drawn)
-        lives: list[SimulatedProcess] = []
+        client = self.setting.runner(store, Registry(), writes.drawn)
+        processes: list[SimulatedProcess] = []
         try:
             await client.submit(self._key, self.input, run_id=RUN)
-            fatal = await self._live(blows, store, clock, client, tally, lives)
+            fatal = await self._run_processes(points, store, clock, client, writes, processes)
             effects = copy.deepcopy(await _called(self._effects))
-            return await account(client, str(RUN), tally, self._compare, await self._said(client), effects), fatal
+            conversation = await self._conversation(client)
+            return await summarize(client, str(RUN), writes, self._compare, conversation, effects), fatal
         finally:
             await client.close()
-            for life in lives:
-                await in_thread(life.dispose)
+            for process in processes:
+                await in_thread(process.dispose)
 
-    async def _said(self, client: AgentRunner) -> list[Any] | None:
-        """The messages of the run's conversation, if they are kept with it."""
+    async def _conversation(self, client: AgentRunner) -> list[Any] | None:
+        """The messages of the run's conversation, if it is in the same store."""
         known = conversation_id(self.input.get("conversation_id"))
         if self.setting.persistence is not True or known is None:
             return None
         conversation = await client.persistence.conversations.get(known)
         return [] if conversation is None else [[each.role, each.content] for each in conversation.messages]
 
-    async def _live(
+    async def _run_processes(
         self,
-        blows: Sequence[CrashPoint],
+        points: Sequence[CrashPoint],
         store: MemoryEngine,
         clock: JumpingClock,
         client: AgentRunner,
-        tally: WriteLog,
-        lives: list[SimulatedProcess],
+        writes: WriteLog,
+        processes: list[SimulatedProcess],
     ) -> list[Sequence[Op]]:
         fatal: list[Sequence[Op]] = []
-        recorded = deaths = 0
+        recorded = crashes = 0
         while True:
-            # One death more without a record in between, and the run is dead.
-            blow = blows[len(fatal)] if len(fatal) < len(blows) and deaths < MAX_CRASHES_WITHOUT_PROGRESS - 1 else None
-            life = SimulatedProcess(store, client, self.setting, blow, tally, tally.drawn)
-            lives.append(life)
-            if await self._lived(life):
-                self.writes = life.front.writes
+            # One more crash without a new record would make the run a dead letter.
+            may_kill = len(fatal) < len(points) and crashes < MAX_CRASHES_WITHOUT_PROGRESS - 1
+            point = points[len(fatal)] if may_kill else None
+            process = SimulatedProcess(store, client, self.setting, point, writes, writes.drawn)
+            processes.append(process)
+            if await self._finishes(process):
+                self.writes = process.engine.writes
                 return fatal
-            fatal.append(life.front.fatal or ())
-            deaths = 1 if len(tally.done) > recorded else deaths + 1
-            recorded = len(tally.done)
-            clock.forget()
-            await _let_go(client)
+            fatal.append(process.engine.fatal or ())
+            crashes = 1 if len(writes.done) > recorded else crashes + 1
+            recorded = len(writes.done)
+            clock.drop_sleepers()
+            await _expire_leases(client)
 
-    async def _lived(self, life: SimulatedProcess) -> bool:
+    async def _finishes(self, process: SimulatedProcess) -> bool:
         try:
             async with asyncio.timeout(self.timeout) as limit:
-                return await life.run()
+                return await process.run()
         except TimeoutError:
             if not limit.expired():
                 raise
             raise AssertionError(
-                f"the run is not over after {self.timeout:g} s: timeout= gives it longer; a wait inside of a step is "
-                "answered by nobody here"
+                f"the run must finish within {self.timeout:g} s. Pass a longer timeout=; a wait inside a step does not "
+                "get a signal here"
             ) from None
 
 
-async def _let_go(client: AgentRunner) -> None:
-    """The process is dead: its leases are over."""
-    held = tuple((row.run_id, row.claim_id) for row in await client.queue.find(RunFilter(("running",))))
-    await client.queue.commits.commit(None, [Op("queue.beat", (held, -1.0))])
+async def _expire_leases(client: AgentRunner) -> None:
+    """End the leases of the killed process, so that the next one can claim its runs."""
+    claims = tuple((row.run_id, row.claim_id) for row in await client.queue.find(RunFilter(("running",))))
+    await client.queue.commits.commit(None, [Op("queue.beat", (claims, -1.0))])
 
 
 async def _called(fn: Callable[[], Any] | None) -> Any:
@@ -241,15 +249,15 @@ async def _called(fn: Callable[[], Any] | None) -> Any:
 
 
 def _ops(ops: Sequence[Op]) -> str:
-    """The operations of a write, as short as tells them apart."""
-    return ", ".join(f"{op.name}{_about(op)}" for op in ops)
+    """Short text for the operations of a write."""
+    return ", ".join(f"{op.name}{_detail(op)}" for op in ops)
 
 
-def _about(op: Op) -> str:
+def _detail(op: Op) -> str:
     with contextlib.suppress(IndexError):
-        about = op.args[1]
-        if isinstance(about, Record):
-            return f" {about.kind} {about.name}".rstrip()
+        detail = op.args[1]
+        if isinstance(detail, Record):
+            return f" {detail.kind} {detail.name}".rstrip()
         if op.name == "queue.settle":
-            return f" {about.status}"
+            return f" {detail.status}"
     return ""

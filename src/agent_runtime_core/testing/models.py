@@ -1,4 +1,4 @@
-"""A model client that answers from a script, and a judge of answers that asks a model."""
+"""A model client with scripted responses, and an evaluator that lets a model judge a response."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MODEL = "mock-model"
 _PIECE = 10
 
 _numbers = itertools.count()
-#: The mocks that somebody holds, by the order of their making: run_agent_test takes the latest.
+#: The referenced mocks by creation order: run_agent_test uses the latest.
 _living: weakref.WeakValueDictionary[int, MockLLMClient] = weakref.WeakValueDictionary()
 
 
 @dataclass
 class MockLLMResponse:
-    """What the model says; `tool_calls` in OpenAI's format."""
+    """A scripted response; `tool_calls` in OpenAI's format."""
 
     content: str | None = ""
     tool_calls: list[dict[str, Any]] | None = None
@@ -32,12 +32,11 @@ class MockLLMResponse:
 
 
 class MockLLMClient(LLMClient):
-    """A model that gives `responses` in order, then `default_response` for ever, and notes what it was asked.
+    """A client that returns `responses` in order, then always `default_response`, and records its calls.
 
-    A response is a MockLLMResponse, an assistant message in OpenAI's format, a text, a whole LLMResponse
-    (to script usage), or an exception, which is raised. With `response_fn(messages)` that function answers
-    every call. `run_agent_test` gives the latest mock that is still referred to to agents that ask
-    `get_llm_client()`.
+    A response is a MockLLMResponse, an assistant message in OpenAI's format, a string, an LLMResponse (to script
+    usage), or an exception, which is raised. With `response_fn(messages)` that function makes every response.
+    In `run_agent_test`, `get_llm_client()` returns the latest mock that is still referenced.
     """
 
     def __init__(
@@ -46,11 +45,11 @@ class MockLLMClient(LLMClient):
         response_fn: Callable[[list[Any]], Any] | None = None,
         default_response: str = "Mock response",
     ) -> None:
-        self._responses = [_known(each) for each in responses or ()]
+        self._responses = [_checked(each) for each in responses or ()]
         self._response_fn = response_fn
         self._default = MockLLMResponse(default_response)
         self._calls: list[dict[str, Any]] = []
-        self._given = 0
+        self._next = 0
         _living[next(_numbers)] = self
 
     async def generate(
@@ -82,17 +81,17 @@ class MockLLMClient(LLMClient):
     def _answer(
         self, messages: list[Any], model: str | None, tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]
     ) -> LLMResponse:
-        # As real clients do; but none at all are taken, as a test of an agent may have no input.
+        # Checked as in real clients, except that an empty list is allowed: a test may run an agent without input.
         messages = messages_in(messages)
-        # Copies: an agent goes on with the same list.
+        # Copies, because the agent appends to the same list.
         self._calls.append(
             {"messages": copy.deepcopy(messages), "model": model, "tools": copy.deepcopy(tools), "kwargs": kwargs}
         )
         if self._response_fn is not None:
-            answer = _known(self._response_fn(messages))
-        elif self._given < len(self._responses):
-            answer = self._responses[self._given]
-            self._given += 1
+            answer = _checked(self._response_fn(messages))
+        elif self._next < len(self._responses):
+            answer = self._responses[self._next]
+            self._next += 1
         else:
             answer = self._default
         if isinstance(answer, BaseException):
@@ -100,26 +99,26 @@ class MockLLMClient(LLMClient):
         return _response(answer, model)
 
     def get_calls(self) -> list[dict[str, Any]]:
-        """Every call so far, as dicts with messages, model, tools and kwargs."""
+        """Return all calls so far, as dicts with messages, model, tools and kwargs."""
         return list(self._calls)
 
     def get_call_count(self) -> int:
         return len(self._calls)
 
     def reset(self) -> None:
-        """Forget the calls, and begin the responses again."""
+        """Delete the recorded calls and restart with the first response."""
         self._calls.clear()
-        self._given = 0
+        self._next = 0
 
 
 def latest_mock() -> MockLLMClient | None:
-    """The MockLLMClient made last of those that somebody still refers to."""
+    """Return the latest MockLLMClient that is still referenced, or None."""
     living = dict(_living)
     return living[max(living)] if living else None
 
 
 def chunks_of(response: LLMResponse) -> Iterator[LLMStreamChunk]:
-    """A whole answer as a stream gives it: its text in pieces, then a last chunk that has the rest."""
+    """Split a response into stream chunks: the text in pieces, then a last chunk with everything else."""
     content = response.message.get("content")
     text = content if isinstance(content, str) else ""
     for start in range(0, len(text) or 1, _PIECE):
@@ -132,20 +131,21 @@ def chunks_of(response: LLMResponse) -> Iterator[LLMStreamChunk]:
     )
 
 
-def _known(answer: Any) -> MockLLMResponse | LLMResponse | Mapping[str, Any] | BaseException:
+def _checked(answer: Any) -> MockLLMResponse | LLMResponse | Mapping[str, Any] | BaseException:
     if isinstance(answer, str):
         return MockLLMResponse(answer)
     if isinstance(answer, MockLLMResponse | LLMResponse | Mapping | BaseException):
         return answer
     raise InvalidArgument(
-        f"a mock cannot answer with {brief(answer)}: give a MockLLMResponse, a message dict, a text or an exception"
+        f"a mock response must be a MockLLMResponse, an LLMResponse, a message dict, a str or an exception, "
+        f"got {brief(answer)}"
     )
 
 
 def _response(answer: MockLLMResponse | LLMResponse | Mapping[str, Any], model: str | None) -> LLMResponse:
-    """A copy of its own for each call: what an agent does to it stays out of the script."""
+    """A new copy for each call, so that an agent cannot change the script."""
     if isinstance(answer, LLMResponse):
-        # The raw response may be anything, and is only looked at.
+        # The raw response is not copied: it may be any object, and agents only read it.
         whole = replace(answer, message=copy.deepcopy(answer.message), usage=dict(answer.usage))
         whole.model = whole.model or model or _MODEL
         return whole
@@ -162,14 +162,18 @@ def _response(answer: MockLLMResponse | LLMResponse | Mapping[str, Any], model: 
 
 
 class LLMEvaluator:
-    """A model as the judge of an agent's answers."""
+    """Lets a model judge an agent's responses."""
 
     def __init__(self, llm_client: LLMClient, model: str = "gpt-4o-mini") -> None:
         self._client = llm_client
         self._model = model
 
     async def evaluate(self, user_query: str, agent_response: str, criteria: str) -> tuple[bool, str]:
-        """Whether the model's verdict begins with PASS, in any case, and its whole text."""
+        """Ask the model whether a response meets the criteria.
+
+        Returns:
+            Whether its answer begins with PASS, in any case, and the whole answer.
+        """
         question = (
             "You judge an assistant's response.\n\n"
             f"<query>\n{user_query}\n</query>\n\n"
@@ -187,16 +191,20 @@ class LLMEvaluator:
     async def evaluate_tool_usage(
         self, user_query: str, tool_calls: Sequence[Any], expected_tools: Sequence[str]
     ) -> tuple[bool, str]:
-        """Whether every expected tool is among the calls, and what there was; asks no model.
+        """Check that every expected tool was called. Calls no model.
 
-        A call is a dict with `function.name` or `name`, or an object with `.name`.
+        Args:
+            tool_calls: Dicts with `function.name` or `name`, or objects with `.name`.
+
+        Returns:
+            Whether no tool is missing, and a text with the missing and the called tools.
         """
         called = [_name_of(call) for call in tool_calls]
         missing = [name for name in expected_tools if name not in called]
-        there = f"called: {', '.join(called) or 'none'}"
+        summary = f"called: {', '.join(called) or 'none'}"
         if missing:
-            return False, f"missing: {', '.join(missing)}; {there}; the query was {brief(user_query, 200)}"
-        return True, f"every expected tool was called; {there}"
+            return False, f"missing: {', '.join(missing)}; {summary}; the query was {brief(user_query, 200)}"
+        return True, f"every expected tool was called; {summary}"
 
 
 def _name_of(call: Any) -> str:

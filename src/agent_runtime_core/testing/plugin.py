@@ -1,4 +1,4 @@
-"""A pytest plugin: no test asks a model beyond this machine, unless it is marked live and live tests are asked for."""
+"""Pytest plugin that blocks requests to remote models, except in selected tests that are marked `live`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ else:
     pytest = load("pytest", needed_by=__name__)
 
 _KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-_REFUSED = (
-    "a test asks no model beyond this machine: give the agent a MockLLMClient or a ReplayLLMClient, "
-    "or mark the test with @pytest.mark.live and run it with --live and a key set"
+_BLOCKED = (
+    "a test must not call a remote model. Pass a MockLLMClient or a ReplayLLMClient to the agent, "
+    "or mark the test with @pytest.mark.live and run it with --live and an API key set"
 )
 
 
@@ -25,24 +25,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("agent-runtime-core").addoption(
         "--live",
         action="store_true",
-        help="run tests marked live too: they ask real models, which costs money; -m live runs them alone",
+        help="also run tests marked live, which call real models and cost money; -m live runs only these",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "live(*providers): asks a real model; runs only with --live or -m live, and with <PROVIDER>_API_KEY set "
-        "for each of them (for none: with any of OPENAI_API_KEY and ANTHROPIC_API_KEY)",
+        "live(*providers): calls a real model; runs only with --live or -m live and with <PROVIDER>_API_KEY set "
+        "for each provider (without arguments: with OPENAI_API_KEY or ANTHROPIC_API_KEY)",
     )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    # Loaded with the first test: every pytest where this library is installed reads this module.
+    # Imported with the first test: every pytest process with this library installed imports this module.
     forbid = cast("Callable[[str | None], str | None]", load("..llm._client:forbid_remote", package=__package__))
     allowed = item.get_closest_marker("live") is not None and _missing(item) is None
-    before = forbid(None if allowed else _REFUSED)
+    before = forbid(None if allowed else _BLOCKED)
     try:
         return (yield)
     finally:
@@ -56,7 +56,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _missing(item: pytest.Item) -> str | None:
-    """What a test marked live still lacks to run; None if nothing."""
+    """Return what a live test needs and does not have, or None if it can run."""
     if not item.config.getoption("--live") and not _selects_live(item.config.getoption("-m")):
         return "--live or -m live"
     providers = {str(provider) for mark in item.iter_markers("live") for provider in mark.args}
@@ -68,7 +68,7 @@ def _missing(item: pytest.Item) -> str | None:
 
 
 def _selects_live(expression: str) -> bool:
-    """Whether `-m` asks for live tests by name; what it says after a `not` asks for nothing."""
+    """Whether the expression of `-m` names `live`, other than after a `not`."""
     try:
         return _names_live(ast.parse(expression.strip(), mode="eval").body)
     except SyntaxError:

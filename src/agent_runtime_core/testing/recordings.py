@@ -1,4 +1,4 @@
-"""A recorded run as a cassette: what its agent loops asked and were answered, told from the journal."""
+"""Make a cassette from a stored run: the model calls of its agent loops, read from the journal."""
 
 from __future__ import annotations
 
@@ -23,28 +23,33 @@ __all__ = ["record"]
 
 
 async def record(runner: AgentRunner, run_id: UUID | str, path: str | os.PathLike[str] | None = None) -> Cassette:
-    """The calls of the model that a run's agent loops made, as a cassette, written to `path` if there is one.
+    """Return the model calls that a run's agent loops made, as a cassette.
 
-    A ReplayLLMClient answers from it: the same agent with the same input, and the same messages before it in its
-    conversation, takes the same way again, with no network. See Cassette for what such a file shows. UnknownRun:
-    there is no such run. InvalidArgument: it has no recorded call of a model, or its conversation is not there any
-    more.
+    A ReplayLLMClient replays it without a network: the same agent with the same input, and the same earlier messages
+    in its conversation, makes the same calls. See Cassette for the data that such a file exposes.
+
+    Args:
+        path: Also save the cassette to this file.
+
+    Raises:
+        UnknownRun: The run does not exist.
+        InvalidArgument: The run has no recorded model call, or messages of its conversation were deleted.
     """
     info = await runner.get_run(run_id)
     records = await runner.state_store.records(str(info.run_id))
-    loops, answers, cassette = _loops(records), _answers(records), Cassette()
-    given = await _given(runner, info, records) if loops else []
+    loops, tool_results, cassette = _model_calls(records), _tool_results(records), Cassette()
+    first_messages = await _first_messages(runner, info, records) if loops else []
     for name, turns in loops.items():
-        _play(name, turns, answers, given, cassette)
+        _add_calls(cassette, name, turns, tool_results, first_messages)
     if not cassette.exchanges:
-        raise InvalidArgument(f"run {run_id!s} has no recorded call of a model: there is nothing to replay")
+        raise InvalidArgument(f"run {run_id!s} must have at least one recorded model call to replay, got none")
     if path is not None:
         cassette.save(path)
     return cassette
 
 
-async def _given(runner: AgentRunner, info: RunInfo, records: Sequence[Record]) -> list[Any]:
-    """The messages that the run began with: those of its input, behind what its conversation had."""
+async def _first_messages(runner: AgentRunner, info: RunInfo, records: Sequence[Record]) -> list[Any]:
+    """The messages that the run started with: those of its conversation, then those of its input."""
     messages, named = info.input.get("messages") or [], conversation_id(info.input.get("conversation_id"))
     pins = [each for each in records if each.kind == DONE and each.name == "history" and each.key.startswith("v:")]
     if named is None or not pins:
@@ -53,8 +58,8 @@ async def _given(runner: AgentRunner, info: RunInfo, records: Sequence[Record]) 
     return await merged_history(runner.persistence.conversations, named, pin.get("leaf"), messages)
 
 
-def _loops(records: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:
-    """The answers of the model, in the order of their turns, by loop."""
+def _model_calls(records: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:
+    """The model's responses by agent loop, in the order of the calls."""
     found: dict[str, list[dict[str, Any]]] = {}
     for each in records:
         if each.kind == DONE and each.name == "model" and each.key.startswith("k:l:") and each.result is not None:
@@ -63,34 +68,42 @@ def _loops(records: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _answers(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """The answers of tools, by the keys of their steps."""
+def _tool_results(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """The tool results by step key."""
     return {
-        # What a tool returned may be of a type that is not known here: its text was sent to the model.
+        # Plain JSON: the result's type may not be importable here, and the model got the JSON text anyway.
         each.key: json.loads(each.result)
         for each in records
         if each.kind == DONE and each.name == "tool" and each.result is not None
     }
 
 
-def _play(
-    name: str, turns: Sequence[dict[str, Any]], answers: dict[str, dict[str, Any]], given: list[Any], cassette: Cassette
+def _add_calls(
+    cassette: Cassette,
+    name: str,
+    turns: Sequence[dict[str, Any]],
+    tool_results: dict[str, dict[str, Any]],
+    first_messages: list[Any],
 ) -> None:
+    """Add the calls of one agent loop: rebuild each request from the messages before it."""
     messages: list[dict[str, Any]] = []
     for number, turn in enumerate(turns):
-        asked = turn.get("asked") or {}
-        messages += asked.get("said") or []
-        if asked.get("input", 0) not in (0, len(given)):
-            raise InvalidArgument(f"the run was given {asked['input']} messages, and {len(given)} of them are known")
-        messages += given[: asked.get("input", 0)]
-        sent = asked.get("sent")
+        request = turn.get("asked") or {}
+        messages += request.get("said") or []
+        if request.get("input", 0) not in (0, len(first_messages)):
+            raise InvalidArgument(
+                f"the run started with {request['input']} messages, but {len(first_messages)} of them are stored. "
+                "Record runs before messages of their conversation are deleted"
+            )
+        messages += first_messages[: request.get("input", 0)]
+        sent = request.get("sent")
         if sent is None:
-            stretches = asked.get("kept", [[0, len(messages)]])
-            sent = [message for first, end in stretches for message in messages[first:end]]
+            ranges = request.get("kept", [[0, len(messages)]])
+            sent = [message for first, end in ranges for message in messages[first:end]]
         response = {part: turn[part] for part in ("message", "usage", "model", "finish_reason", "cost_usd")}
         cassette.add({"messages": sent, "model": None}, response)
         messages.append(turn["message"])
-        for place, call in enumerate(turn["message"].get("tool_calls") or ()):
-            answer = answers.get(f"{name}:{number}:{place}") or {"content": "Error: not run", "ok": False}
-            told = {"role": "tool", "tool_call_id": call["id"], "content": answer["content"]}
-            messages.append(told if answer["ok"] else {**told, "metadata": {"is_error": True}})
+        for index, call in enumerate(turn["message"].get("tool_calls") or ()):
+            result = tool_results.get(f"{name}:{number}:{index}") or {"content": "Error: not run", "ok": False}
+            message = {"role": "tool", "tool_call_id": call["id"], "content": result["content"]}
+            messages.append(message if result["ok"] else {**message, "metadata": {"is_error": True}})

@@ -1,4 +1,4 @@
-"""What a whole run came to: how its runs ended, which steps were carried out, and what was told; and how two differ."""
+"""Summarize a whole run (final results, executed steps, published events) and compare two summaries."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from ..runner.runner import AgentRunner
 from ..status import RunStatus
 
 Identity = tuple[str, str, str]  # (run id, name of a step, its key)
-Told = tuple[str, bool]  # an event, and whether it is told inside of a step: again, where that is carried out again
+EventKey = tuple[str, bool]  # an event, and whether a step published it: a repeated step publishes it again
 
-ENDS = {"run.succeeded", "run.failed", "run.cancelled", "run.timed_out"}
-#: What a resume tells anew, or tells besides.
-REPEATED = {
+FINAL_EVENTS = {"run.succeeded", "run.failed", "run.cancelled", "run.timed_out"}
+#: Events that a resumed run may publish again or in addition.
+REPEATABLE = {
     "run.started", "run.resumed", "run.heartbeat", "step.started", "step.skipped", "step.retrying", "step.failed",
     "step.in_doubt", "progress.update", "tool.call",
 }  # fmt: skip
 COMPLETED = "step.completed"
-#: Statuses of a run that was stopped from outside, which a crash may be ahead of.
+#: Statuses of a run that was stopped from outside: after a crash it may have made less progress.
 STOPPED = {RunStatus.CANCELLED, RunStatus.TIMED_OUT}
-REVIEW = "signal:in_doubt:"  # how the waits begin that only a crash brings about
+REVIEW = "signal:in_doubt:"  # prefix of waits that only exist after a crash
 
 
 class WriteLog:
-    """The records that a store was asked to keep in one whole run, over all its lives."""
+    """The journal records of one whole run, over all its simulated processes."""
 
     def __init__(self) -> None:
-        self.begun: set[Identity] = set()
+        self.started: set[Identity] = set()
         self.done: dict[Identity, Record] = {}
-        self.again: list[str] = []
+        self.repeated: list[str] = []
         self._drawn: dict[str, list[str]] = {}
 
-    def __call__(self, ops: Sequence[Op], landed: bool) -> None:
+    def __call__(self, ops: Sequence[Op], applied: bool) -> None:
         for op in ops:
             if op.name == "journal.append":
-                (self._landed if landed else self._tried)(*op.args)
+                (self._applied if applied else self._attempted)(*op.args)
 
     def drawn(self, run_id: str) -> Sequence[str]:
-        """How that run has drawn its chance so far: "random" or "uuid4", in order."""
+        """The random values that the run has drawn so far: "random" or "uuid4", in order."""
         return self._drawn.get(run_id, ())
 
-    def _tried(self, run_id: str, record: Record) -> None:
+    def _attempted(self, run_id: str, record: Record) -> None:
         if record.kind not in (STARTED, DONE, RETRYING, FAILED) or record.name.startswith(REVIEW):
             return
         steps = [(run_id, record.name, record.key)]
@@ -58,12 +58,12 @@ class WriteLog:
             after = json.loads(record.next)
             steps.append((run_id, after["name"], after["key"]))
         for step in steps:
-            self.begun.add(step)
+            self.started.add(step)
             known = self.done.get(step)
             if known is not None and (known.seq, known.claim_id) != (record.seq, record.claim_id):
-                self.again.append(_named(step))
+                self.repeated.append(_named(step))
 
-    def _landed(self, run_id: str, record: Record) -> None:
+    def _applied(self, run_id: str, record: Record) -> None:
         if record.kind == RESET:
             self.done = {step: known for step, known in self.done.items() if step[0] != run_id}
         if record.kind != DONE:
@@ -76,131 +76,132 @@ class WriteLog:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One whole run; `told` has the events of each run, so often as each was told."""
+    """The outcome of one whole run; `events` counts the events of each run id."""
 
     result: RunResult
     outcomes: dict[str, Any]
     steps: frozenset[Identity]
-    told: dict[str, Counter[Told]]
-    exact: bool  # no attempt failed, so that what is told between steps is told once
-    said: list[Any] | None  # the conversation of the run, where it is kept in the same store
+    events: dict[str, Counter[EventKey]]
+    exact: bool  # no attempt failed, so each event published between steps must occur exactly once
+    conversation: list[Any] | None  # the run's conversation, if it is in the same store
     effects: Any
-    wrong: Sequence[str]
+    errors: Sequence[str]
 
 
-async def account(
-    client: AgentRunner, root: str, tally: WriteLog, compare: Callable[[RunResult], Any], said: list[Any] | None,
-    effects: Any,
+async def summarize(
+    client: AgentRunner, root: str, writes: WriteLog, compare: Callable[[RunResult], Any],
+    conversation: list[Any] | None, effects: Any,
 ) -> RunSummary:  # fmt: skip
-    """The account of what is in the store when the run `root` has ended, and its children with it."""
-    outcomes, told, wrong, exact = {}, {}, [], True
-    if tally.again:
-        wrong.append(f"{tally.again[0]} was recorded, and is carried out again")
+    """Summarize the store after the run `root` and its children have finished."""
+    outcomes, counts, errors, exact = {}, {}, [], True
+    if writes.repeated:
+        errors.append(f"{writes.repeated[0]} has a saved result but was executed again")
     for row in await client.queue.find(RunFilter()):
         result = await client.wait(row.run_id)
         exact = exact and row.failures == 0
-        about = "the run" if row.run_id == root else f"child {row.agent!r}"
-        outcomes[row.run_id] = (about, (compare if row.run_id == root else ending)(result))
+        label = "the run" if row.run_id == root else f"child {row.agent!r}"
+        outcomes[row.run_id] = (label, (compare if row.run_id == root else outcome_of)(result))
         events = await client.event_bus.get_events(row.run_id)
-        wrong += [f"{what} in the events of {about}" for what in _wrong(events)]
-        told[row.run_id] = Counter(_told(events))
+        errors += [f"{error} in the events of {label}" for error in event_log_errors(events)]
+        counts[row.run_id] = Counter(_comparable(events))
     result = await client.wait(root)
-    return RunSummary(result, outcomes, frozenset(tally.begun), told, exact, said, effects, wrong)
+    return RunSummary(result, outcomes, frozenset(writes.started), counts, exact, conversation, effects, errors)
 
 
-def ending(result: RunResult) -> tuple[Any, ...]:
-    """What is to be the same of a result: its status, its final output, and the type of its error. One that was stopped
-    may have got less far.
+def outcome_of(result: RunResult) -> tuple[Any, ...]:
+    """The compared parts of a result: status, final output and error type.
+
+    The output of a stopped run is left out: after a crash the run may have made less progress.
     """
     output = None if result.status in STOPPED else result.final_output
-    return told_as(result), output, None if result.error is None else result.error.type
+    return status_of(result), output, None if result.error is None else result.error.type
 
 
-def told_as(result: RunResult) -> str:
+def status_of(result: RunResult) -> str:
     return "" if result.status is None else result.status.value
 
 
-def _wrong(events: Sequence[Event]) -> Iterable[str]:
+def event_log_errors(events: Sequence[Event]) -> Iterable[str]:
     numbers = [event.sequence for event in events]
     if numbers != list(range(len(numbers))):
         yield f"the sequence numbers have a gap ({numbers})"
-    ends = [event.event_type for event in events if event.event_type in ENDS]
-    if len(ends) != 1 or events[-1].event_type != ends[0]:
-        yield f"there is not one end, and nothing behind it ({[event.event_type for event in events]})"
+    final = [event.event_type for event in events if event.event_type in FINAL_EVENTS]
+    if len(final) != 1 or events[-1].event_type != final[0]:
+        yield f"the log must end with its only final event, got {[event.event_type for event in events]}"
     completed = Counter(event.payload["step_id"] for event in events if event.event_type == COMPLETED)
     for step, count in completed.items():
         if count > 1:
-            yield f"{COMPLETED} of step {step} is there {count} times"
+            yield f"{COMPLETED} of step {step} was published {count} times"
 
 
-def _told(events: Sequence[Event]) -> Iterable[Told]:
+def _comparable(events: Sequence[Event]) -> Iterable[EventKey]:
     for event in events:
         kind, payload = event.event_type, event.payload
         if kind == COMPLETED:
             yield f"{kind} of {payload['step_name']} ({payload['step_id']})", False
         elif kind == "tool.result":
-            # Told with the record of its step, or by the step itself.
+            # Published with the step's record or by the step itself, so a repeated step may publish it twice.
             yield f"{kind} of {payload['tool_name']} ({payload['step_id']})", True
-        elif kind in ENDS:
+        elif kind in FINAL_EVENTS:
             yield kind, False
-        elif kind not in REPEATED:
+        elif kind not in REPEATABLE:
             yield f"{kind} {encode(payload)}", "step_id" in payload
 
 
-def difference(plain: RunSummary, other: RunSummary) -> str | None:
-    """What is not in `other` as it is in the undisturbed run; None where nothing is."""
-    if other.wrong:
-        return other.wrong[0]
-    for differs in (_wrong_outcome, _other_steps, _other_events):
-        if (what := differs(plain, other)) is not None:
-            return what
-    if other.said != plain.said:
-        return f"the conversation is {other.said!r:.1000}, and undisturbed {plain.said!r:.1000}"
-    if other.effects != plain.effects:
-        return f"effects() gives {other.effects!r:.1000}, and undisturbed {plain.effects!r:.1000}"
+def difference(baseline: RunSummary, other: RunSummary) -> str | None:
+    """Return the first difference of `other` from the undisturbed run, or None."""
+    if other.errors:
+        return other.errors[0]
+    for compare in (_outcome_difference, _step_difference, _event_difference):
+        if (found := compare(baseline, other)) is not None:
+            return found
+    if other.conversation != baseline.conversation:
+        return f"the conversation is {other.conversation!r:.1000}, undisturbed {baseline.conversation!r:.1000}"
+    if other.effects != baseline.effects:
+        return f"effects() returned {other.effects!r:.1000}, undisturbed {baseline.effects!r:.1000}"
     return None
 
 
-def _wrong_outcome(plain: RunSummary, other: RunSummary) -> str | None:
-    for run_id, (about, expected) in plain.outcomes.items():
+def _outcome_difference(baseline: RunSummary, other: RunSummary) -> str | None:
+    for run_id, (label, expected) in baseline.outcomes.items():
         found = other.outcomes.get(run_id)
-        if found is None and not _stopped(plain):
-            return f"{about} is not there"
+        if found is None and not _stopped(baseline):
+            return f"{label} is missing"
         if found is not None and found[1] != expected:
-            return f"{about} ended as {found[1]!r:.1000}{_why(other.result)}, and undisturbed as {expected!r:.1000}"
-    if more := other.outcomes.keys() - plain.outcomes.keys():
-        return f"{other.outcomes[min(more)][0]} is called, which the undisturbed run does not call"
+            return f"{label} ended as {found[1]!r:.1000}{_error(other.result)}, undisturbed as {expected!r:.1000}"
+    if more := other.outcomes.keys() - baseline.outcomes.keys():
+        return f"{other.outcomes[min(more)][0]} was called, which the undisturbed run does not call"
     return None
 
 
-def _stopped(plain: RunSummary) -> bool:
-    return plain.result.status in STOPPED
+def _stopped(baseline: RunSummary) -> bool:
+    return baseline.result.status in STOPPED
 
 
-def _why(result: RunResult) -> str:
+def _error(result: RunResult) -> str:
     return "" if result.error is None else f" ({result.error.type}: {result.error.message:.1000})"
 
 
-def _other_steps(plain: RunSummary, other: RunSummary) -> str | None:
-    more, less = (sorted(map(_named, steps)) for steps in (other.steps - plain.steps, plain.steps - other.steps))
-    if not more and (not less or _stopped(plain)):
+def _step_difference(baseline: RunSummary, other: RunSummary) -> str | None:
+    more, less = (sorted(map(_named, steps)) for steps in (other.steps - baseline.steps, baseline.steps - other.steps))
+    if not more and (not less or _stopped(baseline)):
         return None
-    told = [f"also {', '.join(more)}"] if more else []
-    told += [f"not {', '.join(less)}"] if less else []
+    steps = [f"also {', '.join(more)}"] if more else []
+    steps += [f"not {', '.join(less)}"] if less else []
     return (
-        f"other steps were carried out, under other idempotency keys ({'; '.join(told)}): the names, keys and order "
-        "of steps are to come from the input and from results of steps alone"
+        f"other steps were executed, with other idempotency keys ({'; '.join(steps)}). Derive the names, keys and "
+        "order of steps only from the input and from results of steps"
     )
 
 
-def _other_events(plain: RunSummary, other: RunSummary) -> str | None:
-    exact = plain.exact and other.exact
-    for run_id, expected in plain.told.items():
-        found = other.told.get(run_id, Counter())
-        for event in [*found, *(() if _stopped(plain) else expected)]:
+def _event_difference(baseline: RunSummary, other: RunSummary) -> str | None:
+    exact = baseline.exact and other.exact
+    for run_id, expected in baseline.events.items():
+        found = other.events.get(run_id, Counter())
+        for event in [*found, *(() if _stopped(baseline) else expected)]:
             repeats = not exact or event[1]
             if (event in found) != (event in expected) or not (repeats or found[event] == expected[event]):
-                return f"event {event[0]:.1000} is there {found[event]} times, and undisturbed {expected[event]} times"
+                return f"event {event[0]:.1000} was published {found[event]} times, undisturbed {expected[event]} times"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Lives of a simulated process over one store in memory: each ends at a chosen write, or when its run has ended."""
+"""A simulated process over an in-memory store: it ends at a chosen write, or when its run has finished."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from ..runner.settings import RunnerConfig
 from ..state.memory import InMemoryStateStore
 from ..tools.registry import ToolRegistry
 from .clock import RunClock, VirtualClock
-from .crash_points import CrashPoint, KillableEngine, ProcessKilled, Watch
+from .crash_points import CrashPoint, KillableEngine, OnWrite, ProcessKilled
 
-RUN = UUID("c4a54e00-0000-5000-8000-000000000001")  # of every run, so that its steps have the same ids each time
-AFTERLIFE = 0.5  # real seconds that threads of the dead are waited for
-STUCK = 5.0  # real seconds that a loop which was stopped has to come to that
-CLOSES = 8
+RUN = UUID("c4a54e00-0000-5000-8000-000000000001")  # the id of every run, so that its steps always have the same ids
+THREAD_GRACE = 0.5  # real seconds to wait for the threads of a killed process
+STOP_TIMEOUT = 5.0  # real seconds that a stopped event loop has to return
+MAX_CLOSES = 8
 
 
 class _Runner(AgentRunner):
-    """A runner whose runs draw the same chance in every life."""
+    """A runner whose runs draw the same random values in every process."""
 
     drawn: Callable[[str], Sequence[str]]
     row: str = ""
@@ -53,7 +53,7 @@ class _Runner(AgentRunner):
 
 @dataclasses.dataclass(frozen=True)
 class CrashSetting:
-    """What every life has: how to make its agents, and the options of its runner."""
+    """The settings of every process: a factory for its agents, and the options of its runner."""
 
     agents: Callable[[], Sequence[AgentRuntime]]
     config: RunnerConfig | None = None
@@ -62,7 +62,7 @@ class CrashSetting:
     signals: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def registry(self) -> Registry:
-        """The agents of a new life."""
+        """New agents for a process, and those registered in the default registry."""
         registry = Registry()
         for agent in self.agents():
             registry.register(agent)
@@ -74,15 +74,15 @@ class CrashSetting:
 
     def runner(self, engine: MemoryEngine, registry: Registry, drawn: Callable[[str], Sequence[str]]) -> AgentRunner:
         config = self.config or dataclasses.replace(RunnerConfig.of(get_config()), park_after=0.0)
-        stores = self.persistence
-        if isinstance(stores, bool):
-            stores_ = PersistenceManager(PersistenceConfig.on(engine)) if stores else None
+        stores: PersistenceManager | None
+        if isinstance(self.persistence, bool):
+            stores = PersistenceManager(PersistenceConfig.on(engine)) if self.persistence else None
         else:
-            stores_ = stores
+            stores = self.persistence
         runner = _Runner(
             InMemoryQueue(engine=engine, max_retries=config.max_retries),
             InMemoryEventBus(engine=engine), InMemoryStateStore(engine=engine), config,
-            tools=self.tools, persistence=stores_, registry=registry,
+            tools=self.tools, persistence=stores, registry=registry,
         )  # fmt: skip
         runner.drawn = drawn
         runner._has_store_url = True
@@ -90,47 +90,48 @@ class CrashSetting:
 
 
 class _Threads:
-    """What threads do for one life."""
+    """Counts the running thread jobs of one process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._going = 0
+        self._running = 0
 
     def around(self, job: Callable[[], Any]) -> Callable[[], Any]:
         with self._changed:
-            self._going += 1
+            self._running += 1
 
         def counted() -> Any:
             try:
                 return job()
             finally:
                 with self._changed:
-                    self._going -= 1
+                    self._running -= 1
                     self._changed.notify_all()
 
         return counted
 
     def wait(self, seconds: float) -> None:
-        """Until all is over, or for so long."""
+        """Wait until all jobs have finished, at most `seconds`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._going == 0, seconds)
+            self._changed.wait_for(lambda: self._running == 0, seconds)
 
 
 class SimulatedProcess:
-    """One process: a loop and a runner of its own. When it is killed its loop never turns again, so that no `finally`
-    of it runs before `bury`.
+    """One process: an event loop and a runner.
+
+    After a kill the loop never runs again, so no `finally` block runs before `dispose`.
     """
 
     def __init__(
-        self, store: MemoryEngine, client: AgentRunner, setting: CrashSetting, blow: CrashPoint | None, watch: Watch,
-        drawn: Callable[[str], Sequence[str]],
+        self, store: MemoryEngine, client: AgentRunner, setting: CrashSetting, crash_point: CrashPoint | None,
+        on_write: OnWrite, drawn: Callable[[str], Sequence[str]],
     ) -> None:  # fmt: skip
         self.client: AgentRunner = client
         self.setting: CrashSetting = setting
-        self.front: KillableEngine = KillableEngine(store, blow, watch, self._stop)
+        self.engine: KillableEngine = KillableEngine(store, crash_point, on_write, self._stop)
         self._drawn = drawn
         self._tasks: list[tuple[asyncio.Task[Any], contextvars.Context]] = []
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._threads = _Threads()
         self._loop = asyncio.new_event_loop()
         self._in_executor = self._loop.run_in_executor
@@ -138,7 +139,7 @@ class SimulatedProcess:
         self._loop.set_task_factory(self._task)
 
     def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        # Held until it is buried: garbage collection would throw GeneratorExit into the tasks of the dead.
+        # Referenced until `dispose`: garbage collection would throw GeneratorExit into tasks of a killed process.
         context = options.pop("context", None) or contextvars.copy_context()
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **options)
         self._tasks.append((task, context))
@@ -149,33 +150,33 @@ class SimulatedProcess:
 
     def _stop(self) -> None:
         self._loop.stop()
-        with contextlib.suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(lambda: None)  # it may be asleep
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(lambda: None)  # wakes a loop that waits in its selector
 
     async def run(self) -> bool:
-        """Live until the run has ended; False where it was killed before that."""
+        """Execute until the run has finished. Returns False if the process was killed before that."""
         try:
-            await in_thread(self._live)
+            await in_thread(self._run_loop)
         except asyncio.CancelledError:
             self._stop()
             raise
-        return self.front.fatal is None
+        return self.engine.fatal is None
 
-    def _live(self) -> None:
+    def _run_loop(self) -> None:
         AROUND.set(self._threads.around)
         main = self._loop.create_task(self._main())
         main.add_done_callback(lambda _: self._loop.stop())
         try:
             self._loop.run_forever()
         finally:
-            self._over.set()
-        # A thread cannot be killed: what it does is done in this life still, and not beside the next one.
-        self._threads.wait(AFTERLIFE)
+            self._stopped.set()
+        # A thread cannot be killed. Without this wait it would run concurrently with the next process.
+        self._threads.wait(THREAD_GRACE)
         if main.done():
             main.result()
 
     async def _main(self) -> None:
-        runner = self.setting.runner(self.front, self.setting.registry(), self._drawn)
+        runner = self.setting.runner(self.engine, self.setting.registry(), self._drawn)
         while await self.client.queue.find(RunFilter(LIVE)):  # a child may outlive its parent
             if not await runner.run_once():
                 await self._wait(runner)
@@ -187,30 +188,30 @@ class SimulatedProcess:
             await asyncio.wait(left, timeout=1.0)
 
     async def _wait(self, runner: AgentRunner) -> None:
-        """Nothing can be claimed: let time pass, or answer what a run waits for."""
+        """No run can be claimed: send a signal that a run waits for, or move the clock."""
         client = self.client
         due, clock = await client.queue.next_due(), client.queue.clock
         rows = await client.queue.find(RunFilter(LIVE))
         for row in rows:
-            name = await _asked(client, row)
+            name = await _awaited_signal(client, row)
             if name in self.setting.signals:
                 await client.signal(row.run_id, name, self.setting.signals[name])
                 return
         if due is not None and isinstance(clock, VirtualClock):
             clock.advance(max(due - clock.wall(), 0.001))
             return
-        raise _stuck(rows, runner.registry)
+        raise _cannot_continue(rows, runner.registry)
 
     def dispose(self) -> None:
-        """End what is left of its tasks, and close its loop; from a thread without one."""
-        if not self._over.wait(STUCK):
-            return  # it blocks, and cannot be ended
+        """Close the remaining tasks and the loop. Call it in a thread without a running event loop."""
+        if not self._stopped.wait(STOP_TIMEOUT):
+            return  # the agent blocks its loop, so the loop cannot be closed
         for task, context in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 coro: Any = task.get_coro()
-                for _ in range(CLOSES):  # it may await in a `finally`
-                    with contextlib.suppress(Exception, asyncio.CancelledError, ProcessKilled):  # whom could it tell?
+                for _ in range(MAX_CLOSES):  # an await in a `finally` block makes close() raise
+                    with contextlib.suppress(Exception, asyncio.CancelledError, ProcessKilled):  # no caller is left
                         context.run(coro.close)
                         break
             elif not task.cancelled():
@@ -219,23 +220,23 @@ class SimulatedProcess:
         self._loop.close()
 
 
-async def _asked(client: AgentRunner, row: RunRow) -> str:
-    """The name of the signal that a run waits for; "" for none."""
+async def _awaited_signal(client: AgentRunner, row: RunRow) -> str:
+    """The name of the signal that the run waits for, or ""."""
     kind, _, name = row.reason.partition(" ")
     if row.status != "waiting" or kind not in ("signal", "approval", "in_doubt"):
         return ""
     if kind != "in_doubt":
         return name
-    asked = [each for each in await client.event_bus.get_events(row.run_id) if each.event_type == "step.in_doubt"]
-    return str(asked[-1].payload["signal"])
+    in_doubt = [each for each in await client.event_bus.get_events(row.run_id) if each.event_type == "step.in_doubt"]
+    return str(in_doubt[-1].payload["signal"])
 
 
-def _stuck(rows: Sequence[RunRow], registry: Registry) -> Exception:
+def _cannot_continue(rows: Sequence[RunRow], registry: Registry) -> Exception:
     for row in rows:
         if row.status == "pending" and registry.get(row.agent) is None:
-            return UnknownAgent(f"the run waits for agent {row.agent!r}, which is not known: agents=[…] brings it")
+            return UnknownAgent(f"the run calls the unknown agent {row.agent!r}. Pass it in agents=[…]")
     reasons = sorted({f"{row.status}: {row.reason}" if row.reason else row.status for row in rows})
     return WaitTimeout(
-        f"the run goes on by itself no more ({'; '.join(reasons)}): answer a signal or an approval with "
+        f"the run waits for a signal or an approval ({'; '.join(reasons)}). Pass its payload in "
         "signals={name: payload}"
     )

@@ -1,4 +1,4 @@
-"""A tool that answers from a script and notes how it was called."""
+"""A tool with scripted results that records its calls."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _UNSET: Any = object()
 
 
 class MockTool(Tool):
-    """A tool that gives `result` every time, or `results` one after another, or what `fn(**arguments)` gives.
+    """A tool that always returns `result`, or `results` in order, or the value of `fn(**arguments)`.
 
-    An exception as a result is raised. `results` that are used up are an AssertionError. Without
-    `parameters` the tool takes whatever `fn` takes, or else any arguments at all. Its handler is a
-    coroutine function unless `fn` is a plain one. `calls` are the arguments of each call, without the
-    context; `options` are those of Tool.
+    A result that is an exception is raised. A call after the last of `results` raises AssertionError. `calls` has the
+    arguments of each call, without the context. The handler is a coroutine function, unless `fn` is a plain function.
+
+    Args:
+        parameters: JSON Schema; by default that of `fn`, or without `fn` one that accepts any arguments.
+        options: Passed to Tool.
     """
 
     def __init__(
@@ -40,13 +42,13 @@ class MockTool(Tool):
         **options: Any,
     ) -> None:
         if (result is not _UNSET) + (results is not None) + (fn is not None) > 1:
-            raise InvalidArgument(f"MockTool {brief(name)} takes one of result=, results= and fn=")
+            raise InvalidArgument(f"MockTool {brief(name)} must have at most one of result=, results= and fn=")
         self.calls: list[dict[str, Any]] = []
         self._result = None if result is _UNSET else result
         self._results = None if results is None else list(results)
-        handler = self._scripted if fn is None else self._noting(fn)
+        handler = self._scripted if fn is None else self._recording(fn)
         if parameters is None:
-            parameters = _ANYTHING if fn is None else Tool.from_function(fn, name=name).parameters
+            parameters = _ANY_ARGUMENTS if fn is None else Tool.from_function(fn, name=name).parameters
         if description is None:
             description = f"{name} (mock)" if fn is None else Tool.from_function(fn, name=name).description
         super().__init__(
@@ -67,18 +69,18 @@ class MockTool(Tool):
         return len(self.calls)
 
     def assert_called_with(self, **arguments: Any) -> None:
-        """AssertionError unless the last call had exactly these arguments."""
+        """Raise AssertionError unless the last call had exactly these arguments."""
         if not self.calls:
-            raise AssertionError(f"{self.name!r} was never called, so not with {arguments!r}")
+            raise AssertionError(f"{self.name!r} must be called with {arguments!r}, was never called")
         if self.calls[-1] != arguments:
-            earlier = "; an earlier call was" if arguments in self.calls else ""
+            earlier = "; an earlier call had these arguments" if arguments in self.calls else ""
             raise AssertionError(
-                f"the last of {self.call_count} calls of {self.name!r} was with {self.calls[-1]!r}, "
-                f"not with {arguments!r}{earlier}"
+                f"the last of {self.call_count} calls of {self.name!r} must have the arguments {arguments!r}, "
+                f"got {self.calls[-1]!r}{earlier}"
             )
 
     def reset(self) -> None:
-        """Forget the calls, and begin the results again."""
+        """Delete the recorded calls and restart with the first result."""
         self.calls.clear()
 
     async def _scripted(self, **arguments: Any) -> Any:
@@ -86,29 +88,29 @@ class MockTool(Tool):
         result = self._result
         if self._results is not None:
             if self.call_count > len(self._results):
-                raise AssertionError(f"{self.name!r} has {len(self._results)} results and call {self.call_count} came")
+                raise AssertionError(f"{self.name!r} has {len(self._results)} results, got call {self.call_count}")
             result = self._results[self.call_count - 1]
         if isinstance(result, BaseException):
             raise result
         return copy.deepcopy(result)
 
-    def _noting(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         context = context_parameter(fn)
 
-        def note(arguments: dict[str, Any]) -> None:
+        def record(arguments: dict[str, Any]) -> None:
             self.calls.append(copy.deepcopy({name: value for name, value in arguments.items() if name != context}))
 
         @functools.wraps(fn)
         def plain(**arguments: Any) -> Any:
-            note(arguments)
+            record(arguments)
             return fn(**arguments)
 
         @functools.wraps(fn)
         async def awaited(**arguments: Any) -> Any:
-            note(arguments)
+            record(arguments)
             return await fn(**arguments)
 
         return awaited if inspect.iscoroutinefunction(fn) else plain
 
 
-_ANYTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": True}
+_ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": True}
