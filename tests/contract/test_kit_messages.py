@@ -30,7 +30,7 @@ def _helper(self: Any, what: str) -> str:
     + [(state, TheirStore, name, "StateStore") for name in ("ending", "state", "records", "transacts")],
 )
 async def test_a_name_that_hides_an_inherited_one_is_refused(kit: Any, theirs: Any, name: str, base: str) -> None:
-    said = f"^Own.{name} hides {base}.{name}, which the runner calls: give it another name$"
+    said = f"^Own.{name} hides {base}.{name}, which the runner calls. Rename it$"
     helps = type("Own", (theirs,), {name: _helper})
     with pytest.raises(AssertionError, match=said):
         await kit.check(helps)
@@ -48,7 +48,7 @@ async def test_a_name_that_hides_an_inherited_one_is_refused(kit: Any, theirs: A
 
 @pytest.mark.parametrize(("name", "value"), [("engine", {}), ("commits", _helper)])
 async def test_what_is_taken_for_the_engine_is_refused(name: str, value: object) -> None:
-    with pytest.raises(AssertionError, match=f"Own.{name} is taken for what writes for it"):
+    with pytest.raises(AssertionError, match=f"Own.{name} must have a `commit` method"):
         await state.check(type("Own", (TheirStore,), {name: value}))
 
 
@@ -68,7 +68,7 @@ async def test_an_override_that_is_called_alike_is_let_be() -> None:
         ([*range(90)], [*range(5000)], "item 90 of 5000, 90 found: expected 90, found none"),
         ([*range(90)], [*range(80), 7, *range(81, 90)], "item 80 of 90, 90 found: expected 7, found 80"),
         ("x" * 900 + "a", "x" * 900 + "b", f"expected …{'x' * 20}b', found …{'x' * 20}a'"),
-        (float("nan"), float("nan"), "expected nan, found another one that looks the same"),
+        (float("nan"), float("nan"), "expected nan, found an unequal value with the same repr"),
     ],
 )  # fmt: skip
 def test_a_message_names_what_differs(found: object, expected: object, said: str) -> None:
@@ -90,7 +90,7 @@ async def test_a_case_that_waits_in_vain_says_which_it_is(monkeypatch: pytest.Mo
 
     for module in (checks, queue_fixtures):
         monkeypatch.setattr(module, "PATIENCE", 0.01)
-    with pytest.raises(AssertionError, match=r"^a_claim_hands_over_what_was_enqueued: what it waits for did not come"):
+    with pytest.raises(AssertionError, match=r"^a_claim_hands_over_what_was_enqueued: did not finish within"):
         await queue.check(Silent)
 
 

@@ -1,1 +1,1 @@
-"""Conformance suites: what every backend must do, run against one of yours. No test framework is needed."""
+"""Conformance tests for backends and model clients. They need no test framework."""

@@ -1,4 +1,4 @@
-"""What the contract suites share: checks that say what they expected."""
+"""Shared checks of the conformance tests."""
 
 from __future__ import annotations
 
@@ -11,32 +11,43 @@ from typing import Any, TypeVar, cast
 
 from ..._engines.base import Backend
 
-PATIENCE = 20.0  # seconds after which what should have come counts as missing
-TRIES = 5  # a machine that stands still for a moment breaks no promise
-SHOWN = 200  # characters of a value that a message shows
-BEFORE = 20  # of them that are the same in the other one
-FEW = 3  # fields that a message compares
+PATIENCE = 20.0  # seconds that a case may take
+TRIES = 5  # a short stall of the machine must not fail a case with a time limit
+SHOWN = 200  # characters of a value in a message
+BEFORE = 20  # characters shown before the first difference
+FEW = 3  # differing fields in a message
 
-#: What a backend is to have in its own way, also as a function that gives something to await.
+#: Methods that a backend overrides, which may also be coroutine functions there.
 OPEN = frozenset({"_heads", "close", "lease_now", "listen", "standing"})
 
 C = TypeVar("C", bound=Callable[..., Awaitable[None]])
 
 
 class Cases(list[C]):
-    """The cases of a contract; one is taken in by decorating it. `several` need a second object on the same place."""
+    """The cases of a contract. The object is a decorator that adds a case.
+
+    `several` are cases that need a second backend object on the same store.
+    """
 
     def __init__(self, cases: Iterable[C] = (), several: Sequence[Callable[..., Awaitable[None]]] = ()) -> None:
         super().__init__(cases)
         self.several: tuple[Callable[..., Awaitable[None]], ...] = tuple(several)
 
     def __call__(self, case: C) -> C:
-        told = cast(C, _told(case))
-        self.append(told)
-        return told
+        checked = cast(C, _checked(case))
+        self.append(checked)
+        return checked
 
     async def check(self, make: Any, *, again: Any = None) -> None:
-        """Run every case; those of several objects too where `again(backend)` opens another one on its place."""
+        """Run every case.
+
+        Args:
+            make: Makes a new and empty backend.
+            again: `again(backend)` opens another object on the same store. With it the cases in `several` run too.
+
+        Raises:
+            AssertionError: A case failed.
+        """
         for case in self:
             await case(make)
         if again is not None:
@@ -44,8 +55,8 @@ class Cases(list[C]):
                 await each(make, again)
 
 
-def _told(case: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """The case, looking at the names of what is made for it, and saying which one it is that waits in vain."""
+def _checked(case: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Wrap a case: check the attribute names of its backends, and name the case when it times out."""
 
     @functools.wraps(case)
     async def run(*makes: Callable[..., Any]) -> None:
@@ -55,8 +66,8 @@ def _told(case: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]
             await case(*(functools.partial(_made, make) for make in makes))
         except TimeoutError as error:
             if loop.time() - began < PATIENCE:
-                raise  # the backend's own
-            raise AssertionError(f"{case.__name__}: what it waits for did not come for {PATIENCE:g} s") from error
+                raise  # a timeout of the backend
+            raise AssertionError(f"{case.__name__}: did not finish within {PATIENCE:g} s") from error
 
     return run
 
@@ -70,42 +81,40 @@ def _made(make: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
 
 
 def hides_nothing(backend: Backend) -> None:
-    """No attribute or helper has the name of something inherited, and cannot be used as that is."""
+    """Check that no attribute of the backend replaces an inherited one and is used differently."""
     mine, base = type(backend).__name__, next(each for each in type(backend).__mro__ if Backend in each.__bases__)
     for name, inherited in vars(base).items():
         if name.startswith(("__", "_abc_")):
             continue
         if getattr(inherited, "__isabstractmethod__", False):
             continue
-        if not _used_alike(name, getattr(backend, name), inherited):
-            raise AssertionError(
-                f"{mine}.{name} hides {base.__name__}.{name}, which the runner calls: give it another name"
-            )
+        if not _is_compatible(name, getattr(backend, name), inherited):
+            raise AssertionError(f"{mine}.{name} hides {base.__name__}.{name}, which the runner calls. Rename it")
     if not hasattr(backend.commits, "commit"):
         raise AssertionError(
-            f"{mine}.{'engine' if hasattr(backend, 'engine') else 'commits'} is taken for what writes for it, and has "
-            "no `commit`: give it another name"
+            f"{mine}.{'engine' if hasattr(backend, 'engine') else 'commits'} must have a `commit` method, because it "
+            "is used for writing. Rename it if it is something else"
         )
 
 
-def _used_alike(name: str, found: Any, inherited: object) -> bool:
+def _is_compatible(name: str, found: Any, inherited: object) -> bool:
     if not inspect.isfunction(inherited):
         return not callable(found) if isinstance(inherited, property) else type(found) is type(inherited)
     if not callable(found) or getattr(found, "__func__", None) is inherited:
         return callable(found)
-    awaited = [inspect.iscoroutinefunction(each) for each in (inspect.unwrap(found), inherited)]
-    if name not in OPEN and awaited[0] is not awaited[1]:
+    is_async = [inspect.iscoroutinefunction(each) for each in (inspect.unwrap(found), inherited)]
+    if name not in OPEN and is_async[0] is not is_async[1]:
         return False
-    asked = [*inspect.signature(inherited).parameters.values()][1:]
-    needed = [each for each in asked if each.default is each.empty]
-    return all(_takes(found, each) for each in (asked, needed))
+    parameters = [*inspect.signature(inherited).parameters.values()][1:]
+    required = [each for each in parameters if each.default is each.empty]
+    return all(_accepts(found, each) for each in (parameters, required))
 
 
-def _takes(function: Callable[..., Any], arguments: Sequence[inspect.Parameter]) -> bool:
-    by_place = [each for each in arguments if each.kind is each.POSITIONAL_OR_KEYWORD]
-    by_name = {each.name: each for each in arguments if each.kind is each.KEYWORD_ONLY}
+def _accepts(function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> bool:
+    positional = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    by_name = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
     try:
-        inspect.signature(function).bind(*by_place, **by_name)
+        inspect.signature(function).bind(*positional, **by_name)
     except TypeError:
         return False
     return True
@@ -113,32 +122,32 @@ def _takes(function: Callable[..., Any], arguments: Sequence[inspect.Parameter])
 
 def same(found: object, expected: object, what: str) -> None:
     if found != expected:
-        raise AssertionError(f"{what}: {_unlike(found, expected)}")
+        raise AssertionError(f"{what}: {_difference(found, expected)}")
 
 
-def _unlike(found: Any, expected: Any) -> str:
-    """What was expected and what was found, as far as they differ."""
+def _difference(found: Any, expected: Any) -> str:
+    """The differing parts of the expected and the found value."""
     kind = type(expected)
     if kind is type(found) and hasattr(kind, "_fields"):
         differing = [each for each in kind._fields if getattr(found, each) != getattr(expected, each)]
-        told = [f"{each}: {_unlike(getattr(found, each), getattr(expected, each))}" for each in differing[:FEW]]
+        shown = [f"{each}: {_difference(getattr(found, each), getattr(expected, each))}" for each in differing[:FEW]]
         more = [f"and {len(differing) - FEW} more fields"] if len(differing) > FEW else []
-        return "; ".join([*told, *more])
+        return "; ".join([*shown, *more])
     if kind in (list, tuple) and kind is type(found) and len(repr(expected)) + len(repr(found)) > SHOWN:
         alike = min(len(expected), len(found))
         at = next((n for n in range(alike) if found[n] != expected[n]), alike)
         where = f"item {at} of {len(expected)}, {len(found)} found"
         if at < alike:
-            return f"{where}: {_unlike(found[at], expected[at])}"
+            return f"{where}: {_difference(found[at], expected[at])}"
         one, other = (repr(each[at]) if at < len(each) else "none" for each in (expected, found))
-        return f"{where}: {_apart(one, other)}"
-    return _apart(repr(expected), repr(found))
+        return f"{where}: {_text_difference(one, other)}"
+    return _text_difference(repr(expected), repr(found))
 
 
-def _apart(expected: str, found: str) -> str:
-    """Both texts, long ones from a little before the place where they part."""
+def _text_difference(expected: str, found: str) -> str:
+    """Both texts; long ones start shortly before their first difference."""
     if expected == found:
-        return f"expected {expected:.{SHOWN}}, found another one that looks the same"
+        return f"expected {expected:.{SHOWN}}, found an unequal value with the same repr"
     alike = next((n for n, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), len(found))
     start = max(alike - BEFORE, 0) if max(len(expected), len(found)) > SHOWN else 0
     shown = [
@@ -155,7 +164,7 @@ def refused(error: type[Exception], what: str) -> Iterator[None]:
     except error:
         return
     except Exception as other:
-        raise AssertionError(f"{what}: {error.__name__} was expected, not {other!r:.400}") from other
+        raise AssertionError(f"{what}: must raise {error.__name__}, got {other!r:.400}") from other
     raise AssertionError(f"{what}: {error.__name__} was not raised")
 
 
@@ -164,7 +173,7 @@ def accepted(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise AssertionError(f"{what}: refused with {error!r:.400}") from error
+        raise AssertionError(f"{what}: must be accepted, got {error!r:.400}") from error
 
 
 async def turns(count: int = 20) -> None:
@@ -173,15 +182,15 @@ async def turns(count: int = 20) -> None:
 
 
 async def cancelled_while_it_writes(write: Callable[[int], Awaitable[Any]]) -> None:
-    """A task that is told to stop some turns into the `write` of that number stops, and does not go on."""
+    """Check that a task that is cancelled some loop iterations into `write(number)` is cancelled and does not go on."""
 
     async def writer(number: int) -> None:
         await write(number)
-        await turns()  # where the commit did not wait for anything, it is cancelled here
+        await turns()  # a commit that never suspended is cancelled here
 
-    for patience in range(8):
-        writing = asyncio.ensure_future(writer(patience))
-        await turns(patience)
+    for iterations in range(8):
+        writing = asyncio.ensure_future(writer(iterations))
+        await turns(iterations)
         writing.cancel()
         await asyncio.wait({writing})
-        same(writing.cancelled(), True, f"that a writer is cancelled when it was told so after {patience} turns")
+        same(writing.cancelled(), True, f"whether a writer is cancelled after {iterations} loop iterations")

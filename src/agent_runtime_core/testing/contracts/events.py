@@ -1,7 +1,6 @@
-"""What every event bus must do; run each of `CASES` on your own with `await case(make)`.
+"""Conformance tests for event buses. Run one of `CASES` with `await case(make)`, or all with `await check(make)`.
 
-`make()` gives a new and empty bus each time. Where the bus breaks the contract a case raises
-AssertionError, or the error that the bus raised and should not have; `check(make)` runs them all.
+`make()` returns a new and empty bus. A failing case raises AssertionError, or the unexpected error of the bus.
 """
 
 from __future__ import annotations

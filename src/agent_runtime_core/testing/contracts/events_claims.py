@@ -1,4 +1,4 @@
-"""Who may write: claims that hold a run or were superseded, repeats, and commits that are whole or not there."""
+"""Fencing of event buses: current and superseded claims, repeated commits, atomic commits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def a_stale_claim_is_refused(make: Make) -> None:
         with refused(LeaseLost, "installing an older claim"):
             await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
         repeated = await bus.publish(RUN, "tick", {}, claim="01A", event_id="mine")
-        same(repeated.sequence, 0, "the repeat of a write that had landed")
-        same((await bus.publish(RUN, "tick", {}, claim="01B")).sequence, 1, "the claim that holds the run")
+        same(repeated.sequence, 0, "the repeat of an applied write")
+        same((await bus.publish(RUN, "tick", {}, claim="01B")).sequence, 1, "a write under the current claim")
         same((await bus.publish(RUN, "tick", {})).sequence, 2, "an administrator's write")
         same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
 
@@ -46,23 +46,27 @@ async def every_write_is_refused_under_a_stale_claim(make: Make) -> None:
                 with refused(LeaseLost, f"{op.name} under a claim {when}"):
                     await bus.commit(Guard(str(RUN), claim), [op])
 
-        await late("01A", "that was never carried here")
+        await late("01A", "before any claim is installed")
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01B"))])
-        await late("01A", "that is less than the one which holds the run")
-        await late("01C", "that is greater than the one which holds the run")
+        await late("01A", "less than the installed one")
+        await late("01C", "greater than the installed one")
         same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
-        same((await bus.publish(RUN, "tick", {}, claim="01B")).sequence, 3, "the claim that holds the run")
+        same((await bus.publish(RUN, "tick", {}, claim="01B")).sequence, 3, "a write under the current claim")
 
 
 @CASES
 async def a_claim_counts_for_its_own_run_whichever_is_written(make: Make) -> None:
     async with opened(make) as bus:
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01A")), Op(INSTALL, (str(OTHER), "01B"))])
-        told = bus.publishing(OTHER, [("a", "tick", {})])
-        with refused(LeaseLost, "a write under a claim of the run that is written, in the name of another run"):
-            await bus.commit(Guard(str(RUN), "01B"), [told])
+        event = bus.publishing(OTHER, [("a", "tick", {})])
+        with refused(LeaseLost, "a write guarded by another run, with a claim id of the written run"):
+            await bus.commit(Guard(str(RUN), "01B"), [event])
         same(await bus.get_events(OTHER), [], "the log")
-        same(await bus.commit(Guard(str(RUN), "01A"), [told]), [[0]], "what a claim of another run writes")
+        same(
+            await bus.commit(Guard(str(RUN), "01A"), [event]),
+            [[0]],
+            "a write guarded by the valid claim of another run",
+        )
 
 
 @CASES
@@ -72,14 +76,14 @@ async def a_repeat_is_answered_only_where_all_of_it_was_written(make: Make) -> N
         await bus.publish(RUN, "tick", {}, claim="01A", event_id="a")
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01B"))])
         stale, again = Guard(str(RUN), "01A"), bus.publishing(RUN, [("a", "tick", {})])
-        same(await bus.commit(stale, [again]), [[0]], "the repeat of what was written")
+        same(await bus.commit(stale, [again]), [[0]], "the repeat of an applied commit")
         for what, more in (
             ("an event", bus.publishing(RUN, [("new", "tick", {})])),
             ("a batch of an old event and a new one", bus.publishing(RUN, [("a", "tick", {}), ("new", "tick", {})])),
             ("the deletion of the log", Op(DELETE, (str(RUN),))),
             ("the trimming of the log", Op(TRIM, (str(RUN), 1))),
         ):
-            with refused(LeaseLost, f"a repeat with {what} in it"):
+            with refused(LeaseLost, f"a repeated commit with {what} added"):
                 await bus.commit(stale, [again, more])
         same(sequences(await bus.get_events(RUN)), [0], "the log")
         same(await bus.published(RUN), frozenset("a"), "published ids")
@@ -90,7 +94,7 @@ async def a_claim_may_be_carried_here_again_and_is_forgotten(make: Make) -> None
     async with opened(make) as bus:
         install = Op(INSTALL, (str(RUN), "01B"))
         for _ in range(2):  # the first answer was lost
-            same(await bus.commit(None, [install]), [True], "the answer to a claim that is carried here")
+            same(await bus.commit(None, [install]), [True], "the result of installing a claim")
         await bus.publish(RUN, "tick", {}, claim="01B")
         for _ in range(2):
             await bus.commit(None, [Op(FORGET, (str(RUN),))])
@@ -117,22 +121,26 @@ async def a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all
                     await bus.publish(run_id, "tick", {}, claim="01A")
 
             await asyncio.gather(supersede(), write())
-            same(sequences(await bus.get_events(run_id)), seen, "the log once the next claim has read it")
+            same(sequences(await bus.get_events(run_id)), seen, "the log after the next claim has read it")
 
 
 @CASES
 async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
     async with opened(make) as bus:
-        for patience in range(8):
-            run_id, other = UUID(int=patience + 1), UUID(int=patience + 101)
+        for iterations in range(8):
+            run_id, other = UUID(int=iterations + 1), UUID(int=iterations + 101)
             events = [bus.publishing(run_id, [(f"{m}.{n}", "tick", {}) for n in range(3)]) for m in range(2)]
             writing = asyncio.ensure_future(bus.commit(None, [*events, bus.publishing(other, [("a", "tick", {})])]))
-            await turns(patience)
+            await turns(iterations)
             writing.cancel()
             await asyncio.wait({writing})
             found = sequences(await bus.get_events(run_id))
-            same(found in ([], [*range(6)]), True, f"that of six events all are there or none, and not {found}")
-            same(sequences(await bus.get_events(other)), [0] if found else [], "the log of another run beside them")
+            same(found in ([], [*range(6)]), True, f"whether all six events are stored or none, got {found}")
+            same(
+                sequences(await bus.get_events(other)),
+                [0] if found else [],
+                "the log of another run in the same commit",
+            )
             same((await bus.publish(run_id, "tick", {})).sequence, len(found), "the next sequence")
 
 
@@ -150,11 +158,11 @@ async def an_end_that_puts_a_fence_behind_itself_may_be_repeated(make: Make) -> 
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
         ops = [bus.publishing(RUN, [("end", "run.succeeded", {})]), end_fence(str(RUN), "01A")]
         guard = Guard(str(RUN), "01A")
-        same(await bus.commit(guard, ops), [[0], True], "the answer")
-        same(await bus.commit(guard, ops), [[0], True], "the answer to the repeat")
-        with refused(LeaseLost, "what comes behind the end"):
+        same(await bus.commit(guard, ops), [[0], True], "the result of the commit")
+        same(await bus.commit(guard, ops), [[0], True], "the result of the repeated commit")
+        with refused(LeaseLost, "a write after the final record"):
             await bus.publish(RUN, "tick", {}, claim="01A")
-        with refused(LeaseLost, "the claim itself, carried here behind its end"):
+        with refused(LeaseLost, "installing the claim again after its final record"):
             await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01B"))])
         same(sequences(await bus.get_events(RUN)), [0], "the log")
@@ -165,14 +173,18 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
     async with opened(make) as bus:
         await bus.commit(None, [Op(INSTALL, (str(OTHER), "01B"))])
         ops = [bus.publishing(RUN, [("a", "tick", {})]), Op(INSTALL, (str(OTHER), "01A"))]
-        with refused(LeaseLost, "an operation that is refused"):
+        with refused(LeaseLost, "a rejected operation"):
             await bus.commit(None, ops)
         same(await bus.get_events(RUN), [], "the log after a refused commit")
         same((await bus.publish(RUN, "tick", {})).sequence, 0, "the first sequence after it")
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
         ops = [Op(INSTALL, (str(RUN), "01B")), Op(DELETE, (str(RUN),)), Op(FORGET, (str(RUN),)), ops[-1]]
         for first in range(3):
-            with refused(LeaseLost, f"an operation that is refused behind {ops[first].name}"):
+            with refused(LeaseLost, f"a rejected operation after {ops[first].name}"):
                 await bus.commit(None, ops[first:])
-            same(len(await bus.get_events(RUN)), first + 1, f"the length of the log, {ops[first].name} being undone")
+            same(
+                len(await bus.get_events(RUN)),
+                first + 1,
+                f"the number of events after {ops[first].name} was rolled back",
+            )
             await bus.publish(RUN, "tick", {}, claim="01A")

@@ -1,4 +1,4 @@
-"""What the cases of an event bus share: a bus, events in it, and what a follower is told."""
+"""Fixtures for the cases of an event bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is followed: from the past into the present, by many at once, and until one leaves or the bus closes."""
+"""Subscriptions of event buses: replay, live events, concurrent subscribers, unsubscribing and closing."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .events_fixtures import OTHER, RUN, Case, Make, fill, opened, sequences, ta
 
 CASES: Cases[Case] = Cases()
 
-READY = 0.1  # seconds after its first step within which a subscription hears everything
+READY = 0.1  # seconds after its first read within which a subscription must receive live events
 
 
 @CASES
 async def a_subscription_is_live_within_a_tenth_of_a_second(make: Make) -> None:
     async with opened(make) as bus:
         for n in range(TRIES):
-            found = await _heard_first(bus, UUID(int=n + 1))
+            found = await _first_live(bus, UUID(int=n + 1))
             if found == [2, 3]:
                 break
-        same(found, [2, 3], "what a live subscription saw")
+        same(found, [2, 3], "the events of a live subscription")
 
 
-async def _heard_first(bus: EventBus, run_id: UUID) -> list[int]:
-    """The first two of what is told from READY seconds after the beginning of a subscription on: 2 and 3."""
+async def _first_live(bus: EventBus, run_id: UUID) -> list[int]:
+    """The first two live events of a subscription, published at least READY seconds after its start: 2 and 3."""
     await fill(bus, 2, run_id=run_id)
     follower = asyncio.create_task(take(bus.subscribe(run_id), 2))
     first = 2
@@ -51,7 +51,7 @@ async def replay_goes_over_into_following_without_a_gap(make: Make) -> None:
         publisher = asyncio.create_task(publish())
         found = await take(bus.subscribe(RUN, since_sequence=40), 160)
         await publisher
-        same(sequences(found), list(range(40, 200)), "replayed and followed")
+        same(sequences(found), list(range(40, 200)), "the replayed and the live events")
         same([event.payload["n"] for event in found], list(range(40, 200)), "their payloads")
 
 
@@ -63,8 +63,8 @@ async def a_late_joiner_misses_nothing(make: Make) -> None:
         late = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=0), 3000))
         await turns()
         await bus.publish(RUN, "tick", {"n": 2999})
-        same(sequences(await live), list(range(3000)), "who was there from the beginning")
-        same(sequences(await late), list(range(3000)), "who came late")
+        same(sequences(await live), list(range(3000)), "the events of a subscriber from the start")
+        same(sequences(await late), list(range(3000)), "the events of a late subscriber")
 
 
 @CASES
@@ -72,12 +72,12 @@ async def a_subscription_from_a_later_sequence_waits_for_it(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 1)
         ahead = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=4), 1))
-        behind = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=0), 6))
+        from_start = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=0), 6))
         await turns()
         for n in range(1, 6):
             await bus.publish(RUN, "tick", {"n": n})
-        same(sequences(await ahead), [4], "from sequence 4 on")
-        same(sequences(await behind), list(range(6)), "from the beginning, beside it")
+        same(sequences(await ahead), [4], "a subscription from sequence 4")
+        same(sequences(await from_start), list(range(6)), "a concurrent subscription from the start")
 
 
 @CASES
@@ -108,13 +108,13 @@ async def leaving_cleans_up(make: Make) -> None:
         await closed.aclose()
         waiting = [asyncio.create_task(take(bus.subscribe(run_id), 1)) for run_id in (RUN, RUN, OTHER)]
         await asyncio.sleep(READY)
-        same(listening > 0, True, "somebody listens while somebody waits")
+        same(listening > 0, True, "whether there are listeners while subscriptions wait")
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await turns()
-        same(asyncio.all_tasks() - tasks, set(), "tasks left behind")
-        same(listening, 0, "listeners left behind")
+        same(asyncio.all_tasks() - tasks, set(), "remaining tasks after unsubscribing")
+        same(listening, 0, "remaining listeners after unsubscribing")
 
 
 @CASES
@@ -127,7 +127,7 @@ async def one_follower_leaving_does_not_disturb_the_others(make: Make) -> None:
             if n in (10, 20, 30):
                 followers[n // 10].cancel()
         for follower in (followers[0], followers[4]):
-            same(sequences(await follower), list(range(50)), "a follower that stayed")
+            same(sequences(await follower), list(range(50)), "a subscriber that stayed")
 
 
 @CASES
@@ -141,8 +141,8 @@ async def all_followers_see_the_same_order(make: Make) -> None:
 
         await asyncio.gather(*(publish(worker) for worker in range(6)))
         one, two = [await follower for follower in followers]
-        same(one, two, "what two followers saw")
-        same(one, await bus.get_events(RUN), "what they saw and the log")
+        same(one, two, "the events of two subscribers")
+        same(one, await bus.get_events(RUN), "their events compared with the log")
 
 
 @CASES
@@ -156,8 +156,8 @@ async def runs_are_followed_apart(make: Make) -> None:
                 await bus.publish(run_id, "tick", {"n": n})
         for run_id, follower in zip(runs, followers, strict=True):
             found = await follower
-            same({event.run_id for event in found}, {run_id}, "whose events a follower saw")
-            same(sequences(found), [0, 1, 2], "which events it saw")
+            same({event.run_id for event in found}, {run_id}, "the run ids that a subscriber received")
+            same(sequences(found), [0, 1, 2], "the events that it received")
 
 
 @CASES
@@ -170,10 +170,10 @@ async def a_slow_follower_holds_nobody_up_and_misses_nothing(make: Make) -> None
         for first in range(1, 4001, 500):
             await fill(bus, 500, first=first)
             await turns()
-        same(sequences(await fast), list(range(4000)), "what a fast follower saw")
+        same(sequences(await fast), list(range(4000)), "the events of a fast subscriber")
         seen = await take(slow, 3999)
-        same(sequences(seen), list(range(1, 4000)), "what the slow one saw")
-        same([event.payload["n"] for event in seen], list(range(1, 4000)), "the payloads of what it saw")
+        same(sequences(seen), list(range(1, 4000)), "the events of the slow subscriber")
+        same([event.payload["n"] for event in seen], list(range(1, 4000)), "their payloads")
         await slow.aclose()
 
 
@@ -183,7 +183,7 @@ async def closing_ends_subscriptions_and_refuses_more(make: Make) -> None:
         waiting = asyncio.create_task(take(bus.subscribe(RUN), 1))
         await asyncio.sleep(READY)
         await bus.close()
-        with refused(StorageClosed, "a follower of a closed bus"):
+        with refused(StorageClosed, "a subscriber of a closed bus"):
             await waiting
         with refused(StorageClosed, "publishing on a closed bus"):
             await bus.publish(RUN, "tick", {})

@@ -1,4 +1,4 @@
-"""What a log holds: every event once, as it was and in its order, until it is deleted or trimmed."""
+"""Event logs: order, deduplication, exact payloads, deletion and trimming."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ async def sequences_count_from_zero_for_each_run(make: Make) -> None:
         same(sequences(published), [0, 1, 2], "sequences of one run")
         same(other.sequence, 0, "first sequence of another run")
         found = await bus.get_events(RUN)
-        same(found, published, "the log and what publish answered")
+        same(found, published, "the log compared with the results of publish")
         same([event.run_id for event in found], [RUN] * 3, "the run of each event")
         same([event.event_type for event in found], ["tick"] * 3, "the type of each event")
         same(found[0].timestamp.utcoffset(), dt.timedelta(0), "offset of a timestamp")
-        same(await bus.get_events(str(OTHER)), [other], "a run named by text")
+        same(await bus.get_events(str(OTHER)), [other], "the log by a string run id")
 
 
 @CASES
@@ -48,7 +48,7 @@ async def sequences_have_no_gap_under_32_publishers(make: Make) -> None:
         for worker, answer in enumerate(answers):
             mine = [event for event in found if event.payload["worker"] == worker]
             same([event.payload["n"] for event in mine], list(range(8)), f"order of publisher {worker}")
-            same(sequences(mine), answer, f"answers to publisher {worker}")
+            same(sequences(mine), answer, f"the sequences returned to publisher {worker}")
 
 
 @CASES
@@ -60,7 +60,7 @@ async def get_events_is_inclusive_and_limited(make: Make) -> None:
         same(sequences(await bus.get_events(RUN, 0, limit=2)), [0, 1], "limit 2")
         same(await bus.get_events(RUN, limit=0), [], "limit 0")
         same(await bus.get_events(RUN, 3), [], "since the head")
-        same(await bus.get_events(RUN, 2**64), [], "since far behind it")
+        same(await bus.get_events(RUN, 2**64), [], "since far past the head")
         for wrong in (-1, True, 1.5):
             with refused(InvalidArgument, f"since_sequence={wrong}"):
                 await bus.get_events(RUN, wrong)  # type: ignore[arg-type]
@@ -98,11 +98,11 @@ async def an_event_stays_as_it_was_first_published(make: Make) -> None:
         other = Op(PUBLISH, (str(RUN), (("e0", "other", '{"n":9}', 9.0),)))
         for guard in (None, Guard(str(RUN), "01A"), Guard(str(RUN), "01")):
             same(await bus.commit(guard, [other]), [[0]], "the sequence of a known id with another event")
-        same(await bus.get_events(RUN), before, "the log after that")
+        same(await bus.get_events(RUN), before, "the log after the repeats")
         twice = bus.publishing(RUN, [("new", "tick", {"n": 2}), ("new", "other", {"n": 3})])
         same(await bus.commit(None, [twice]), [[2, 2]], "the sequences of one id with two events")
         [kept] = await bus.get_events(RUN, 2)
-        same((kept.event_type, kept.payload), ("tick", {"n": 2}), "which of the two is there")
+        same((kept.event_type, kept.payload), ("tick", {"n": 2}), "the stored one of the two events")
 
 
 @CASES
@@ -117,10 +117,10 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same(await bus.published(RUN), frozenset(), "its published ids")
         same(len(await bus.get_events(OTHER)), 2, "the log of another run")
         same(await bus.head(RUN), 0, "its head")
-        with refused(LeaseLost, "an older claim, carried here when the run was deleted"):
+        with refused(LeaseLost, "installing an older claim after the run was deleted"):
             await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
         anew = await bus.publish(RUN, "tick", {}, event_id="e1", claim="01B")
-        same(anew.sequence, 0, "its first sequence when it is there anew")
+        same(anew.sequence, 0, "the first sequence after the run was created again")
 
 
 @CASES
@@ -132,20 +132,28 @@ async def a_log_that_is_trimmed_goes_on(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 5)
         await fill(bus, 2, run_id=OTHER)
-        same(await trimmed(3), 3, "how many events are deleted")
+        same(await trimmed(3), 3, "the number of trimmed events")
         same(sequences(await bus.get_events(RUN)), [3, 4], "the log")
         same(await bus.published(RUN), frozenset({"e3", "e4"}), "its published ids")
-        same(await trimmed(3), 0, "how many events a repeat deletes")
-        same(await trimmed(100), 1, "how many are deleted where all are older")
-        same(sequences(await bus.get_events(RUN)), [4], "the log, whose last event stays")
-        same((await bus.publish(RUN, "tick", {}, event_id="e0")).sequence, 5, "an id that was deleted, published again")
-        same((await bus.publish(RUN, "tick", {}, event_id="e4")).sequence, 4, "an id that is there, published again")
+        same(await trimmed(3), 0, "the number of events that a repeat trims")
+        same(await trimmed(100), 1, "the number of trimmed events when all are older")
+        same(sequences(await bus.get_events(RUN)), [4], "the log, which keeps its last event")
+        same(
+            (await bus.publish(RUN, "tick", {}, event_id="e0")).sequence,
+            5,
+            "the sequence of a trimmed id published again",
+        )
+        same(
+            (await bus.publish(RUN, "tick", {}, event_id="e4")).sequence,
+            4,
+            "the sequence of a stored id published again",
+        )
         same(await bus.head(RUN), 6, "the head of a log that was trimmed")
         follower = bus.subscribe(RUN, 1)
-        same(sequences(await take(follower, 2)), [4, 5], "a follower whose place is gone")
+        same(sequences(await take(follower, 2)), [4, 5], "a subscription from a trimmed sequence")
         await follower.aclose()
         same(sequences(await bus.get_events(OTHER)), [0, 1], "the log of another run")
-        same(await trimmed(9, UUID(int=1)), 0, "how many events of an unknown run are deleted")
+        same(await trimmed(9, UUID(int=1)), 0, "the number of trimmed events of an unknown run")
         same(await bus.head(UUID(int=1)), 0, "the head of an unknown run")
 
 
@@ -182,8 +190,8 @@ async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
         found = await bus.get_events(RUN)
         same([event.event_type for event in found], kinds, "the types")
         same([event.payload["text"] == event.event_type * 2000 for event in found], [True] * len(kinds), "the payloads")
-        told = [await bus.publish(OTHER, "tick", {}, event_id=each) for each in ids]
-        same(sequences(told), list(range(len(ids))), "the sequences of ids that differ by little")
+        published = [await bus.publish(OTHER, "tick", {}, event_id=each) for each in ids]
+        same(sequences(published), list(range(len(ids))), "the sequences of similar event ids")
         same(await bus.published(OTHER), frozenset(ids), "published ids")
         # No verb lets these through; a bus keeps whatever text it is given.
         broken = ["a\0b", "a\0c", "a\r\nb", "a\nb", "a\rb", "a\x85b", "a\u2028b"]
@@ -197,7 +205,7 @@ async def an_id_is_known_however_long_ago_it_was_published(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 3000)
         same((await bus.publish(RUN, "tick", {}, event_id="e0")).sequence, 0, "the first event published again")
-        same(len(await bus.get_events(RUN)), 3000, "the length of the log")
+        same(len(await bus.get_events(RUN)), 3000, "the number of events")
 
 
 @CASES
@@ -217,7 +225,7 @@ async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> No
         for payload in ({"x": object()}, {"x": float("nan")}, {1: "x"}):
             with refused(UnserialisableResult, f"payload {payload!r}"):
                 await bus.publish(RUN, "tick", payload)  # type: ignore[arg-type]
-        with refused(InvalidArgument, "a payload that is no dict"):
+        with refused(InvalidArgument, "a payload that is not a dict"):
             await bus.publish(RUN, "tick", [1])  # type: ignore[arg-type]
         for wrong in ("", "a\0b", "x" * 300):
             with refused(InvalidArgument, f"event type {wrong!r}"):

@@ -1,14 +1,13 @@
-"""What every LLMClient must do; run each of `CASES` on your own with `await case(make)`.
+"""Conformance tests for LLMClients. Run one of `CASES` with `await case(make)`, or all with `await check(make)`.
 
-`make(script)` is an async context manager: it gives a client whose provider answers the n-th request with the n-th
-reply of the script and all later ones with the last, and puts both away. The replies are plain values (`TextReply`,
-`Echo`, `Disconnect`, `Hang`, `HttpError`; `Embedding`, `Verdict`, `TokenUsage`), which you map on the wire of your
-provider: a server on loopback, or a transport inside the client. The client asks once, or waits next to nothing
-between its tries; it gives up on a stream that is silent for a second at most; where it has a key, that is `KEY`.
+`make(script)` is an async context manager. It yields a client whose provider answers the n-th request with the n-th
+reply of the script, and all later requests with the last reply; it closes both. The replies are plain values
+(`TextReply`, `Echo`, `Disconnect`, `Hang`, `HttpError`; `Embedding`, `Verdict`, `TokenUsage`) that you map to your
+provider's wire format, in a server on loopback or in a transport of the client. The client must not retry, or retry
+with almost no delay. It must give up on a silent stream after at most a second. Its API key, if any, is `KEY`.
 
-stream, embed, moderate and count_tokens are optional: a case about one is passed over where the client, or `make` for
-its script, raises NotSupported. Where the client breaks the contract a case raises AssertionError, or the error that
-the client raised and should not have; `check(make)` runs them all.
+stream, embed, moderate and count_tokens are optional: a case is skipped if the client, or `make` for its script,
+raises NotSupported. A failing case raises AssertionError, or the unexpected error of the client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the cases of a model client share: what its provider answers, and ways to ask the client."""
+"""Fixtures for the cases of a model client: scripted replies, and helpers that call the client."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .checks import PATIENCE
 
 T = TypeVar("T")
 
-#: What the client is made with where its provider wants a key; no error may tell it.
+#: The API key of the client, if it needs one. No error may contain it.
 KEY = "sk-contract-0123456789abcdef"
-#: What the provider calls the model that answered.
+#: The model name in the provider's responses.
 MODEL = "contract-model"
 
 
@@ -35,10 +35,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens as the provider counts them: `cached` ones are part of the prompt, `reasoning` of the completion.
-
-    None: the provider does not tell.
-    """
+    """Token counts: `cached` is part of the prompt, `reasoning` of the completion; None if the provider sends none."""
 
     prompt: int = 7
     completion: int = 5
@@ -48,9 +45,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class TextReply:
-    """The model answers: its text, streamed in `pieces` if there are any, then its tool calls.
+    """A response: the text, streamed in `pieces` if there are any, then the tool calls.
 
-    `finish_reason` is in OpenAI's words: stop, length, tool_calls.
+    `finish_reason` is one of OpenAI's values: stop, length, tool_calls.
     """
 
     text: str = ""
@@ -62,20 +59,20 @@ class TextReply:
 
     @property
     def streamed(self) -> tuple[str, ...]:
-        """The text as a stream gives it."""
+        """The deltas of the text in a stream."""
         return self.pieces or ((self.text,) if self.text else ())
 
 
 @dataclass(frozen=True)
 class Echo:
-    """The model's text is the request as the provider received it: a text of JSON, in whatever form it came."""
+    """A response whose text is the request as the provider received it, as JSON in the provider's format."""
 
 
 @dataclass(frozen=True)
 class Disconnect:
-    """The connection ends when all of `says` is sent but not that it ended: no finish reason, usage or end mark.
+    """The connection closes after all of `says`, without finish reason, usage or end marker.
 
-    What is not streamed is sent by half. `clean`: it looks like the regular end of the response, else like a fault.
+    A response that is not streamed is sent by half. `clean`: the connection closes regularly, else with an error.
     """
 
     says: TextReply = TextReply()
@@ -84,7 +81,7 @@ class Disconnect:
 
 @dataclass(frozen=True)
 class Hang:
-    """As Breaks, but the connection stays open, and nothing more comes. What is not streamed does not even begin."""
+    """Like Disconnect, but the connection stays open and silent. A response that is not streamed does not start."""
 
     says: TextReply = TextReply()
 
@@ -100,21 +97,21 @@ class HttpError:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The answer to a request for embeddings."""
+    """The reply to an embeddings request."""
 
     vectors: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to a request for a verdict on a text."""
+    """The reply to a moderation request."""
 
     flagged: bool
 
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """The answer to a request to count tokens."""
+    """The reply to a token count request."""
 
     tokens: int
 
@@ -140,63 +137,63 @@ def asks_for(*calls: Call, text: str = "", **more: Any) -> TextReply:
     return TextReply(text, tool_calls=calls, finish_reason="tool_calls", **more)
 
 
-class MissingSDK(BaseException):
-    """The client does not have what a case is about, and need not: no error of the client's, which cases look at."""
+class Unsupported(BaseException):
+    """The client does not support an optional operation. A BaseException, because cases catch the client's errors."""
 
 
 def optional(case: Case) -> Case:
-    """A case that is passed over where `make`, or the operation it is about, raises NotSupported."""
+    """Skip a case if `make` or the tested operation raises NotSupported."""
 
     @functools.wraps(case)
     async def run(make: Make) -> None:
-        with contextlib.suppress(MissingSDK):
-            await case(functools.partial(_offered, make))
+        with contextlib.suppress(Unsupported):
+            await case(functools.partial(_supported, make))
 
     return run
 
 
 @contextlib.asynccontextmanager
-async def _offered(make: Make, script: Sequence[Reply]) -> AsyncIterator[LLMClient]:
+async def _supported(make: Make, script: Sequence[Reply]) -> AsyncIterator[LLMClient]:
     async with contextlib.AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(make(script))
         except NotSupported:
-            raise MissingSDK from None
+            raise Unsupported from None
         yield client
 
 
 @contextlib.asynccontextmanager
 async def opened(make: Make, *script: Reply) -> AsyncIterator[LLMClient]:
-    """A client whose provider answers the n-th request with the n-th reply, and all later ones with the last."""
+    """Open a client whose provider sends the n-th reply for the n-th request, and the last one for later requests."""
     async with asyncio.timeout(PATIENCE), make(script) as client:
         yield client
 
 
-async def there(answer: Awaitable[T]) -> T:
-    """What an optional operation gives."""
+async def supported(call: Awaitable[T]) -> T:
+    """Await an optional operation; skip the case if it is not supported."""
     try:
-        return await answer
+        return await call
     except NotSupported as error:
         if not str(error):
-            raise AssertionError("NotSupported says nothing: name the operation") from error
-        raise MissingSDK from None
+            raise AssertionError("NotSupported must have a message. Name the operation in it") from error
+        raise Unsupported from None
 
 
-async def failed(answer: Awaitable[object], what: str) -> ProviderError:
-    """The error with which a call ended."""
+async def failed(call: Awaitable[object], what: str) -> ProviderError:
+    """Return the error of a call that must fail."""
     try:
-        await answer
+        await call
     except ProviderError as error:
         return error
     except Exception as other:
-        raise AssertionError(f"{what}: ProviderError was expected, not {other!r:.400}") from other
+        raise AssertionError(f"{what}: must raise ProviderError, got {other!r:.400}") from other
     raise AssertionError(f"{what}: ProviderError was not raised")
 
 
-async def poured(
+async def stream_of(
     client: LLMClient, messages: list[Any] | None = None, **options: Any
 ) -> AsyncGenerator[LLMStreamChunk, None]:
-    """A stream as an agent loop reads it; Lacking where the client has none."""
+    """Read a stream as an agent loop does; skip the case if the client has no streams."""
     began, stream = False, None
     try:
         found: Any = client.stream(ASK if messages is None else messages, **options)
@@ -207,14 +204,14 @@ async def poured(
     except (NotSupported, NotImplementedError):
         if began:
             raise
-        raise MissingSDK from None
+        raise Unsupported from None
     finally:
         if close := getattr(stream, "aclose", None):
             await close()
 
 
 def received(echo: Any) -> list[Any]:
-    """Every name and value in a request that was echoed, those inside texts of JSON too."""
+    """All names and values in an echoed request, including those in JSON strings."""
     return list(_values(json.loads(str(echo))))
 
 
@@ -233,12 +230,12 @@ def _values(value: Any) -> Iterator[Any]:
                 yield from _values(json.loads(value))
 
 
-def told(call: Any) -> tuple[Any, Any, Any]:
-    """Id, name and arguments of a call as an object; of arguments that are JSON text, what they say."""
+def call_parts(call: Any) -> tuple[Any, Any, Any]:
+    """Id, name and decoded arguments of a tool call object."""
     arguments = getattr(call, "arguments", None)
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError as error:
-            raise AssertionError(f"the arguments of a call are JSON text, not {arguments!r:.200}") from error
+            raise AssertionError(f"the arguments of a call must be JSON, got {arguments!r:.200}") from error
     return getattr(call, "id", None), getattr(call, "name", None), arguments

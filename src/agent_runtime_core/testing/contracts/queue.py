@@ -1,9 +1,8 @@
-"""What every queue must do; run each of `CASES` on your own with `await case(make)`.
+"""Conformance tests for queues. Run one of `CASES` with `await case(make)`, or all with `await check(make)`.
 
-`make(**options)` gives a new and empty queue each time, constructed with those options: `clock`, and
-`max_retries` in some cases. A class that passes its keywords on to `RunQueue.__init__` will do. Where the
-queue breaks the contract a case raises AssertionError, or the error that the queue raised and should not
-have; `check(make)` runs them all, and `check(make, again=again)` those of `several` objects on one place too.
+`make(**options)` returns a new and empty queue with these options: `clock`, and in some cases `max_retries`. A class
+that passes its keyword arguments to `RunQueue.__init__` can be used as `make`. A failing case raises AssertionError,
+or the unexpected error of the queue. `check(make, again=again)` also runs the cases with several objects on one store.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from .queue_fixtures import Case, Make
 from .queue_lanes import CASES as LANES
 from .queue_leases import CASES as LEASES
 from .queue_mail import CASES as MAIL
-from .queue_reads import CASES as LOOKING
-from .queue_take import CASES as DOORS
+from .queue_reads import CASES as READS
+from .queue_take import CASES as TAKE
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
-CASES: Cases[Case] = Cases([*ENTERING, *LEASES, *MAIL, *DOORS, *LANES, *LOOKING], several=QUEUE)
+CASES: Cases[Case] = Cases([*ENTERING, *LEASES, *MAIL, *TAKE, *LANES, *READS], several=QUEUE)
 check: Callable[..., Awaitable[None]] = CASES.check

@@ -1,4 +1,4 @@
-"""How runs come into a queue, and are claimed in their order."""
+"""Enqueueing, claiming in order, and idempotency."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .queue_fixtures import LEASE, Case, Make, add, drain, leave, names, opened
 
 CASES: Cases[Case] = Cases()
 
-# A column, or what looks a name up in it, may fold any two of these.
+# A column or its collation may treat any two of these as equal.
 NAMES = [
     "Name", "name", "name ", "n\u00e4me", "na\u0308me", "x" * 511 + "1", "x" * 511 + "2", "x", "nam", "nam_", "nam%",
     "\u6ce8\u6587", "\u898b\u7a4d", "\U0001f600a", "\U0001f601a", "\ufffd", "?", "name\u200b", "na\\me", "1",
 ]  # fmt: skip
-#: What only the names and ids of messages may hold beside that.
+#: Also allowed in the names and ids of messages.
 BROKEN = ["a\r\nb", "a\nb", "a\rb", "a\tb", "a\x00b", "a\x00", "a"]
 
 
-# -- entering and claiming
+# -- enqueueing and claiming
 
 
 @CASES
@@ -41,12 +41,12 @@ async def a_claim_hands_over_what_was_enqueued(make: Make) -> None:
         expected = {"messages": [{"role": "user"}], "who": UUID(int=1), "price": Decimal("1.10")}
         same(run.input, expected, "its input")
         same(run.metadata, {"tenant": 5}, "its metadata")
-        same(run.created_at, dt.datetime.fromtimestamp(clock.wall(), dt.UTC), "when it was created")
-        same(run.scheduled_at, None, "when it is scheduled")
-        same(bool(run.claim_id), True, "that there is a claim id")
+        same(run.created_at, dt.datetime.fromtimestamp(clock.wall(), dt.UTC), "created_at")
+        same(run.scheduled_at, None, "scheduled_at")
+        same(bool(run.claim_id), True, "whether the claim has an id")
         run.input["messages"].append("mine")
         stored = await queue.require(run_id)
-        same(QueuedRun.of(stored).input, expected, "the stored input after the caller changed its copy")
+        same(QueuedRun.of(stored).input, expected, "the stored input after the claimer changed its copy")
 
 
 @CASES
@@ -54,16 +54,20 @@ async def a_run_is_known_by_the_callers_own_id(make: Make) -> None:
     async with opened(make) as (queue, _):
         for each in ("run-1", "run-2", "run-3"):
             await queue.enqueue(each, "agent", {})
-        same((await queue.require("run-1")).run_key, "run-1", "the row of the caller's own id")
+        same((await queue.require("run-1")).run_key, "run-1", "the run_key of a run with a custom id")
         await queue.claim("w")
-        same(await queue.extend_lease("run-1", "w", LEASE), True, "the lease of the caller's own id")
-        same(await queue.requeue_for_retry("run-1", "w", "again"), True, "that it is given back")
+        same(await queue.extend_lease("run-1", "w", LEASE), True, "extend_lease with a custom id")
+        same(await queue.requeue_for_retry("run-1", "w", "again"), True, "requeue_for_retry with a custom id")
         await queue.claim("w")
         await queue.release("run-1", "w", True)
-        same((await queue.require("run-1")).status, "succeeded", "the status after its release")
-        same(await queue.cancel("run-2"), True, "that it is cancelled")
-        same((await queue.is_cancelled("run-2"), await queue.is_cancelled("run-3")), (True, False), "who is cancelled")
-        same(await queue.post("run-3", "signal", "go", "null"), ("pending", 1), "a message to the caller's own id")
+        same((await queue.require("run-1")).status, "succeeded", "the status after release")
+        same(await queue.cancel("run-2"), True, "cancel with a custom id")
+        same(
+            (await queue.is_cancelled("run-2"), await queue.is_cancelled("run-3")),
+            (True, False),
+            "is_cancelled of a cancelled and another run",
+        )
+        same(await queue.post("run-3", "signal", "go", "null"), ("pending", 1), "post with a custom id")
 
 
 @CASES
@@ -71,9 +75,9 @@ async def an_empty_queue_gives_none(make: Make) -> None:
     async with opened(make) as (queue, _):
         same(await queue.claim("w"), None, "a claim on an empty queue")
         same(await queue.claim("w", limit=3), [], "a claim of three on an empty queue")
-        same(await queue.next_due(), None, "when the next run is due")
+        same(await queue.next_due(), None, "next_due")
         same(await queue.row(UUID(int=9)), None, "the row of an unknown run")
-        with refused(UnknownRun, "must_get of an unknown run"):
+        with refused(UnknownRun, "require of an unknown run"):
             await queue.require(UUID(int=9))
 
 
@@ -87,7 +91,7 @@ async def a_claim_that_says_no_worker_or_no_count_is_refused(make: Make) -> None
         for count in (0, 1.5, "2", True):
             with refused(InvalidArgument, f"a claim of {count!r} runs"):
                 await queue.claim("w", limit=count)  # type: ignore[arg-type]
-        same(names(await drain(queue)), ["a"], "what is there still")
+        same(names(await drain(queue)), ["a"], "the claimable runs after the rejected claims")
 
 
 @CASES
@@ -107,9 +111,13 @@ async def claims_come_by_priority_then_in_order_of_arrival(make: Make) -> None:
         found = []
         while rows := await queue.claim_rows("w"):
             found.append(rows[0].priority)
-            same(len(found) <= len(wide), True, "that a run is claimed once")
+            same(len(found) <= len(wide), True, "whether each run is claimed once")
             await leave(queue, rows[0], "succeeded")
-        same(found[1:], [each for each in order if each != wide[0]], "the order of claims in a lane, after the first")
+        same(
+            found[1:],
+            [each for each in order if each != wide[0]],
+            "the order of claims of one concurrency key, after the first",
+        )
 
 
 @CASES
@@ -117,16 +125,16 @@ async def a_run_that_was_given_back_keeps_its_place(make: Make) -> None:
     async with opened(make) as (queue, clock):
         for n in (3, 1, 2):
             await queue.enqueue(UUID(int=n), f"agent{n}", {})
-        for way in ("handed back", "failed", "dropped"):
+        for way in ("released", "failed", "abandoned"):
             run = await queue.claim("w", LEASE)
             clock.advance(1)
-            if way == "handed back":
+            if way == "released":
                 await leave(queue, run.row, "pending")
             elif way == "failed":
                 await queue.requeue_for_retry(run.run_id, "w", "boom")
             else:
                 clock.advance(LEASE)
-            same(run.agent_key, "agent3", f"who comes before it is {way}")
+            same(run.agent_key, "agent3", f"the run claimed before it is {way}")
         same(names(await drain(queue)), ["agent3", "agent1", "agent2"], "the order of claims after that")
 
 
@@ -137,9 +145,9 @@ async def a_batch_is_claimed_in_the_same_order(make: Make) -> None:
             await add(queue, agent, priority=priority)
         batch = await queue.claim("w", limit=3)
         same(names(batch), ["b", "d", "a"], "a batch of three")
-        same(len({run.claim_id for run in batch}), 3, "the number of claim ids in it")
-        same(names(await queue.claim("w", limit=3)), ["c"], "what is left for the next batch")
-        same(await queue.claim("w", limit=10**12), [], "a claim of all that there are, where nothing is left")
+        same(len({run.claim_id for run in batch}), 3, "the number of distinct claim ids in the batch")
+        same(names(await queue.claim("w", limit=3)), ["c"], "the next batch")
+        same(await queue.claim("w", limit=10**12), [], "a claim of all runs in an empty queue")
 
 
 @CASES
@@ -147,7 +155,7 @@ async def a_run_that_got_a_message_is_in_a_batch_once(make: Make) -> None:
     async with opened(make) as (queue, _):
         [run_id, _other] = await add(queue, "a", "b")
         await queue.post(run_id, "signal", "go", "1")
-        same(names(await queue.claim("w", limit=3)), ["a", "b"], "a batch of three where there are two runs")
+        same(names(await queue.claim("w", limit=3)), ["a", "b"], "a batch of three of two runs")
 
 
 @CASES
@@ -157,17 +165,21 @@ async def a_claim_that_goes_on_under_a_new_id_is_refused_under_the_old_one(make:
         [row] = await queue.claim_rows("w", LEASE)
         how = queue.unchanged_update(row, row.claim_id)._replace(status="running", failures=1, renew=new_ulid(clock))
         renewed = await queue.settle(row.run_id, how)
-        same((renewed.status, renewed.failures, renewed.worker), ("running", 1, "w"), "the row it goes on with")
-        same(renewed.claim_id > row.claim_id, True, "that the new claim id is above the old one")
+        same((renewed.status, renewed.failures, renewed.worker), ("running", 1, "w"), "the row after the renewal")
+        same(renewed.claim_id > row.claim_id, True, "whether the new claim id is greater than the old one")
         try:
             again = await queue.settle(row.run_id, how)
         except RowChanged:
-            raise AssertionError("a renewal whose answer was lost is refused when it is repeated") from None
-        same(again.claim_id, renewed.claim_id, "the claim id of the same once more, its answer was lost")
+            raise AssertionError("a repeated renewal, after a lost reply, was rejected") from None
+        same(again.claim_id, renewed.claim_id, "the claim id of a repeated renewal")
         late = queue.unchanged_update(row, row.claim_id)._replace(status="failed")
-        with refused(LeaseLost, "an end by the old claim id"):
+        with refused(LeaseLost, "a final status by the old claim id"):
             await queue.settle(row.run_id, late)
-        same((await queue.settle(row.run_id, late._replace(claim_id=renewed.claim_id))).status, "failed", "its own end")
+        same(
+            (await queue.settle(row.run_id, late._replace(claim_id=renewed.claim_id))).status,
+            "failed",
+            "the final status by the new claim id",
+        )
 
 
 @CASES
@@ -180,21 +192,25 @@ async def a_run_goes_to_one_of_many_claimers(make: Make) -> None:
             return [*([one] if one else []), *more]
 
         found = [str(run.run_id) for runs in await asyncio.gather(*map(claim, range(16))) for run in runs]
-        same(sorted(found), sorted(ids), "what 16 claimers got")
+        same(sorted(found), sorted(ids), "the runs that 16 workers claimed")
 
 
 @CASES
 async def a_claimer_that_is_cancelled_keeps_nothing(make: Make) -> None:
     async with opened(make) as (queue, _):
         await add(queue, "agent")
-        for patience in range(6):
+        for iterations in range(6):
             claiming = asyncio.ensure_future(queue.claim("w1", LEASE))
-            await turns(patience)
+            await turns(iterations)
             claiming.cancel()
             await asyncio.wait({claiming})
             run: Any = await queue.claim("w2", LEASE) if claiming.cancelled() else claiming.result()
-            same(run is not None, True, f"that somebody has the run, its claimer cancelled after {patience} turns")
-            same(run.attempt, 1, f"the attempt, its claimer cancelled after {patience} turns")
+            same(
+                run is not None,
+                True,
+                f"whether the run can be claimed after its claimer was cancelled (after {iterations} loop iterations)",
+            )
+            same(run.attempt, 1, f"the attempt after its claimer was cancelled (after {iterations} loop iterations)")
             await leave(queue, run.row, "pending")
 
 
@@ -209,10 +225,10 @@ async def a_claim_is_for_the_agents_it_names(make: Make) -> None:
             same(names(await queue.claim("w", agent_keys=[each], limit=9)), [], f"a claim for the agent {each!r}")
         same(len(await queue.claim("w", agent_keys=["mailer-2", "mailer2"], limit=9)), 2, "a claim for both mailers")
         same(names(await queue.claim("w", agent_keys=["c", "b"], limit=5)), ["b", "c", "b"], "a claim for b and c")
-        same(names(await drain(queue)), ["a"], "what nobody asked for")
+        same(names(await drain(queue)), ["a"], "the runs of agents that no claim named")
         await add(queue, "b", "c", "b")
         twice = await queue.claim("w", agent_keys=["b", "b"], limit=3)
-        same(len({run.run_id for run in twice}), len(twice), "the runs of a claim that names one agent twice")
+        same(len({run.run_id for run in twice}), len(twice), "the number of runs of a claim that names one agent twice")
         same(names(twice), ["b", "b"], "the agents of a claim that names one agent twice")
 
 
@@ -221,19 +237,19 @@ async def a_delayed_run_waits_for_its_time(make: Make) -> None:
     async with opened(make) as (queue, clock):
         later = await queue.enqueue(None, "later", {}, delay=30.5)
         await add(queue, "now")
-        same(later.scheduled_at, dt.datetime.fromtimestamp(clock.wall() + 30.5, dt.UTC), "when it is scheduled")
-        same(await queue.next_due(), clock.wall() + 30.5, "when the next run is due")
+        same(later.scheduled_at, dt.datetime.fromtimestamp(clock.wall() + 30.5, dt.UTC), "scheduled_at")
+        same(await queue.next_due(), clock.wall() + 30.5, "next_due")
         await queue.cancel((await queue.enqueue(None, "sooner", {}, delay=10)).run_id)
         [latest] = await add(queue, "latest", delay=3600)
-        same(await queue.next_due(), clock.wall() + 30.5, "when the first of two that wait is due")
-        same(names(await drain(queue)), ["now"], "claims before that time")
+        same(await queue.next_due(), clock.wall() + 30.5, "next_due with two delayed runs")
+        same(names(await drain(queue)), ["now"], "claims before the delay has passed")
         clock.advance(30.4)
-        same(await queue.claim("w"), None, "a claim a moment too early")
+        same(await queue.claim("w"), None, "a claim just before the delay has passed")
         clock.advance(0.1)
-        same(names(await drain(queue)), ["later"], "claims at that time")
-        same(await queue.next_due(), clock.wall() + 3569.5, "when the next run is due after that")
+        same(names(await drain(queue)), ["later"], "claims after the delay")
+        same(await queue.next_due(), clock.wall() + 3569.5, "next_due after that claim")
         await queue.cancel(latest)
-        same(await queue.next_due(), None, "when the next run is due where none is delayed")
+        same(await queue.next_due(), None, "next_due without delayed runs")
 
 
 @CASES
@@ -243,7 +259,7 @@ async def a_delayed_run_keeps_its_priority_and_place(make: Make) -> None:
         await add(queue, "second")
         await add(queue, "urgent", priority=1, delay=10)
         clock.advance(10)
-        same(names(await drain(queue)), ["urgent", "first", "second"], "the order of claims once all are due")
+        same(names(await drain(queue)), ["urgent", "first", "second"], "the order of claims after all are due")
 
 
 # -- one run for one id or key
@@ -257,9 +273,9 @@ async def racing_enqueuers_of_one_key_make_one_run(make: Make) -> None:
             return (await queue.enqueue(None, "agent", {"n": 1}, idempotency_key="order-17")).run_id
 
         ids = await asyncio.gather(*map(enqueue, range(32)))
-        same(len(set(ids)), 1, "how many runs 32 enqueuers of one key made")
-        same([run.run_id for run in await drain(queue)], [ids[0]], "what is there to claim")
-        same((await queue.require(ids[0])).idem_key, "order-17", "the key of that run")
+        same(len(set(ids)), 1, "the number of runs that 32 callers with one idempotency key made")
+        same([run.run_id for run in await drain(queue)], [ids[0]], "the claimable runs")
+        same((await queue.require(ids[0])).idem_key, "order-17", "its idempotency key")
 
 
 @CASES
@@ -269,8 +285,8 @@ async def a_key_stands_for_its_run_also_when_that_is_over(make: Make) -> None:
         await queue.claim("w")
         await queue.release(first.run_id, "w", True)
         again = await queue.enqueue(None, "agent", {"n": 1}, idempotency_key="order-17")
-        same(again.run_id, first.run_id, "the run of a key whose run is over")
-        same(await queue.claim("w"), None, "what is there to claim")
+        same(again.run_id, first.run_id, "the run of an idempotency key after its run finished")
+        same(await queue.claim("w"), None, "the claimable runs")
 
 
 @CASES
@@ -280,17 +296,21 @@ async def names_are_told_apart(make: Make) -> None:
             with accepted(f"a run whose idempotency key is {each!r:.40}"):
                 await queue.enqueue(None, f"agent{n}", {}, idempotency_key=each)
         found = names(await queue.claim("w", limit=99))
-        same(found, [f"agent{n}" for n in range(len(NAMES))], "runs whose keys differ by little")
+        same(found, [f"agent{n}" for n in range(len(NAMES))], "the runs of similar idempotency keys")
         await add(queue, *NAMES, concurrency_key="")
         for each in reversed(NAMES):
-            same(names(await queue.find(RunFilter(("pending",), each))), [each], f"what find has of {each!r:.40}")
+            same(
+                names(await queue.find(RunFilter(("pending",), each))),
+                [each],
+                f"the result of find for agent {each!r:.40}",
+            )
             claimed = await queue.claim_rows(each, agent_keys=[each], limit=9)
             same(names(claimed), [each], f"a claim for the agent {each!r:.40}")
-            same((await queue.require(claimed[0].run_id)).worker, each, "the worker who holds it")
+            same((await queue.require(claimed[0].run_id)).worker, each, "the worker of the claim")
         [run_id] = await add(queue, "agent")
         several = [*NAMES, *BROKEN]
         answers = [await queue.post(run_id, "signal", each, "1", each) for each in several]
-        same([seq for _, seq in answers], [*range(1, len(several) + 1)], "messages whose ids differ by little")
+        same([seq for _, seq in answers], [*range(1, len(several) + 1)], "the numbers of messages with similar ids")
         box = await queue.mail(run_id)
         same([(mail.name, mail.msg_id) for mail in box], [(each, each) for each in several], "their names and ids")
 
@@ -301,11 +321,15 @@ async def lanes_are_told_apart(make: Make) -> None:
         for each in NAMES:
             await add(queue, "first", "second", concurrency_key=each)
         first = await queue.claim_rows("w", limit=99)
-        same([(row.agent, row.lane) for row in first], [("first", each) for each in NAMES], "one run for each key")
+        same(
+            [(row.agent, row.lane) for row in first],
+            [("first", each) for each in NAMES],
+            "the claimed runs, one for each concurrency key",
+        )
         for row in reversed(first):
             await leave(queue, row, "succeeded")
             then = [(each.agent, each.lane) for each in await queue.claim_rows("w", limit=99)]
-            same(then, [("second", row.lane)], "what is there to claim at the end of the first of a key")
+            same(then, [("second", row.lane)], "the claimable runs after the first of a concurrency key finished")
 
 
 @CASES
@@ -327,13 +351,17 @@ async def what_is_long_is_kept_whole(make: Make) -> None:
         text = "é" * 200_000
         run = await queue.enqueue(None, "agent", {"text": text}, {"text": text})
         claimed = await queue.claim("w")
-        same((claimed.input["text"] == text, claimed.metadata["text"] == text), (True, True), "the input and metadata")
+        same(
+            (claimed.input["text"] == text, claimed.metadata["text"] == text),
+            (True, True),
+            "whether long input and metadata are complete",
+        )
         await queue.post(run.run_id, "signal", "go", f'"{text}"')
-        same((await queue.mail(str(run.run_id)))[0].payload == f'"{text}"', True, "that a message is whole")
+        same((await queue.mail(str(run.run_id)))[0].payload == f'"{text}"', True, "whether a long message is complete")
         await queue.release(run.run_id, "w", False, {"text": text}, text)
         row = await queue.require(run.run_id)
-        same(row.output == encode({"text": text}), True, "that its output is whole")
-        same(len(row.error or "") > len(text), True, "that its error is whole")
+        same(row.output == encode({"text": text}), True, "whether a long output is complete")
+        same(len(row.error or "") > len(text), True, "whether a long error is complete")
 
 
 @CASES
@@ -345,7 +373,7 @@ async def the_same_run_twice_is_the_first_one(make: Make) -> None:
         again = await queue.enqueue("nightly", "agent", {"n": 1}, {"from": 2})
         same((again.run_id, again.metadata, again.priority), (first.run_id, {"from": 1}, 5), "the run enqueued again")
         same((await queue.require(run.run_id)).status, "running", "its status")
-        same(await queue.claim("w"), None, "what is there to claim")
+        same(await queue.claim("w"), None, "the claimable runs")
 
 
 @CASES
@@ -361,7 +389,7 @@ async def a_run_is_known_by_the_string_it_was_enqueued_under(make: Make) -> None
             same(await queue.is_cancelled(key), True, f"is_cancelled of {key!r}")
             await queue.release(key, "w", True)
             same((await queue.require(key)).run_id, str(run.run_id), f"the run of {key!r}")
-        with refused(InvalidArgument, "cancel of no run"):
+        with refused(InvalidArgument, "cancel of None"):
             await queue.cancel(None)  # type: ignore[arg-type]
 
 
@@ -369,14 +397,14 @@ async def a_run_is_known_by_the_string_it_was_enqueued_under(make: Make) -> None
 async def the_order_of_keys_makes_no_other_input(make: Make) -> None:
     async with opened(make) as (queue, _):
         first = await queue.enqueue("nightly", "agent", {"a": 1, "b": {"c": 2, "d": [1]}}, idempotency_key="key-1")
-        turned = {"b": {"d": [1], "c": 2}, "a": 1}
+        reordered = {"b": {"d": [1], "c": 2}, "a": 1}
         for run_id, key in (("nightly", None), (None, "key-1")):
-            again = await queue.enqueue(run_id, "agent", turned, idempotency_key=key)
+            again = await queue.enqueue(run_id, "agent", reordered, idempotency_key=key)
             same(again.run_id, first.run_id, f"the run enqueued again under {run_id or key}")
-        row = queue.new_row("nightly", "agent", turned)
+        row = queue.new_row("nightly", "agent", reordered)
         outcome, there = await queue.take(row, "w", LEASE, insert=True, reopen=False)
-        same((outcome, there and there.run_id), ("claimed", str(first.run_id)), "the run that is taken")
-        with refused(IdempotencyConflict, "another value, equal to Python"):
+        same((outcome, there and there.run_id), ("claimed", str(first.run_id)), "the result of take")
+        with refused(IdempotencyConflict, "an input value that is only equal in Python"):
             await queue.enqueue("nightly", "agent", {"a": True, "b": {"c": 2, "d": [1]}})
 
 
@@ -384,7 +412,7 @@ async def the_order_of_keys_makes_no_other_input(make: Make) -> None:
 async def another_run_under_the_same_id_or_key_is_a_conflict(make: Make) -> None:
     async with opened(make) as (queue, _):
         await queue.enqueue("nightly", "agent", {"n": 1}, idempotency_key="key-1")
-        for run_id, key, agent, input_, told in (
+        for run_id, key, agent, input_, expected in (
             ("nightly", None, "other", {"n": 1}, ("nightly", "agent", "other")),
             ("nightly", None, "agent", {"n": 2}, ("nightly", '"n":1', '"n":2')),
             (None, "key-1", "agent", {"n": 2}, ("key-1", '"n":1', '"n":2')),
@@ -392,8 +420,8 @@ async def another_run_under_the_same_id_or_key_is_a_conflict(make: Make) -> None
             try:
                 await queue.enqueue(run_id, agent, input_, idempotency_key=key)
             except IdempotencyConflict as error:
-                missing = [part for part in told if part not in str(error).replace(" ", "")]
-                same(missing, [], f"what the conflict leaves untold ({error})")
+                missing = [part for part in expected if part not in str(error).replace(" ", "")]
+                same(missing, [], f"the parts missing in the message of the conflict ({error})")
             else:
-                raise AssertionError(f"enqueue of {agent} with {input_} under {run_id or key} was not refused")
+                raise AssertionError(f"enqueue of {agent} with {input_} under {run_id or key} was not rejected")
         same(len(await drain(queue)), 1, "the number of runs")

@@ -1,4 +1,4 @@
-"""What the cases of a queue share: a queue on a clock of its own, runs in it, and claims of them."""
+"""Fixtures for the cases of a queue."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def names(runs: Sequence[QueuedRun | RunRow]) -> list[str]:
 
 
 async def add(queue: RunQueue, *agents: str, **options: Any) -> list[str]:
-    """Enqueue one run for each of those agents; their ids."""
+    """Enqueue one run for each agent and return the run ids."""
     return [str((await queue.enqueue(None, agent, {}, **options)).run_id) for agent in agents]
 
 
 async def one(queue: RunQueue, worker: str, lease: float = LEASE, **options: Any) -> RunRow:
-    """The run a claim gets, where there is one to get."""
+    """Claim one run; there must be one."""
     rows = await queue.claim_rows(worker, lease, **options)
-    same(len(rows), 1, f"how many runs a claim by {worker!r} got")
+    same(len(rows), 1, f"the number of runs claimed by worker {worker!r}")
     return rows[0]
 
 
 async def hold(queue: RunQueue, agent: str = "agent", **options: Any) -> RunRow:
-    """A new run, claimed by worker "w"."""
+    """Enqueue a run and claim it as worker "w"."""
     await add(queue, agent, **options)
     return await one(queue, "w", LEASE, agent_keys=[agent])
 
 
 async def drain(queue: RunQueue, worker: str = "w") -> list[QueuedRun]:
-    """All that there is to claim, and each run of it once."""
+    """Claim all claimable runs."""
     found: list[QueuedRun] = []
     seen: set[str] = set()
     while (run := await queue.claim(worker)) is not None:
@@ -63,9 +63,9 @@ async def drain(queue: RunQueue, worker: str = "w") -> list[QueuedRun]:
 
 
 def once(seen: set[str], run_id: str, agent: str) -> None:
-    """Add a run to those that were claimed; one that comes again may do so for ever."""
+    """Add a run to the claimed ones. A run that can be claimed twice would make the caller loop for ever."""
     if run_id in seen:
-        raise AssertionError(f"run {run_id} of agent {agent!r} was claimed again, and nobody had given it back")
+        raise AssertionError(f"run {run_id} of agent {agent!r} was claimed again, but was not released")
     seen.add(run_id)
 
 

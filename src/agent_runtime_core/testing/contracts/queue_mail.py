@@ -1,4 +1,4 @@
-"""How a run is asked to stop, waits, and gets messages."""
+"""Cancelling, parking, and mailbox messages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ async def a_run_cancelled_before_its_claim_is_skipped(make: Make) -> None:
         same((await queue.cancel(UUID(gone)), await queue.cancel(late)), (True, True), "cancel of queued runs")
         same((await queue.is_cancelled(gone), await queue.is_cancelled(UUID(late))), (True, True), "is_cancelled after")
         clock.advance(10)
-        same(names(await drain(queue)), ["stays"], "what is there to claim")
+        same(names(await drain(queue)), ["stays"], "the claimable runs")
         row = await queue.require(gone)
-        same((row.status, row.ended_at is not None), ("cancelled", True), "the row of the cancelled one")
-        same(await queue.cancel(gone), False, "cancel of a run that is over")
-        same((await queue.cancel(UUID(int=5)), await queue.is_cancelled(UUID(int=5))), (False, False), "an unknown run")
+        same((row.status, row.ended_at is not None), ("cancelled", True), "the row of the cancelled run")
+        same(await queue.cancel(gone), False, "cancel of a finished run")
+        same(
+            (await queue.cancel(UUID(int=5)), await queue.is_cancelled(UUID(int=5))),
+            (False, False),
+            "cancel and is_cancelled of an unknown run",
+        )
 
 
 @CASES
@@ -40,12 +44,12 @@ async def a_running_run_is_asked_to_stop(make: Make) -> None:
         now = await queue.require(row.run_id)
         same((now.status, now.cancel_at), ("running", clock.wall()), "its row")
         same(await queue.is_cancelled(row.run_id), True, "is_cancelled")
-        kinds = {mail.kind for mail in await queue.mail(row.run_id)}
-        same(kinds, {"cancel"}, "what its mailbox holds")
-        news = await queue.snapshots([row.run_id, str(UUID(int=3))])
-        same(news, {row.run_id: RunSnapshot("running", row.claim_id, now.mail_seq, True)}, "the news of it")
+        kinds = {message.kind for message in await queue.mail(row.run_id)}
+        same(kinds, {"cancel"}, "the kinds of messages in its mailbox")
+        snapshots = await queue.snapshots([row.run_id, str(UUID(int=3))])
+        same(snapshots, {row.run_id: RunSnapshot("running", row.claim_id, now.mail_seq, True)}, "its snapshot")
         # A terminal commit that arrives first wins.
-        same((await leave(queue, row, "succeeded")).status, "succeeded", "an end in spite of the request")
+        same((await leave(queue, row, "succeeded")).status, "succeeded", "a success after the cancel request")
         same(await queue.cancel(row.run_id), False, "cancel after the end")
 
 
@@ -54,11 +58,11 @@ async def a_run_asked_to_stop_is_not_put_off(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
         await queue.cancel(row.run_id)
-        with refused(RowChanged, "parking a run that was asked to stop"):
+        with refused(RowChanged, "parking a run with a cancel request"):
             await leave(queue, row, "waiting", parked=1, reason="sleep")
         later = await leave(queue, row, "pending", due_at=clock.wall() + 3600)
-        same((later.status, later.due_at), ("pending", 0.0), "the row, given back for an hour later")
-        same((await one(queue, "w")).cancel_at is not None, True, "that its next claim knows of the request")
+        same((later.status, later.due_at), ("pending", 0.0), "the row, released with a delay of an hour")
+        same((await one(queue, "w")).cancel_at is not None, True, "whether the next claim has cancel_at")
 
 
 @CASES
@@ -68,10 +72,10 @@ async def a_request_to_stop_outlives_its_worker(make: Make) -> None:
         await queue.cancel(row.run_id)
         clock.advance(LEASE + 1)
         row = await one(queue, "w2")
-        same(row.cancel_at is not None, True, "that the next claim knows of the request")
+        same(row.cancel_at is not None, True, "whether the next claim has cancel_at")
 
 
-# -- waiting and mail
+# -- waiting and messages
 
 
 @CASES
@@ -80,15 +84,15 @@ async def a_waiting_run_is_claimed_when_its_time_has_come(make: Make) -> None:
         row = await hold(queue)
         due = clock.wall() + 30 * 86400
         await leave(queue, row, "waiting", due_at=due, parked=1, reason="sleep")
-        same(await queue.next_due(), due, "when the next run is due")
+        same(await queue.next_due(), due, "next_due")
         clock.advance(29 * 86400)
         same(await queue.claim("w"), None, "a claim before that time")
         clock.advance(86400)
         again = await one(queue, "w")
-        same((again.parked, again.attempt, again.reason), (1, 1, "sleep"), "what the next claim is told")
+        same((again.parked, again.attempt, again.reason), (1, 1, "sleep"), "the row of the next claim")
         clock.advance(LEASE + 1)
         again = await one(queue, "w")
-        same((again.parked, again.attempt), (0, 2), "what the next claim is told after a crash")
+        same((again.parked, again.attempt), (0, 2), "the row of the next claim after a crash")
 
 
 @CASES
@@ -97,12 +101,12 @@ async def a_message_wakes_a_waiting_run(make: Make) -> None:
         row = await hold(queue)
         await leave(queue, row, "waiting", due_at=clock.wall() + 60, parked=1, cursor=0)
         same(await queue.claim("w"), None, "a claim while it waits")
-        same(await queue.post(row.run_id, "signal", "go", '{"n":1}', "m1"), ("waiting", 1), "the answer to a message")
-        same((await queue.require(row.run_id)).status, "pending", "its status then")
+        same(await queue.post(row.run_id, "signal", "go", '{"n":1}', "m1"), ("waiting", 1), "the result of post")
+        same((await queue.require(row.run_id)).status, "pending", "the status after post")
         again = await one(queue, "w", 600)
-        same((again.parked, again.attempt, again.mail_seq), (1, 1, 1), "what the next claim is told")
+        same((again.parked, again.attempt, again.mail_seq), (1, 1, 1), "the row of the next claim")
         clock.advance(61)
-        same(await queue.claim("w2"), None, "a second claim when its old time has come")
+        same(await queue.claim("w2"), None, "a second claim after its former due time")
 
 
 @CASES
@@ -111,9 +115,11 @@ async def a_message_is_kept_once(make: Make) -> None:
         [run_id, other] = await add(queue, "a", "b")
         same(await queue.post(UUID(run_id), "signal", "go", "1", "m1"), ("pending", 1), "the first message")
         same(await queue.post(run_id, "signal", "go", "2"), ("pending", 2), "the second")
-        same(await queue.post(run_id, "signal", "go", "3", "m1"), ("pending", 1), "the first one again")
+        same(await queue.post(run_id, "signal", "go", "3", "m1"), ("pending", 1), "the first message again")
         await queue.post(other, "signal", "go", "0")
-        same(await queue.post(other, "signal", "go", "4", "m1"), ("pending", 2), "its id in another mailbox")
+        same(
+            await queue.post(other, "signal", "go", "4", "m1"), ("pending", 2), "the same message id in another mailbox"
+        )
         same([mail.payload for mail in await queue.mail(other)], ["0", "4"], "the other mailbox")
         await queue.claim("w", agent_keys=["a"])
         same(await queue.post(run_id, "child", "x", "5", "m5"), ("running", 3), "a message to a running run")
@@ -122,7 +128,7 @@ async def a_message_is_kept_once(make: Make) -> None:
              [(1, "signal", "go", "1"), (2, "signal", "go", "2"), (3, "child", "x", "5")], "the mailbox")  # fmt: skip
         same(box[0], MailboxMessage("signal", "go", "1", "m1", clock.wall(), 1), "its first message")
         same([m.seq for m in await queue.mail(run_id, 2)], [3], "the mailbox after message 2")
-        same((await queue.require(run_id)).mail_seq, 3, "the number of the last message, in the row")
+        same((await queue.require(run_id)).mail_seq, 3, "mail_seq in the row")
 
 
 @CASES
@@ -132,7 +138,7 @@ async def a_full_mailbox_is_read_in_order(make: Make) -> None:
         for n in range(1200):
             await queue.post(run_id, "signal", f"{1200 - n:04}", "1", f"m{n}")
         same(await queue.post(run_id, "signal", "again", "1", "m0"), ("pending", 1), "the first message again")
-        same([m.seq for m in await queue.mail(run_id)], [*range(1, 1201)], "the numbers of its messages")
+        same([m.seq for m in await queue.mail(run_id)], [*range(1, 1201)], "the numbers of all messages")
         same([m.name for m in await queue.mail(run_id, 1198)], ["0002", "0001"], "the last two")
 
 
@@ -141,9 +147,13 @@ async def news_is_told_of_every_run_that_is_asked_about(make: Make) -> None:
     async with opened(make) as (queue, _):
         rows = [await hold(queue, f"agent{n}") for n in range(3)]
         await queue.cancel(rows[2].run_id)
-        news = await queue.snapshots([row.run_id for row in rows])
-        same([news[row.run_id].cancelled for row in rows], [False, False, True], "who was asked to stop")
-        same([news[row.run_id].claim_id for row in rows], [row.claim_id for row in rows], "who holds them")
+        snapshots = await queue.snapshots([row.run_id for row in rows])
+        same([snapshots[row.run_id].cancelled for row in rows], [False, False, True], "which snapshots are cancelled")
+        same(
+            [snapshots[row.run_id].claim_id for row in rows],
+            [row.claim_id for row in rows],
+            "the claim ids of the snapshots",
+        )
 
 
 @CASES
@@ -154,8 +164,12 @@ async def a_run_does_not_park_past_a_message(make: Make) -> None:
         with refused(RowChanged, "parking with a cursor before the last message"):
             await leave(queue, row, "waiting", parked=1, cursor=0)
         now = await queue.require(row.run_id)
-        same((now.status, now.claim_id), ("running", row.claim_id), "the row then")
-        same((await leave(queue, row, "waiting", parked=1, cursor=1)).status, "waiting", "parking once it was read")
+        same((now.status, now.claim_id), ("running", row.claim_id), "the row after the rejected write")
+        same(
+            (await leave(queue, row, "waiting", parked=1, cursor=1)).status,
+            "waiting",
+            "parking after the message was read",
+        )
 
 
 @CASES
@@ -175,7 +189,11 @@ async def messages_racing_a_park_are_never_lost(make: Make) -> None:
 
             await asyncio.gather(park(), post())
             now = await queue.require(row.run_id)
-            same(now.status in ("pending", "running"), True, f"that it does not sleep over its message ({now.status})")
+            same(
+                now.status in ("pending", "running"),
+                True,
+                f"whether the run is not parked with an unread message ({now.status})",
+            )
             same([m.payload for m in await queue.mail(row.run_id)], [str(n)], "the mailbox")
 
 
@@ -184,6 +202,6 @@ async def a_run_that_is_over_takes_no_message(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue)
         await leave(queue, row, "failed")
-        same(await queue.post(row.run_id, "signal", "go", "1"), ("failed", 0), "the answer to a message")
+        same(await queue.post(row.run_id, "signal", "go", "1"), ("failed", 0), "the result of post")
         same(await queue.post(UUID(int=4), "signal", "go", "1"), ("unknown", 0), "a message to an unknown run")
         same(await queue.mail(row.run_id), [], "the mailbox")

@@ -1,8 +1,7 @@
-"""What a run must do over any queue, event bus and state store together; `await case(make)` for each of `CASES`.
+"""Conformance tests for runs on a queue, an event bus and a state store together.
 
-`make(clock=clock)` gives a queue, a bus and a store, new and empty each time, on that clock. Where the three
-break the contract a case raises AssertionError, or the error that they raised and should not have;
-`check(make)` runs them all.
+Run one of `CASES` with `await case(make)`, or all with `await check(make)`. `make(clock=clock)` returns a new and
+empty queue, bus and store with this clock. A failing case raises AssertionError, or the unexpected error of a backend.
 """
 
 from __future__ import annotations

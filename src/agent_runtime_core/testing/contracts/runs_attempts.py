@@ -1,4 +1,4 @@
-"""How a run gets to its end: steps that are recorded, attempts that fail, and workers that die."""
+"""Execution of runs: recorded steps, failed attempts, and crashed workers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ async def a_run_of_steps_tells_and_records_all_of_it(make: Make) -> None:
 
         runner = bench.runner(Scripted("agent", body))
         run_id = await runner.submit("agent", {"messages": []})
-        same(await runner.run_once(), True, "run_once with a run to do")
-        same(await runner.run_once(), False, "run_once with none")
+        same(await runner.run_once(), True, "run_once with a pending run")
+        same(await runner.run_once(), False, "run_once without a pending run")
         step = ["step.started", "progress.update", "step.completed"]
-        same(await bench.told(run_id), ["run.started", *step, *step, "hello", "state.checkpoint", "run.succeeded"],
-             "the events of the run")  # fmt: skip
+        types = ["run.started", *step, *step, "hello", "state.checkpoint", "run.succeeded"]
+        same(await bench.event_types(run_id), types, "the events of the run")
         await bench.ended(run_id, "succeeded", {"one": "one", "two": "two", "state": {"n": 2}})
         same(await bench.state.get_checkpoint(run_id), {"n": 2}, "the checkpoint")
-        same(log, ["one", "two"], "the steps that ran")
+        same(log, ["one", "two"], "the executed steps")
 
 
 @CASES
@@ -55,13 +55,13 @@ async def a_failed_attempt_is_retried_and_keeps_its_steps(make: Make) -> None:
         for attempt in (1, 2):
             await runner.run_once()
             same(await bench.state.get_run_status(run_id), "pending", f"the status after attempt {attempt}")
-            same(await runner.run_once(), False, "run_once before the back-off is over")
+            same(await runner.run_once(), False, "run_once before the back-off has passed")
             bench.clock.advance(2**attempt)
         await runner.run_once()
         await bench.ended(run_id, "succeeded", 3)
-        same(log, ["one"], "the steps that ran")
-        told = await bench.told(run_id)
-        same([kind for kind in told if kind.startswith("run.")], ["run.started"] * 3 + ["run.succeeded"], "its life")
+        same(log, ["one"], "the executed steps")
+        types = await bench.event_types(run_id)
+        same([kind for kind in types if kind.startswith("run.")], ["run.started"] * 3 + ["run.succeeded"], "its events")
 
 
 @CASES
@@ -74,12 +74,16 @@ async def the_last_attempt_ends_the_run_as_failed(make: Make) -> None:
         runner = bench.runner(Scripted("agent", body), retry_backoff_base=0)
         run_id = await runner.submit("agent")
         for _ in range(3):
-            same(await runner.run_once(), True, "run_once with an attempt left")
+            same(await runner.run_once(), True, "run_once with attempts left")
         same(await runner.run_once(), False, "run_once after the last attempt")
         await bench.ended(run_id, "failed")
         events = await bench.bus.get_events(run_id)
         same([event.event_type for event in events], ["run.started"] * 3 + ["run.failed"], "its events")
-        same((events[-1].payload["type"], events[-1].payload["message"]), ("RuntimeError", "boom"), "why it failed")
+        same(
+            (events[-1].payload["type"], events[-1].payload["message"]),
+            ("RuntimeError", "boom"),
+            "the error in its last event",
+        )
 
 
 @CASES
@@ -109,18 +113,18 @@ async def a_dead_worker_is_followed_by_another_and_refused_when_it_wakes(make: M
         await inside.wait()
         first.heartbeat.stop()
         bench.clock.advance(LEASE + 1)
-        same(await second.run_once(), True, "run_once of the one who takes over")
+        same(await second.run_once(), True, "run_once of the second worker")
         await bench.ended(run_id, "succeeded", "third")
-        told, journal = await bench.told(run_id), await bench.state.records(run_id)
+        types, journal = await bench.event_types(run_id), await bench.state.records(run_id)
         wake.set()
         await driving
-        same(log, ["one", "two"], "the recorded steps that ran")
-        same(await bench.told(run_id), told, "the events after the dead one woke up")
-        same(await bench.state.records(run_id), journal, "the journal after it woke up")
-        same(await bench.state.get_checkpoint(run_id), {"attempt": 2}, "the checkpoint after it woke up")
+        same(log, ["one", "two"], "the executed recorded steps")
+        same(await bench.event_types(run_id), types, "the events after the crashed worker continued")
+        same(await bench.state.records(run_id), journal, "the journal after it continued")
+        same(await bench.state.get_checkpoint(run_id), {"attempt": 2}, "the checkpoint after it continued")
         await bench.ended(run_id, "succeeded", "third")
-        same([kind for kind in told if not kind.startswith(("step.", "progress."))],
-             ["run.started", "run.started", "after", "state.checkpoint", "run.succeeded"], "its life")  # fmt: skip
+        same([kind for kind in types if not kind.startswith(("step.", "progress."))],
+             ["run.started", "run.started", "after", "state.checkpoint", "run.succeeded"], "its events")  # fmt: skip
 
 
 @CASES
@@ -146,15 +150,15 @@ async def three_crashes_without_progress_make_a_dead_letter(make: Make) -> None:
         runner = bench.runner(Scripted("agent", body))
         same(await runner.run_once(), True, "run_once after three crashes")
         await bench.ended(run_id, "dead")
-        told = await bench.told(run_id)
-        same(told[-1], "run.failed", "its last event")
-        same([info.run_id for info in await runner.runs("dead")], [run_id], "the dead letters")
+        types = await bench.event_types(run_id)
+        same(types[-1], "run.failed", "its last event")
+        same([info.run_id for info in await runner.runs("dead")], [run_id], "the dead runs")
         crash = False
         wake.set()
         await asyncio.gather(*driving)
         await bench.ended(run_id, "dead")
         await runner.requeue(run_id)
-        same(await runner.run_once(), True, "run_once after it was put back")
+        same(await runner.run_once(), True, "run_once after it was requeued")
         await bench.ended(run_id, "succeeded", "well")
 
 
@@ -179,8 +183,8 @@ async def a_fan_out_goes_on_where_it_stopped(make: Make) -> None:
         broken = False
         await runner.run_once()
         await bench.ended(run_id, "succeeded", [0, 1, 4, 9, 16, 25])
-        same(sorted(log), list(range(6)), "the items that ran")
-        await bench.told(run_id)
+        same(sorted(log), list(range(6)), "the executed items")
+        await bench.event_types(run_id)
 
 
 @CASES
@@ -194,7 +198,7 @@ async def a_transaction_needs_a_store_that_can(make: Make) -> None:
         result = await runner.execute("agent")
         if bench.state.transacts:
             same(result.final_output, {"answer": 42}, "the result of a transaction")
-            told = await bench.told(result.run_id)
-            same(told, ["run.started", "step.completed", "run.succeeded"], "the events of a transaction")
+            types = await bench.event_types(result.run_id)
+            same(types, ["run.started", "step.completed", "run.succeeded"], "the events of a transaction")
         else:
             same(result.error and result.error.type, NotSupported.__name__, "the error of a transaction")

@@ -1,4 +1,4 @@
-"""What the cases of a run share: three backends with runners on them, and agents that do what a case says."""
+"""Fixtures for the cases of a run: backends, runners and scripted agents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEASE = 60.0
 
 
 class Scripted(AgentRuntime):
-    """An agent whose run is a function of the case."""
+    """An agent whose `run` is a function of the case."""
 
     def __init__(self, key: str, body: Callable[[Any], Awaitable[Any]]) -> None:
         self._key, self._body = key, body
@@ -40,7 +40,7 @@ class Scripted(AgentRuntime):
 
 
 class PolledClock(VirtualClock):
-    """One that stands still until it is moved, and lets whoever polls by it go on: after so many real seconds too."""
+    """A manual clock whose `sleep` also returns after the same number of real seconds, so that polling continues."""
 
     async def sleep(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -49,7 +49,7 @@ class PolledClock(VirtualClock):
 
 
 class Bench:
-    """Three backends, and as many runners on them as a case wants; each stands for a process."""
+    """Three backends and any number of runners on them. Each runner represents a process."""
 
     def __init__(self, make: Make) -> None:
         self.clock: VirtualClock = PolledClock()
@@ -71,17 +71,17 @@ class Bench:
         self.runners.append(runner)
         return runner
 
-    async def told(self, run_id: Any) -> list[str]:
-        """The types of the run's events, whose numbers must have no gap."""
+    async def event_types(self, run_id: Any) -> list[str]:
+        """The types of the run's events. Their sequences must have no gap."""
         found = await self.bus.get_events(run_id)
         same([event.sequence for event in found], list(range(len(found))), "the sequences of a run's events")
         return [event.event_type for event in found]
 
     async def ended(self, run_id: Any, status: str, answer: Any = None) -> None:
-        """The queue, the journal, the state and the result agree on how a run ended."""
+        """Check that queue, journal, state store and result have the same final status."""
         row = await self.queue.require(run_id)
         record = await self.state.ending(str(run_id))
-        same((row.status, record and record.name), (status, status), "the end in the queue and in the journal")
+        same((row.status, record and record.name), (status, status), "the final status in the queue and the journal")
         same(await self.state.get_run_status(run_id), status, "the status in the state store")
         result = await self.runners[-1].wait(run_id)
         same(result.status, RunStatus(status), "the status of the result")
@@ -101,7 +101,7 @@ async def opened(make: Make) -> AsyncIterator[Bench]:
 
 
 def steps(log: list[str], *names: str) -> list[Step]:
-    """Steps that note themselves in `log` and give their own name."""
+    """Steps that append their name to `log` and return it."""
 
     def step(name: str) -> Step:
         async def fn(ctx: Any, state: Any) -> str:

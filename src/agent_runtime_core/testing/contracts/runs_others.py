@@ -1,4 +1,4 @@
-"""What a run has to do with others: what it waits for, its children, and those who ask for it, stop it or follow it."""
+"""Waiting, child runs, cancellation, idempotent submission and event streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def a_run_that_waits_is_parked_and_goes_on_once(make: Make) -> None:
             await ctx.sleep(30 * 86400)
             log.append("slept")
             answer = await ctx.wait_for_signal("go")
-            log.append("heard")
+            log.append("received")
             return answer
 
         runner = bench.runner(Scripted("agent", body))
@@ -32,21 +32,25 @@ async def a_run_that_waits_is_parked_and_goes_on_once(make: Make) -> None:
         await runner.run_once()
         same((await runner.get_run(run_id)).status, RunStatus.WAITING, "the status while it sleeps")
         bench.clock.advance(30 * 86400 - 1)
-        same(await runner.run_once(), False, "run_once before its time")
+        same(await runner.run_once(), False, "run_once before the sleep has passed")
         bench.clock.advance(1)
         await runner.run_once()
-        same((await runner.get_run(run_id)).reason, "signal go", "what it waits for")
+        same((await runner.get_run(run_id)).reason, "signal go", "the reason of the parked run")
         same(await runner.signal(run_id, "other", 1), True, "a signal it does not wait for")
         await runner.run_once()
         same(await runner.signal(run_id, "go", {"n": 7}, message_id="m1"), True, "the signal")
-        same(await runner.signal(run_id, "go", {"n": 8}, message_id="m1"), True, "the signal once more")
+        same(await runner.signal(run_id, "go", {"n": 8}, message_id="m1"), True, "the signal again")
         await runner.run_once()
         await bench.ended(run_id, "succeeded", {"n": 7})
-        same([log.count(name) for name in ("before", "heard")], [1, 1], "how often code after a record ran")
-        same((await runner.get_run(run_id)).attempt, 1, "the attempts that waiting used")
-        told = await bench.told(run_id)
-        same((told[0], told[-1], told.count("run.started"), told.count("run.resumed")),
-             ("run.started", "run.succeeded", 1, 3), "its life")  # fmt: skip
+        same(
+            [log.count(name) for name in ("before", "received")],
+            [1, 1],
+            "how often code before and after the waits was executed",
+        )
+        same((await runner.get_run(run_id)).attempt, 1, "the attempt after waiting")
+        types = await bench.event_types(run_id)
+        same((types[0], types[-1], types.count("run.started"), types.count("run.resumed")),
+             ("run.started", "run.succeeded", 1, 3), "its events")  # fmt: skip
 
 
 @CASES
@@ -64,7 +68,7 @@ async def a_child_is_run_once_and_answers_its_parent(make: Make) -> None:
         runner = bench.runner(Scripted("parent", parent), Scripted("child", child))
         run_id = await runner.submit("parent")
         while await runner.run_once():
-            same(len(log) <= 1, True, "that the child runs once")
+            same(len(log) <= 1, True, "whether the child is executed once")
         await bench.ended(run_id, "succeeded", 22)
         [row] = await bench.queue.children(str(run_id))
         await bench.ended(row.run_id, "succeeded", 21)
@@ -82,7 +86,7 @@ async def a_cancelled_run_takes_its_children_along(make: Make) -> None:
 
         runner = bench.runner(Scripted("parent", parent), Scripted("child", child))
         run_id = await runner.submit("parent")
-        for _ in range(9):  # parent and child, once each: a queue that gives them out for ever shall not hang
+        for _ in range(9):  # bounded, so that a queue that returns the same run for ever does not hang the case
             if not await runner.run_once():
                 break
         [row] = await bench.queue.children(str(run_id))
@@ -90,9 +94,9 @@ async def a_cancelled_run_takes_its_children_along(make: Make) -> None:
         same(await runner.cancel(run_id), True, "cancel of a waiting run")
         for each in (run_id, row.run_id):
             await bench.ended(each, "cancelled")
-            same((await bench.told(each))[-1], "run.cancelled", "its last event")
-        same(await runner.run_once(), False, "what is left to do")
-        same(await runner.cancel(run_id), False, "cancel of a run that is over")
+            same((await bench.event_types(each))[-1], "run.cancelled", "its last event")
+        same(await runner.run_once(), False, "run_once without a pending run")
+        same(await runner.cancel(run_id), False, "cancel of a finished run")
 
 
 @CASES
@@ -114,11 +118,11 @@ async def a_running_step_is_stopped_by_another_runner(make: Make) -> None:
         run_id = await other.submit("agent")
         driving = asyncio.ensure_future(worker.run_once())
         await inside.wait()
-        same(await other.cancel(run_id, wait=True), RunStatus.CANCELLED, "the answer to cancel")
+        same(await other.cancel(run_id, wait=True), RunStatus.CANCELLED, "the result of cancel")
         await driving
         await bench.ended(run_id, "cancelled")
-        same(log, ["stopped"], "what became of the step")
-        same((await bench.told(run_id))[-1], "run.cancelled", "its last event")
+        same(log, ["stopped"], "the log of the cancelled step")
+        same((await bench.event_types(run_id))[-1], "run.cancelled", "its last event")
 
 
 @CASES
@@ -133,14 +137,18 @@ async def what_is_asked_for_twice_is_done_once(make: Make) -> None:
         runner = bench.runner(Scripted("agent", body))
         first = await runner.submit("agent", {"n": 1}, idempotency_key="key-1")
         same(await runner.submit("agent", {"n": 1}, idempotency_key="key-1"), first, "the id of the second submit")
-        with refused(IdempotencyConflict, "the key with another input"):
+        with refused(IdempotencyConflict, "the idempotency key with another input"):
             await runner.submit("agent", {"n": 2}, idempotency_key="key-1")
         await runner.run_once()
-        same(await runner.run_once(), False, "what is left to do")
+        same(await runner.run_once(), False, "run_once without a pending run")
         for _ in range(2):
             result = await runner.execute("agent", "nightly", {"n": 3})
-            same((result.status, result.final_output), (RunStatus.SUCCEEDED, {"answer": 2}), "execute under one id")
-        same(log, ["ran", "ran"], "what ran")
+            same(
+                (result.status, result.final_output),
+                (RunStatus.SUCCEEDED, {"answer": 2}),
+                "the result of execute with the same run id",
+            )
+        same(log, ["ran", "ran"], "the executions")
 
 
 @CASES
@@ -166,5 +174,5 @@ async def a_stream_replays_and_ends_with_its_run(make: Make) -> None:
         late = asyncio.ensure_future(follow())
         go.set()
         await driving
-        told = ["run.started", "first", "second", "run.succeeded"]
-        same((await early, await late, await follow()), (told, told, told), "what three followers saw")
+        types = ["run.started", "first", "second", "run.succeeded"]
+        same((await early, await late, await follow()), (types, types, types), "the events of three subscribers")

@@ -1,8 +1,7 @@
-"""What every state store must do; run each of `CASES` on your own with `await case(make)`.
+"""Conformance tests for state stores. Run one of `CASES` with `await case(make)`, or all with `await check(make)`.
 
-`make(**options)` gives a new and empty store each time, constructed with those options (`clock`). Where the
-store breaks the contract a case raises AssertionError, or the error that the store raised and should not
-have; `check(make)` runs them all.
+`make(**options)` returns a new and empty store with these options (`clock`). A failing case raises AssertionError, or
+the unexpected error of the store. `check(make, again=again)` also runs the cases with several objects on one store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is kept of a run beside its journal: the last checkpoint with its mark, and the status."""
+"""The last checkpoint of a run with its position (`mark`), and its status."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ async def the_status_is_kept_beside_the_checkpoint(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get_run_status(RUN), None, "the status of an unknown run")
         await store.update_run_status(RUN, "running")
-        same(await store.get_checkpoint(RUN), None, "the checkpoint of a run that has a status only")
+        same(await store.get_checkpoint(RUN), None, "the checkpoint of a run with only a status")
         await store.save_checkpoint(RUN, {"n": 1})
         same(await store.get_run_status(RUN), "running", "the status after a checkpoint")
         await store.update_run_status(str(RUN), "succeeded")
-        same((await store.get_run_status(RUN), await store.get_checkpoint(RUN)), ("succeeded", {"n": 1}), "both")
+        same(
+            (await store.get_run_status(RUN), await store.get_checkpoint(RUN)),
+            ("succeeded", {"n": 1}),
+            "the status and the checkpoint",
+        )
         same(await store.get_run_status(OTHER), None, "the status of another run")
 
 
@@ -54,7 +58,7 @@ async def a_run_is_found_by_the_callers_own_id(make: Make) -> None:
 async def a_status_is_a_text(make: Make) -> None:
     async with opened(make) as store:
         await store.update_run_status(RUN, RunStatus.SUCCEEDED)
-        same(await store.get_run_status(RUN), "succeeded", "the status given as a RunStatus")
+        same(await store.get_run_status(RUN), "succeeded", "the status written as a RunStatus")
         for wrong in ("", None, 3):
             with refused(InvalidArgument, f"the status {wrong!r}"):
                 await store.update_run_status(RUN, wrong)  # type: ignore[arg-type]
@@ -106,9 +110,9 @@ async def a_checkpoint_is_no_alias_of_the_callers(make: Make) -> None:
 async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> None:
     async with opened(make) as store:
         await store.save_checkpoint(RUN, {"n": 1})
-        with refused(UnserialisableResult, "a checkpoint that has no JSON form"):
+        with refused(UnserialisableResult, "a checkpoint that is not JSON-serializable"):
             await store.save_checkpoint(RUN, {"x": object()})
-        with refused(InvalidArgument, "a checkpoint that is no dict"):
+        with refused(InvalidArgument, "a checkpoint that is not a dict"):
             await store.save_checkpoint(RUN, [1])  # type: ignore[arg-type]
         for status in (None, "", 5):
             with refused(InvalidArgument, f"the status {status!r}"):

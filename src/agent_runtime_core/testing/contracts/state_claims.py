@@ -1,4 +1,4 @@
-"""Who may write: claims that hold a run or were superseded, repeats, and commits that are whole or not there."""
+"""Fencing of state stores: current and superseded claims, repeated commits, atomic commits."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ async def a_stale_claim_writes_nothing(make: Make) -> None:
         ):
             with refused(LeaseLost, f"{op.name} {when}"):
                 await store.commits.commit(Guard(str(RUN), claim), [op])
-        same((await store.records(RUN), await store.state(str(RUN))), before, f"what is stored {when}")
+        same((await store.records(RUN), await store.state(str(RUN))), before, f"the stored data after writes {when}")
 
     async with opened(make) as store:
         await late(store, OLD, "before any claim")
         await install(store, OLD)
-        await late(store, NEW, "by a claim that is greater, and was never carried here")
+        await late(store, NEW, "by a greater claim that was never installed")
         await append(store, record(0), claim=OLD)
         await store.save_checkpoint(RUN, {"n": 1}, claim=OLD)
         await store.update_run_status(RUN, "running", claim=OLD)
         await install(store, NEW)
         await late(store, OLD, "after a newer claim")
-        await late(store, NEWER, "by a claim that is still greater")
+        await late(store, NEWER, "by an even greater claim that was never installed")
         await append(store, record(1, claim=NEW), claim=NEW)
         await store.save_checkpoint(RUN, {"n": 2}, claim=NEW)
         await store.update_run_status(RUN, "administrator")
-        same(len(await store.records(RUN)), 2, "the length of the journal")
+        same(len(await store.records(RUN)), 2, "the number of records")
         row = await store.state(str(RUN))
         same((row.checkpoint, row.status), ('{"n":2}', "administrator"), "the state")
 
@@ -58,10 +58,14 @@ async def a_claim_counts_for_its_own_run_whichever_is_written(make: Make) -> Non
         await install(store, OLD)
         await install(store, NEW, OTHER)
         written = Op("journal.append", (str(OTHER), record(0)))
-        with refused(LeaseLost, "a write under a claim of the run that is written, in the name of another run"):
+        with refused(LeaseLost, "a write guarded by another run, with a claim id of the written run"):
             await store.commits.commit(Guard(str(RUN), NEW), [written])
         same(await store.records(OTHER), [], "the journal")
-        same(await store.commits.commit(Guard(str(RUN), OLD), [written]), [0], "what a claim of another run writes")
+        same(
+            await store.commits.commit(Guard(str(RUN), OLD), [written]),
+            [0],
+            "a write guarded by the valid claim of another run",
+        )
 
 
 @CASES
@@ -87,16 +91,24 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
         ops = [Op("journal.append", (str(RUN), record(n))) for n in range(2)]
         ops.append(Op("state.status", (str(RUN), "succeeded", 9.0)))
         guard = Guard(str(RUN), OLD)
-        same(await store.commits.commit(guard, ops), [0, 1, None], "the answer")
-        same(await store.commits.commit(guard, ops), [0, 1, None], "the answer while the claim holds")
+        same(await store.commits.commit(guard, ops), [0, 1, None], "the result of the commit")
+        same(
+            await store.commits.commit(guard, ops),
+            [0, 1, None],
+            "the result of the repeated commit under the current claim",
+        )
         await install(store, NEW)
-        same(await store.commits.commit(guard, ops), [0, 1, None], "the answer once the claim was superseded")
-        same(len(await store.records(RUN)), 2, "the length of the journal")
+        same(
+            await store.commits.commit(guard, ops),
+            [0, 1, None],
+            "the result of the repeated commit after a newer claim",
+        )
+        same(len(await store.records(RUN)), 2, "the number of records")
         saved, other = (Op("state.checkpoint", (str(RUN), '{"n":1}', "m", t)) for t in (11.0, 12.0))
         for _ in range(2):
-            same(await store.commits.commit(Guard(str(RUN), NEW), [saved]), [None], "the answer to a checkpoint")
+            same(await store.commits.commit(Guard(str(RUN), NEW), [saved]), [None], "the result of saving a checkpoint")
             await install(store, NEWER)
-        with refused(LeaseLost, "a checkpoint that was not saved, though its text is there"):
+        with refused(LeaseLost, "a checkpoint that was not saved, with the text of a saved one"):
             await store.commits.commit(Guard(str(RUN), NEW), [other])
         same((await store.state(str(RUN))).t, 11.0, "the time of the checkpoint")
         await store.commits.commit(None, [ops[-1]])
@@ -107,7 +119,7 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
         ):
             with refused(LeaseLost, f"a repeat with {more.name} {more.args[1]!r:.40} added"):
                 await store.commits.commit(guard, [*ops, more])
-        same(len(await store.records(RUN)), 2, "the length of the journal after that")
+        same(len(await store.records(RUN)), 2, "the number of records after that")
 
 
 @CASES
@@ -117,14 +129,14 @@ async def an_end_that_puts_a_fence_behind_itself_may_be_repeated(make: Make) -> 
         ops = [Op("journal.append", (str(RUN), record(0, "succeeded", kind=ENDED)))]
         ops += [Op("state.status", (str(RUN), "succeeded", 9.0)), end_fence(str(RUN), OLD)]
         guard = Guard(str(RUN), OLD)
-        same(await store.commits.commit(guard, ops), [0, None, True], "the answer")
-        same(await store.commits.commit(guard, ops), [0, None, True], "the answer to the repeat")
-        with refused(LeaseLost, "what comes behind the end"):
+        same(await store.commits.commit(guard, ops), [0, None, True], "the result of the commit")
+        same(await store.commits.commit(guard, ops), [0, None, True], "the result of the repeated commit")
+        with refused(LeaseLost, "a write after the final record"):
             await append(store, record(1, "late"), claim=OLD)
-        with refused(LeaseLost, "the claim itself, carried here behind its end"):
+        with refused(LeaseLost, "installing the claim again after its final record"):
             await install(store, OLD)
         await install(store, NEW)
-        same(len(await store.records(RUN)), 1, "the length of the journal")
+        same(len(await store.records(RUN)), 1, "the number of records")
 
 
 @CASES
@@ -138,7 +150,7 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
             Op("state.status", (str(RUN), "running", 5.0)),
             Op(INSTALL, (str(OTHER), OLD)),
         ]
-        with refused(LeaseLost, "a commit whose last operation is refused"):
+        with refused(LeaseLost, "a commit whose last operation is rejected"):
             await store.commits.commit(None, ops)
         same(await store.records(RUN), [], "the journal")
         row = await store.state(str(RUN))
@@ -146,28 +158,30 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
         await install(store, OLD)
         before = [Op(INSTALL, (str(RUN), NEW)), Op("state.delete", (str(RUN),)), Op(FORGET, (str(RUN),))]
         for n, first in enumerate(before):
-            with refused(LeaseLost, f"an operation that is refused behind {first.name}"):
+            with refused(LeaseLost, f"a rejected operation after {first.name}"):
                 await store.commits.commit(None, [first, ops[-1]])
             await append(store, record(n), claim=OLD)
             found = (len(await store.records(RUN)), (await store.state(str(RUN))).checkpoint)
-            same(found, (n + 1, '{"n":1}'), f"what is there, {first.name} being undone")
+            same(found, (n + 1, '{"n":1}'), f"the stored data after {first.name} was rolled back")
 
 
 @CASES
 async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
     async with opened(make) as store:
-        for patience in range(8):
-            run = UUID(int=patience + 1)
+        for iterations in range(8):
+            run = UUID(int=iterations + 1)
             ops = [Op("journal.append", (str(run), record(n))) for n in range(3)]
             writing = asyncio.ensure_future(
                 store.commits.commit(None, [*ops, Op("state.status", (str(run), "running", 9.0))])
             )
-            await turns(patience)
+            await turns(iterations)
             writing.cancel()
             await asyncio.wait({writing})
             found = (len(await store.records(run)), await store.get_run_status(run))
-            same(found in ((0, None), (3, "running")), True, f"that all of a commit is there or nothing, not {found}")
-            same(await append(store, record(-1), run=run), [found[0]], "the position of what is written behind that")
+            same(
+                found in ((0, None), (3, "running")), True, f"whether all of a commit is stored or nothing, got {found}"
+            )
+            same(await append(store, record(-1), run=run), [found[0]], "the position of the next record")
 
 
 @CASES
@@ -196,7 +210,7 @@ async def a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all
                     await append(store, record(0), claim=OLD, run=run)
 
             await asyncio.gather(supersede(), write())
-            same(await store.records(run), seen, "the journal once the next claim has read it")
+            same(await store.records(run), seen, "the journal after the next claim has read it")
 
 
 @CASES
@@ -214,6 +228,6 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same(await store.state(str(RUN)), StateRow(), "the state")
         same(len(await store.records(OTHER)), 2, "the journal of another run")
         await store.update_run_status(OTHER, "running", claim=OLD)
-        with refused(LeaseLost, "an older claim, carried here when the run was deleted"):
+        with refused(LeaseLost, "installing an older claim after the run was deleted"):
             await install(store, OLD)
         same(await append(store, record(-1, "anew"), claim=NEW), [0], "the first position of a new journal")

@@ -1,4 +1,4 @@
-"""Effects: which run of a lineage did a step, and who may still do it."""
+"""Effects: which run of a fork lineage executed a guarded step, and which run may still execute it."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ async def found(store: StateStore, of: EffectRow) -> list[EffectRow]:
 async def an_effect_is_begun_by_one_run(make: Make) -> None:
     async with opened(make) as store:
         first = row(ORIGIN, t=1.5)
-        same(await found(store, first), [], "the rows of an effect that no run has begun")
+        same(await found(store, first), [], "the rows of an effect that no run has started")
         await begin(store, first)
         await begin(store, row(ORIGIN, t=2.0))
-        same(await found(store, first), [first], "the row after its run began it twice")
-        with refused(EffectExists, "an effect that another run has begun"):
+        same(await found(store, first), [first], "the row after its run started it twice")
+        with refused(EffectExists, "an effect that another run has started"):
             await begin(store, row(FORK))
         await put(store, done := row(ORIGIN, HAPPENED, result='{"n":1}', t=3.0))
-        with refused(EffectExists, "an effect that another run has done"):
+        with refused(EffectExists, "an effect that another run has completed"):
             await begin(store, row(FORK))
         await begin(store, row(ORIGIN, t=4.0))
-        same(await found(store, first), [done], "the row of an effect that was done")
+        same(await found(store, first), [done], "the row of a completed effect")
         for other in (row(FORK, key="pay\ts:1"), row(FORK, digest=""), row(FORK, origin=FORK)):
             await begin(store, other)
             same(await found(store, other), [other], "the row of another key, digest or origin")
@@ -61,27 +61,27 @@ async def a_refused_effect_leaves_nothing_of_its_commit(make: Make) -> None:
     async with opened(make) as store:
         await begin(store, row(ORIGIN))
         ops = [Op("journal.append", (str(RUN), record(0))), Op("state.status", (str(RUN), "running", 1.0))]
-        with refused(EffectExists, "a commit with an effect that another run has begun"):
+        with refused(EffectExists, "a commit with an effect that another run has started"):
             await write(store, *ops, Op("effect.begin", (row(FORK),)))
-        same((await store.records(RUN), await store.get_run_status(RUN)), ([], None), "what was written")
-        same(await append(store, record(1)), [1], "what the run writes next")
+        same((await store.records(RUN), await store.get_run_status(RUN)), ([], None), "the data of the rejected commit")
+        same(await append(store, record(1)), [1], "the position of the run's next record")
 
 
 @CASES
 async def each_run_has_a_row_of_its_own(make: Make) -> None:
     async with opened(make) as store:
-        theirs = row(ORIGIN, HAPPENED, result='"é\\ud800\\u0000"', t=1.0)
+        other = row(ORIGIN, HAPPENED, result='"é\\ud800\\u0000"', t=1.0)
         mine = row(FORK, HAPPENED, result="x" * 70_000, t=1790000000.123456)
-        await put(store, theirs, row(FORK, t=2.0), mine)
-        same(await found(store, mine), [theirs, mine], "the rows of two runs")
+        await put(store, other, row(FORK, t=2.0), mine)
+        same(await found(store, mine), [other, mine], "the rows of two runs")
         await begin(store, row(FORK, t=9.0))
         await put(store, approved := row(ORIGIN, APPROVED, "signal:pay\tw:0", "", result="true", t=4.0))
         same(await found(store, approved), [approved], "the row of an approval")
         drop = Op("effect.drop", (*mine[:3], FORK))
         await write(store, drop)
         await write(store, drop, Op("effect.drop", (*mine[:3], THIRD)))
-        same(await found(store, mine), [theirs], "the rows after one run dropped its own")
-        with refused(EffectExists, "an effect that another run has done"):
+        same(await found(store, mine), [other], "the rows after one run deleted its own")
+        with refused(EffectExists, "an effect that another run has completed"):
             await begin(store, row(FORK))
         await write(store, Op("effect.drop", (*mine[:3], ORIGIN)))
         await begin(store, row(FORK))
@@ -98,8 +98,8 @@ async def of_two_runs_one_begins_an_effect(make: Make) -> None:
 
     async with opened(make) as store:
         for number in range(8):
-            won = await asyncio.gather(*(one(store, run_id, number) for run_id in (ORIGIN, FORK, THIRD)))
-            same(won.count(True), 1, "how many of three runs began an effect")
+            started = await asyncio.gather(*(one(store, run_id, number) for run_id in (ORIGIN, FORK, THIRD)))
+            same(started.count(True), 1, "the number of three runs that started an effect")
 
 
 @CASES
@@ -109,10 +109,10 @@ async def an_effect_that_was_written_may_be_repeated(make: Make) -> None:
         identity = row(ORIGIN)[:4]
         started, ended = Op("effect.begin", (row(ORIGIN, t=1.0),)), Op("effect.put", (row(ORIGIN, HAPPENED, t=2.0),))
         for op in (started, ended, Op("effect.drop", identity)):
-            same(await write(store, op, claim=OLD), [None], f"the answer to {op.name}")
+            same(await write(store, op, claim=OLD), [None], f"the result of {op.name}")
             before = await found(store, row(ORIGIN))
             await install(store, NEW)
-            same(await write(store, op, claim=OLD), [None], f"the answer to a repeated {op.name}")
+            same(await write(store, op, claim=OLD), [None], f"the result of a repeated {op.name}")
             same(await found(store, row(ORIGIN)), before, f"the row after a repeated {op.name}")
             await write(store, Op("fence.forget", (str(RUN),)))
             await install(store, OLD)
@@ -146,4 +146,4 @@ async def effects_go_with_the_last_run_of_their_lineage(make: Make) -> None:
         await write(store, Op("state.delete", (ORIGIN,)))
         same(await found(store, mine), [mine], "the rows after the state of the first run was deleted")
         same(await leave(store, ORIGIN, FORK), [], "the rows after the last run was deleted")
-        same(await leave(store, ORIGIN, FORK), [], "the rows after that was repeated")
+        same(await leave(store, ORIGIN, FORK), [], "the rows after a repeated delete")

@@ -1,4 +1,4 @@
-"""What the cases of a state store share: a store, claims of runs in it, and records of their journals."""
+"""Fixtures for the cases of a state store."""
 
 from __future__ import annotations
 

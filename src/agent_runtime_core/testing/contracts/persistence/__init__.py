@@ -1,1 +1,1 @@
-"""What each kind of store, and the documents below ours, must do, in functions of no test framework."""
+"""Conformance tests for persistence stores. They need no test framework."""

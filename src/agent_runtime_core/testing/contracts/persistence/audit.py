@@ -1,6 +1,6 @@
-"""What every audit store must do; run each of `CASES` on your own with `await case(make)`, or `check(make)`.
+"""Conformance tests for audit stores. Run one of `CASES` with `await case(make)`, or all with `await check(make)`.
 
-`make()` gives a new and empty store each time.
+`make()` returns a new and empty store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CALL, RESULT = AuditEventType.TOOL_CALL, AuditEventType.TOOL_RESULT
 
 
 def at(hours: float) -> dt.datetime:
-    """So many hours after noon, in zones that change, or without one."""
+    """A time `hours` after noon; UTC, naive and another time zone in rotation."""
     when = NOON + hours * HOUR
     zones = (when, when.replace(tzinfo=None), when.astimezone(EAST))
     return zones[int(hours) % 3]
@@ -80,19 +80,35 @@ async def entries_are_found_by_what_they_are_of(make: Make) -> None:
         async def found(**options: Any) -> list[int]:
             return [int(each.action) for each in await store.get_events(**options)]
 
-        same(await found(), list(range(11, -1, -1)), "all, the newest first")
-        same(await found(limit=3), [11, 10, 9], "three")
-        same(await found(run_id=run), [9, 6, 3, 0], "those of a run")
-        same(await found(conversation_id=conversation, limit=2), [7, 6], "two of a conversation")
-        same(await found(event_types=[CALL]), [11, 9, 7, 5, 3, 1], "those of a type")
-        same(await found(event_types=[CALL, RESULT], run_id=run, limit=1), [9], "one of two types and a run")
-        same(await found(event_types=[AuditEventType.CUSTOM]), [], "those of another type")
+        same(await found(), list(range(11, -1, -1)), "all entries, newest first")
+        same(await found(limit=3), [11, 10, 9], "the entries with limit 3")
+        same(await found(run_id=run), [9, 6, 3, 0], "the entries of a run")
+        same(await found(conversation_id=conversation, limit=2), [7, 6], "two entries of a conversation")
+        same(await found(event_types=[CALL]), [11, 9, 7, 5, 3, 1], "the entries of a type")
+        same(
+            await found(event_types=[CALL, RESULT], run_id=run, limit=1),
+            [9],
+            "the entry of two types and a run, with limit 1",
+        )
+        same(await found(event_types=[AuditEventType.CUSTOM]), [], "the entries of another type")
         for zone in (dt.UTC, EAST, None):
             start, end = ((NOON + n * HOUR).astimezone(zone or dt.UTC).replace(tzinfo=zone) for n in (3, 6))
-            same(await found(start_time=start, end_time=end), [6, 5, 4, 3], f"those of a time in {zone}, its ends too")
-            same(await found(start_time=start, run_id=run), [9, 6, 3], f"those of a run since a time in {zone}")
-        same(await found(end_time=NOON + HOUR, event_types=[CALL], run_id=run), [], "all filters at once")
-        same(await found(run_id=UNKNOWN), [], "those of an unknown run")
+            same(
+                await found(start_time=start, end_time=end),
+                [6, 5, 4, 3],
+                f"the entries of an inclusive time range in zone {zone}",
+            )
+            same(
+                await found(start_time=start, run_id=run),
+                [9, 6, 3],
+                f"the entries of a run since a time in zone {zone}",
+            )
+        same(
+            await found(end_time=NOON + HOUR, event_types=[CALL], run_id=run),
+            [],
+            "the entries for all filters together",
+        )
+        same(await found(run_id=UNKNOWN), [], "the entries of an unknown run")
 
 
 # -- errors
@@ -127,17 +143,23 @@ async def errors_are_found_and_resolved(make: Make) -> None:
         async def found(**options: Any) -> list[int]:
             return [int(each.message) for each in await store.get_errors(**options)]
 
-        same(await found(), [5, 4, 3, 2, 1, 0], "all, the newest first")
-        same(await found(severity=ErrorSeverity.WARNING, limit=2), [5, 3], "two of a severity")
-        same(await found(start_time=NOON + 2 * HOUR, end_time=NAIVE + 4 * HOUR), [4, 3, 2], "those of a time")
-        same(await store.resolve_error(errors[3].id, "fixed"), True, "resolving one")
-        same(await store.resolve_error(errors[0].id), True, "resolving another without a word")
-        same(await store.resolve_error(UNKNOWN, "fixed"), False, "resolving an unknown one")
-        same((await found(resolved=True), await found(resolved=False)), ([3, 0], [5, 4, 2, 1]), "those resolved or not")
+        same(await found(), [5, 4, 3, 2, 1, 0], "all entries, newest first")
+        same(await found(severity=ErrorSeverity.WARNING, limit=2), [5, 3], "two errors of a severity")
+        same(
+            await found(start_time=NOON + 2 * HOUR, end_time=NAIVE + 4 * HOUR), [4, 3, 2], "the records of a time range"
+        )
+        same(await store.resolve_error(errors[3].id, "fixed"), True, "the result of resolving an error")
+        same(await store.resolve_error(errors[0].id), True, "the result of resolving an error without notes")
+        same(await store.resolve_error(UNKNOWN, "fixed"), False, "the result of resolving an unknown error")
+        same(
+            (await found(resolved=True), await found(resolved=False)),
+            ([3, 0], [5, 4, 2, 1]),
+            "the resolved and the unresolved errors",
+        )
         resolved = next(each for each in await store.get_errors() if each.id == errors[3].id)
         same((resolved.resolved, resolved.resolution_notes), (True, "fixed"), "the resolved error")
-        assert resolved.resolved_at is not None, "a resolved error says when it was resolved"
-        same(resolved.timestamp, errors[3].timestamp, "when it happened")
+        assert resolved.resolved_at is not None, "a resolved error must have resolved_at"
+        same(resolved.timestamp, errors[3].timestamp, "its timestamp")
 
 
 # -- metrics
@@ -167,13 +189,13 @@ async def metrics_are_found_and_summed_up(make: Make) -> None:
         async def found(**options: Any) -> list[float]:
             return [each.value for each in await store.get_metrics("a", **options)]
 
-        same(await found(), [5.0, 4.0, 3.0, 2.0, 1.0, 0.0], "all, the newest first")
-        same(await found(limit=2), [5.0, 4.0], "two")
-        same(await found(tags={"model": "m"}), [5.0, 3.0, 1.0], "those with a tag")
-        same(await found(tags={"model": "m", "n": 3}), [3.0], "those with two tags")
-        same(await found(tags={"other": "m"}), [], "those with another tag")
-        same(await found(start_time=NOON + HOUR, end_time=NAIVE + 2 * HOUR), [2.0, 1.0], "those of a time")
-        same(await store.get_metrics("c"), [], "those of an unknown name")
+        same(await found(), [5.0, 4.0, 3.0, 2.0, 1.0, 0.0], "all entries, newest first")
+        same(await found(limit=2), [5.0, 4.0], "the metrics with limit 2")
+        same(await found(tags={"model": "m"}), [5.0, 3.0, 1.0], "the metrics with a tag")
+        same(await found(tags={"model": "m", "n": 3}), [3.0], "the metrics with two tags")
+        same(await found(tags={"other": "m"}), [], "the metrics with another tag")
+        same(await found(start_time=NOON + HOUR, end_time=NAIVE + 2 * HOUR), [2.0, 1.0], "the records of a time range")
+        same(await store.get_metrics("c"), [], "the metrics of an unknown name")
         summary = await store.get_metric_summary("a", start_time=NOON + HOUR)
         same(
             {name: round(summary[name], 9) for name in ("count", "min", "max", "avg", "sum", "p50")},
@@ -181,7 +203,7 @@ async def metrics_are_found_and_summed_up(make: Make) -> None:
             "the summary of five values",
         )
         assert 3.0 <= summary["p95"] <= summary["p99"] <= 5.0, f"percentiles of five values: {summary}"
-        same((await store.get_metric_summary("c"))["count"], 0, "how many there are of an unknown name")
+        same((await store.get_metric_summary("c"))["count"], 0, "the count for an unknown name")
 
 
 @CASES
@@ -192,8 +214,14 @@ async def scopes_are_apart(make: Make) -> None:
         await store.log_error(error)
         await store.record_metric(PerformanceMetric(name="a", value=1.0))
         there = Scope.GLOBAL
-        same((await store.get_events(there), await store.get_errors(there)), ([], []), "entries and errors, globally")
-        same(await store.get_metrics("a", there), [], "metrics, globally")
-        same((await store.get_metric_summary("a", there))["count"], 0, "how many there are, globally")
-        same(await store.resolve_error(error.id, scope=there), False, "resolving an error there")
+        same(
+            (await store.get_events(there), await store.get_errors(there)),
+            ([], []),
+            "entries and errors in the global scope",
+        )
+        same(await store.get_metrics("a", there), [], "metrics in the global scope")
+        same((await store.get_metric_summary("a", there))["count"], 0, "the count in the global scope")
+        same(
+            await store.resolve_error(error.id, scope=there), False, "the result of resolving an error in another scope"
+        )
         same(await store.get_events(Scope.PROJECT), [entry], "the entries in their scope")

@@ -1,6 +1,6 @@
-"""What every conversation store must do; run each of `CASES` on your own with `await case(make)`, or `check(make)`.
+"""Conformance tests for conversation stores. Run one of `CASES` with `await case(make)`, or all with `check(make)`.
 
-`make()` gives a new and empty store each time.
+`make()` returns a new and empty store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def said(messages: Sequence[ConversationMessage]) -> list[Any]:
 
 
 async def talk(store: ConversationStore, *contents: str, **fields: Any) -> Conversation:
-    """A stored conversation of a user and an assistant by turns."""
+    """Store a conversation with alternating user and assistant messages."""
     roles = ["user", "assistant"] * len(contents)
     messages = [message(content, role) for content, role in zip(contents, roles, strict=False)]
     conversation = Conversation(messages=messages, **fields)
@@ -46,7 +46,7 @@ async def talk(store: ConversationStore, *contents: str, **fields: Any) -> Conve
 
 
 def full() -> Conversation:
-    """Every field set, and times of all sorts."""
+    """A conversation with every field set, and naive and aware times."""
     naive = NOON.replace(tzinfo=None)
     calls = [
         ToolCall(id="call_1", name="look", arguments={"q": [1, {"deep": None}]}, timestamp=naive),
@@ -72,7 +72,7 @@ def full() -> Conversation:
     )
 
 
-# -- what the six methods do
+# -- storing and reading
 
 
 @CASES
@@ -80,11 +80,11 @@ async def what_is_unknown_is_none_or_empty(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get(UNKNOWN), None, "an unknown conversation")
         same(await store.get_messages(UNKNOWN), [], "its messages")
-        same(await store.delete(UNKNOWN), False, "deleting it")
+        same(await store.delete(UNKNOWN), False, "the result of deleting an unknown conversation")
         same(await store.list_conversations(), [], "the list of an empty store")
-        with refused(ValueError, "a message to it"):
+        with refused(ValueError, "a message to an unknown conversation"):
             await store.add_message(UNKNOWN, message("Hello?"))
-        same(await store.get(UNKNOWN), None, "the conversation after that")
+        same(await store.get(UNKNOWN), None, "the conversation after the rejected message")
 
 
 @CASES
@@ -93,7 +93,7 @@ async def every_field_comes_back(make: Make) -> None:
         for conversation in (full(), Conversation()):
             before = conversation.updated_at
             await store.save(conversation)
-            assert conversation.updated_at != before, "save() sets updated_at on the object"
+            assert conversation.updated_at != before, "save() must set updated_at on the object"
             found = await store.get(conversation.id)
             same(found, conversation, "a conversation")
             same(await store.get_messages(conversation.id), conversation.messages, "its messages")
@@ -128,9 +128,9 @@ async def messages_are_appended_in_order(make: Make) -> None:
             await store.add_message(conversation.id, message(content))
         same(said(await store.get_messages(conversation.id)), ["one", "two", "three"], "the messages")
         found = await store.get(conversation.id)
-        same(said(found.messages), ["one", "two", "three"], "those of the conversation")
-        assert found.updated_at >= conversation.updated_at, "an append is a change"
-        same(said(await store.get_messages(other.id)), ["else"], "those of another conversation")
+        same(said(found.messages), ["one", "two", "three"], "the messages of the conversation object")
+        assert found.updated_at >= conversation.updated_at, "an append must update updated_at"
+        same(said(await store.get_messages(other.id)), ["else"], "the messages of another conversation")
 
 
 @CASES
@@ -149,9 +149,9 @@ async def the_last_messages_before_a_time_are_given(make: Make) -> None:
         same(await some(limit=99), [0, 1, 2, 3, 4, 5], "the last 99")
         at = NOON + dt.timedelta(minutes=3)
         for before in (at, at.replace(tzinfo=None), at.astimezone(EAST)):
-            same(await some(before=before), [0, 1, 2], f"those before {before}")
+            same(await some(before=before), [0, 1, 2], f"the messages before {before}")
             same(await some(before=before, limit=2), [1, 2], f"the last two before {before}")
-        same(await some(before=NOON), [], "those before the first")
+        same(await some(before=NOON), [], "the messages before the first")
 
 
 @CASES
@@ -160,41 +160,53 @@ async def conversations_are_listed_the_last_changed_first(make: Make) -> None:
         made = [await talk(store, str(n), agent_key="a" if n % 2 else None) for n in range(5)]
         await store.add_message(made[1].id, message("more"))
         listed = await store.list_conversations()
-        same({each.id for each in listed}, {each.id for each in made}, "those listed")
+        same({each.id for each in listed}, {each.id for each in made}, "the listed conversations")
         times = [each.updated_at for each in listed]
-        same(times, sorted(times, reverse=True), "their times")
-        same([each.id for each in await store.list_conversations(limit=2)], [each.id for each in listed[:2]], "two")
+        same(times, sorted(times, reverse=True), "their updated_at times")
+        same(
+            [each.id for each in await store.list_conversations(limit=2)],
+            [each.id for each in listed[:2]],
+            "the conversations with limit 2",
+        )
         rest = await store.list_conversations(limit=2, offset=3)
-        same([each.id for each in rest], [each.id for each in listed[3:]], "those from the fourth on")
+        same([each.id for each in rest], [each.id for each in listed[3:]], "the conversations from offset 3")
         found = await store.list_conversations(agent_key="a")
-        same({each.id for each in found}, {made[1].id, made[3].id}, "those of one agent")
-        same(await store.list_conversations(agent_key="nobody"), [], "those of another")
+        same({each.id for each in found}, {made[1].id, made[3].id}, "the conversations of one agent")
+        same(await store.list_conversations(agent_key="nobody"), [], "the conversations of another agent")
 
 
 @CASES
 async def a_deleted_conversation_is_gone_with_its_messages(make: Make) -> None:
     async with opened(make) as store:
         conversation, other = await talk(store, "one"), await talk(store, "else")
-        same((await store.delete(conversation.id), await store.delete(conversation.id)), (True, False), "deleted twice")
+        same(
+            (await store.delete(conversation.id), await store.delete(conversation.id)),
+            (True, False),
+            "the results of deleting twice",
+        )
         same(await store.get(conversation.id), None, "the conversation")
         same(await store.get_messages(conversation.id), [], "its messages")
         same([each.id for each in await store.list_conversations()], [other.id], "the list")
         await store.save(Conversation(id=conversation.id))
-        same(await store.get_messages(conversation.id), [], "the messages of a new one under its id")
+        same(await store.get_messages(conversation.id), [], "the messages of a new conversation with its id")
 
 
 @CASES
 async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one")
-        same(await store.get(conversation.id, scope=Scope.GLOBAL), None, "a conversation of the project, globally")
+        same(
+            await store.get(conversation.id, scope=Scope.GLOBAL),
+            None,
+            "a conversation of the project in the global scope",
+        )
         same(await store.list_conversations(scope=Scope.GLOBAL), [], "the list of the global scope")
-        with refused(ValueError, "a message to it in the global scope"):
+        with refused(ValueError, "a message to a project conversation in the global scope"):
             await store.add_message(conversation.id, message("two"), Scope.GLOBAL)
         same(said(await store.get_messages(conversation.id, Scope.PROJECT)), ["one"], "its messages")
 
 
-# -- what is made of them
+# -- appending, branches and forks
 
 
 @CASES
@@ -202,10 +214,14 @@ async def an_append_of_what_is_there_is_none(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one")
         more = [message("two"), message("three")]
-        same(await store.append(conversation.id, more), 2, "how many were appended")
+        same(await store.append(conversation.id, more), 2, "the number of appended messages")
         four = message("four")
-        same(await store.append(conversation.id, [*more, four, more[0], four]), 1, "how many, some known")
-        same(await store.append(conversation.id, []), 0, "how many of none")
+        same(
+            await store.append(conversation.id, [*more, four, more[0], four]),
+            1,
+            "the number of appended messages when some are known",
+        )
+        same(await store.append(conversation.id, []), 0, "the number of appended messages of an empty list")
         same(said(await store.get_messages(conversation.id)), ["one", "two", "three", "four"], "the messages")
         for messages in ([message("lost")], []):
             with refused(InvalidArgument, f"{len(messages)} messages to an unknown conversation"):
@@ -220,7 +236,7 @@ async def an_edit_is_a_branch_and_the_old_path_stays(make: Make) -> None:
         q2 = conversation.messages[2]
         edited = await store.edit_message(conversation.id, q2.id, "q2, better", metadata={"n": 1})
         same((edited.parent_message_id, edited.role, edited.metadata), (q2.id, "user", {"n": 1}), "the new message")
-        assert edited.branch_id is not None, "the new message is on a branch of its own"
+        assert edited.branch_id is not None, "the new message must have a new branch"
         same((await store.get(conversation.id)).active_branch_id, edited.branch_id, "the active branch")
         answer = message("a2, better", "assistant", branch_id=edited.branch_id)
         await store.add_message(conversation.id, answer)
@@ -234,7 +250,7 @@ async def an_edit_is_a_branch_and_the_old_path_stays(make: Make) -> None:
             (edited.branch_id, answer.id, 2, old[1].id, q2.id),
             "the branch",
         )
-        same(branch.updated_at, answer.timestamp, "when it was last added to")
+        same(branch.updated_at, answer.timestamp, "updated_at of the branch")
 
 
 @CASES
@@ -246,10 +262,10 @@ async def an_answer_is_made_anew(make: Make) -> None:
         same((again.role, again.model), ("assistant", "m-2"), "the new answer")
         same(said(await store.history(conversation.id)), ["q1", "a1", "q2"], "the path, not switched")
         same(said(await store.history(conversation.id, leaf=again.id)), ["q1", "a1, anew"], "the new path")
-        third = await store.regenerate(conversation.id, again.id, "a1, once more")
-        same(said(await store.history(conversation.id)), ["q1", "a1, once more"], "the path after a third one")
-        same(third.parent_message_id, again.id, "what the third stands for")
-        with refused(InvalidArgument, "another answer in the place of a question"):
+        third = await store.regenerate(conversation.id, again.id, "a1, again")
+        same(said(await store.history(conversation.id)), ["q1", "a1, again"], "the path after a third one")
+        same(third.parent_message_id, again.id, "the message that the third answer replaces")
+        with refused(InvalidArgument, "regenerating a user message"):
             await store.regenerate(conversation.id, conversation.messages[0].id, "no")
 
 
@@ -261,8 +277,8 @@ async def an_edit_that_is_repeated_is_one(make: Make) -> None:
         first = await store.edit_message(conversation.id, question, "q1, better", id=known)
         await store.switch_branch(conversation.id, None)
         second = await store.edit_message(conversation.id, question, "q1, better", id=known)
-        same((second.id, second.branch_id), (first.id, first.branch_id), "the answer to the repeat")
-        same(len(await store.get_messages(conversation.id)), 2, "how many messages there are")
+        same((second.id, second.branch_id), (first.id, first.branch_id), "the result of the repeated edit")
+        same(len(await store.get_messages(conversation.id)), 2, "the number of messages")
         same((await store.get(conversation.id)).active_branch_id, first.branch_id, "the active branch")
 
 
@@ -276,9 +292,9 @@ async def the_active_branch_is_switched(make: Make) -> None:
         same(said(await store.history(conversation.id)), ["q1", "a1"], "the main line")
         await store.switch_branch(conversation.id, edited.branch_id)
         same(said(await store.history(conversation.id)), ["q1, better"], "the other branch")
-        with refused(InvalidArgument, "a branch that there is not"):
+        with refused(InvalidArgument, "switching to an unknown branch"):
             await store.switch_branch(conversation.id, UNKNOWN)
-        same(said(await store.history(conversation.id)), ["q1, better"], "the branch after that")
+        same(said(await store.history(conversation.id)), ["q1, better"], "the branch after the rejected switch")
 
 
 @CASES
@@ -291,15 +307,23 @@ async def a_fork_is_a_conversation_of_its_own(make: Make) -> None:
         found = await store.get(forked.id)
         same(found, forked, "the fork")
         same(said(found.messages), ["q1", "a1", "q2, better"], "its messages")
-        same((found.parent_conversation_id, found.title, found.agent_key), (conversation.id, "Chat", "agent"), "whose")
-        same(found.messages[0].metadata["forked_from"], str(q1.id), "where its first message is from")
-        same(found.messages[2].metadata["forked_from"], str(edited.id), "where its last message is from")
-        assert {each.id for each in found.messages}.isdisjoint(each.id for each in conversation.messages), "new ids"
+        same(
+            (found.parent_conversation_id, found.title, found.agent_key),
+            (conversation.id, "Chat", "agent"),
+            "its origin, title and agent",
+        )
+        same(found.messages[0].metadata["forked_from"], str(q1.id), "the origin of its first message")
+        same(found.messages[2].metadata["forked_from"], str(edited.id), "the origin of its last message")
+        assert {each.id for each in found.messages}.isdisjoint(each.id for each in conversation.messages), (
+            "a fork must have new message ids"
+        )
         await store.add_message(forked.id, message("a2", "assistant"))
-        same(said(await store.history(forked.id)), ["q1", "a1", "q2, better", "a2"], "its history, gone on with")
+        same(
+            said(await store.history(forked.id)), ["q1", "a1", "q2, better", "a2"], "its history after another message"
+        )
         short = await store.fork(conversation.id, at=conversation.messages[1].id, title="Short")
         same((said(short.messages), short.title), (["q1", "a1"], "Short"), "a fork at the second message")
-        same(len(await store.get_messages(conversation.id)), 5, "how many messages the first conversation has")
+        same(len(await store.get_messages(conversation.id)), 5, "the number of messages in the first conversation")
 
 
 @CASES
@@ -339,10 +363,18 @@ async def messages_are_found_by_their_words(make: Make) -> None:
         async def found(query: str, **options: Any) -> list[tuple[UUID, Any]]:
             return [(where, each.content) for where, each in await store.search(query, **options)]
 
-        same(await found("resume PILOT"), [(first.id, first.messages[0].content)], "both words, case and accent aside")
-        same({where for where, _ in await found("drawer")}, {first.id, second.id}, "a word of two conversations")
-        same(len(await found("pilot")), 3, "how many have a word or what begins with it")
-        same(len(await found("pilot", limit=1)), 1, "how many of them with a limit")
-        same(await found("submarine"), [], "an unknown word")
+        same(
+            await found("resume PILOT"),
+            [(first.id, first.messages[0].content)],
+            "the messages with both words, ignoring case and accents",
+        )
+        same(
+            {where for where, _ in await found("drawer")},
+            {first.id, second.id},
+            "the conversations found by a word in both",
+        )
+        same(len(await found("pilot")), 3, "the number of messages with a word or its prefix")
+        same(len(await found("pilot", limit=1)), 1, "the number of messages found with limit 1")
+        same(await found("submarine"), [], "the messages found by an unknown word")
         for query in ("", "   ", '"', "AND", "(", "pilot* OR", "'; --"):
             await found(query)

@@ -1,4 +1,4 @@
-"""What the suites of the stores share: a store for the time of a case, and a value of every JSON type."""
+"""Fixtures for the cases of the persistence stores."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What every knowledge store must do; run each of `CASES` on your own with `await case(make)`, or `check(make)`.
+"""Conformance tests for knowledge stores. Run one of `CASES` with `await case(make)`, or all with `await check(make)`.
 
-`make()` gives a new and empty store each time. Embeddings are optional: `VECTORS` is for stores that keep them.
+`make()` returns a new and empty store. Embeddings are optional: `VECTORS` has the cases for stores with embeddings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNKNOWN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2bff")
 
 
 async def check(make: Make) -> None:
-    """Run every case that a store of one's own has to pass; VECTORS too where it keeps embeddings."""
+    """Run all cases, and VECTORS if the store supports embeddings."""
     await CASES.check(make)
     store = make()
     try:
@@ -48,7 +48,7 @@ def keys(facts: Sequence[Fact]) -> list[str]:
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """By the definition, and nothing else."""
+    """Cosine similarity by its definition."""
     product = math.fsum(a * b for a, b in zip(one, other, strict=True))
     return product / math.sqrt(math.fsum(a * a for a in one)) / math.sqrt(math.fsum(b * b for b in other))
 
@@ -60,7 +60,11 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
 async def an_unknown_fact_is_none(make: Make) -> None:
     async with opened(make) as store:
         same((await store.get_fact(UNKNOWN), await store.get_fact_by_key("a")), (None, None), "an unknown fact")
-        same((await store.delete_fact(UNKNOWN), await store.list_facts()), (False, []), "deleting it, and the list")
+        same(
+            (await store.delete_fact(UNKNOWN), await store.list_facts()),
+            (False, []),
+            "the results of deleting an unknown fact and of listing",
+        )
 
 
 @CASES
@@ -85,9 +89,13 @@ async def a_fact_is_saved_over(make: Make) -> None:
         fact.value, fact.key = 2, "b"
         await store.save_fact(fact)
         same(await store.get_fact(fact.id), fact, "the fact saved twice")
-        same(await store.get_fact_by_key("a"), None, "a fact of its old key")
+        same(await store.get_fact_by_key("a"), None, "the fact by its old key")
         same(keys(await store.list_facts()), ["b"], "the list")
-        same((await store.delete_fact(fact.id), await store.delete_fact(fact.id)), (True, False), "deleted twice")
+        same(
+            (await store.delete_fact(fact.id), await store.delete_fact(fact.id)),
+            (True, False),
+            "the results of deleting twice",
+        )
         same((await store.get_fact(fact.id), await store.get_fact_by_key("b")), (None, None), "the deleted fact")
 
 
@@ -96,10 +104,10 @@ async def facts_are_listed_by_their_type(make: Make) -> None:
     async with opened(make) as store:
         for n, fact_type in enumerate([FactType.USER, FactType.PROJECT, FactType.USER]):
             await store.save_fact(Fact(key=str(n), value=n, fact_type=fact_type, created_at=NOON + n * HOUR))
-        same(sorted(keys(await store.list_facts())), ["0", "1", "2"], "the list of all")
-        same(sorted(keys(await store.list_facts(fact_type=FactType.USER))), ["0", "2"], "that of one type")
-        same(await store.list_facts(fact_type=FactType.CONTEXT), [], "that of another")
-        same(len(await store.list_facts(limit=2)), 2, "a list of two")
+        same(sorted(keys(await store.list_facts())), ["0", "1", "2"], "all facts")
+        same(sorted(keys(await store.list_facts(fact_type=FactType.USER))), ["0", "2"], "the facts of one type")
+        same(await store.list_facts(fact_type=FactType.CONTEXT), [], "the facts of another type")
+        same(len(await store.list_facts(limit=2)), 2, "the number of facts with limit 2")
 
 
 @CASES
@@ -114,9 +122,17 @@ async def scopes_are_apart(make: Make) -> None:
             (None, None),
             "a fact",
         )
-        same((await store.list_facts(there), await store.delete_fact(fact.id, there)), ([], False), "the list there")
+        same(
+            (await store.list_facts(there), await store.delete_fact(fact.id, there)),
+            ([], False),
+            "list and delete in another scope",
+        )
         same(await store.get_summary(summary.id, scope=there), None, "a summary")
-        same(await store.get_summaries_for_conversation(summary.conversation_id, there), [], "that of a conversation")
+        same(
+            await store.get_summaries_for_conversation(summary.conversation_id, there),
+            [],
+            "the summaries of a conversation in the global scope",
+        )
         same(await store.get_fact(fact.id, Scope.PROJECT), fact, "the fact in its scope")
 
 
@@ -137,7 +153,11 @@ async def every_field_of_a_summary_comes_back(make: Make) -> None:
         full.content = "another one"
         await store.save_summary(full)
         same(await store.get_summary(full.id), full, "the summary saved over")
-        same((await store.delete_summary(full.id), await store.delete_summary(full.id)), (True, False), "deleted twice")
+        same(
+            (await store.delete_summary(full.id), await store.delete_summary(full.id)),
+            (True, False),
+            "the results of deleting twice",
+        )
         same(await store.get_summary(full.id), None, "the deleted summary")
 
 
@@ -148,10 +168,10 @@ async def summaries_are_found_by_their_conversation(make: Make) -> None:
         first, second = Summary(content="1", conversation_id=one), Summary(content="2", conversation_id=other)
         for summary in (first, second, Summary(content="3")):
             await store.save_summary(summary)
-        same(await store.get_summaries_for_conversation(one), [first], "those of a conversation")
-        same(await store.get_summaries_for_conversation(UNKNOWN), [], "those of an unknown one")
+        same(await store.get_summaries_for_conversation(one), [first], "the summaries of a conversation")
+        same(await store.get_summaries_for_conversation(UNKNOWN), [], "the summaries of an unknown conversation")
         await store.delete_summary(first.id)
-        same(await store.get_summaries_for_conversation(one), [], "those that are left")
+        same(await store.get_summaries_for_conversation(one), [], "the summaries after a delete")
 
 
 @CASES
@@ -169,7 +189,7 @@ async def embeddings_are_kept_or_refused(make: Make) -> None:
         try:
             [(found, score)] = await store.search_similar([2.0, 0.0])
         except NotImplementedError as error:
-            raise AssertionError(f"a store keeps embeddings and finds none: {error}") from error
+            raise AssertionError(f"a store that saves embeddings must search them: {error}") from error
         same((found.id, round(score, 6)), (embedding.id, 1.0), "the embedding found")
 
 
@@ -189,30 +209,32 @@ async def every_field_of_an_embedding_comes_back(make: Make) -> None:
             await store.save_embedding(embedding)
         found = {each.id: each for each, _ in await store.search_similar(vector)}
         same(found, {full.id: full, bare.id: bare}, "the embeddings found")
-        same({type(each) for each in found[full.id].vector}, {float}, "of what their vectors are")
+        same({type(each) for each in found[full.id].vector}, {float}, "the types of the vector's numbers")
         same(str(found[full.id].vector[4]), "-0.0", "a negative zero")
 
 
 @VECTORS
 async def the_nearest_come_first(make: Make) -> None:
     async with opened(make) as store:
-        chance = VirtualClock(seed=7).random
+        random = VirtualClock(seed=7).random
         made = [
-            Embedding(vector=[chance.gauss(0, 1) for _ in range(12)], content=str(n), content_type="ab"[n % 2])
+            Embedding(vector=[random.gauss(0, 1) for _ in range(12)], content=str(n), content_type="ab"[n % 2])
             for n in range(60)
         ]
         for embedding in made:
             await store.save_embedding(embedding)
         for content_type, limit in ((None, 10), ("a", 7), ("b", 100), (None, 1)):
-            query = [chance.gauss(0, 1) for _ in range(12)]
+            query = [random.gauss(0, 1) for _ in range(12)]
             wanted = [each for each in made if content_type in (None, each.content_type)]
             wanted.sort(key=lambda each: -cosine(each.vector, query))
             found = await store.search_similar(query, limit, content_type=content_type)
-            same([each.content for each, _ in found], [each.content for each in wanted[:limit]], "the nearest")
+            same(
+                [each.content for each, _ in found], [each.content for each in wanted[:limit]], "the nearest embeddings"
+            )
             for each, score in found:
                 same(math.isclose(score, cosine(each.vector, query), abs_tol=1e-9), True, f"the score {score!r}")
-        same(await store.search_similar([1.0] * 12, content_type="c"), [], "those of an unknown type")
-        same(await store.search_similar([1.0] * 12, scope=Scope.GLOBAL), [], "those of another scope")
+        same(await store.search_similar([1.0] * 12, content_type="c"), [], "the embeddings of an unknown type")
+        same(await store.search_similar([1.0] * 12, scope=Scope.GLOBAL), [], "the embeddings of another scope")
 
 
 @VECTORS
@@ -221,12 +243,20 @@ async def a_deleted_embedding_is_not_found(make: Make) -> None:
         first, second = Embedding(vector=[1.0, 0.0], content="1"), Embedding(vector=[0.0, 1.0], content="2")
         for embedding in (first, second):
             await store.save_embedding(embedding)
-        same(await store.delete_embedding(first.id, Scope.GLOBAL), False, "deleting it in another scope")
-        same((await store.delete_embedding(first.id), await store.delete_embedding(first.id)), (True, False), "twice")
-        same([each.content for each, _ in await store.search_similar([1.0, 0.0])], ["2"], "what is found")
+        same(await store.delete_embedding(first.id, Scope.GLOBAL), False, "the result of deleting in another scope")
+        same(
+            (await store.delete_embedding(first.id), await store.delete_embedding(first.id)),
+            (True, False),
+            "the results of deleting twice",
+        )
+        same(
+            [each.content for each, _ in await store.search_similar([1.0, 0.0])],
+            ["2"],
+            "the embeddings found after a delete",
+        )
         await store.save_embedding(dataclasses.replace(second, vector=[1.0, 1.0], content="2, anew"))
         [(found, score)] = await store.search_similar([1.0, 1.0])
-        same((found.content, round(score, 9)), ("2, anew", 1.0), "what is found once it was saved over")
+        same((found.content, round(score, 9)), ("2, anew", 1.0), "the embedding found after it was replaced")
 
 
 @CASES
@@ -240,9 +270,13 @@ async def facts_are_found_by_their_words(make: Make) -> None:
             ("lovelace ADA", [first]), ("engine", [second]), ("letter", [first]), ("project", [second]),
             ("babbage", []), ("ada engine", []), ("", []), ('"', []), ("a AND OR (", []),
         ):  # fmt: skip
-            same(await store.search_facts(query), expected, f"what {query!r} finds")
-        same({fact.id for fact in await store.search_facts("lovelace")}, {first.id, second.id}, "a word of two")
-        same(len(await store.search_facts("lovelace", limit=1)), 1, "one of them")
+            same(await store.search_facts(query), expected, f"the facts found by {query!r}")
+        same(
+            {fact.id for fact in await store.search_facts("lovelace")},
+            {first.id, second.id},
+            "the facts found by a word in two facts",
+        )
+        same(len(await store.search_facts("lovelace", limit=1)), 1, "the number of facts found with limit 1")
         first.value = "Ada Byron"
         await store.save_fact(first)
-        same(await store.search_facts("lovelace"), [second], "what is left once it was saved over")
+        same(await store.search_facts("lovelace"), [second], "the facts found after one was replaced")

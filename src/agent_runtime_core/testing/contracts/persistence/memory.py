@@ -1,6 +1,6 @@
-"""What every memory store must do; run each of `CASES` on your own with `await case(make)`, or `check(make)`.
+"""Conformance tests for memory stores. Run one of `CASES` with `await case(make)`, or all with `await check(make)`.
 
-`make()` gives a new and empty store each time.
+`make()` returns a new and empty store.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ async def a_value_is_kept_until_it_is_set_anew_or_deleted(make: Make) -> None:
         await store.set("other", 1)
         await store.set("name", "Bob")
         same((await store.get("name"), await store.get("other")), ("Bob", 1), "the values of two keys")
-        same((await store.delete("name"), await store.delete("name")), (True, False), "a key deleted twice")
-        same((await store.get("name"), await store.get("other")), (None, 1), "the values after that")
+        same(
+            (await store.delete("name"), await store.delete("name")),
+            (True, False),
+            "the results of deleting a key twice",
+        )
+        same((await store.get("name"), await store.get("other")), (None, 1), "the values of two keys after the delete")
 
 
 @CASES
@@ -51,14 +55,18 @@ async def keys_are_listed_in_order_by_their_exact_beginning(make: Make) -> None:
             expected = sorted(key for key in keys if key.startswith(prefix))
             same(await store.list_keys(prefix=prefix), expected, f"the keys that begin with {prefix!r}")
         await store.delete("user")
-        same(await store.list_keys(prefix="user"), ["user%", "userX", "user_", "user_name"], "those after one is gone")
+        same(
+            await store.list_keys(prefix="user"),
+            ["user%", "userX", "user_", "user_name"],
+            "the keys that begin with 'user' after one was deleted",
+        )
 
 
 @CASES
 async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         await store.set("key", "global", scope=Scope.GLOBAL)
-        same(await store.get("key"), None, "a key of the global scope, asked for by default")
+        same(await store.get("key"), None, "a key of the global scope, read in the default scope")
         await store.set("key", "project")
         same(await store.get("key", scope=Scope.PROJECT), "project", "a key set in the default scope")
         same(await store.get("key", scope=Scope.GLOBAL), "global", "the same key in the global scope")
@@ -70,6 +78,6 @@ async def scopes_are_apart(make: Make) -> None:
 @CASES
 async def a_value_is_changed_by_what_it_is(make: Make) -> None:
     async with opened(make) as store:
-        same(await store.change("n", lambda old: (old or 0) + 1), 1, "the answer of the first change")
-        same(await store.change("n", lambda old: (old or 0) + 1, Scope.PROJECT), 2, "the answer of the second")
+        same(await store.change("n", lambda old: (old or 0) + 1), 1, "the result of the first change")
+        same(await store.change("n", lambda old: (old or 0) + 1, Scope.PROJECT), 2, "the result of the second change")
         same(await store.get("n"), 2, "the value")

@@ -1,6 +1,6 @@
-"""What every preferences store must do; run each of `CASES` on your own with `await case(make)`, or `check(make)`.
+"""Conformance tests for preferences stores. Run one of `CASES` with `await case(make)`, or all with `check(make)`.
 
-`make()` gives a new and empty store each time.
+`make()` returns a new and empty store.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ async def a_preference_is_kept_until_it_is_set_anew_or_deleted(make: Make) -> No
         await store.set("size", 12)
         await store.set("theme", "dark")
         same((await store.get("theme"), await store.get("size")), ("dark", 12), "two preferences")
-        same((await store.delete("theme"), await store.delete("theme")), (True, False), "one deleted twice")
-        same((await store.get("theme"), await store.get("size")), (None, 12), "the two after that")
+        same(
+            (await store.delete("theme"), await store.delete("theme")),
+            (True, False),
+            "the results of deleting a preference twice",
+        )
+        same((await store.get("theme"), await store.get("size")), (None, 12), "two preferences after the delete")
 
 
 @CASES
@@ -45,8 +49,12 @@ async def all_are_given_by_key(make: Make) -> None:
 async def they_are_the_users_in_all_projects(make: Make) -> None:
     async with opened(make) as store:
         await store.set("theme", "dark")
-        same(await store.get("theme", scope=Scope.GLOBAL), "dark", "a preference set by default, asked for globally")
-        same(await store.get("theme", scope=Scope.PROJECT), None, "the same in the project")
+        same(
+            await store.get("theme", scope=Scope.GLOBAL),
+            "dark",
+            "a preference of the default scope, read in the global scope",
+        )
+        same(await store.get("theme", scope=Scope.PROJECT), None, "the same preference in the project scope")
         await store.set("theme", "light", scope=Scope.PROJECT)
         same(await store.get_all(Scope.PROJECT), {"theme": "light"}, "the preferences of the project")
         same(await store.get_all(), {"theme": "dark"}, "the preferences of the user")

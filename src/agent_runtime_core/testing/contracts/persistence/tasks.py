@@ -1,6 +1,6 @@
-"""What every task store must do; run each of `CASES` on your own with `await case(make)`, or `check(make)`.
+"""Conformance tests for task stores. Run one of `CASES` with `await case(make)`, or all with `await check(make)`.
 
-`make()` gives a new and empty store each time.
+`make()` returns a new and empty store.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ async def stored(store: TaskStore, *tasks: Task, **fields: Any) -> TaskList:
 
 
 async def found(store: TaskStore, task_list: TaskList) -> dict[str, Task]:
-    """The tasks that are stored, by name."""
+    """The stored tasks by name."""
     there = await store.get(task_list.id)
     return {task.name: task for task in there.tasks} if there is not None else {}
 
 
 def full() -> TaskList:
-    """Every field set, and times of all sorts."""
+    """A list with every field set, and naive and aware times."""
     first = Task(name="first", state=TaskState.COMPLETE, completed_at=NAIVE, created_at=NAIVE, updated_at=NAIVE)
     second = Task(
         name="zweite é",
@@ -76,7 +76,7 @@ def full() -> TaskList:
     )  # fmt: skip
 
 
-# -- what the five methods do
+# -- storing and updating
 
 
 @CASES
@@ -84,12 +84,12 @@ async def what_is_unknown_is_none(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get(UNKNOWN), None, "an unknown list")
         same(await store.get_by_conversation(UNKNOWN), None, "the list of an unknown conversation")
-        same(await store.delete(UNKNOWN), False, "deleting an unknown list")
+        same(await store.delete(UNKNOWN), False, "the result of deleting an unknown list")
         task_list = await stored(store, Task(name="a"))
         for ids in ((UNKNOWN, task_list.tasks[0].id), (task_list.id, UNKNOWN)):
             with refused(ValueError, f"an update of {ids}"):
                 await store.update_task(*ids, name="b")
-        same(await store.get(task_list.id), task_list, "the list after that")
+        same(await store.get(task_list.id), task_list, "the list after the rejected updates")
 
 
 @CASES
@@ -158,7 +158,7 @@ async def an_update_changes_what_is_given(make: Make) -> None:
         await store.update(first.id, task_list_id=task_list.id, state=TaskState.COMPLETE, description="new")
         changed = (await found(store, task_list))["A"]
         same((changed.state, changed.description), (TaskState.COMPLETE, "new"), "the task after update()")
-        with refused(InvalidArgument, "an update of a field that there is not"):
+        with refused(InvalidArgument, "an update of an unknown field"):
             await store.update(first.id, task_list_id=task_list.id, staet=TaskState.COMPLETE)
 
 
@@ -169,18 +169,26 @@ async def a_list_is_no_alias_of_the_callers(make: Make) -> None:
         task_list = await stored(store, task)
         task.metadata["items"].append(2)
         first = await store.get(task_list.id)
-        same(first.tasks[0].metadata, {"items": [1]}, "what was saved, after its writer changed its copy")
+        same(first.tasks[0].metadata, {"items": [1]}, "the saved task after the writer changed its copy")
         first.tasks[0].metadata["items"].append(3)
-        same((await store.get(task_list.id)).tasks[0].metadata, {"items": [1]}, "the same, after a reader did")
+        same(
+            (await store.get(task_list.id)).tasks[0].metadata,
+            {"items": [1]},
+            "the saved task after a reader changed its copy",
+        )
 
 
 @CASES
 async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         task_list = await stored(store, Task(name="a"), conversation_id=new_id())
-        same(await store.get(task_list.id, scope=Scope.GLOBAL), None, "a list of the project, globally")
-        same(await store.get_by_conversation(task_list.conversation_id, Scope.GLOBAL), None, "that of a conversation")
-        same(await store.delete(task_list.id, Scope.GLOBAL), False, "deleting it there")
+        same(await store.get(task_list.id, scope=Scope.GLOBAL), None, "a list of the project in the global scope")
+        same(
+            await store.get_by_conversation(task_list.conversation_id, Scope.GLOBAL),
+            None,
+            "the list of a conversation in the global scope",
+        )
+        same(await store.delete(task_list.id, Scope.GLOBAL), False, "the result of deleting in another scope")
         same(await store.get(task_list.id, Scope.PROJECT), task_list, "the list in its scope")
 
 
@@ -203,10 +211,14 @@ async def tasks_of_a_list_are_ready_in_order(make: Make) -> None:
         task_list = await stored(store, done, gone, begun, *tasks)
         expected = ["urgent", "due soon", "due late", "sooner", "later"]
         same(names(await store.ready(task_list.id)), expected, "the ready tasks")
-        same(names(await store.ready(task_list.id, limit=2)), expected[:2], "two of them")
-        same(await store.ready(UNKNOWN), [], "those of an unknown list")
+        same(names(await store.ready(task_list.id, limit=2)), expected[:2], "the ready tasks with limit 2")
+        same(await store.ready(UNKNOWN), [], "the ready tasks of an unknown list")
         await store.update_task(task_list.id, begun.id, state=TaskState.COMPLETE)
-        same(names(await store.ready(task_list.id, limit=1)), ["blocked by begun"], "the first when that is complete")
+        same(
+            names(await store.ready(task_list.id, limit=1)),
+            ["blocked by begun"],
+            "the first ready task after its dependency completed",
+        )
 
 
 @CASES
@@ -214,19 +226,19 @@ async def a_task_is_stored_and_found_alone_in_its_list(make: Make) -> None:
     async with opened(make) as store:
         conversation, first, second = new_id(), Task(name="first"), Task(name="second")
         same(await store.list_of(conversation), None, "the list of an unknown conversation")
-        given = TaskList(name="list", conversation_id=conversation, tasks=[Task(name="not asked for")])
+        task_list = TaskList(name="list", conversation_id=conversation, tasks=[Task(name="not asked for")])
         for task in (first, second):
-            await store.save_task(given, task)
-        same(names(given.tasks), ["not asked for"], "the tasks of the list that was given")
-        same(await store.list_of(conversation), given.id, "the list of the conversation")
-        there = await store.get(given.id)
-        same((there.name, names(there.tasks)), ("list", ["first", "second"]), "the list, made with its first task")
+            await store.save_task(task_list, task)
+        same(names(task_list.tasks), ["not asked for"], "the tasks of the passed list")
+        same(await store.list_of(conversation), task_list.id, "the list of the conversation")
+        there = await store.get(task_list.id)
+        same((there.name, names(there.tasks)), ("list", ["first", "second"]), "the list created with its first task")
         first.description = "changed"
-        await store.save_task(TaskList(id=given.id, name="another name"), first)
-        there = await store.get(given.id)
-        same((there.name, names(there.tasks)), ("list", ["first", "second"]), "the list, with a task saved again")
-        same((await store.find_task(given.id, first.id)).description, "changed", "the task that was saved again")
+        await store.save_task(TaskList(id=task_list.id, name="another name"), first)
+        there = await store.get(task_list.id)
+        same((there.name, names(there.tasks)), ("list", ["first", "second"]), "the list after a task was saved again")
+        same((await store.find_task(task_list.id, first.id)).description, "changed", "the task saved again")
         other = await stored(store, Task(name="other"))
-        same(await store.find_task(other.id, first.id), None, "a task in another list than its own")
-        same(await store.find_task(given.id, UNKNOWN), None, "an unknown task")
+        same(await store.find_task(other.id, first.id), None, "a task in another list")
+        same(await store.find_task(task_list.id, UNKNOWN), None, "an unknown task")
         same(await store.find_task(UNKNOWN, first.id), None, "a task in an unknown list")
