@@ -1,4 +1,10 @@
-"""Kill an agent's run at each of its writes and check that it still has the same outcome."""
+"""Kill an agent's run at each of its writes and check that it still has the same outcome.
+
+Everything is in memory; each simulated process has its own event loop and thread. Waits and pauses of the runtime take
+no time, `asyncio.sleep` does. A kill stops the loop for ever: threads get half a second to finish, and pending
+`finally` blocks run between `effects()` and the next `reset()`. The start of a step is written without waiting, so a
+process killed there may have started the step.
+"""
 
 from __future__ import annotations
 
@@ -63,19 +69,14 @@ async def crash_everywhere(
 ) -> CrashReport:
     """Run an agent undisturbed, then once killed at each of its writes, and compare the outcomes.
 
-    Each write n = 1, 2, … is tested twice: killed before the write is applied, and after it but before the reply. A
-    new runner then resumes the stored run. Compared are: status, final output and error type of the run and of its
-    children; the executed steps by idempotency key; the events, except those that a resume adds; and the value of
-    `effects()` at the end. A cancelled or timed-out run may have made less progress. No step with a saved result may
-    be executed again.
-
-    Everything is in memory; each simulated process has its own event loop and thread. Waits and pauses of the runtime
-    take no time, `asyncio.sleep` does. A kill stops the loop for ever: threads get half a second to finish, and pending
-    `finally` blocks run between `effects()` and the next `reset()`. The start of a step is written without waiting, so
-    a process killed there may have started the step.
+    Each write is tested twice: killed before it is applied, and after it but before the reply. A new runner then
+    resumes the run. Compared are: status, final output and error type of the run and its children; executed steps by
+    idempotency key; events, except those that a resume adds; and the value of `effects()` at the end. A cancelled or
+    timed-out run may have made less progress. No step with a saved result may be executed again.
 
     Args:
-        agent: An agent, or a function or class that makes one for each process. So are `agents`, which it calls.
+        agent: An agent, or a function or class that makes one for each process.
+        agents: The agents that it calls, in the same forms.
         persistence: True keeps conversations in the same store, with kills at their writes. Reset your own manager.
         signals: Payloads for signals and approvals that the run waits for, by name.
         status: The expected final status.

@@ -21,7 +21,7 @@ from ...queue.records import RunFilter
 from ...state.base import StateStore
 from ..clock import VirtualClock
 from .checks import PATIENCE, Cases, refused, same
-from .queue_fixtures import LEASE, add, drain, hold, leave, names, one
+from .queue_fixtures import LEASE, add, claim_new, drain, names, one, settle
 
 B = TypeVar("B", RunQueue, EventBus, StateStore)
 
@@ -80,7 +80,7 @@ async def of_two_claimers_one_gets_the_run(make: MakeQueue, again: QueueAgain) -
 async def a_claim_through_one_is_over_for_the_other(make: MakeQueue, again: QueueAgain) -> None:
     clock = VirtualClock()
     async with opened(make(clock=clock), again) as (first, second):
-        old = await hold(first)
+        old = await claim_new(first)
         clock.advance(LEASE + 1)
         new = await one(second, "w2")
         same(
@@ -91,11 +91,11 @@ async def a_claim_through_one_is_over_for_the_other(make: MakeQueue, again: Queu
         child = Op("queue.insert", (first.new_row(None, "child", {}),))
         for queue, name in ((first, "first"), (second, "second")):
             with refused(LeaseLost, f"a final status by the old claim through the {name} object"):
-                await leave(queue, old, "succeeded")
+                await settle(queue, old, "succeeded")
             with refused(LeaseLost, f"a child enqueued under the old claim through the {name} object"):
                 await queue.commits.commit(Guard(old.run_id, old.claim_id), [child])
             same(await queue.require(old.run_id), new, f"its row through the {name} object")
-        await leave(first, new, "succeeded")
+        await settle(first, new, "succeeded")
         same(
             (await second.require(old.run_id)).status,
             "succeeded",
@@ -135,7 +135,7 @@ async def a_queue_is_all_there_when_it_is_opened_again(make: MakeQueue, again: Q
     first = make(clock=clock)
     async with opened(again(first)) as (second, _):
         async with opened(first):
-            row = await hold(first, "held", idempotency_key="key-1")
+            row = await claim_new(first, "held", idempotency_key="key-1")
             await add(first, "later", delay=30)
             await first.post(row.run_id, "signal", "go", "1", "m1")
             rows, mail = await first.find(RunFilter()), await first.mail(row.run_id)
@@ -147,7 +147,7 @@ async def a_queue_is_all_there_when_it_is_opened_again(make: MakeQueue, again: Q
         twice = await third.enqueue(None, "held", {}, idempotency_key="key-1")
         same(str(twice.run_id), row.run_id, "the run of its idempotency key after reopening")
         same(
-            (await leave(third, row, "succeeded")).status, "succeeded", "a write under the claim, which is still valid"
+            (await settle(third, row, "succeeded")).status, "succeeded", "a write under the claim, which is still valid"
         )
         [more] = await add(third, "more")
         same((await third.require(more)).n > rows[-1].n, True, "whether run numbers keep growing")

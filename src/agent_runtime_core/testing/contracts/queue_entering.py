@@ -14,7 +14,7 @@ from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRu
 from ...queue.queued_run import QueuedRun
 from ...queue.records import RowChanged, RunFilter
 from .checks import Cases, accepted, refused, same, turns
-from .queue_fixtures import LEASE, Case, Make, add, drain, leave, names, opened
+from .queue_fixtures import LEASE, Case, Make, add, drain, names, opened, settle
 
 CASES: Cases[Case] = Cases()
 
@@ -112,7 +112,7 @@ async def claims_come_by_priority_then_in_order_of_arrival(make: Make) -> None:
         while rows := await queue.claim_rows("w"):
             found.append(rows[0].priority)
             same(len(found) <= len(wide), True, "whether each run is claimed once")
-            await leave(queue, rows[0], "succeeded")
+            await settle(queue, rows[0], "succeeded")
         same(
             found[1:],
             [each for each in order if each != wide[0]],
@@ -129,7 +129,7 @@ async def a_run_that_was_given_back_keeps_its_place(make: Make) -> None:
             run = await queue.claim("w", LEASE)
             clock.advance(1)
             if way == "released":
-                await leave(queue, run.row, "pending")
+                await settle(queue, run.row, "pending")
             elif way == "failed":
                 await queue.requeue_for_retry(run.run_id, "w", "boom")
             else:
@@ -211,7 +211,7 @@ async def a_claimer_that_is_cancelled_keeps_nothing(make: Make) -> None:
                 f"whether the run can be claimed after its claimer was cancelled (after {iterations} loop iterations)",
             )
             same(run.attempt, 1, f"the attempt after its claimer was cancelled (after {iterations} loop iterations)")
-            await leave(queue, run.row, "pending")
+            await settle(queue, run.row, "pending")
 
 
 @CASES
@@ -327,7 +327,7 @@ async def lanes_are_told_apart(make: Make) -> None:
             "the claimed runs, one for each concurrency key",
         )
         for row in reversed(first):
-            await leave(queue, row, "succeeded")
+            await settle(queue, row, "succeeded")
             then = [(each.agent, each.lane) for each in await queue.claim_rows("w", limit=99)]
             same(then, [("second", row.lane)], "the claimable runs after the first of a concurrency key finished")
 

@@ -46,7 +46,7 @@ async def one(queue: RunQueue, worker: str, lease: float = LEASE, **options: Any
     return rows[0]
 
 
-async def hold(queue: RunQueue, agent: str = "agent", **options: Any) -> RunRow:
+async def claim_new(queue: RunQueue, agent: str = "agent", **options: Any) -> RunRow:
     """Enqueue a run and claim it as worker "w"."""
     await add(queue, agent, **options)
     return await one(queue, "w", LEASE, agent_keys=[agent])
@@ -69,5 +69,5 @@ def once(seen: set[str], run_id: str, agent: str) -> None:
     seen.add(run_id)
 
 
-async def leave(queue: RunQueue, row: RunRow, status: str, **changes: Any) -> RunRow:
+async def settle(queue: RunQueue, row: RunRow, status: str, **changes: Any) -> RunRow:
     return await queue.settle(row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status=status, **changes))

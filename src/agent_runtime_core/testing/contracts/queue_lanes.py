@@ -10,7 +10,7 @@ from ...errors import LeaseLost
 from ...queue.base import RunQueue
 from ...queue.records import RowChanged, RunFilter, RunRow
 from .checks import Cases, refused, same, turns
-from .queue_fixtures import LEASE, Case, Make, add, drain, hold, leave, names, once, one, opened
+from .queue_fixtures import LEASE, Case, Make, add, claim_new, drain, names, once, one, opened, settle
 
 CASES: Cases[Case] = Cases()
 
@@ -27,7 +27,7 @@ async def finish_all(queue: RunQueue, worker: str = "w") -> list[str]:
     while rows := await queue.claim_rows(worker, LEASE):
         once(seen, rows[0].run_id, rows[0].agent)
         found += names(rows)
-        await leave(queue, rows[0], "succeeded")
+        await settle(queue, rows[0], "succeeded")
     return found
 
 
@@ -52,7 +52,7 @@ async def runs_of_one_key_go_one_at_a_time_in_order_of_arrival(make: Make) -> No
             same(names(rows), [agent], f"the runs claimed by {worker}")
             same(await queue.claim("w3"), None, f"the claimable runs while {agent} is running")
             same([(await queue.require(each)).held for each in ids[n:]], [0, 1, 1][: 3 - n], "which runs are blocked")
-            await leave(queue, rows[0], ("succeeded", "failed", "dead")[n])
+            await settle(queue, rows[0], ("succeeded", "failed", "dead")[n])
         same(await queue.claim("w3"), None, "the claimable runs after all have finished")
         await add_with_key(queue, "d")
         same(names(await drain(queue)), ["d"], "a run enqueued after the others finished")
@@ -85,7 +85,7 @@ async def a_delayed_run_comes_into_its_lane_when_it_is_due(make: Make) -> None:
         clock.advance(30)
         same(await queue.claim("w"), None, "a claim after the delay, while another run of the key is running")
         [row] = await queue.find(RunFilter(("running",)))
-        await leave(queue, row, "succeeded")
+        await settle(queue, row, "succeeded")
         same(await finish_all(queue), ["later", "next"], "the order of claims after that")
         await add_with_key(queue, "tomorrow", "too", delay=10)
         await add_with_key(queue, "today", "tonight")
@@ -105,14 +105,14 @@ async def a_delayed_run_comes_into_its_lane_when_it_is_due(make: Make) -> None:
 @CASES
 async def a_park_a_retry_and_a_hand_back_keep_the_turn(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue, "first", concurrency_key="lane")
+        row = await claim_new(queue, "first", concurrency_key="lane")
         await add_with_key(queue, "second", priority=9)
         for status, changes in (
             ("waiting", {"parked": 1, "due_at": clock.wall() + 60}),
             ("pending", {"failures": 1, "due_at": clock.wall() + 120}),
             ("pending", {"failures": 1}),
         ):
-            await leave(queue, row, status, **changes)
+            await settle(queue, row, status, **changes)
             await add_with_key(queue, "third")
             rows = await queue.claim_rows("w2")
             if "due_at" in changes:
@@ -121,30 +121,30 @@ async def a_park_a_retry_and_a_hand_back_keep_the_turn(make: Make) -> None:
                 rows = await queue.claim_rows("w2")
             same(names(rows), ["first"], "the run claimed next")
             row = rows[0]
-        await leave(queue, row, "waiting", parked=1)
+        await settle(queue, row, "waiting", parked=1)
         await queue.post(row.run_id, "signal", "go", "1")
         row = await one(queue, "w")
         same(row.agent, "first", "the run claimed after a message")
-        await leave(queue, row, "succeeded")
+        await settle(queue, row, "succeeded")
         same(await finish_all(queue), ["second", "third", "third", "third"], "the order of claims after that")
 
 
 @CASES
 async def a_run_that_was_dropped_keeps_its_turn(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        await hold(queue, "first", concurrency_key="lane")
+        await claim_new(queue, "first", concurrency_key="lane")
         await add_with_key(queue, "second", priority=9)
         clock.advance(LEASE + 1)
         batch = await queue.claim_rows("w2", LEASE, limit=2)
         same(names(batch), ["first"], "the runs claimed after the lease expired")
-        await leave(queue, batch[0], "succeeded")
+        await settle(queue, batch[0], "succeeded")
         same(await finish_all(queue), ["second"], "the order of claims after that")
 
 
 @CASES
 async def the_end_of_a_run_lets_the_next_of_its_key_go_in_the_same_commit(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue, "first", concurrency_key="lane")
+        row = await claim_new(queue, "first", concurrency_key="lane")
         await add_with_key(queue, "second", "third")
         end = Op("queue.settle", (row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")))
         request = queue.claim_request("w", LEASE, None, 2, ready_only=True)
@@ -158,7 +158,7 @@ async def the_end_of_a_run_lets_the_next_of_its_key_go_in_the_same_commit(make: 
         clock.advance(1)
         _, claimed = await queue.commits.commit(Guard(row.run_id, row.claim_id), ops)
         same(names(claimed), ["second"], "the runs claimed by the same commit")
-        await leave(queue, claimed[0], "succeeded")
+        await settle(queue, claimed[0], "succeeded")
         same(await finish_all(queue), ["third"], "the order of claims after that")
 
 
@@ -173,7 +173,7 @@ async def cancelling_takes_a_run_out_of_its_lane(make: Make) -> None:
         same(names(await queue.claim("w", limit=9)), ["head"], "the claimable runs")
         same(await queue.cancel(last), True, "cancel of the last run")
         [more] = await add_with_key(queue, "more")
-        await leave(queue, await queue.require(head), "waiting", parked=1)
+        await settle(queue, await queue.require(head), "waiting", parked=1)
         same(await queue.cancel(head), True, "cancel of the waiting run")
         same((await queue.require(more)).held, 0, "whether the next run is blocked")
         same(names(await drain(queue)), ["more"], "the claimable runs after the cancel")
@@ -185,14 +185,14 @@ async def cancelling_takes_a_run_out_of_its_lane(make: Make) -> None:
 @CASES
 async def a_run_opened_again_goes_behind_the_one_that_has_its_lane(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue, "first", concurrency_key="lane")
-        await leave(queue, row, "failed")
-        second = await hold(queue, "second", concurrency_key="lane")
+        row = await claim_new(queue, "first", concurrency_key="lane")
+        await settle(queue, row, "failed")
+        second = await claim_new(queue, "second", concurrency_key="lane")
         reopen = Op("queue.reopen", (row.run_id, ("failed",), clock.wall()))
         reopened: RunRow = (await queue.commits.commit(None, [reopen]))[0]
         same((reopened.status, reopened.generation, reopened.held), ("pending", 2, 1), "the reopened run")
         same(await queue.claim("w"), None, "the claimable runs")
-        await leave(queue, second, "dead")
+        await settle(queue, second, "dead")
         first = await one(queue, "w")
         same(first.agent, "first", "the run claimed when the concurrency slot is free")
         again = queue.new_row(second.run_id, "second", {})
@@ -202,7 +202,7 @@ async def a_run_opened_again_goes_behind_the_one_that_has_its_lane(make: Make) -
         same((outcome, holder.run_id), ("behind", row.run_id), "take of the same run, with waiting")
         second = await queue.require(second.run_id)
         same((second.status, second.generation, second.held), ("pending", 2, 1), "its row after take")
-        await leave(queue, first, "succeeded")
+        await settle(queue, first, "succeeded")
         ended = await queue.require(row.run_id)
         await queue.commits.commit(None, [Op("queue.delete", (ended.run_id, ended.generation, ended.n))])
         same((await take(queue, again))[0], "claimed", "take when the concurrency slot is free")
@@ -211,7 +211,7 @@ async def a_run_opened_again_goes_behind_the_one_that_has_its_lane(make: Make) -
 @CASES
 async def take_waits_for_its_turn(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        first = await hold(queue, "first", concurrency_key="lane")
+        first = await claim_new(queue, "first", concurrency_key="lane")
         mine = inline(queue, "mine")
         outcome, holder = await take(queue, mine, wait=False)
         same((outcome, holder), ("behind", await queue.require(first.run_id)), "take without waiting")
@@ -220,12 +220,12 @@ async def take_waits_for_its_turn(make: Make) -> None:
         await add_with_key(queue, "later")
         stored = await queue.require(mine.run_id)
         same((stored.status, stored.held, stored.origin), ("pending", 1, "inline"), "the row that take stored")
-        await leave(queue, first, "succeeded")
+        await settle(queue, first, "succeeded")
         same(await queue.claim("w"), None, "the claimable runs while the slot is reserved for the inline run")
         clock.advance(1)
         outcome, row = await take(queue, mine)
         same((outcome, row.held, row.attempt), ("claimed", 0, 1), "take after the slot became free")
-        await leave(queue, row, "succeeded")
+        await settle(queue, row, "succeeded")
         same(await finish_all(queue), ["later"], "the order of claims after that")
         with refused(RowChanged, "queue.end of a finished run"):
             await queue.commits.commit(None, [Op("queue.end", (mine.run_id, ("pending",), "cancelled", 0.0, ""))])
@@ -243,22 +243,22 @@ async def an_inline_run_that_nobody_goes_on_with_stands_aside(make: Make) -> Non
         row = await one(queue, "w")
         same(row.agent, "a", "the run claimed after its lease expired")
         with refused(LeaseLost, "a write by its last claim"):
-            await leave(queue, mine, "succeeded")
+            await settle(queue, mine, "succeeded")
         again = inline(queue, "mine")
         same((await take(queue, again))[0], "behind", "take of it while another run has the slot")
-        await leave(queue, row, "succeeded")
+        await settle(queue, row, "succeeded")
         outcome, mine = await take(queue, again)
         same((outcome, mine.crashes, mine.stalls, mine.attempt), ("claimed", 1, 1, 2), "take of it before b")
-        await leave(queue, mine, "pending")
+        await settle(queue, mine, "pending")
         row = await one(queue, "w")
         same(row.agent, "b", "the run claimed after it was released")
         same((await take(queue, again))[0], "behind", "take of it while b has the slot")
-        await leave(queue, row, "succeeded")
+        await settle(queue, row, "succeeded")
         same(await queue.claim("w"), None, "the claimable runs while it keeps its priority")
         clock.advance(LEASE)
         row = await one(queue, "w")
         same(row.agent, "c", "the run claimed when take was not called again in time")
-        await leave(queue, row, "succeeded")
+        await settle(queue, row, "succeeded")
         same(
             ((await queue.require(mine.run_id)).status, await finish_all(queue)),
             ("pending", []),
@@ -272,7 +272,7 @@ async def an_inline_run_that_waits_keeps_its_turn(make: Make) -> None:
     async with opened(make) as (queue, clock):
         _, mine = await take(queue, inline(queue, "mine"))
         await add_with_key(queue, "next")
-        await leave(queue, mine, "waiting", parked=1)
+        await settle(queue, mine, "waiting", parked=1)
         clock.advance(LEASE + 1)
         same(await queue.claim("w"), None, "the claimable runs while it waits")
         same((await take(queue, inline(queue, "other"), wait=False))[0], "behind", "take of another run")
@@ -302,7 +302,7 @@ async def a_run_that_stands_aside_can_be_cancelled(make: Make) -> None:
         ids = []
         for agent in ("one", "two"):
             _, mine = await take(queue, inline(queue, agent))
-            await leave(queue, mine, "pending")
+            await settle(queue, mine, "pending")
             ids.append(mine.run_id)
         same(await finish_all(queue), [], "the claimable runs")
         same(await queue.cancel(ids[0]), True, "cancel")
@@ -326,7 +326,7 @@ async def racing_claims_never_hold_two_runs_of_one_key(make: Make) -> None:
                     running[row.lane] = row.agent
                     await turns(n % 4)
                     running.pop(row.lane)
-                    await leave(queue, row, ("succeeded", "failed")[m % 2])
+                    await settle(queue, row, ("succeeded", "failed")[m % 2])
                     done.append(row.run_id)
 
         await asyncio.gather(*map(work, range(8)))

@@ -11,7 +11,7 @@ from ...errors import LeaseLost
 from ...queue.records import ClaimRequest, RowChanged, RunFilter
 from ...status import TERMINAL
 from .checks import Cases, accepted, refused, same, turns
-from .queue_fixtures import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
+from .queue_fixtures import LEASE, Case, Make, add, claim_new, drain, names, one, opened, settle
 
 CASES: Cases[Case] = Cases()
 
@@ -40,7 +40,7 @@ async def a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash(make: Make)
 @CASES
 async def dropped_runs_come_before_new_ones(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        dropped = await hold(queue, "dropped")
+        dropped = await claim_new(queue, "dropped")
         clock.advance(LEASE + 1)
         await add(queue, "new", priority=9)
         batch = await queue.claim("w2", LEASE, limit=2)
@@ -51,7 +51,7 @@ async def dropped_runs_come_before_new_ones(make: Make) -> None:
 @CASES
 async def a_dropped_run_stays_with_its_agents(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        await hold(queue, "a")
+        await claim_new(queue, "a")
         clock.advance(LEASE + 1)
         same(await queue.claim("w2", agent_keys=["b"]), None, "a claim for another agent")
         same(names([await queue.claim("w2", agent_keys=["b", "a"])]), ["a"], "a claim for its agent")
@@ -60,10 +60,10 @@ async def a_dropped_run_stays_with_its_agents(make: Make) -> None:
 @CASES
 async def claim_ids_grow_also_where_the_clock_goes_back(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row, ids = await hold(queue), []
+        row, ids = await claim_new(queue), []
         for _ in range(6):
             ids.append(row.claim_id)
-            await leave(queue, row, "pending")
+            await settle(queue, row, "pending")
             clock.set_wall(clock.wall() - 3600)
             row = await one(queue, "w")
         same(sorted(set(ids)), ids, "the claim ids of one run in order of the claims")
@@ -179,12 +179,12 @@ async def a_failed_attempt_is_given_back_until_the_last(make: Make) -> None:
 @CASES
 async def crashes_in_a_row_are_counted_until_the_run_gets_on(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue)
+        row = await claim_new(queue)
         for crash in (1, 2):
             clock.advance(LEASE + 1)
             row = await one(queue, "w", LEASE)
             same((row.crashes, row.stalls, row.mark), (crash, crash, -1), f"the counters after crash {crash}")
-        row = await leave(queue, row, "running", stalls=1, mark=7)
+        row = await settle(queue, row, "running", stalls=1, mark=7)
         same(
             (row.status, row.stalls, row.mark, row.crashes),
             ("running", 1, 7, 2),
@@ -193,7 +193,7 @@ async def crashes_in_a_row_are_counted_until_the_run_gets_on(make: Make) -> None
         clock.advance(LEASE + 1)
         row = await one(queue, "w", LEASE)
         same((row.stalls, row.mark, row.attempt), (2, 7, 4), "the counters after the next crash")
-        row = await leave(queue, row, "pending", stalls=0)
+        row = await settle(queue, row, "pending", stalls=0)
         row = await one(queue, "w", LEASE)
         same((row.crashes, row.stalls, row.attempt), (3, 0, 4), "the counters after the run was released")
 
@@ -202,7 +202,7 @@ async def crashes_in_a_row_are_counted_until_the_run_gets_on(make: Make) -> None
 async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
     async with opened(make) as (queue, clock):
         [parent] = await add(queue, "parent")
-        row = await hold(queue, "child")
+        row = await claim_new(queue, "child")
         update = queue.unchanged_update(row, row.claim_id)._replace(status="succeeded", output="1")
         ops = [queue.post_op(parent, "child", row.run_id, "{}"), Op("queue.insert", (queue.new_row(None, "next", {}),))]
         ended = await queue.settle(row.run_id, update, ops)
@@ -215,7 +215,7 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
             await queue.settle(row.run_id, update._replace(status="failed"))
         with refused(LeaseLost, "a repeated commit with one more message"):
             await queue.settle(row.run_id, update, [queue.post_op(parent, "signal", "new", "1")])
-        parked = await hold(queue, "other")
+        parked = await claim_new(queue, "other")
         update = queue.unchanged_update(parked, parked.claim_id)._replace(
             status="waiting", parked=1, reason="signal go"
         )
@@ -225,7 +225,7 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
 @CASES
 async def an_end_and_the_next_claim_are_one_commit(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue, "first")
+        row = await claim_new(queue, "first")
         [second] = await add(queue, "second")
         end = Op("queue.settle", (row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")))
         request = ClaimRequest(
@@ -245,7 +245,7 @@ async def an_end_and_the_next_claim_are_one_commit(make: Make) -> None:
 async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
     async with opened(make) as (queue, _):
         for iterations in range(8):
-            row = await hold(queue, f"agent{iterations}")
+            row = await claim_new(queue, f"agent{iterations}")
             update = queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")
             child = queue.new_row(None, "child", {})
             writing = asyncio.ensure_future(queue.settle(row.run_id, update, [Op("queue.insert", (child,))]))
@@ -290,7 +290,7 @@ async def a_caller_that_is_cancelled_in_a_commit_is_cancelled(make: Make) -> Non
 async def a_claim_holds_past_its_lease_until_somebody_takes_the_run(make: Make) -> None:
     """An expired lease allows a new claim, but does not fence the old one."""
     async with opened(make) as (queue, clock):
-        row = await hold(queue)
+        row = await claim_new(queue)
         await queue.claim("w")
         clock.advance(LEASE + 1)
         guard, late = Guard(row.run_id, row.claim_id), "after the lease expired, without a new claim"
@@ -301,20 +301,20 @@ async def a_claim_holds_past_its_lease_until_somebody_takes_the_run(make: Make) 
         clock.advance(LEASE)
         for status in ("running", "succeeded"):
             with accepted(f"writing status {status}, {late}"):
-                await leave(queue, row, status)
+                await settle(queue, row, status)
         job = queue.new_row("job", "agent", {}, origin="inline")
         _, mine = await queue.take(job, "mine", LEASE, insert=True, reopen=False)
         assert mine is not None
         clock.advance(LEASE + 1)
         await queue.claim("w")
         with accepted("finishing an inline run after its lease expired"):
-            await leave(queue, mine, "succeeded")
+            await settle(queue, mine, "succeeded")
 
 
 @CASES
 async def a_commit_is_all_or_nothing(make: Make) -> None:
     async with opened(make) as (queue, _):
-        row = await hold(queue)
+        row = await claim_new(queue)
         fresh = queue.new_row(None, "fresh", {})
         ends_unknown = Op("queue.end", (fresh.run_id, ("waiting",), "cancelled", 0.0, ""))
         with refused(RowChanged, "a commit whose last operation is rejected"):
@@ -325,5 +325,5 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
         same(await queue.row(fresh.run_id), None, "the row of the new run")
         same(await queue.mail(row.run_id), [], "the mailbox")
         same(
-            (await leave(queue, row, "succeeded")).status, "succeeded", "a write under the claim, which is still valid"
+            (await settle(queue, row, "succeeded")).status, "succeeded", "a write under the claim, which is still valid"
         )

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from ...queue.records import MailboxMessage, RowChanged, RunRow, RunSnapshot
 from .checks import Cases, refused, same, turns
-from .queue_fixtures import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
+from .queue_fixtures import LEASE, Case, Make, add, claim_new, drain, names, one, opened, settle
 
 CASES: Cases[Case] = Cases()
 
@@ -38,7 +38,7 @@ async def a_run_cancelled_before_its_claim_is_skipped(make: Make) -> None:
 @CASES
 async def a_running_run_is_asked_to_stop(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue)
+        row = await claim_new(queue)
         clock.advance(2)
         same((await queue.cancel(row.run_id), await queue.cancel(row.run_id)), (True, True), "cancel of a running run")
         now = await queue.require(row.run_id)
@@ -49,18 +49,18 @@ async def a_running_run_is_asked_to_stop(make: Make) -> None:
         snapshots = await queue.snapshots([row.run_id, str(UUID(int=3))])
         same(snapshots, {row.run_id: RunSnapshot("running", row.claim_id, now.mail_seq, True)}, "its snapshot")
         # A terminal commit that arrives first wins.
-        same((await leave(queue, row, "succeeded")).status, "succeeded", "a success after the cancel request")
+        same((await settle(queue, row, "succeeded")).status, "succeeded", "a success after the cancel request")
         same(await queue.cancel(row.run_id), False, "cancel after the end")
 
 
 @CASES
 async def a_run_asked_to_stop_is_not_put_off(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue)
+        row = await claim_new(queue)
         await queue.cancel(row.run_id)
         with refused(RowChanged, "parking a run with a cancel request"):
-            await leave(queue, row, "waiting", parked=1, reason="sleep")
-        later = await leave(queue, row, "pending", due_at=clock.wall() + 3600)
+            await settle(queue, row, "waiting", parked=1, reason="sleep")
+        later = await settle(queue, row, "pending", due_at=clock.wall() + 3600)
         same((later.status, later.due_at), ("pending", 0.0), "the row, released with a delay of an hour")
         same((await one(queue, "w")).cancel_at is not None, True, "whether the next claim has cancel_at")
 
@@ -68,7 +68,7 @@ async def a_run_asked_to_stop_is_not_put_off(make: Make) -> None:
 @CASES
 async def a_request_to_stop_outlives_its_worker(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue)
+        row = await claim_new(queue)
         await queue.cancel(row.run_id)
         clock.advance(LEASE + 1)
         row = await one(queue, "w2")
@@ -81,9 +81,9 @@ async def a_request_to_stop_outlives_its_worker(make: Make) -> None:
 @CASES
 async def a_waiting_run_is_claimed_when_its_time_has_come(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue)
+        row = await claim_new(queue)
         due = clock.wall() + 30 * 86400
-        await leave(queue, row, "waiting", due_at=due, parked=1, reason="sleep")
+        await settle(queue, row, "waiting", due_at=due, parked=1, reason="sleep")
         same(await queue.next_due(), due, "next_due")
         clock.advance(29 * 86400)
         same(await queue.claim("w"), None, "a claim before that time")
@@ -98,8 +98,8 @@ async def a_waiting_run_is_claimed_when_its_time_has_come(make: Make) -> None:
 @CASES
 async def a_message_wakes_a_waiting_run(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue)
-        await leave(queue, row, "waiting", due_at=clock.wall() + 60, parked=1, cursor=0)
+        row = await claim_new(queue)
+        await settle(queue, row, "waiting", due_at=clock.wall() + 60, parked=1, cursor=0)
         same(await queue.claim("w"), None, "a claim while it waits")
         same(await queue.post(row.run_id, "signal", "go", '{"n":1}', "m1"), ("waiting", 1), "the result of post")
         same((await queue.require(row.run_id)).status, "pending", "the status after post")
@@ -145,7 +145,7 @@ async def a_full_mailbox_is_read_in_order(make: Make) -> None:
 @CASES
 async def news_is_told_of_every_run_that_is_asked_about(make: Make) -> None:
     async with opened(make) as (queue, _):
-        rows = [await hold(queue, f"agent{n}") for n in range(3)]
+        rows = [await claim_new(queue, f"agent{n}") for n in range(3)]
         await queue.cancel(rows[2].run_id)
         snapshots = await queue.snapshots([row.run_id for row in rows])
         same([snapshots[row.run_id].cancelled for row in rows], [False, False, True], "which snapshots are cancelled")
@@ -159,14 +159,14 @@ async def news_is_told_of_every_run_that_is_asked_about(make: Make) -> None:
 @CASES
 async def a_run_does_not_park_past_a_message(make: Make) -> None:
     async with opened(make) as (queue, _):
-        row = await hold(queue)
+        row = await claim_new(queue)
         await queue.post(row.run_id, "signal", "go", "1")
         with refused(RowChanged, "parking with a cursor before the last message"):
-            await leave(queue, row, "waiting", parked=1, cursor=0)
+            await settle(queue, row, "waiting", parked=1, cursor=0)
         now = await queue.require(row.run_id)
         same((now.status, now.claim_id), ("running", row.claim_id), "the row after the rejected write")
         same(
-            (await leave(queue, row, "waiting", parked=1, cursor=1)).status,
+            (await settle(queue, row, "waiting", parked=1, cursor=1)).status,
             "waiting",
             "parking after the message was read",
         )
@@ -176,12 +176,12 @@ async def a_run_does_not_park_past_a_message(make: Make) -> None:
 async def messages_racing_a_park_are_never_lost(make: Make) -> None:
     async with opened(make) as (queue, _):
         for n in range(12):
-            row = await hold(queue, f"agent{n}")
+            row = await claim_new(queue, f"agent{n}")
 
             async def park(row: RunRow = row, n: int = n) -> None:
                 await turns(n % 4)
                 with contextlib.suppress(RowChanged):
-                    await leave(queue, row, "waiting", parked=1, cursor=0)
+                    await settle(queue, row, "waiting", parked=1, cursor=0)
 
             async def post(row: RunRow = row, n: int = n) -> None:
                 await turns(3 - n % 4)
@@ -200,8 +200,8 @@ async def messages_racing_a_park_are_never_lost(make: Make) -> None:
 @CASES
 async def a_run_that_is_over_takes_no_message(make: Make) -> None:
     async with opened(make) as (queue, _):
-        row = await hold(queue)
-        await leave(queue, row, "failed")
+        row = await claim_new(queue)
+        await settle(queue, row, "failed")
         same(await queue.post(row.run_id, "signal", "go", "1"), ("failed", 0), "the result of post")
         same(await queue.post(UUID(int=4), "signal", "go", "1"), ("unknown", 0), "a message to an unknown run")
         same(await queue.mail(row.run_id), [], "the mailbox")

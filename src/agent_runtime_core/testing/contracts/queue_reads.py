@@ -14,7 +14,7 @@ from ...queue.base import RunQueue
 from ...queue.records import RowChanged, RunFilter, RunRow
 from ..clock import VirtualClock
 from .checks import TRIES, Cases, refused, same, turns
-from .queue_fixtures import LEASE, Case, Make, add, hold, leave, names, one, opened
+from .queue_fixtures import LEASE, Case, Make, add, claim_new, names, one, opened, settle
 
 CASES: Cases[Case] = Cases()
 
@@ -30,7 +30,7 @@ async def find_lists_what_was_asked_for(make: Make) -> None:
             await add(queue, agent)
             clock.advance(10)
         for row in await queue.claim_rows("w", agent_keys=["a"], limit=2):
-            await leave(queue, row, "failed")
+            await settle(queue, row, "failed")
             clock.advance(5)
         every = await queue.find(RunFilter())
         same(names(every), list("abab"), "all runs, in order of arrival")
@@ -77,7 +77,7 @@ async def children_know_their_parent(make: Make) -> None:
         same(await queue.children(children[0]), [], "the children of a child")
         for row, status in zip(await queue.claim_rows("w", agent_keys=["a", "b"], limit=2), ("succeeded", "failed"),
                                strict=True):  # fmt: skip
-            await leave(queue, row, status)
+            await settle(queue, row, status)
         same(
             [row.run_id for row in await queue.children(parent)], children, "the children of a run after they finished"
         )
@@ -111,19 +111,19 @@ async def a_deleted_child_is_its_parents_only_if_it_is_again(make: Make) -> None
 @CASES
 async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
     async with opened(make) as (queue, _):
-        row = await hold(queue, idempotency_key="key-1")
+        row = await claim_new(queue, idempotency_key="key-1")
         await queue.post(row.run_id, "signal", "go", "1", "m1")
         delete = Op("queue.delete", (row.run_id, row.generation, row.n))
         with refused(RowChanged, "deleting a live run"):
             await queue.commits.commit(None, [delete])
-        await leave(queue, row, "succeeded")
+        await settle(queue, row, "succeeded")
         await queue.commits.commit(None, [delete])
         await queue.commits.commit(None, [delete])
         same(await queue.row(row.run_id), None, "the row")
         same(await queue.mail(row.run_id), [], "the mailbox")
         same(await queue.find(RunFilter()), [], "all runs")
         with refused(LeaseLost, "a write by its last claim"):
-            await leave(queue, row, "running")
+            await settle(queue, row, "running")
         run = await queue.enqueue(row.run_id, "other", {"n": 2}, idempotency_key="key-1")
         same(
             (await queue.require(run.run_id)).n > row.n, True, "whether the number of a new run with its id is greater"
@@ -134,18 +134,18 @@ async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
 @CASES
 async def a_run_is_deleted_as_it_was_seen(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        seen = await hold(queue)
-        await leave(queue, seen, "failed")
+        seen = await claim_new(queue)
+        await settle(queue, seen, "failed")
         delete = Op("queue.delete", (seen.run_id, seen.generation, seen.n))
         await queue.commits.commit(None, [Op("queue.reopen", (seen.run_id, ("failed",), clock.wall()))])
         again = await one(queue, "w")
-        await leave(queue, again, "succeeded")
+        await settle(queue, again, "succeeded")
         with refused(RowChanged, "deleting a run that was reopened and finished again"):
             await queue.commits.commit(None, [delete])
         same((await queue.require(seen.run_id)).status, "succeeded", "its status after the rejected delete")
         await queue.commits.commit(None, [Op("queue.delete", (again.run_id, again.generation, again.n))])
         await queue.enqueue(seen.run_id, "agent", {})
-        await leave(queue, await one(queue, "w"), "succeeded")
+        await settle(queue, await one(queue, "w"), "succeeded")
         with refused(RowChanged, "deleting a new run with the same id"):
             await queue.commits.commit(None, [delete])
         same((await queue.require(seen.run_id)).status, "succeeded", "the status of the new run")
@@ -201,19 +201,21 @@ async def what_a_run_came_with_it_keeps(make: Make) -> None:
         run = await _enqueue_with_all_columns(queue, clock)
         key = run.enqueued.run_id
         row = await run.claim("enqueue")
-        row = await run.unchanged(await leave(queue, row, "running", mark=3), "a write of counters")
+        row = await run.unchanged(await settle(queue, row, "running", mark=3), "a write of counters")
         await queue.commits.commit(None, [Op("queue.beat", (((key, row.claim_id),), queue.lease_now() + LEASE))])
         await run.unchanged(None, "a heartbeat")
         await run.unchanged(
-            await leave(queue, row, "pending", failures=1, due_at=clock.wall() + 1, error='"x"'), "a retry"
+            await settle(queue, row, "pending", failures=1, due_at=clock.wall() + 1, error='"x"'), "a retry"
         )
         row = await run.claim("a retry")
         await run.unchanged(
-            await leave(queue, row, "waiting", parked=1, reason="sleep", due_at=clock.wall() + 1), "a park"
+            await settle(queue, row, "waiting", parked=1, reason="sleep", due_at=clock.wall() + 1), "a park"
         )
         row = await run.claim("a park")
         reason = "signal a\r\nb" + "\u6ce8" * 300
-        left = await run.unchanged(await leave(queue, row, "waiting", parked=1, reason=reason), "a park without a time")
+        left = await run.unchanged(
+            await settle(queue, row, "waiting", parked=1, reason=reason), "a park without a time"
+        )
         same(left.reason, reason, "the reason of a parked run")
         await queue.post(key, "signal", "go", "1")
         await run.unchanged(None, "a message")
@@ -224,7 +226,7 @@ async def what_a_run_came_with_it_keeps(make: Make) -> None:
         await run.unchanged(None, "a cancel request")
         clock.advance(0.25)
         left = await run.unchanged(
-            await leave(queue, row, "failed", reason=reason, failures=2, error='"x"'), "the final status"
+            await settle(queue, row, "failed", reason=reason, failures=2, error='"x"'), "the final status"
         )
         same(
             (left.ended_at, left.updated_at, left.reason),
@@ -251,7 +253,7 @@ async def times_and_limits_are_kept(make: Make) -> None:
             "started_at, claimed_at and created_at",
         )
         same(row.lease_until, queue.lease_now() + 40, "lease_until")
-        await leave(queue, row, "pending")
+        await settle(queue, row, "pending")
         clock.advance(5)
         row = await one(queue, "w")
         same(
@@ -279,11 +281,11 @@ async def listeners_hear_what_concerns_them(make: Make) -> None:
             same(stops, [None] * 3, "the results of listen for three topics: None for all or for none")
             return
 
-        row = await hold(queue)
+        row = await claim_new(queue)
         await woken["work"].wait()
         await queue.post(row.run_id, "signal", "go", "1")
         await woken["mail"].wait()
-        await leave(queue, row, "succeeded")
+        await settle(queue, row, "succeeded")
         await woken["done"].wait()
         for stop in stops:
             assert stop is not None

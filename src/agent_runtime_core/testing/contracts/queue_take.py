@@ -11,7 +11,7 @@ from ...queue.base import RunQueue
 from ...queue.records import RowChanged, RunRow
 from ...status import TERMINAL, TRANSITIONS, RunStatus
 from .checks import Cases, refused, same
-from .queue_fixtures import LEASE, Case, Make, add, hold, leave, one, opened
+from .queue_fixtures import LEASE, Case, Make, add, claim_new, one, opened, settle
 
 CASES: Cases[Case] = Cases()
 
@@ -41,7 +41,7 @@ async def take_claims_that_one_run(make: Make) -> None:
             ("claimed", 1, True),
             "take of a run with an expired lease",
         )
-        await leave(queue, again, "succeeded")
+        await settle(queue, again, "succeeded")
         same((await queue.take(row, "w", LEASE, **options))[0], "ended", "take of a succeeded run")
 
 
@@ -51,7 +51,7 @@ async def take_opens_an_ended_run_only_when_told(make: Make) -> None:
         row = queue.new_row("job", "agent", {})
         _, mine = await queue.take(row, "w", LEASE, insert=True, reopen=True)
         assert mine is not None
-        await leave(queue, mine, "failed", failures=2)
+        await settle(queue, mine, "failed", failures=2)
         same(
             (await queue.take(row, "w", LEASE, insert=True, reopen=False))[0],
             "ended",
@@ -77,9 +77,9 @@ async def racing_takers_of_one_run_make_one_claim(make: Make) -> None:
 @CASES
 async def an_ended_run_is_reopened_as_a_new_generation(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue)
+        row = await claim_new(queue)
         await queue.cancel(row.run_id)
-        await leave(queue, row, "dead", crashes=3, stalls=3, mark=4, failures=1, reason="Poisoned", error='"x"')
+        await settle(queue, row, "dead", crashes=3, stalls=3, mark=4, failures=1, reason="Poisoned", error='"x"')
         clock.advance(1)
         op = Op("queue.reopen", (row.run_id, ("dead", "failed"), clock.wall()))
         reopened: RunRow = (await queue.commits.commit(None, [op]))[0]
@@ -100,7 +100,7 @@ async def _make_run(queue: RunQueue, status: RunStatus, agent: str) -> RunRow:
     if status is not RunStatus.PENDING:
         row = await one(queue, "w", LEASE, agent_keys=[agent])
         if status is not RunStatus.RUNNING:
-            await leave(queue, row, status.value)
+            await settle(queue, row, status.value)
     return await queue.require(run_id)
 
 
@@ -113,10 +113,10 @@ async def _implicitly(queue: RunQueue, row: RunRow, way: str) -> None:
         case "post":
             await queue.post(row.run_id, "signal", "go", "1")
         case status if row.status == "running":
-            await leave(queue, row, status)
+            await settle(queue, row, status)
         case status:
             with refused(LeaseLost, f"a write of {status} by the last claim of a run that is {row.status}"):
-                await leave(queue, row, status)
+                await settle(queue, row, status)
 
 
 async def _explicitly(queue: RunQueue, row: RunRow, way: str) -> None:
@@ -150,7 +150,7 @@ async def a_run_moves_only_along_the_table_of_transitions(make: Make) -> None:
 @CASES
 async def an_end_is_written_only_from_what_was_seen(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        row = await hold(queue)
+        row = await claim_new(queue)
         for expected in (("pending", "waiting"), ()):
             with refused(RowChanged, "queue.end of a run with another status than expected"):
                 await queue.commits.commit(

@@ -98,7 +98,7 @@ async def every_field_comes_back(make: Make) -> None:
         for task_list in (full(), TaskList(name="")):
             before = task_list.updated_at
             await store.save(task_list)
-            assert task_list.updated_at != before, "save() sets updated_at on the object"
+            assert task_list.updated_at != before, "save() must set updated_at on the object"
             same(await store.get(task_list.id), task_list, "a list of tasks")
 
 
@@ -114,20 +114,24 @@ async def saving_again_keeps_what_the_object_holds(make: Make) -> None:
         again = await store.get(task_list.id)
         del again.tasks[1]
         await store.save(again)
-        same(names((await store.get(task_list.id)).tasks), ["a", "c"], "the tasks, one taken out")
+        same(names((await store.get(task_list.id)).tasks), ["a", "c"], "the tasks after one was removed")
 
 
 @CASES
 async def a_deleted_list_is_gone_with_its_tasks(make: Make) -> None:
     async with opened(make) as store:
         task_list, other = await stored(store, Task(name="a")), await stored(store, Task(name="b"))
-        same((await store.delete(task_list.id), await store.delete(task_list.id)), (True, False), "deleted twice")
+        same(
+            (await store.delete(task_list.id), await store.delete(task_list.id)),
+            (True, False),
+            "the results of deleting twice",
+        )
         same(await store.get(task_list.id), None, "the list")
         with refused(ValueError, "an update of its task"):
             await store.update_task(task_list.id, task_list.tasks[0].id, name="c")
         same(await store.get(other.id), other, "another list")
         await store.save(TaskList(id=task_list.id, name="anew"))
-        same((await store.get(task_list.id)).tasks, [], "the tasks of a new one under its id")
+        same((await store.get(task_list.id)).tasks, [], "the tasks of a new list with its id")
 
 
 @CASES
