@@ -30,7 +30,6 @@ ASKED = (
     "min-replicas-to-write",
 )
 _UNKNOWN = "unknown"
-_TAGGED = re.compile(r"[^{]*\{[^}]+\}", re.DOTALL)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 # (server, setting, value) of each warning of this process, so that each is logged once.
@@ -54,18 +53,15 @@ def check(
     info: Mapping[str, object],
     config: Mapping[str, object] | None,
     place: RedisAddress,
-    *,
-    allow_unsafe: bool = False,
-    key_prefix: str | None = None,
 ) -> list[SafetyFinding]:
     """Return all `findings`, and log each once until the server restarts.
 
     Raises:
-        UnsafeRedis: One of them is refused. With `allow_unsafe`, here or in `place`, it is only logged.
+        UnsafeRedis: One of them is refused. With `allow_unsafe` in `place` it is only logged.
     """
-    found = findings(info, config, place, key_prefix=key_prefix)
+    found = findings(info, config, place)
     refused = [each for each in found if each.severity == "refuse"]
-    if refused and not (allow_unsafe or place.allow_unsafe):
+    if refused and not place.allow_unsafe:
         raise UnsafeRedis(
             f"{place} would lose runs: {'; '.join(map(str, refused))}. "
             "Change the settings, or accept the loss with allow_unsafe=1 in the URL",
@@ -83,8 +79,6 @@ def findings(
     info: Mapping[str, object],
     config: Mapping[str, object] | None,
     place: RedisAddress,
-    *,
-    key_prefix: str | None = None,
 ) -> list[SafetyFinding]:
     """Return the unsafe settings of a server, refused ones first.
 
@@ -92,11 +86,10 @@ def findings(
         info: The parsed reply of INFO.
         config: The parsed replies of CONFIG GET; None if the user may not ask for them.
         place: The server's address.
-        key_prefix: The start of every key, by default the hash tag of `place`.
     """
     reported = {name: _text(value) for name, value in {**_from_info(info), **(config or {})}.items()}
     found = [
-        *_server(reported, place.tag if key_prefix is None else key_prefix),
+        *_server(reported),
         *_memory(reported),
         *_disk(reported),
         *_replicas(reported),
@@ -117,14 +110,11 @@ def parsed_info(reply: bytes | str) -> dict[str, str]:
     return {name: value for name, colon, value in lines if colon}
 
 
-def parsed_config(*replies: object) -> dict[str, str]:
-    """Parse replies of CONFIG GET: alternating names and values (RESP2) or mappings (RESP3). Errors are skipped."""
+def parsed_config(*replies: Sequence[object]) -> dict[str, str]:
+    """Parse replies of CONFIG GET: alternating names and values (RESP2)."""
     settings: dict[str, str] = {}
     for reply in replies:
-        if isinstance(reply, Mapping):
-            settings.update((_text(name), _text(value)) for name, value in reply.items())
-        elif isinstance(reply, Sequence):
-            settings.update((_text(reply[i]), _text(reply[i + 1])) for i in range(0, len(reply) - 1, 2))
+        settings.update((_text(reply[i]), _text(reply[i + 1])) for i in range(0, len(reply) - 1, 2))
     return settings
 
 
@@ -145,8 +135,8 @@ def _from_info(info: Mapping[str, object]) -> dict[str, object]:
     return reported
 
 
-def _server(reported: Mapping[str, str], key_prefix: str) -> Iterator[SafetyFinding]:
-    mode = reported.get("redis_mode") or reported.get("server_mode") or ""
+def _server(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:
+    mode = reported.get("redis_mode") or reported.get("server_mode")
     role = "sentinel" if mode == "sentinel" else reported.get("role", _UNKNOWN)
     if role != "master":
         master = ":".join(reported[name] for name in ("master_host", "master_port") if name in reported)
@@ -159,11 +149,6 @@ def _server(reported: Mapping[str, str], key_prefix: str) -> Iterator[SafetyFind
         yield SafetyFinding(
             "version", version, "refuse", f"before {oldest}", f"upgrade to Redis {oldest} or later, or Valkey"
         )
-    if (reported.get("cluster_enabled", "0") != "0" or mode == "cluster") and not _TAGGED.match(key_prefix):
-        yield SafetyFinding(
-            "cluster-enabled", "yes", "refuse", f"and keys that begin with {key_prefix!r} lie on several nodes",
-            "give them a hash tag: a prefix in braces, like '{arc}'",
-        )  # fmt: skip
 
 
 def _memory(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:
