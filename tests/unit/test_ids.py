@@ -81,7 +81,7 @@ def test_a_new_ulid_is_above_the_last_one_when_the_clock_went_back() -> None:
     clock.seconds -= 3600
     tails = set()
     for _ in range(100):
-        following = ids.new_ulid(clock, after=last)
+        following = ids.above(ids.new_ulid(clock), last)
         assert following > last
         last = following
         tails.add(last[10:])
@@ -89,8 +89,8 @@ def test_a_new_ulid_is_above_the_last_one_when_the_clock_went_back() -> None:
     assert len(tails) == 100
 
 
-def test_a_new_ulid_takes_the_clock_where_that_is_above() -> None:
-    assert ids.parse_ulid(ids.new_ulid(SetClock(9.0), after=ids.ulid_text(0))) >> 80 == 9000
+def test_a_ulid_that_is_above_the_last_one_is_taken_as_it_is() -> None:
+    assert ids.parse_ulid(ids.above(ids.new_ulid(SetClock(9.0)), ids.ulid_text(0))) >> 80 == 9000
 
 
 @pytest.mark.parametrize(("seconds", "ms"), [(-5.0, 0), (1e15, 2**48 - 1)])
@@ -124,8 +124,8 @@ def test_a_forked_process_makes_none_of_the_ids_of_its_parent() -> None:
 
 
 def test_nothing_is_above_the_last_ulid_of_all() -> None:
-    with pytest.raises(InvalidArgument, match="no ULID is greater than"):
-        ids.new_ulid(SetClock(1.0), after="7" + "Z" * 25)
+    with pytest.raises(InvalidArgument, match="holds 128 bits"):
+        ids.above(ids.new_ulid(SetClock(1.0)), "7" + "Z" * 25)
 
 
 def test_step_ids_are_stable_and_told_apart() -> None:

@@ -59,18 +59,10 @@ def parse_ulid(text: str) -> int:
     return int(text.translate(_TO_DIGITS), 32)
 
 
-def new_ulid(clock: Clock, *, after: str | None = None) -> str:
-    """Return a ULID: 48 bits of milliseconds, then 80 random bits. It is above `after`, even if the clock went back."""
+def new_ulid(clock: Clock) -> str:
+    """Return a ULID: 48 bits of milliseconds, then 80 random bits."""
     ms = min(max(int(clock.wall() * 1000), 0), _MAX_MS)
-    bits = ms << 80 | clock.random.getrandbits(80)
-    if after is not None:
-        last = parse_ulid(after)
-        if bits <= last:
-            # The next millisecond, not the next number: after a rollback a store must not return the same ULID again.
-            bits = (last >> 80) + 1 << 80 | bits & (1 << 80) - 1
-            if bits >> 128:
-                raise InvalidArgument(f"no ULID is greater than {after}: its time is the last possible one")
-    return ulid_text(bits)
+    return ulid_text(ms << 80 | clock.random.getrandbits(80))
 
 
 def next_id(clock: Clock, now: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -43,16 +42,14 @@ class PerLoop(dict[asyncio.AbstractEventLoop, T]):
         return self[asyncio.get_running_loop()]
 
 
-def call_in_loop(
-    loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any, context: Context | None = None
-) -> bool:
+def call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> bool:
     """Call `callback(*args)` in `loop` soon; callable from any thread and from signal handlers.
 
     Returns:
         False if the loop is closed, so that nothing will be called.
     """
     try:
-        loop.call_soon_threadsafe(callback, *args, context=context)
+        loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
         return False
     return True

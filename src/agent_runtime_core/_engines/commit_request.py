@@ -102,8 +102,8 @@ def resolve(requests: list[CommitRequest], count: int = FIRST_RESOLVED, since: f
         later()  # scheduled after the tasks that were woken
 
 
-def resolve_all(batch: Sequence[CommitRequest], here: asyncio.AbstractEventLoop | None = None) -> None:
-    """Wake all callers: those of the running loop `here` at once, those of each other loop by one call."""
+def resolve_all(batch: Sequence[CommitRequest]) -> None:
+    """Wake all callers, those of each loop by one call."""
     loops: dict[asyncio.AbstractEventLoop, list[CommitRequest]] = {}
     for request in batch:
         if request.loop is not None:
@@ -111,9 +111,6 @@ def resolve_all(batch: Sequence[CommitRequest], here: asyncio.AbstractEventLoop 
         elif request.done is not None:
             request.done.set()
     for loop, requests in loops.items():
-        if loop is here:
-            resolve(requests)
-            continue
         call_in_loop(loop, resolve, requests)
 
 
