@@ -6,248 +6,135 @@ from importlib import import_module
 
 __version__ = "0.6.0"
 
-__all__ = [
-    "AgentRunner",
-    "AgentRuntime",
-    "AgentRuntimeError",
-    "AlreadyDone",
-    "AuthenticationFailed",
-    "Backoff",
-    "BadArguments",
-    "CancellationToken",
-    "CircuitOpen",
-    "ContextOverflow",
-    "Conversation",
-    "ConversationMessage",
-    "ConversationStore",
-    "EffectAlreadyDone",
-    "ErrorInfo",
-    "EventType",
-    "ExecutionState",
-    "FileConversationStore",
-    "FileMemoryStore",
-    "FilePreferencesStore",
-    "FileTaskStore",
-    "Happened",
-    "IdempotencyConflict",
-    "IllegalTransition",
-    "InvalidArgument",
-    "InvalidTurn",
-    "JournalMismatch",
-    "LLMClient",
-    "LLMEvaluator",
-    "LLMResponse",
-    "LLMStreamChunk",
-    "LeaseLost",
-    "LimitExceeded",
-    "MemoryStore",
-    "Message",
-    "MissingDependency",
-    "MockLLMClient",
-    "MockLLMResponse",
-    "MockRunContext",
-    "MockTool",
-    "ModelNotFound",
-    "NotConfigured",
-    "NotSupported",
-    "OutputMismatch",
-    "PersistenceConfig",
-    "PersistenceManager",
-    "PlanningError",
-    "PortalMisuse",
-    "Postponed",
-    "PreferencesStore",
-    "ProviderError",
-    "ProviderTimeout",
-    "ProviderUnavailable",
-    "RateLimited",
-    "RequestRefused",
-    "RunBusy",
-    "RunContext",
-    "RunContextImpl",
-    "RunFailed",
-    "RunInfo",
-    "RunLimits",
-    "RunNotFound",
-    "RunResult",
-    "RunStatus",
-    "RunnerConfig",
-    "RuntimeConfig",
-    "Scope",
-    "Step",
-    "StepCancelledError",
-    "StepExecutionError",
-    "StepExecutor",
-    "StepInDoubt",
-    "StepResult",
-    "StepStatus",
-    "StorageBusy",
-    "StorageClosed",
-    "StorageCorrupt",
-    "StorageError",
-    "StorageFull",
-    "StorageOutdated",
-    "StorageTooNew",
-    "StreamCut",
-    "Task",
-    "TaskList",
-    "TaskNotHeld",
-    "TaskState",
-    "TaskStore",
-    "TooManyVectors",
-    "Tool",
-    "ToolCall",
-    "ToolCallingAgent",
-    "ToolDefinition",
-    "ToolFailed",
-    "ToolRegistry",
-    "ToolResult",
-    "ToolTimeout",
-    "TraceSink",
-    "TurnState",
-    "UnknownAgent",
-    "UnknownPrice",
-    "UnknownRun",
-    "UnknownSetting",
-    "UnknownTool",
-    "UnsafeRedis",
-    "UnserialisableResult",
-    "WaitTimeout",
-    "__version__",
-    "agent_tool",
-    "clear_registry",
-    "configure",
-    "configure_persistence",
-    "create_test_context",
-    "get_config",
-    "get_persistence_manager",
-    "get_runtime",
-    "list_runtimes",
-    "open_run",
-    "open_run_sync",
-    "register_runtime",
-    "register_type",
-    "reset_config",
-    "run_agent_test",
-    "run_turn_loop",
-    "tool",
-    "unregister_runtime",
-]
 
 # Not imported from typing: that import would cost more than this whole module. Type checkers know the name.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from ._execution.context import RunContextImpl
-    from .agents import ToolCallingAgent
-    from .config import RuntimeConfig, configure, get_config, reset_config
-    from .errors import (
-        AgentRuntimeError,
-        AuthenticationFailed,
-        BadArguments,
-        CircuitOpen,
-        ContextOverflow,
-        EffectAlreadyDone,
-        IdempotencyConflict,
-        IllegalTransition,
-        InvalidArgument,
-        InvalidTurn,
-        JournalMismatch,
-        LeaseLost,
-        LimitExceeded,
-        MissingDependency,
-        ModelNotFound,
-        NotConfigured,
-        NotSupported,
-        OutputMismatch,
-        PlanningError,
-        PortalMisuse,
-        Postponed,
-        ProviderError,
-        ProviderTimeout,
-        ProviderUnavailable,
-        RateLimited,
-        RequestRefused,
-        RunBusy,
-        RunFailed,
-        RunNotFound,
-        StepCancelledError,
-        StepExecutionError,
-        StepInDoubt,
-        StorageBusy,
-        StorageClosed,
-        StorageCorrupt,
-        StorageError,
-        StorageFull,
-        StorageOutdated,
-        StorageTooNew,
-        StreamCut,
-        TaskNotHeld,
-        ToolFailed,
-        ToolTimeout,
-        TooManyVectors,
-        UnknownAgent,
-        UnknownPrice,
-        UnknownRun,
-        UnknownSetting,
-        UnknownTool,
-        UnsafeRedis,
-        UnserialisableResult,
-        WaitTimeout,
-    )
-    from .interfaces import (
-        AgentRuntime,
-        ErrorInfo,
-        EventType,
-        LLMClient,
-        LLMResponse,
-        LLMStreamChunk,
-        Message,
-        RunContext,
-        RunResult,
-        Tool,
-        ToolDefinition,
-        ToolRegistry,
-        TraceSink,
-    )
-    from .limits import RunLimits
-    from .loop import CancellationToken, TurnState, agent_tool, run_turn_loop
-    from .persistence import (
-        Conversation,
-        ConversationMessage,
-        ConversationStore,
-        FileConversationStore,
-        FileMemoryStore,
-        FilePreferencesStore,
-        FileTaskStore,
-        MemoryStore,
-        PersistenceConfig,
-        PersistenceManager,
-        PreferencesStore,
-        Scope,
-        Task,
-        TaskList,
-        TaskState,
-        TaskStore,
-        ToolCall,
-        ToolResult,
-        configure_persistence,
-        get_persistence_manager,
-    )
-    from .registry import clear_registry, get_runtime, list_runtimes, register_runtime, unregister_runtime
-    from .runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
-    from .status import RunStatus, StepStatus
-    from .steps import AlreadyDone, Backoff, ExecutionState, Happened, Step, StepExecutor, StepResult, register_type
-    from .testing import (
-        LLMEvaluator,
-        MockLLMClient,
-        MockLLMResponse,
-        MockRunContext,
-        MockTool,
-        create_test_context,
-        run_agent_test,
-    )
-    from .tools import tool
+    from ._execution.context import RunContextImpl as RunContextImpl
+    from .agents import ToolCallingAgent as ToolCallingAgent
+    from .config import RuntimeConfig as RuntimeConfig
+    from .config import configure as configure
+    from .config import get_config as get_config
+    from .config import reset_config as reset_config
+    from .errors import AgentRuntimeError as AgentRuntimeError
+    from .errors import AuthenticationFailed as AuthenticationFailed
+    from .errors import BadArguments as BadArguments
+    from .errors import CircuitOpen as CircuitOpen
+    from .errors import ContextOverflow as ContextOverflow
+    from .errors import EffectAlreadyDone as EffectAlreadyDone
+    from .errors import IdempotencyConflict as IdempotencyConflict
+    from .errors import IllegalTransition as IllegalTransition
+    from .errors import InvalidArgument as InvalidArgument
+    from .errors import InvalidTurn as InvalidTurn
+    from .errors import JournalMismatch as JournalMismatch
+    from .errors import LeaseLost as LeaseLost
+    from .errors import LimitExceeded as LimitExceeded
+    from .errors import MissingDependency as MissingDependency
+    from .errors import ModelNotFound as ModelNotFound
+    from .errors import NotConfigured as NotConfigured
+    from .errors import NotSupported as NotSupported
+    from .errors import OutputMismatch as OutputMismatch
+    from .errors import PlanningError as PlanningError
+    from .errors import PortalMisuse as PortalMisuse
+    from .errors import Postponed as Postponed
+    from .errors import ProviderError as ProviderError
+    from .errors import ProviderTimeout as ProviderTimeout
+    from .errors import ProviderUnavailable as ProviderUnavailable
+    from .errors import RateLimited as RateLimited
+    from .errors import RequestRefused as RequestRefused
+    from .errors import RunBusy as RunBusy
+    from .errors import RunFailed as RunFailed
+    from .errors import RunNotFound as RunNotFound
+    from .errors import StepCancelledError as StepCancelledError
+    from .errors import StepExecutionError as StepExecutionError
+    from .errors import StepInDoubt as StepInDoubt
+    from .errors import StorageBusy as StorageBusy
+    from .errors import StorageClosed as StorageClosed
+    from .errors import StorageCorrupt as StorageCorrupt
+    from .errors import StorageError as StorageError
+    from .errors import StorageFull as StorageFull
+    from .errors import StorageOutdated as StorageOutdated
+    from .errors import StorageTooNew as StorageTooNew
+    from .errors import StreamCut as StreamCut
+    from .errors import TaskNotHeld as TaskNotHeld
+    from .errors import ToolFailed as ToolFailed
+    from .errors import ToolTimeout as ToolTimeout
+    from .errors import TooManyVectors as TooManyVectors
+    from .errors import UnknownAgent as UnknownAgent
+    from .errors import UnknownPrice as UnknownPrice
+    from .errors import UnknownRun as UnknownRun
+    from .errors import UnknownSetting as UnknownSetting
+    from .errors import UnknownTool as UnknownTool
+    from .errors import UnsafeRedis as UnsafeRedis
+    from .errors import UnserialisableResult as UnserialisableResult
+    from .errors import WaitTimeout as WaitTimeout
+    from .interfaces import AgentRuntime as AgentRuntime
+    from .interfaces import ErrorInfo as ErrorInfo
+    from .interfaces import EventType as EventType
+    from .interfaces import LLMClient as LLMClient
+    from .interfaces import LLMResponse as LLMResponse
+    from .interfaces import LLMStreamChunk as LLMStreamChunk
+    from .interfaces import Message as Message
+    from .interfaces import RunContext as RunContext
+    from .interfaces import RunResult as RunResult
+    from .interfaces import Tool as Tool
+    from .interfaces import ToolDefinition as ToolDefinition
+    from .interfaces import ToolRegistry as ToolRegistry
+    from .interfaces import TraceSink as TraceSink
+    from .limits import RunLimits as RunLimits
+    from .loop import CancellationToken as CancellationToken
+    from .loop import TurnState as TurnState
+    from .loop import agent_tool as agent_tool
+    from .loop import run_turn_loop as run_turn_loop
+    from .persistence import Conversation as Conversation
+    from .persistence import ConversationMessage as ConversationMessage
+    from .persistence import ConversationStore as ConversationStore
+    from .persistence import FileConversationStore as FileConversationStore
+    from .persistence import FileMemoryStore as FileMemoryStore
+    from .persistence import FilePreferencesStore as FilePreferencesStore
+    from .persistence import FileTaskStore as FileTaskStore
+    from .persistence import MemoryStore as MemoryStore
+    from .persistence import PersistenceConfig as PersistenceConfig
+    from .persistence import PersistenceManager as PersistenceManager
+    from .persistence import PreferencesStore as PreferencesStore
+    from .persistence import Scope as Scope
+    from .persistence import Task as Task
+    from .persistence import TaskList as TaskList
+    from .persistence import TaskState as TaskState
+    from .persistence import TaskStore as TaskStore
+    from .persistence import ToolCall as ToolCall
+    from .persistence import ToolResult as ToolResult
+    from .persistence import configure_persistence as configure_persistence
+    from .persistence import get_persistence_manager as get_persistence_manager
+    from .registry import clear_registry as clear_registry
+    from .registry import get_runtime as get_runtime
+    from .registry import list_runtimes as list_runtimes
+    from .registry import register_runtime as register_runtime
+    from .registry import unregister_runtime as unregister_runtime
+    from .runner import AgentRunner as AgentRunner
+    from .runner import RunInfo as RunInfo
+    from .runner import RunnerConfig as RunnerConfig
+    from .runner import open_run as open_run
+    from .runner import open_run_sync as open_run_sync
+    from .status import RunStatus as RunStatus
+    from .status import StepStatus as StepStatus
+    from .steps import AlreadyDone as AlreadyDone
+    from .steps import Backoff as Backoff
+    from .steps import ExecutionState as ExecutionState
+    from .steps import Happened as Happened
+    from .steps import Step as Step
+    from .steps import StepExecutor as StepExecutor
+    from .steps import StepResult as StepResult
+    from .steps import register_type as register_type
+    from .testing import LLMEvaluator as LLMEvaluator
+    from .testing import MockLLMClient as MockLLMClient
+    from .testing import MockLLMResponse as MockLLMResponse
+    from .testing import MockRunContext as MockRunContext
+    from .testing import MockTool as MockTool
+    from .testing import create_test_context as create_test_context
+    from .testing import run_agent_test as run_agent_test
+    from .tools import tool as tool
 else:
     _MODULES = {
         "agents": "ToolCallingAgent",
@@ -277,6 +164,7 @@ else:
         "tools": "tool",
     }
     _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
+    __all__ = sorted(["__version__", *_WHERE])
 
     def __getattr__(name):
         module = _WHERE.get(name)

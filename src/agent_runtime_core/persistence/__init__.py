@@ -7,66 +7,61 @@ from typing import TYPE_CHECKING
 from .._core.lazy_import import lazily
 
 if TYPE_CHECKING:
-    from .backends.files import (
-        FileAuditStore,
-        FileConversationStore,
-        FileKnowledgeStore,
-        FileMemoryStore,
-        FilePreferencesStore,
-        FileTaskStore,
-    )
-    from .backends.memory import (
-        InMemoryAuditStore,
-        InMemoryConversationStore,
-        InMemoryKnowledgeStore,
-        InMemoryMemoryStore,
-        InMemoryPreferencesStore,
-        InMemoryTaskStore,
-    )
-    from .backends.redis import (
-        RedisAuditStore,
-        RedisConversationStore,
-        RedisKnowledgeStore,
-        RedisMemoryStore,
-        RedisPreferencesStore,
-        RedisTaskStore,
-    )
-    from .backends.sqlite import (
-        SQLiteAuditStore,
-        SQLiteConversationStore,
-        SQLiteKnowledgeStore,
-        SQLiteMemoryStore,
-        SQLitePreferencesStore,
-        SQLiteTaskStore,
-    )
-    from .base.audit import AuditStore
-    from .base.conversations import ConversationStore
-    from .base.knowledge import KnowledgeStore, NoEmbeddings
-    from .base.memory import MemoryStore
-    from .base.preferences import PreferencesStore
-    from .base.tasks import TaskStore
-    from .manager import PersistenceConfig, PersistenceManager, configure_persistence, get_persistence_manager
-    from .message_tree import Branch, BrokenHistory
-    from .models import (
-        AuditEntry,
-        AuditEventType,
-        Conversation,
-        ConversationMessage,
-        Embedding,
-        ErrorRecord,
-        ErrorSeverity,
-        Fact,
-        FactType,
-        Message,
-        PerformanceMetric,
-        Scope,
-        Summary,
-        Task,
-        TaskList,
-        TaskState,
-        ToolCall,
-        ToolResult,
-    )
+    from .backends.files import FileAuditStore as FileAuditStore
+    from .backends.files import FileConversationStore as FileConversationStore
+    from .backends.files import FileKnowledgeStore as FileKnowledgeStore
+    from .backends.files import FileMemoryStore as FileMemoryStore
+    from .backends.files import FilePreferencesStore as FilePreferencesStore
+    from .backends.files import FileTaskStore as FileTaskStore
+    from .backends.memory import InMemoryAuditStore as InMemoryAuditStore
+    from .backends.memory import InMemoryConversationStore as InMemoryConversationStore
+    from .backends.memory import InMemoryKnowledgeStore as InMemoryKnowledgeStore
+    from .backends.memory import InMemoryMemoryStore as InMemoryMemoryStore
+    from .backends.memory import InMemoryPreferencesStore as InMemoryPreferencesStore
+    from .backends.memory import InMemoryTaskStore as InMemoryTaskStore
+    from .backends.redis import RedisAuditStore as RedisAuditStore
+    from .backends.redis import RedisConversationStore as RedisConversationStore
+    from .backends.redis import RedisKnowledgeStore as RedisKnowledgeStore
+    from .backends.redis import RedisMemoryStore as RedisMemoryStore
+    from .backends.redis import RedisPreferencesStore as RedisPreferencesStore
+    from .backends.redis import RedisTaskStore as RedisTaskStore
+    from .backends.sqlite import SQLiteAuditStore as SQLiteAuditStore
+    from .backends.sqlite import SQLiteConversationStore as SQLiteConversationStore
+    from .backends.sqlite import SQLiteKnowledgeStore as SQLiteKnowledgeStore
+    from .backends.sqlite import SQLiteMemoryStore as SQLiteMemoryStore
+    from .backends.sqlite import SQLitePreferencesStore as SQLitePreferencesStore
+    from .backends.sqlite import SQLiteTaskStore as SQLiteTaskStore
+    from .base.audit import AuditStore as AuditStore
+    from .base.conversations import ConversationStore as ConversationStore
+    from .base.knowledge import KnowledgeStore as KnowledgeStore
+    from .base.knowledge import NoEmbeddings as NoEmbeddings
+    from .base.memory import MemoryStore as MemoryStore
+    from .base.preferences import PreferencesStore as PreferencesStore
+    from .base.tasks import TaskStore as TaskStore
+    from .manager import PersistenceConfig as PersistenceConfig
+    from .manager import PersistenceManager as PersistenceManager
+    from .manager import configure_persistence as configure_persistence
+    from .manager import get_persistence_manager as get_persistence_manager
+    from .message_tree import Branch as Branch
+    from .message_tree import BrokenHistory as BrokenHistory
+    from .models import AuditEntry as AuditEntry
+    from .models import AuditEventType as AuditEventType
+    from .models import Conversation as Conversation
+    from .models import ConversationMessage as ConversationMessage
+    from .models import Embedding as Embedding
+    from .models import ErrorRecord as ErrorRecord
+    from .models import ErrorSeverity as ErrorSeverity
+    from .models import Fact as Fact
+    from .models import FactType as FactType
+    from .models import Message as Message
+    from .models import PerformanceMetric as PerformanceMetric
+    from .models import Scope as Scope
+    from .models import Summary as Summary
+    from .models import Task as Task
+    from .models import TaskList as TaskList
+    from .models import TaskState as TaskState
+    from .models import ToolCall as ToolCall
+    from .models import ToolResult as ToolResult
 
 #: The module of each backend, and the prefix of its class names. `KINDS` are the rest of the names.
 TECHNOLOGIES = {
@@ -103,63 +98,9 @@ _LAZY = {
     },
 }
 
-__all__ = [
-    "AuditEntry",
-    "AuditEventType",
-    "AuditStore",
-    "Branch",
-    "BrokenHistory",
-    "Conversation",
-    "ConversationMessage",
-    "ConversationStore",
-    "Embedding",
-    "ErrorRecord",
-    "ErrorSeverity",
-    "Fact",
-    "FactType",
-    "FileAuditStore",
-    "FileConversationStore",
-    "FileKnowledgeStore",
-    "FileMemoryStore",
-    "FilePreferencesStore",
-    "FileTaskStore",
-    "InMemoryAuditStore",
-    "InMemoryConversationStore",
-    "InMemoryKnowledgeStore",
-    "InMemoryMemoryStore",
-    "InMemoryPreferencesStore",
-    "InMemoryTaskStore",
-    "KnowledgeStore",
-    "MemoryStore",
-    "Message",
-    "NoEmbeddings",
-    "PerformanceMetric",
-    "PersistenceConfig",
-    "PersistenceManager",
-    "PreferencesStore",
-    "RedisAuditStore",
-    "RedisConversationStore",
-    "RedisKnowledgeStore",
-    "RedisMemoryStore",
-    "RedisPreferencesStore",
-    "RedisTaskStore",
-    "SQLiteAuditStore",
-    "SQLiteConversationStore",
-    "SQLiteKnowledgeStore",
-    "SQLiteMemoryStore",
-    "SQLitePreferencesStore",
-    "SQLiteTaskStore",
-    "Scope",
-    "Summary",
-    "Task",
-    "TaskList",
-    "TaskState",
-    "TaskStore",
-    "ToolCall",
-    "ToolResult",
-    "configure_persistence",
-    "get_persistence_manager",
-]
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+    __all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> object:
@@ -167,4 +108,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_LAZY)
