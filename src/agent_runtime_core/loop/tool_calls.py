@@ -13,13 +13,13 @@ from .._core.codec.json import MAX_PARSED, arguments_digest, encode, loads_stric
 from .._core.context_vars import start_soon
 from .._core.event_types import EventType
 from .._execution.recorded_calls import UNRECORDED
-from .._execution.step_policy import DEFAULT_POLICY, Policy
+from .._execution.step_policy import Policy
 from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
 from ..tools.invocation import BAD_ARGUMENTS, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call, answer_read
-from ..tools.tool import Tool
+from ..tools.tool import Tool, in_doubt_policy
 from .session import LoopSession
 from .state import TurnState
 
@@ -139,7 +139,8 @@ class ToolCalls:
         call_record = {"name": call.name, "id": call.id, "args": _args(call) if arguments is None else arguments}
         answer: dict[str, Any] = await session.in_time(
             session.steps.run(
-                "tool", key, lambda attempt: self._answer(call, call_record, tool, arguments), policy=_policy(tool),
+                "tool", key, lambda attempt: self._answer(call, call_record, tool, arguments),
+                policy=Policy(on_in_doubt=in_doubt_policy(tool)),
                 tool=call_record, effect=self._effect(call, tool), lazy=lazy,
             )
         )  # fmt: skip
@@ -151,7 +152,7 @@ class ToolCalls:
         It counts the calls of this loop with the same tool and arguments. The index of the call would not do: in a fork
         the model may make the same call in another turn.
         """
-        if _policy(tool).on_in_doubt == "retry":
+        if in_doubt_policy(tool) == "retry":
             return None
         digest = arguments_digest((call.name, _args(call)), {})[0] or ""
         self.guarded[digest] += 1
@@ -391,23 +392,6 @@ def _amend(call: ToolCallDict, answer: Any) -> None:
 
 def _agent(tool: Tool) -> Any:
     return tool.metadata.get("agent")
-
-
-def _outcome_unknown() -> None:
-    """A check function that never knows the outcome, so the call is repeated with the same idempotency key."""
-
-
-def _policy(tool: Tool | None) -> Policy:
-    """Return the policy of a tool's step; with side effects, the start of a call is stored before the call."""
-    if tool is None:
-        return DEFAULT_POLICY
-    wanted = tool.metadata.get("on_in_doubt")
-    if wanted is None:
-        return _CAREFUL if tool.has_side_effects else DEFAULT_POLICY
-    return Policy(on_in_doubt=wanted)
-
-
-_CAREFUL = Policy(on_in_doubt=_outcome_unknown)
 
 
 def agent_tool(

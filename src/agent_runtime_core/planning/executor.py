@@ -12,7 +12,6 @@ from .._core.event_types import EventType
 from .._core.ids import step_id
 from .._core.settings import POSITIVE, number
 from .._execution.step_journal import RunJournal, StepJournal
-from .._execution.step_policy import InDoubt
 from ..errors import (
     JournalMismatch,
     LeaseLost,
@@ -41,7 +40,7 @@ from ..steps.graph_run import GraphRun
 from ..steps.model import Step
 from ..tools.registry import ToolRegistry
 from ..tools.results import in_json
-from ..tools.tool import Tool
+from ..tools.tool import Tool, in_doubt_policy
 from .base import registry_of
 from .memory_operations import memory_operations
 from .plan import Plan, PlanStep, StepKind
@@ -267,9 +266,10 @@ class _Execution:
                 return await self._perform(planned, given)
             return await self.around(planned, given, partial(self._perform, planned, given))
 
+        tool = self.tools.get(planned.tool_name) if planned.kind is StepKind.TOOL_CALL else None
         return self.make_step(
             step_name(planned), fn, description=planned.reasoning or None,
-            depends_on=[_name(each) for each in planned.needs if each in here], on_in_doubt=self._in_doubt(planned),
+            depends_on=[_name(each) for each in planned.needs if each in here], on_in_doubt=in_doubt_policy(tool),
             max_result_bytes=MAX_BYTES if planned.kind is StepKind.LLM_CALL else MAX_RESULT,
         )  # fmt: skip
 
@@ -281,14 +281,6 @@ class _Execution:
                 return await self.memory.execute(planned.tool_name, given, self.ctx)
             case _:
                 return await self._call_tool(planned, given)
-
-    def _in_doubt(self, planned: PlanStep) -> InDoubt:
-        """Return the in-doubt policy of a step. Calls with side effects have durable start records."""
-        tool = self.tools.get(planned.tool_name) if planned.kind is StepKind.TOOL_CALL else None
-        if tool is None:
-            return "retry"
-        policy: InDoubt | None = tool.metadata.get("on_in_doubt")
-        return policy if policy is not None else _unknown_outcome if tool.has_side_effects else "retry"
 
     async def _call_tool(self, planned: PlanStep, given: dict[str, Any]) -> Any:
         ctx, names = self.ctx, {"tool_name": planned.tool_name, "tool_call_id": step_name(planned)}
@@ -355,10 +347,6 @@ def approved_input(answer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 def _name(number: int) -> str:
     return f"step_{number}"
-
-
-def _unknown_outcome() -> None:
-    """A check function that returns no outcome, so that the call is repeated under the same key."""
 
 
 def _is_worth_retrying(error: BaseException) -> bool:

@@ -112,6 +112,22 @@ class Tool:
 ToolDefinition = Tool
 
 
+def in_doubt_policy(tool: Tool | None) -> str | Callable[..., Any]:
+    """Return what to do about a call of which no outcome is known.
+
+    Unless the tool says something else, a call with side effects has a stored start, and is repeated under the same
+    idempotency key.
+    """
+    policy: str | Callable[..., Any] | None = None if tool is None else tool.metadata.get("on_in_doubt")
+    if policy is None:
+        return _unknown_outcome if tool is not None and tool.has_side_effects else "retry"
+    return policy
+
+
+def _unknown_outcome() -> None:
+    """A check function that returns no outcome, so that the call is repeated."""
+
+
 @overload
 def tool(fn: Callable[..., Any], /) -> Tool: ...
 
