@@ -73,7 +73,7 @@ class ContextSteps:
         function: StepFunction, policy: Policy, on_changed_input: str, description: str | None,
     ) -> Any:  # fmt: skip
         """Return the recorded result of a step, or run it; functions with a context parameter get `ctx`."""
-        digest, _ = arguments_digest(args, {})
+        digest = arguments_digest(*args)
         name = unbroken("a step's name", name)
         key, record = self._next_step(name, given_key, digest)
         work = (ctx, name, key, fn, args, function, policy, digest, description)
@@ -185,7 +185,7 @@ class ContextSteps:
                 f"the function of transaction {brief(name)} must be a plain one, because it runs on the writer "
                 "thread: it cannot be a coroutine function"
             )
-        digest, _ = arguments_digest(args, {})
+        digest = arguments_digest(*args)
         name = unbroken("a step's name", name)
         key, record = self._next_step(name, None, digest)
         if record is None:

@@ -167,7 +167,7 @@ class Waits:
         """Publish a request for approval and wait for its answer."""
         name = unbroken("a signal's name", name)
         request = {**self._where(), "name": name, "details": details, "schema": schema}
-        approval = arguments_digest((details,), {})[0] or ""
+        approval = arguments_digest(details) or ""
 
         async def ask(request_id: str, key: str) -> None:
             before = await self._approved_before(f"signal:{name}", key, approval)
@@ -276,7 +276,7 @@ class Waits:
             raise InvalidArgument(f"agent must be an agent or the key of one, got {brief(agent)}")
         journal = self._journal
         name = f"call:{agent_key}"
-        digest, _ = arguments_digest((input,), {})
+        digest = arguments_digest(input)
         key = journal.key_for("c", name, given_key, digest)
         async with journal.keys.exclusive(name, key):
             record = await self._replayed(name, key)

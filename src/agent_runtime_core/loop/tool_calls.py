@@ -154,7 +154,7 @@ class ToolCalls:
         """
         if in_doubt_policy(tool) == "retry":
             return None
-        digest = arguments_digest((call.name, _args(call)), {})[0] or ""
+        digest = arguments_digest(call.name, _args(call)) or ""
         self.guarded[digest] += 1
         return f"{self.session.name}:{call.name}:{self.guarded[digest] - 1}"
 

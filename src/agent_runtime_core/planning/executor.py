@@ -155,7 +155,7 @@ class _Execution:
         if self.journal is not None:
             number = self.journal.keys.next_key("p", SCOPE)
         else:  # without a journal that counts the plans of a run, its content identifies a plan
-            number = f"p:{arguments_digest((plan.to_dict(),), {})[0]}"
+            number = f"p:{arguments_digest(plan.to_dict())}"
         self.scope: str = f"{SCOPE}/{number}"
         self.executor = StepExecutor(ctx, checkpoint_key=self.scope, max_concurrency=max_concurrency)
         self.memory: ToolRegistry = memory_operations()

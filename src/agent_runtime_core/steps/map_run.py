@@ -51,9 +51,9 @@ class MapRun:
         suffix = self._key_suffix(by_position)
         self.keys: list[str] = [f"m:{key}{suffix}" for key in keys]
         self.name = name
-        self.digests: list[str | None] = [arguments_digest((item,), {})[0] for item in items]
-        if by_position:
-            self._check_positions(f"{name}{suffix}")
+        self.digests: list[str | None] = [arguments_digest(item) for item in items]
+        if by_place:
+            self._keep_places(f"{name}{space}")
         self.info: str | None = CONCURRENT_INFO if self.journal.in_child_task() else None  # of the records of its items
         self.results: list[Any] = [None] * len(items)
         if self.journal.unconfirmed.pending:

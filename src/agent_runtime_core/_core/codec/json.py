@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import json.encoder
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 from ...errors import UnserialisableResult
@@ -270,20 +270,15 @@ def digest(text: str) -> str:
 _NO_ARGUMENTS: Final = digest("{}")
 
 
-def arguments_digest(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[str | None, tuple[str, ...]]:
-    """(digest, names of the arguments that stayed out of it because they are no JSON).
+def arguments_digest(*args: object) -> str | None:
+    """Return a digest of arguments, in which the order of dict keys has no part.
 
-    A positional argument is named by its index. The order of keyword arguments and of dict keys has no part in it. The
-    digest is None where every argument stayed out.
+    Arguments that are not JSON are left out. The digest is None if that is every argument.
     """
-    if not args and not kwargs:
-        return _NO_ARGUMENTS, ()
+    if not args:
+        return _NO_ARGUMENTS
     texts: list[str] = []
-    left_out: list[str] = []
-    named = [(str(index), value) for index, value in enumerate(args)]
-    for name, value in named + sorted(kwargs.items()) if kwargs else named:
-        try:
-            texts.append(f"{_quote(name)}:{encode(value, max_bytes=_DIGEST_BYTES, sort_keys=True)}")
-        except UnserialisableResult:
-            left_out.append(name)
-    return digest("{" + ",".join(texts) + "}") if texts else None, tuple(left_out)
+    for index, value in enumerate(args):
+        with contextlib.suppress(UnserialisableResult):
+            texts.append(f'"{index}":{encode(value, max_bytes=_DIGEST_BYTES, sort_keys=True)}')
+    return digest("{" + ",".join(texts) + "}") if texts else None
