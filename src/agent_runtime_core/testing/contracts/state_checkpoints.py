@@ -62,6 +62,7 @@ async def a_status_is_a_text(make: Make) -> None:
         for wrong in ("", None, 3):
             with refused(InvalidArgument, f"the status {wrong!r}"):
                 await store.update_run_status(RUN, wrong)  # type: ignore[arg-type]
+        same(await store.get_run_status(RUN), "succeeded", "the status after that")
 
 
 @CASES
@@ -114,11 +115,7 @@ async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> No
             await store.save_checkpoint(RUN, {"x": object()})
         with refused(InvalidArgument, "a checkpoint that is not a dict"):
             await store.save_checkpoint(RUN, [1])  # type: ignore[arg-type]
-        for status in (None, "", 5):
-            with refused(InvalidArgument, f"the status {status!r}"):
-                await store.update_run_status(RUN, status)  # type: ignore[arg-type]
         for run_id in (None, "", 5):
             with refused(InvalidArgument, f"the checkpoint of run {run_id!r}"):
                 await store.get_checkpoint(run_id)  # type: ignore[arg-type]
-        same(await store.get_run_status(RUN), None, "the status")
         same(await store.get_checkpoint(RUN), {"n": 1}, "the checkpoint")
