@@ -8,25 +8,14 @@ from .._core.lazy_import import lazily, pick
 from ..config import get_config
 
 if TYPE_CHECKING:
-    from .._engines.base import Guard, Op
-    from .base import EventBus
-    from .event import Event, StoredEvent
-    from .memory import InMemoryEventBus
-    from .redis import RedisEventBus
-    from .sqlite import SQLiteEventBus
-
-__all__ = [
-    "BACKENDS",
-    "Event",
-    "EventBus",
-    "Guard",
-    "InMemoryEventBus",
-    "Op",
-    "RedisEventBus",
-    "SQLiteEventBus",
-    "StoredEvent",
-    "get_event_bus",
-]
+    from .._engines.base import Guard as Guard
+    from .._engines.base import Op as Op
+    from .base import EventBus as EventBus
+    from .event import Event as Event
+    from .event import StoredEvent as StoredEvent
+    from .memory import InMemoryEventBus as InMemoryEventBus
+    from .redis import RedisEventBus as RedisEventBus
+    from .sqlite import SQLiteEventBus as SQLiteEventBus
 
 BACKENDS = {"memory": ".memory:InMemoryEventBus", "sqlite": ".sqlite:SQLiteEventBus", "redis": ".redis:RedisEventBus"}
 
@@ -37,6 +26,10 @@ _LAZY = {
     "Op": ".._engines.base:Op",
     "StoredEvent": ".event:StoredEvent",
 } | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
+_PUBLIC = sorted([*_LAZY, "BACKENDS", "get_event_bus"])
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+    __all__ = _PUBLIC
 
 
 def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
@@ -61,4 +54,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return _PUBLIC

@@ -8,37 +8,24 @@ from .._core.lazy_import import lazily, pick
 from ..config import get_config
 
 if TYPE_CHECKING:
-    from .._engines.base import Guard, NotApplied, Op
-    from .base import RunQueue
-    from .memory import InMemoryQueue
-    from .queued_run import QueuedRun
-    from .records import ClaimRequest, MailboxMessage, RowChanged, RunFilter, RunRow, RunSnapshot, RunUpdate
-    from .redis import RedisQueue
-    from .sqlite import SQLiteQueue
-    from .transitions import RunTransitions, operations, replays
-
-__all__ = [
-    "BACKENDS",
-    "ClaimRequest",
-    "Guard",
-    "InMemoryQueue",
-    "MailboxMessage",
-    "NotApplied",
-    "Op",
-    "QueuedRun",
-    "RedisQueue",
-    "RowChanged",
-    "RunFilter",
-    "RunQueue",
-    "RunRow",
-    "RunSnapshot",
-    "RunTransitions",
-    "RunUpdate",
-    "SQLiteQueue",
-    "get_queue",
-    "operations",
-    "replays",
-]
+    from .._engines.base import Guard as Guard
+    from .._engines.base import NotApplied as NotApplied
+    from .._engines.base import Op as Op
+    from .base import RunQueue as RunQueue
+    from .memory import InMemoryQueue as InMemoryQueue
+    from .queued_run import QueuedRun as QueuedRun
+    from .records import ClaimRequest as ClaimRequest
+    from .records import MailboxMessage as MailboxMessage
+    from .records import RowChanged as RowChanged
+    from .records import RunFilter as RunFilter
+    from .records import RunRow as RunRow
+    from .records import RunSnapshot as RunSnapshot
+    from .records import RunUpdate as RunUpdate
+    from .redis import RedisQueue as RedisQueue
+    from .sqlite import SQLiteQueue as SQLiteQueue
+    from .transitions import RunTransitions as RunTransitions
+    from .transitions import operations as operations
+    from .transitions import replays as replays
 
 BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue", "redis": ".redis:RedisQueue"}
 
@@ -61,6 +48,10 @@ _RENAMED = {
     "Rows": "RunTransitions",
     "Settle": "RunUpdate",
 }
+_PUBLIC = sorted([*_LAZY, "BACKENDS", "get_queue"])
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+    __all__ = _PUBLIC
 
 
 def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
@@ -85,4 +76,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return _PUBLIC

@@ -8,27 +8,16 @@ from .._core.lazy_import import lazily, pick
 from ..config import get_config
 
 if TYPE_CHECKING:
-    from .._engines.base import Guard, Op
-    from .._journal.record import Record
-    from .base import EffectExists, EffectRow, StateRow, StateStore
-    from .memory import InMemoryStateStore
-    from .redis import RedisStateStore
-    from .sqlite import SQLiteStateStore
-
-__all__ = [
-    "BACKENDS",
-    "EffectExists",
-    "EffectRow",
-    "Guard",
-    "InMemoryStateStore",
-    "Op",
-    "Record",
-    "RedisStateStore",
-    "SQLiteStateStore",
-    "StateRow",
-    "StateStore",
-    "get_state_store",
-]
+    from .._engines.base import Guard as Guard
+    from .._engines.base import Op as Op
+    from .._journal.record import Record as Record
+    from .base import EffectExists as EffectExists
+    from .base import EffectRow as EffectRow
+    from .base import StateRow as StateRow
+    from .base import StateStore as StateStore
+    from .memory import InMemoryStateStore as InMemoryStateStore
+    from .redis import RedisStateStore as RedisStateStore
+    from .sqlite import SQLiteStateStore as SQLiteStateStore
 
 BACKENDS = {
     "memory": ".memory:InMemoryStateStore",
@@ -45,6 +34,10 @@ _LAZY = {
     "StateRow": ".base:StateRow",
     "StateStore": ".base:StateStore",
 } | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
+_PUBLIC = sorted([*_LAZY, "BACKENDS", "get_state_store"])
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+    __all__ = _PUBLIC
 
 
 def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
@@ -69,4 +62,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return _PUBLIC

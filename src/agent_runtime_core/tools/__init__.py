@@ -5,33 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._core.lazy_import import lazily
-from .tool import Tool, ToolDefinition, tool  # not lazily: `tool` must be the function, not the module of that name
+
+# Not lazily: `tool` must be the function, not the module of that name.
+from .tool import Tool as Tool
+from .tool import ToolDefinition as ToolDefinition
+from .tool import tool as tool
 
 if TYPE_CHECKING:
-    from .arguments import BadArguments
-    from .base import BaseTool, ToolFailed, ToolResult
-    from .calculator import CalculatorTool
-    from .invocation import ToolAnswer, answer_call
-    from .registry import ToolRegistry, ToolTimeout, UnknownTool
-    from .todo import Todo, TodoStoreTool
-
-__all__ = [
-    "BadArguments",
-    "BaseTool",
-    "CalculatorTool",
-    "Todo",
-    "TodoStoreTool",
-    "Tool",
-    "ToolAnswer",
-    "ToolDefinition",
-    "ToolFailed",
-    "ToolRegistry",
-    "ToolResult",
-    "ToolTimeout",
-    "UnknownTool",
-    "answer_call",
-    "tool",
-]
+    from .arguments import BadArguments as BadArguments
+    from .base import BaseTool as BaseTool
+    from .base import ToolFailed as ToolFailed
+    from .base import ToolResult as ToolResult
+    from .calculator import CalculatorTool as CalculatorTool
+    from .invocation import ToolAnswer as ToolAnswer
+    from .invocation import answer_call as answer_call
+    from .registry import ToolRegistry as ToolRegistry
+    from .registry import ToolTimeout as ToolTimeout
+    from .registry import UnknownTool as UnknownTool
+    from .todo import Todo as Todo
+    from .todo import TodoStoreTool as TodoStoreTool
 
 _MODULES = {
     "arguments": "BadArguments",
@@ -42,6 +34,10 @@ _MODULES = {
     "todo": "Todo TodoStoreTool",
 }
 _LAZY = {name: f".{module}:{name}" for module, names in _MODULES.items() for name in names.split()}
+_PUBLIC = sorted([*_LAZY, "Tool", "ToolDefinition", "tool"])
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+    __all__ = _PUBLIC
 
 
 def __getattr__(name: str) -> object:
@@ -49,4 +45,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return _PUBLIC
