@@ -29,16 +29,12 @@ class ToolCallingAgent(AgentRuntime):
         Weather.tools.register(get_weather)
 
     In a durable run every model call and tool call is recorded. A tool that fails, and invalid arguments, are reported
-    to the model. The properties may be class attributes.
+    to the model. A subclass defines its settings as attributes or as properties.
     """
 
     if TYPE_CHECKING:  # Any, so that a subclass may define attributes or properties
         system_prompt: Any  # str
         tools: Any  # ToolRegistry
-        max_iterations: Any  # int
-        model: Any  # str or None
-        temperature: Any  # float or None
-        max_tokens: Any  # int or None
     else:
 
         @property
@@ -51,26 +47,14 @@ class ToolCallingAgent(AgentRuntime):
         def tools(self) -> ToolRegistry:
             """The tools that the model may call."""
 
-        @property
-        def max_iterations(self) -> int:
-            """The most model calls of a run; the smaller of this and `limits.max_turns` applies."""
-            return 10
-
-        @property
-        def model(self) -> str | None:
-            """The model; None for the client's default."""
-            return None
-
-        @property
-        def temperature(self) -> float | None:
-            """Randomness of the answers; None for the provider's default."""
-            return None
-
-        @property
-        def max_tokens(self) -> int | None:
-            """The most tokens of one answer; None for the client's default. `limits` apply to the whole run."""
-            return None
-
+    #: The most model calls of a run; the smaller of this and `limits.max_turns` applies.
+    max_iterations: Any = 10
+    #: The model, a str; None for the client's default.
+    model: Any = None
+    #: Randomness of the answers, a float; None for the provider's default.
+    temperature: Any = None
+    #: The most tokens of one answer, an int; None for the client's default. `limits` apply to the whole run.
+    max_tokens: Any = None
     #: Whether to publish the answer in ASSISTANT_DELTA events; `params["stream"]` of a run overrides it.
     stream: bool = False
     #: Limits of a run; the strictest of these, the runner's and the run's own apply.
