@@ -9,7 +9,7 @@ from ..errors import IllegalTransition, InvalidArgument
 from ..persistence.carry_over import carry_over
 from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
-from .output import print_json, print_line, warn
+from .output import print_json, print_line, report, warn
 from .runs import waits_of
 from .store import existing_store, limits_from, require_run
 
@@ -19,17 +19,10 @@ async def cancel(args: Namespace) -> int:
         row = await require_run(runner, args.id)
         recorded = await runner.cancel(row.run_id)
         status = (await require_run(runner, args.id)).status
-    if args.json:
-        print_json({"id": row.run_id, "recorded": bool(recorded), "status": status})
-    elif recorded:
-        print_line(
-            f"run {args.id} cancelled"
-            if status == "cancelled"
-            else f"requested cancellation of run {args.id}, which is {status}"
-        )
-    if not recorded:
-        warn(f"run {args.id!r} has finished ({status}) and cannot be cancelled")
-    return 0 if recorded else 1
+    data = {"id": row.run_id, "recorded": bool(recorded), "status": status}
+    requested = f"requested cancellation of run {args.id}, which is {status}"
+    refusal = None if recorded else f"run {args.id!r} has finished ({status}) and cannot be cancelled"
+    return report(args, data, f"run {args.id} cancelled" if status == "cancelled" else requested, refusal)
 
 
 async def signal(args: Namespace) -> int:
@@ -55,13 +48,8 @@ async def approve(args: Namespace) -> int:
 
 
 def _report_message(args: Namespace, row: RunRow, what: str, refusal: str | None) -> int:
-    if args.json:
-        print_json({"id": row.run_id, "name": args.name, "stored": refusal is None, "status": row.status})
-    elif refusal is None:
-        print_line(f"{what} {args.name!r} is stored for run {args.id}")
-    if refusal is not None:
-        warn(refusal)
-    return 0 if refusal is None else 1
+    data = {"id": row.run_id, "name": args.name, "stored": refusal is None, "status": row.status}
+    return report(args, data, f"{what} {args.name!r} is stored for run {args.id}", refusal)
 
 
 def _finished_reason(args: Namespace, row: RunRow) -> str | None:
@@ -93,35 +81,23 @@ async def resume(args: Namespace) -> int:
         except IllegalTransition as error:
             refused = str(error)
         row = await require_run(runner, args.id)
-    if args.json:
-        print_json({"id": row.run_id, "resumed": refused is None, "status": row.status, "generation": row.generation})
-    elif refused is None:
-        print_line(f"run {args.id} is {row.status}, in generation {row.generation}")
-    if refused is not None:
-        warn(refused)
-    return 0 if refused is None else 1
+    data = {"id": row.run_id, "resumed": refused is None, "status": row.status, "generation": row.generation}
+    return report(args, data, f"run {args.id} is {row.status}, in generation {row.generation}", refused)
 
 
 async def fork(args: Namespace) -> int:
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id)
         new = await runner.fork(args.id, args.after, new_run_id=args.new_run_id, effects=args.effects)
-    if args.json:
-        print_json({"id": str(new), "forked_from": row.run_id, "after": args.after})
-    else:
-        position = "the present state" if args.after is None else f"the state after step {args.after!r}"
-        print_line(f"run {new} starts from {position} of run {args.id}")
-    return 0
+    position = "the present state" if args.after is None else f"the state after step {args.after!r}"
+    data = {"id": str(new), "forked_from": row.run_id, "after": args.after}
+    return report(args, data, f"run {new} starts from {position} of run {args.id}")
 
 
 async def vacuum(args: Namespace) -> int:
     async with existing_store(args) as runner:
         deleted = await runner.vacuum(dict(args.retention))
-    if args.json:
-        print_json({"deleted": deleted})
-    else:
-        print_line(f"{deleted} {'run' if deleted == 1 else 'runs'} deleted")
-    return 0
+    return report(args, {"deleted": deleted}, f"{deleted} {'run' if deleted == 1 else 'runs'} deleted")
 
 
 async def migrate_files(args: Namespace) -> int:

@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,17 @@ def field(name: str, value: object) -> None:
 
 def warn(line: str) -> None:
     sys.stderr.write(f"agent-runtime: {escaped(line)}\n")
+
+
+def report(args: Namespace, data: Mapping[str, Any], line: str, refusal: str | None = None) -> int:
+    """Write what a command did, as `data` with --json, or why it did nothing; return the exit status."""
+    if args.json:
+        print_json(data)
+    elif refusal is None:
+        print_line(line)
+    if refusal is not None:
+        warn(refusal)
+    return 0 if refusal is None else 1
 
 
 def trace(error: BaseException) -> None:
