@@ -12,33 +12,19 @@ from weakref import ReferenceType, ref
 from .._core.context_vars import restore
 from .._core.lazy_import import lazily, pick
 from ..config import RuntimeConfig, get_config
-from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
+from ..interfaces import LLMClient as LLMClient
+from ..interfaces import LLMResponse as LLMResponse
+from ..interfaces import LLMStreamChunk as LLMStreamChunk
 
 if TYPE_CHECKING:
-    from ._api_keys import AnthropicConfigurationError, OpenAIConfigurationError
-    from ._client import ChatClient
-    from ._provider import Timeouts
-    from ._retries import Retries
-    from .anthropic import AnthropicClient
-    from .litellm import LiteLLMClient
-    from .openai import OpenAIClient
-
-__all__ = [
-    "PROVIDERS",
-    "AnthropicClient",
-    "AnthropicConfigurationError",
-    "ChatClient",
-    "LLMClient",
-    "LLMResponse",
-    "LLMStreamChunk",
-    "LiteLLMClient",
-    "OpenAIClient",
-    "OpenAIConfigurationError",
-    "Retries",
-    "Timeouts",
-    "get_llm_client",
-    "use_llm_client",
-]
+    from ._api_keys import AnthropicConfigurationError as AnthropicConfigurationError
+    from ._api_keys import OpenAIConfigurationError as OpenAIConfigurationError
+    from ._client import ChatClient as ChatClient
+    from ._provider import Timeouts as Timeouts
+    from ._retries import Retries as Retries
+    from .anthropic import AnthropicClient as AnthropicClient
+    from .litellm import LiteLLMClient as LiteLLMClient
+    from .openai import OpenAIClient as OpenAIClient
 
 PROVIDERS = {
     "anthropic": ".anthropic:AnthropicClient",
@@ -53,6 +39,11 @@ _LAZY = {dotted.partition(":")[2]: dotted for dotted in PROVIDERS.values()} | {
     "Retries": "._retries:Retries",
     "Timeouts": "._provider:Timeouts",
 }
+_INTERFACES = ("LLMClient", "LLMResponse", "LLMStreamChunk")
+_PUBLIC = ["PROVIDERS", *sorted([*_LAZY, *_INTERFACES]), "get_llm_client", "use_llm_client"]
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+    __all__ = _PUBLIC
 
 _override: ContextVar[LLMClient | None] = ContextVar("agent_runtime_core_llm_client", default=None)
 
@@ -122,4 +113,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return _PUBLIC
