@@ -139,7 +139,9 @@ async def test_what_is_no_prompt_is_told(prompt: Any, message: str) -> None:
 
 
 async def test_a_tool_that_is_not_there_is_told() -> None:
-    with pytest.raises(PlanningError, match="needs the tool 'todo_store', which is not available: the tools are calculator"):
+    with pytest.raises(
+        PlanningError, match="needs the tool 'todo_store', which is not available: the tools are calculator"
+    ):
         await RuleBasedPlanner().create_plan("add 2 and 3, then list my to-dos", TOOLS[:1])
     with pytest.raises(PlanningError, match="which is not available: use another planner"):
         await RuleBasedPlanner().create_plan("add 2 and 3", [])

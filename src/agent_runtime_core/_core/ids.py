@@ -55,7 +55,9 @@ def ulid_text(bits: int) -> str:
 def parse_ulid(text: str) -> int:
     """Return the number of a ULID in upper or lower case, or raise InvalidArgument."""
     if _ULID.fullmatch(text) is None:
-        raise InvalidArgument(f"a ULID must have 26 characters of 0-9 and A-Z without I, L, O and U, got {_shown(text)}")
+        raise InvalidArgument(
+            f"a ULID must have 26 characters of 0-9 and A-Z without I, L, O and U, got {_shown(text)}"
+        )
     return int(text.translate(_TO_DIGITS), 32)
 
 

@@ -49,9 +49,13 @@ def storage_error(error: OSError, path: object) -> StorageError:
             "(ulimit -n), then try again"
         )
     if error.errno == errno.ELOOP:
-        return StorageCorrupt(f"{path} must be a file, got a symbolic link, which is not followed out of the store. Replace it with a file")
+        return StorageCorrupt(
+            f"{path} must be a file, got a symbolic link, which is not followed. Replace it with a file"
+        )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return StorageError(f"a parent of {path} is not a directory. Choose another path, or move that file away")
     if error.errno in _FORBIDDEN:
-        return StorageError(f"{path} may not be read or written ({reason}). Grant the permission, or choose another path")
+        return StorageError(
+            f"{path} may not be read or written ({reason}). Grant the permission, or choose another path"
+        )
     return StorageError(f"{path}: {reason}")

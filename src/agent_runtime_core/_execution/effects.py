@@ -86,12 +86,10 @@ async def other_rows(journal: RunJournal, row: EffectRow) -> list[EffectRow]:
 
 
 def _digest(work: Guarded) -> str:
-    if (
-        work.start_info is not None and "tool" in work.start_info
-    ):  # the model may ask for another call at the same place
-        tool = work.start_info["tool"]
+    tool = (work.start_info or {}).get("tool")
+    if tool is not None:  # in a fork, the model may request another call in the same position
         return arguments_digest(tool["name"], tool["args"]) or ""
-    return "" if work.key.startswith("x:") else work.digest or ""  # there it is the number of the step list
+    return "" if work.key.startswith("x:") else work.digest or ""  # in a list, it is the number of the step list
 
 
 class GuardedStep:

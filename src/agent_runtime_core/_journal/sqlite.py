@@ -180,6 +180,10 @@ def transact(
     """Call a user's function and append the record of its result, in one transaction.
 
     Args:
+        tx: The transaction.
+        run_id: The id of the run.
+        fn: The function. Its first argument is the connection.
+        args: The other arguments.
         draft: The record without a result; its `seq` is the position.
         make_record: Returns the record for the function's result.
 

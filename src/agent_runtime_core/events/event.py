@@ -84,6 +84,7 @@ class Event(_LazyEvent):
 
 
 def lazy_event(run_id: UUID, sequence: int, row: Sequence[Any]) -> Event:
+    """Return an event whose payload is decoded when it is read."""
     event = _new(Event)
     event.run_id, event.sequence, event.event_type = run_id, sequence, row[1]
     event._row = row
@@ -91,6 +92,7 @@ def lazy_event(run_id: UUID, sequence: int, row: Sequence[Any]) -> Event:
 
 
 def lazy_events(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
+    """Return stored events as `lazy_event` does."""
     events = []
     for row in rows:  # a call for each would cost a third more
         event = _new(Event)
@@ -101,6 +103,7 @@ def lazy_events(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
 
 
 def derived(run_id: UUID, record: Record, since: int) -> list[Event]:
+    """Return the events that a record stands for, from the sequence number `since` on."""
     try:
         pairs = derived_events(str(run_id), record)
     except UnserialisableResult:

@@ -95,6 +95,7 @@ class RunFeed:
         self._call_reader()
 
     def close(self) -> None:
+        """End all subscriptions of the run."""
         self.closed = True
         self._call_all()
 
@@ -203,6 +204,7 @@ class SubscriptionHub:
         self.stop_listening: Callable[[], None] = bus.listen("events", self._wake)
 
     def join(self, run_id: str) -> RunFeed:
+        """Return the feed of a run, for one more subscriber."""
         feed = self.feeds.get(run_id)
         if feed is None:
             feed = self.feeds[run_id] = RunFeed(self._bus, run_id, self._loop)
@@ -210,6 +212,7 @@ class SubscriptionHub:
         return feed
 
     def leave(self, feed: RunFeed) -> None:
+        """End the use of a feed. The last subscriber removes it."""
         feed.followers -= 1
         if feed.followers == 0:
             del self.feeds[feed.run_id]

@@ -102,6 +102,7 @@ class RunQueue(Backend):
                 "mail" (run_id, after): a list of MailboxMessage with a greater `seq`, in order of `seq`.
                 "news" (run_ids): a dict of RunSnapshot by run id, without unknown runs.
                 "next_due" (): the smallest `due_at` above 0 of a live run, or None.
+            args: Its arguments.
         """
 
     @property

@@ -51,13 +51,17 @@ class ClaimSource(Protocol):
     unconfirmed_tickets: set[str]
 
     @property
-    def commits(self) -> Committer: ...
+    def commits(self) -> Committer:
+        """What commits for the queue."""
 
-    async def next_due(self) -> float | None: ...
+    async def next_due(self) -> float | None:
+        """Return when the next delayed run is due, in wall seconds."""
 
-    async def give_back(self, tickets: Sequence[str]) -> None: ...
+    async def give_back(self, tickets: Sequence[str]) -> None:
+        """Release what these tickets have claimed."""
 
-    def confirm(self, ends: set[str]) -> None: ...
+    def confirm(self, ends: set[str]) -> None:
+        """Forget these unconfirmed tickets."""
 
 
 class BlockingClaims:

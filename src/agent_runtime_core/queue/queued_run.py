@@ -30,6 +30,7 @@ class QueuedRun:
 
     @classmethod
     def of(cls, row: RunRow) -> QueuedRun:
+        """Return the public form of a row."""
         run = cls(
             run_id=row.decoded("run_id", known_uuid),
             agent_key=row.agent,

@@ -77,6 +77,7 @@ class RunRow(NamedTuple):
 
     @property
     def attempt(self) -> int:
+        """Number of the run attempt, from 1."""
         return 1 + self.failures + self.crashes
 
     def with_values(self, **values: Any) -> RunRow:

@@ -234,6 +234,7 @@ class RunTransitions(ABC):
         return [self._claim(row, ticket, want) for row, ticket in zip(found, want.tickets, strict=False)]
 
     def claim_applied(self, want: ClaimRequest) -> list[RunRow]:
+        """Return the result of a `claim` that was applied before."""
         # The runs that it claimed are not known here; the caller releases what the tickets have claimed.
         return []
 
@@ -322,6 +323,7 @@ class RunTransitions(ABC):
         return self._save(self._enter_group(row) if row.status == "pending" and row.origin else row)
 
     def settle_applied(self, run_id: str, how: RunUpdate) -> RunRow:
+        """Return the result of a `settle` that was applied before, or raise NotApplied."""
         row = self.get(run_id)
         if row is None or (row.status, row.updated_at) != (how.status, how.now) or not _released_by(row, how):
             raise NotApplied
@@ -374,6 +376,7 @@ class RunTransitions(ABC):
         return (row.status, seq)
 
     def post_applied(self, run_id: str, mail: MailboxMessage) -> tuple[str, int]:
+        """Return the result of a `post` that was applied before, or raise NotApplied."""
         row, seq = self.get(run_id), self.message_number(run_id, mail.msg_id)
         if row is not None and row.status in LIVE and seq is None:
             raise NotApplied

@@ -22,7 +22,8 @@ NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
 class Loop(Protocol):
     """A worker loop, which any thread may stop."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Ask the loop to stop."""
 
 
 class SharedSignals:

@@ -150,9 +150,11 @@ class StateStore(Backend):
         await self.commits.commit(guard, [Op("state.status", (key, text, self.clock.wall()))])
 
     async def get_run_status(self, run_id: UUID | str) -> str | None:
+        """Return the status that was saved for a run, or None."""
         return (await self.state(stored_id(run_id))).status
 
     async def state(self, run_id: str) -> StateRow:
+        """Return the status and the checkpoint of a run."""
         row: StateRow = await self.read("state", run_id)
         return row
 

@@ -78,6 +78,7 @@ class StepExecutor:
 
     @property
     def max_concurrency(self) -> int:
+        """How many steps run at once."""
         return self.options.max_concurrency
 
     def update_custom_state(self, values: Mapping[str, Any]) -> None:

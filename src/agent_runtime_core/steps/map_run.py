@@ -52,8 +52,8 @@ class MapRun:
         self.keys: list[str] = [f"m:{key}{suffix}" for key in keys]
         self.name = name
         self.digests: list[str | None] = [arguments_digest(item) for item in items]
-        if by_place:
-            self._keep_places(f"{name}{space}")
+        if by_position:
+            self._check_positions(f"{name}{suffix}")
         self.info: str | None = CONCURRENT_INFO if self.journal.in_child_task() else None  # of the records of its items
         self.results: list[Any] = [None] * len(items)
         if self.journal.unconfirmed.pending:

@@ -286,8 +286,10 @@ async def run_agent_test(
     MockLLMClient that is still referenced. Without either, clients that would call a remote model raise NotConfigured.
 
     Args:
+        agent: The agent.
         message: The user message, or a context.
         tools: Tools of the new context; by default those of the agent.
+        metadata: Metadata of the new context.
 
     Returns:
         (result, context) for a message, only the result for a context.

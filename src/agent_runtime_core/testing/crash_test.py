@@ -76,7 +76,10 @@ async def crash_everywhere(
 
     Args:
         agent: An agent, or a function or class that makes one for each process.
+        input: The input of the run.
         agents: The agents that it calls, in the same forms.
+        config: Settings of the runners.
+        tools: The tools of the run.
         persistence: True keeps conversations in the same store, with kills at their writes. Reset your own manager.
         signals: Payloads for signals and approvals that the run waits for, by name.
         status: The expected final status.

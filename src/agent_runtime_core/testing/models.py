@@ -194,7 +194,9 @@ class LLMEvaluator:
         """Check that every expected tool was called. Calls no model.
 
         Args:
+            user_query: Not used, because no model is called.
             tool_calls: Dicts with `function.name` or `name`, or objects with `.name`.
+            expected_tools: Names of tools.
 
         Returns:
             Whether no tool is missing, and a text with the missing and the called tools.

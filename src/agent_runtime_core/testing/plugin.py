@@ -22,6 +22,7 @@ _BLOCKED = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option `--live`."""
     parser.getgroup("agent-runtime-core").addoption(
         "--live",
         action="store_true",
@@ -30,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker `live`."""
     config.addinivalue_line(
         "markers",
         "live(*providers): calls a real model; runs only with --live or -m live and with <PROVIDER>_API_KEY set "
@@ -39,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Block remote model calls in tests that are not live."""
     # Imported with the first test: every pytest process with this library installed imports this module.
     forbid = cast("Callable[[str | None], str | None]", load("..llm._client:forbid_remote", package=__package__))
     allowed = item.get_closest_marker("live") is not None and _missing(item) is None
@@ -51,6 +54,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip live tests that lack an option or a key."""
     if item.get_closest_marker("live") and (missing := _missing(item)):
         pytest.skip(f"a live test needs {missing}")
 

@@ -29,6 +29,8 @@ async def record(runner: AgentRunner, run_id: UUID | str, path: str | os.PathLik
     in its conversation, makes the same calls. See Cassette for the data that such a file exposes.
 
     Args:
+        runner: A runner on the store that has the run.
+        run_id: The id of the run.
         path: Also save the cassette to this file.
 
     Raises:

@@ -118,10 +118,12 @@ def outcome_of(result: RunResult) -> tuple[Any, ...]:
 
 
 def status_of(result: RunResult) -> str:
+    """Return the status of a result, or an empty string."""
     return "" if result.status is None else result.status.value
 
 
 def event_log_errors(events: Sequence[Event]) -> Iterable[str]:
+    """Yield what is wrong with the events of a run."""
     numbers = [event.sequence for event in events]
     if numbers != list(range(len(numbers))):
         yield f"the sequence numbers have a gap ({numbers})"

@@ -73,6 +73,7 @@ class CrashSetting:
         return registry
 
     def runner(self, engine: MemoryEngine, registry: Registry, drawn: Callable[[str], Sequence[str]]) -> AgentRunner:
+        """Return the runner of this process."""
         config = self.config or dataclasses.replace(RunnerConfig.of(get_config()), park_after=0.0)
         stores: PersistenceManager | None
         if isinstance(self.persistence, bool):

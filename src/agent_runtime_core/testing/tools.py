@@ -66,6 +66,7 @@ class MockTool(Tool):
 
     @property
     def call_count(self) -> int:
+        """How often the tool was called."""
         return len(self.calls)
 
     def assert_called_with(self, **arguments: Any) -> None:

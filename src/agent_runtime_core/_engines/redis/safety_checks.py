@@ -155,9 +155,7 @@ def _memory(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:
     policy = reported.get("maxmemory-policy", _UNKNOWN)
     remedy = "CONFIG SET maxmemory-policy noeviction"
     if policy.startswith("volatile-"):
-        yield SafetyFinding(
-            "maxmemory-policy", policy, "warn", "which may drop keys before they expire", remedy
-        )
+        yield SafetyFinding("maxmemory-policy", policy, "warn", "which may drop keys before they expire", remedy)
     elif policy != "noeviction":
         yield SafetyFinding("maxmemory-policy", policy, "refuse", "which may drop runs when memory is short", remedy)
     if reported.get("maxmemory") == "0":

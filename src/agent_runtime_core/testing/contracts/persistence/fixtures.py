@@ -16,6 +16,8 @@ S = TypeVar("S", bound="Closes")
 
 
 class Closes(Protocol):
+    """A store that can be closed."""
+
     async def close(self) -> None: ...
 
 

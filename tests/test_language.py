@@ -1,0 +1,102 @@
+"""Retired names stay out of the library and its documentation, and idioms out of docstrings and comments.
+
+`retired_words.txt` holds the words, each with what to write instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+SOURCE = REPOSITORY / "src" / "agent_runtime_core"
+#: Idioms in 1,000 words of docstrings, and comments with an idiom in 100, at most.
+DOCSTRING_LIMIT, COMMENT_LIMIT = 0.5, 1.5
+_NO_PROSE = ("# noqa", "# type:", "# fmt", "#!")
+
+
+def sections() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for line in Path(__file__).with_name("retired_words.txt").read_text("utf-8").splitlines():
+        if line.startswith("["):
+            found[line.strip("[]")] = current = {}
+        elif line and not line.startswith("#"):
+            word, _, replacement = line.partition(" = ")
+            current[word] = replacement
+    return found
+
+
+WORDS = sections()
+IDIOM = re.compile(rf"\b({'|'.join(map(re.escape, WORDS['idioms']))})\b", re.IGNORECASE)
+
+
+def docstrings(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def comments(text: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and not token.string.startswith(_NO_PROSE):
+            yield token.string
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), path.read_text("utf-8")
+
+
+def test_docstrings_have_few_idioms() -> None:
+    words, found = 0, Counter[str]()
+    for path, text in modules():
+        for each in docstrings(text):
+            words += len(each.split())
+            found[path] += len(IDIOM.findall(each))
+    assert 1000 * found.total() / words <= DOCSTRING_LIMIT, found.most_common(20)
+
+
+def test_comments_have_few_idioms() -> None:
+    total, found = 0, Counter[str]()
+    for path, text in modules():
+        for each in comments(text):
+            total += 1
+            found[path] += IDIOM.search(each) is not None
+    assert 100 * found.total() / total <= COMMENT_LIMIT, found.most_common(20)
+
+
+def test_no_module_has_a_retired_name() -> None:
+    names = {path.removesuffix(".py") for path, _ in modules()}
+    assert names & set(WORDS["modules"]) == set()
+
+
+def test_the_library_uses_no_retired_name() -> None:
+    found = []
+    for path, text in modules():
+        for node in ast.walk(ast.parse(text)):
+            name = next((getattr(node, field) for field in ("id", "attr", "name", "arg") if hasattr(node, field)), None)
+            if name in WORDS["names"]:
+                found.append(f"{path}: {name} is {WORDS['names'][name]}")
+    assert found == []
+
+
+def test_the_documentation_uses_no_retired_name() -> None:
+    names = re.compile(rf"`({'|'.join(map(re.escape, WORDS['names']))})[`.(]")
+    found = [
+        f"{path.relative_to(REPOSITORY)}: {name} is {WORDS['names'][name]}"
+        for path in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+        for name in names.findall(path.read_text("utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(("text", "count"), [("it is told", 1), ("Nobody knows; meanwhile", 2), ("a behindness", 0)])
+def test_an_idiom_is_found(text: str, count: int) -> None:
+    assert len(IDIOM.findall(text)) == count
