@@ -441,7 +441,7 @@ DEEP = '{"at": ' + "[" * 90 + "]" * 90 + "}"
         ('{"at": "\ud83d"}', '{"at": "\\ud83d"}'),
         (DEEP, DEEP),
     ],
-    ids=["a number", "an escape", "half a character", "deep"],
+    ids=["a number", "an escape", "a lone surrogate", "deep"],
 )
 def test_an_input_that_cannot_be_kept_or_sent_goes_to_the_loop_as_text(written: str, given: str, thinks: bool) -> None:
     """Whether it can be run is the loop's to say; the next request can be sent, and the answer be recorded."""

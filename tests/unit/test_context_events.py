@@ -136,8 +136,8 @@ async def test_events_of_a_step_carry_its_ids_and_come_again_with_each_try() -> 
 @pytest.mark.parametrize(
     ("kind", "payload", "said"),
     [
-        ("", {}, "event_type=''"),
-        (3, {}, "event_type=3"),
+        ("", {}, "event_type must be a string of 1 to 255 printable characters, got ''"),
+        (3, {}, "event_type must be .*, got 3"),
         ("own", [1], "a dict, got list"),
         ("own", "text", "a dict, got str"),
     ],
@@ -285,7 +285,7 @@ async def test_a_name_that_no_store_keeps_is_refused_and_told(place: Path | None
     async with Rig(place) as rig:
 
         async def body(ctx: Any) -> str:
-            with pytest.raises(InvalidArgument, match=r"'half \\ud83d' (holds half a character|must be a text)"):
+            with pytest.raises(InvalidArgument, match=r"'half \\ud83d'( contains a lone surrogate| must be a text|$)"):
                 await ask(ctx)
             return str(await ctx.step("whole", lambda: "on it goes"))
 

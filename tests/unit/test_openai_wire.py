@@ -463,7 +463,7 @@ async def test_a_whole_answer_cut_short_by_its_length_has_no_calls() -> None:
 
 
 def test_a_character_that_comes_by_halves_is_one() -> None:
-    """A server may part a text anywhere in UTF-16; half a character could not be sent back."""
+    """A server may part a text anywhere in UTF-16; a lone surrogate could not be sent back."""
     assembly = Assembly("openai", "m", set())
     pieces = ["a\ud83d", "", "\ude00b", "\ude00", "\ud83dc", "d\ud83d"]
     told = [assembly.add(chunk({"content": each, "reasoning_content": each})) for each in pieces]

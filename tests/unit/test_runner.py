@@ -653,9 +653,9 @@ async def test_what_is_not_stored_is_unknown(place: Path | None) -> None:
             await anext(aiter(runner.stream("nope")))
         with pytest.raises(InvalidArgument, match="not ''"):
             await runner.signal("nope", "")
-        with pytest.raises(InvalidArgument, match=r"name 'go\\ud800' holds half a character"):
+        with pytest.raises(InvalidArgument, match=r"name 'go\\ud800' contains a lone surrogate"):
             await runner.signal("nope", "go\ud800")
-        for message_id, said in ((5, "message_id is a text that is not empty, not 5"), ("\udc00", "half a character")):
+        for message_id, said in ((5, "message_id is a text that is not empty, not 5"), ("\udc00", "a lone surrogate")):
             with pytest.raises(InvalidArgument, match=said):
                 await runner.signal("nope", "go", message_id=message_id)  # type: ignore[arg-type]
 

@@ -150,7 +150,7 @@ def unbroken(what: str, value: object) -> str:
         return value if type(value) is str else plain(value)
     if isinstance(value, str) and value:
         raise InvalidArgument(
-            f"{what} {value!a:.80} holds half a character, a lone surrogate, which stores cannot keep"
+            f"{what} {value!a:.80} contains a lone surrogate, which stores cannot keep"
         )
     raise InvalidArgument(f"{what} is a text that is not empty, not {brief(value)}")
 
