@@ -6,12 +6,14 @@ import asyncio
 import random
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime_core._engines.sqlite.user_transaction import UserTransaction
 from agent_runtime_core._execution.context import Context
-from agent_runtime_core.errors import WaitTimeout
+from agent_runtime_core.errors import AgentRuntimeError, WaitTimeout
 from agent_runtime_core.interfaces import AgentRuntime, RunResult
 from agent_runtime_core.steps.executor import StepExecutor
 from agent_runtime_core.steps.model import Step
@@ -42,10 +44,23 @@ class Script(AgentRuntime):
         CTX.set(ctx)
         self.world.watch.enter(ctx._row)
         try:
-            items = self._version(ctx.input["items"])
-            return RunResult({"out": [await self._item(ctx, kind, name, number) for kind, name, number in items]})
+            with self._reported("the script"):
+                items = self._version(ctx.input["items"])
+                return RunResult({"out": [await self._item(ctx, kind, name, number) for kind, name, number in items]})
         finally:
             self.world.watch.leave(ctx._row)
+
+    @contextmanager
+    def _reported(self, what: str) -> Iterator[None]:
+        """Report an error of the script itself: the run would only fail, as one fails whose step was to."""
+        try:
+            yield
+        except (Injected, AgentRuntimeError):
+            raise
+        except Exception as error:
+            if self.world.loop.is_running():  # else it comes from closing what was left at the end
+                self.world.watch.wrong(f"{what} raised {error!r}")
+            raise
 
     def _version(self, items: list[list[Any]]) -> list[list[Any]]:
         """In an edited scenario each odd incarnation of a host runs code with another order."""
@@ -83,7 +98,7 @@ class Script(AgentRuntime):
             case "transaction" if "sqlite" not in self.scenario.layout[2]:
                 return self._mine(name, await ctx.step(name, self.effect, name))
             case "transaction":
-                return self._mine(name, await ctx.transaction(name, write_effect, str(ctx.run_id), name))
+                return self._mine(name, await ctx.transaction(name, self.write, str(ctx.run_id), name))
             case "signal":
                 return [await ctx.wait_for_signal(name) for _ in range(number)]
             case "late":
@@ -131,10 +146,19 @@ class Script(AgentRuntime):
         return f"{name}!"
 
     async def effect(self, name: str) -> str:
-        return await self._happen(name)
+        with self._reported(name):
+            return await self._happen(name)
+
+    def write(self, conn: UserTransaction, run_id: str, name: str) -> str:
+        with self._reported(name):
+            return write_effect(conn, run_id, name)
 
     async def pay(self, name: str) -> str:
         """A payment, which is made unless this raises."""
+        with self._reported(name):
+            return await self._pay(name)
+
+    async def _pay(self, name: str) -> str:
         if not self.world.calm and self.chance.random() < self.scenario.failing:
             raise Injected(name)
         ctx = CTX.get()
@@ -149,6 +173,10 @@ class Script(AgentRuntime):
 
     async def link(self, ctx: Any, state: Any) -> str:
         """A step of a chain: its result tells how many links there were before it."""
+        with self._reported("a link"):
+            return await self._link(ctx, state)
+
+    async def _link(self, ctx: Any, state: Any) -> str:
         frame = ctx._scope
         state["links"] = state.get("links", 0) + 1
         links = state["links"]
@@ -156,6 +184,10 @@ class Script(AgentRuntime):
 
     async def node(self, ctx: Any, state: Any) -> str:
         """A step of a graph: its result tells what it read, and what it had recorded while others ran."""
+        with self._reported("a node"):
+            return await self._node(ctx, state)
+
+    async def _node(self, ctx: Any, state: Any) -> str:
         mine = ctx._scope.name
         name, _, place = mine.rpartition(".")
         needs = [f"{name}.{i}" for i in needs_of(int(place))]
@@ -171,7 +203,8 @@ class Script(AgentRuntime):
         return f"({read}){await self._happen(mine)}"
 
     async def poison(self) -> str:
-        await self._happen("boom")
+        with self._reported("boom"):
+            await self._happen("boom")
         self.world.kill(HOST.get())
         await asyncio.get_running_loop().create_future()
         raise AssertionError

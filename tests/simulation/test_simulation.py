@@ -16,6 +16,7 @@ import pytest
 from .ablations import SAFEGUARDS
 from .plans import APART, Scenario, build
 from .scenarios import Outcome, first_without, play, played, wrong_ones
+from .script import Script
 from .wire import Faults
 
 HERE = Path(__file__).parent
@@ -157,6 +158,20 @@ def test_a_seed_that_found_something_tells_how_to_play_it_again() -> None:
     assert again == (
         f"again: python -m tests.simulation --seeds {outcome.seed}:{outcome.seed + 1} --trace --without resume"
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "what"), [("_version", "the script"), ("_happen", "step0"), ("_link", "a link"), ("_node", "a node")]
+)
+def test_an_error_of_the_script_itself_is_a_violation(monkeypatch: pytest.MonkeyPatch, method: str, what: str) -> None:
+    def broken(self: Script, *args: object) -> None:
+        raise AttributeError(method)
+
+    monkeypatch.setattr(Script, method, broken)
+
+    problems = [problem for seed in range(20) for problem in play(seed).problems]
+
+    assert any(problem.endswith(f"{what} raised AttributeError('{method}')") for problem in problems)
 
 
 def _path(outcome: Outcome) -> tuple[int, int, float]:
