@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Op, OperationSet
+from agent_runtime_core._engines.sqlite.writer import Writer
 from agent_runtime_core._journal.memory import CONCERN as JOURNAL
 from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.errors import LeaseLost, StorageBusy
@@ -15,6 +16,7 @@ from agent_runtime_core.errors import LeaseLost, StorageBusy
 from .hosts import Host
 from .loop import HOST, Deadlock, SimLoop
 from .remote import SimRemoteEngine
+from .stores import SimWriter
 from .wire import Faults
 from .world import World
 
@@ -90,18 +92,18 @@ def _words(tx: Any) -> list[str]:
 WORDS = OperationSet("words", {"word": _noted}, tables=("words",))
 
 
-def _in_a_world(body: Any, **faults: float) -> None:
-    """Run `body(world, one, other)` with the engines of two hosts on one server."""
-    remote = "remote-a"
-    world = World(1, layout=(remote, remote, remote), faults=Faults(latency=0.01, **faults))
+def _in_a_world(body: Any, place: str = "remote-a", **faults: float) -> None:
+    """Run `body(world, one, other)` with the engines of two hosts at one place."""
+    world = World(1, layout=(place, place, place), faults=Faults(latency=0.01, **faults))
 
     async def idle(host: Host) -> None:
         return None
 
     async def main() -> None:
-        engines = [world.host(name, idle).engines[remote] for name in ("client0", "client1")]
+        engines = [world.host(name, idle).engines[place] for name in ("client0", "client1")]
         for engine in engines:
-            engine.add(WORDS)
+            if isinstance(engine, SimRemoteEngine):
+                engine.add(WORDS)
         await body(world, *engines)
 
     try:
@@ -187,6 +189,34 @@ def test_leases_are_kept_in_the_time_of_the_server() -> None:
         assert len(await peer.claim_rows("w2", 5.0)) == 1
 
     _in_a_world(body)
+
+
+@pytest.mark.parametrize("place", ["memory-a", "sqlite-a", "remote-a"])
+def test_others_may_see_a_commit_before_its_answer_arrives(place: str) -> None:
+    assert 0 < _seen_before_the_answer(place) < 40
+
+
+def test_without_the_delay_of_answers_nobody_sees_a_commit_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimWriter, "write", Writer.write)
+
+    assert _seen_before_the_answer("sqlite-a") == 0
+
+
+def _seen_before_the_answer(place: str) -> int:
+    """Of 40 commits, how many another host read before the answer arrived."""
+    seen = list[bool]()
+
+    async def body(world: World, one: Any, other: Any) -> None:
+        queue, peer = (world.hosts[name].runner.queue for name in ("client0", "client1"))
+        for i in range(40):
+            writing = asyncio.ensure_future(queue.enqueue(f"r{i}", "agent", {}))
+            while await peer.row(f"r{i}") is None:  # noqa: ASYNC110 - each look takes its way to the store
+                await asyncio.sleep(0.0001)
+            seen.append(not writing.done())
+            await writing
+
+    _in_a_world(body, place)
+    return sum(seen)
 
 
 def test_a_request_of_a_host_that_died_may_land() -> None:
