@@ -275,7 +275,7 @@ async def test_an_end_that_a_killed_process_recorded_alone_is_logged_by_the_next
         with pytest.raises(ConnectionError):
             await apart.run_once()
         engine.apply = real
-        assert "of agent 'a' failed: ValueError" not in heard.text
+        assert "failed: ValueError" not in heard.text
         await apart.queue.give_back([row.claim_id for row in [await apart.queue.require(run_id)]])
         assert await apart.run_once()
         assert warnings(heard)[-1] == "run mine of agent 'a' failed: ValueError in attempt 1"
