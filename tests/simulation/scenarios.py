@@ -38,6 +38,9 @@ T = TypeVar("T")
 CLIENTS = ("client0", "client1")
 
 COLLECT = 20  # worlds between collections of their garbage: within one there is little
+#: Seeds that miss a safeguard for which the search from 0 takes long. Where they miss it no more, the search is made.
+SEEDS_TRIED_FIRST = {"once": (283,), "terminal": (741,)}
+
 PATIENCE = 120.0  # virtual seconds after the last fault in which every run must have ended
 
 
@@ -345,4 +348,5 @@ def wrong_ones(seeds: Sequence[int], ablated: Sequence[str] = ()) -> list[Outcom
 
 def first_without(safeguard: str, seeds: int = 2000) -> int | None:
     """The first of so many seeds in which something is wrong without that safeguard; None where none is."""
-    return next((seed for seed in range(seeds) if play(seed, (safeguard,)).problems), None)
+    order = (*SEEDS_TRIED_FIRST.get(safeguard, ()), *range(seeds))
+    return next((seed for seed in order if play(seed, (safeguard,)).problems), None)

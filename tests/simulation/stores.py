@@ -159,14 +159,14 @@ class SimWriter(Writer):
 
     def write(self, batch: list[CommitRequest], jobs: int = 0) -> None:
         """Commit a group. Its callers are not woken here: the wire brings each answer later."""
-        callers = [(request, request.loop) for request in batch]
+        loops = [request.loop for request in batch]
         for request in batch:
             request.loop = None
         try:
             super().write(batch, jobs)
         finally:
-            for request, request.loop in callers:
-                pass
+            for request, loop in zip(batch, loops, strict=True):
+                request.loop = loop
 
     def commit_on_loop(self, batch: list[CommitRequest]) -> bool:
         """Never: all goes over the wire."""
