@@ -59,15 +59,15 @@ def whole() -> list[tuple[str, object]]:
     return said
 
 
-def check(where: str, url: str, tmp_path: Path, wanted: int, pause: float, *, at_once: int = 4) -> int:
-    """As many conversations as it takes for that many kills; how many it were."""
+def check(where: str, url: str, tmp_path: Path, wanted: int, pause: float, *, at_once: int = 4, each: int = 10) -> int:
+    """As many conversations, each killed at most `each` times, as it takes for that many kills; how many it were."""
 
     def one(number: int) -> int:
         directory = tmp_path / f"{number}"
         directory.mkdir()
         place = f"{url}-{number}" if where == "redis" else where
         db = directory / "runs.db"
-        killed = ordeal(place, db, directory, number, 10, pause)
+        killed = ordeal(place, db, directory, number, each, pause)
         assert call(history, place, db, directory) == whole()
         return killed
 
@@ -87,7 +87,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("where", STORES)
 def test_each_message_is_in_the_history_once(where: str, url: str, tmp_path: Path) -> None:
-    assert check(where, url, tmp_path, 3, 0.01, at_once=2) >= 3
+    assert check(where, url, tmp_path, 3, 0.01, at_once=2, each=3) >= 3
 
 
 @pytest.mark.slow

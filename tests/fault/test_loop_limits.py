@@ -31,6 +31,9 @@ from agent_runtime_core.tools.tool import Tool
 from tests.support.fault_runs import Agent, Store, drop, settings, store
 from tests.support.scripted_model import Scripted, asks, call
 
+#: The runs are made once for all of the tests, so one process of pytest-xdist gets them all.
+pytestmark = pytest.mark.xdist_group("loop limits")
+
 RUNS, MANY_RUNS = 400, 2000
 ON_DISK = 20  # one in so many is on SQLite, half of those through open_run
 INTERRUPTIONS = 5
