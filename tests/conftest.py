@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.redis_servers import RedisServer
+from tests.support.redis_servers import RedisCluster, RedisServer
 
 #: They import the engine itself, which needs the redis package.
 collect_ignore = [] if find_spec("redis") else ["unit/test_engine_redis.py", "fault/test_redis_cuts.py"]
@@ -119,6 +119,13 @@ def redis_server() -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """One cluster for all tests that leave it as it is, which pytest-xdist runs in one process: it starts slowly."""
+    with RedisCluster() as cluster:
+        yield cluster
+
+
 _PREFIXES = itertools.count(1)
 
 
@@ -151,6 +158,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.xdist_group("slow"))
+        elif "redis_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("redis_cluster"))
     if not config.option.markexpr:
         more = [item for item in items if any(map(item.get_closest_marker, ("slow", "all_backends")))]
         if more:

@@ -6,7 +6,6 @@ All cases of all suites: pytest tests/contract/test_cluster.py -m slow
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,12 +21,6 @@ FEW = [param for suite in SUITES for param in [p for p in ALL if p.values[0] == 
 _PREFIXES = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RedisCluster]:
-    with RedisCluster() as cluster:
-        yield cluster
-
-
 async def on(cluster: RedisCluster, suite: str, case: Any) -> None:
     """The case over backends at a new prefix each time, reached through the nodes in turn."""
 
@@ -39,11 +32,11 @@ async def on(cluster: RedisCluster, suite: str, case: Any) -> None:
 
 
 @pytest.mark.parametrize(("suite", "case"), FEW)
-async def test_some_cases_on_a_cluster(suite: str, case: Any, cluster: RedisCluster) -> None:
-    await on(cluster, suite, case)
+async def test_some_cases_on_a_cluster(suite: str, case: Any, redis_cluster: RedisCluster) -> None:
+    await on(redis_cluster, suite, case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "case"), ALL)
-async def test_all_cases_on_a_cluster(suite: str, case: Any, cluster: RedisCluster) -> None:
-    await on(cluster, suite, case)
+async def test_all_cases_on_a_cluster(suite: str, case: Any, redis_cluster: RedisCluster) -> None:
+    await on(redis_cluster, suite, case)

@@ -135,21 +135,21 @@ def test_that_other_test_left_nothing_under_this_prefix(redis_server: RedisServe
 # -- a cluster
 
 
-def test_a_cluster_takes_writes_where_the_slot_is() -> None:
-    with RedisCluster() as cluster:
-        assert len(set(cluster.urls)) == 3
-        homes = set()
-        for tag in "abcdefghijkl":
-            home = cluster.node_of(f"{{{tag}}}:x")
-            homes.add(home.port)
-            assert home.ask("SET", f"{{{tag}}}:x", 1) == b"OK"
-            assert cluster.node_of(f"{{{tag}}}:y") is home
-        assert homes == {node.port for node in cluster.nodes}
-        home = cluster.node_of("{a}")
-        stranger = next(node for node in cluster.nodes if node is not home)
-        with pytest.raises(Refused, match=f"MOVED .*:{home.port}"):
-            stranger.ask("GET", "{a}:x")
-        assert home.info()["cluster_enabled"] == "1"
+def test_a_cluster_takes_writes_where_the_slot_is(redis_cluster: RedisCluster) -> None:
+    cluster = redis_cluster
+    assert len(set(cluster.urls)) == 3
+    homes = set()
+    for tag in "abcdefghijkl":
+        home = cluster.node_of(f"{{{tag}}}:x")
+        homes.add(home.port)
+        assert home.ask("SET", f"{{{tag}}}:x", 1) == b"OK"
+        assert cluster.node_of(f"{{{tag}}}:y") is home
+    assert homes == {node.port for node in cluster.nodes}
+    home = cluster.node_of("{a}")
+    stranger = next(node for node in cluster.nodes if node is not home)
+    with pytest.raises(Refused, match=f"MOVED .*:{home.port}"):
+        stranger.ask("GET", "{a}:x")
+    assert home.info()["cluster_enabled"] == "1"
 
 
 # -- the proxy

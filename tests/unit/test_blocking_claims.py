@@ -310,13 +310,12 @@ async def test_what_makes_no_sense_ends_the_connection(
         assert stand.own._subscription is None
 
 
-async def test_on_a_cluster_it_follows_the_node_that_has_the_keys() -> None:
-    with RedisCluster() as cluster:
-        for number, url in enumerate(cluster.urls):
-            async with standing(f"{url}?prefix=c{number}") as stand:
-                run = await stand.queue.enqueue(None, "a", {})
-                await until(lambda: bool(stand.given))
-                assert stand.runs == [str(run.run_id)]
+async def test_on_a_cluster_it_follows_the_node_that_has_the_keys(redis_cluster: RedisCluster) -> None:
+    for number, url in enumerate(redis_cluster.urls):
+        async with standing(f"{url}?prefix=standing{number}") as stand:
+            run = await stand.queue.enqueue(None, "a", {})
+            await until(lambda: bool(stand.given))
+            assert stand.runs == [str(run.run_id)]
 
 
 async def test_claims_that_are_refused_again_and_again_are_not_kept(redis_url: str, queue: RedisQueue) -> None:

@@ -848,18 +848,17 @@ async def test_a_server_that_was_replaced_is_told_and_all_listeners_are_woken(
 
 
 async def test_a_cluster_is_followed_to_the_node_and_taken_for_no_other_server(
-    caplog: pytest.LogCaptureFixture,
+    redis_cluster: RedisCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with RedisCluster() as cluster:
-        for tag in "abcdef":
-            home = cluster.node_of(f"{{{tag}}}")
-            for node in cluster.nodes:
-                with one(f"{node.url}?prefix={tag}") as engine:
-                    assert await put(engine, node.url, "1") == "1"
-                    assert engine._connection.place.port == home.port
-                    engine._connection.drop()
-                    assert await get(engine, node.url) == ["1"]
-            assert home.ask("HLEN", f"{{{tag}}}:things") == 3
+    for tag in "abcdef":
+        home = redis_cluster.node_of(f"{{{tag}}}")
+        for node in redis_cluster.nodes:
+            with one(f"{node.url}?prefix={tag}") as engine:
+                assert await put(engine, node.url, "1") == "1"
+                assert engine._connection.place.port == home.port
+                engine._connection.drop()
+                assert await get(engine, node.url) == ["1"]
+        assert home.ask("HLEN", f"{{{tag}}}:things") == 3
     assert "another server" not in caplog.text
 
 

@@ -115,7 +115,8 @@ async def test_whatever_the_system_refuses_is_a_storage_error_and_works_again(
     await used(tmp_path / "warm.db")
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    for number in (errno.EMFILE, errno.EACCES):
+    # Alone, what is refused is mostly the making of the directory; the next tests refuse it with other errors.
+    for number in (errno.EMFILE, errno.EACCES) if with_peer else (errno.EMFILE,):
         for nth in range(1, 60):
             # A name of its own for the first, so that everything is made; then one that is there.
             path = tmp_path / ("a.db" if with_peer or nth % 2 else f"{number}-{nth}.db")
