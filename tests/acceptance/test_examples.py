@@ -430,8 +430,9 @@ async def test_the_digest_asks_a_real_client_once_for_each_file(tmp_path: Path) 
 # -- all of them
 
 
-@pytest.mark.parametrize("name", ["chat.py", "tools.py", "digest.py"])
-@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+@pytest.mark.parametrize(
+    ("name", "provider"), [("chat.py", "openai"), ("tools.py", "anthropic"), ("digest.py", "openai")]
+)
 def test_without_a_key_one_line_says_what_to_do(tmp_path: Path, name: str, provider: str) -> None:
     arguments = ["--message", "hi"] if name == "chat.py" else ["--model", "m-1"]
     (tmp_path / "note.md").write_text("A note.")

@@ -129,7 +129,7 @@ def ordeals(kind: str, where: Path, kills: int, *, at_once: int, ordeal: type[Or
 
 @pytest.mark.parametrize("kind", ["steps", "transactions"])
 def test_a_job_killed_at_random_moments_ends_as_if_nothing_had_happened(kind: str, tmp_path: Path) -> None:
-    ordeals(kind, tmp_path, 12, at_once=3)
+    ordeals(kind, tmp_path, 9, at_once=3)
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def on_server(where: Path, kills: int, at_once: int) -> None:
 
 @pytest.mark.redis
 def test_a_job_on_redis_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    on_server(tmp_path, 12, 3)
+    on_server(tmp_path, 9, 3)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ class GraphOrdeal(Ordeal):
 
 
 def test_a_graph_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    ordeals("graph", tmp_path, 9, at_once=3, ordeal=GraphOrdeal)
+    ordeals("graph", tmp_path, 6, at_once=3, ordeal=GraphOrdeal)
 
 
 @pytest.mark.slow

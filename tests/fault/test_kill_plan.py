@@ -40,7 +40,7 @@ class PlanOrdeal(Ordeal):
 
 
 def test_a_plan_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    ordeals("planned", tmp_path, 9, at_once=3, ordeal=PlanOrdeal)
+    ordeals("planned", tmp_path, 6, at_once=3, ordeal=PlanOrdeal)
 
 
 class TodoOrdeal(Ordeal):
@@ -53,7 +53,7 @@ class TodoOrdeal(Ordeal):
 
 
 def test_every_to_do_of_a_killed_plan_is_added_and_deleted_once(tmp_path: Path) -> None:
-    ordeals("todos", tmp_path, 9, at_once=3, ordeal=TodoOrdeal)
+    ordeals("todos", tmp_path, 6, at_once=3, ordeal=TodoOrdeal)
 
 
 @pytest.mark.slow

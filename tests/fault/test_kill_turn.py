@@ -23,7 +23,7 @@ class TurnOrdeal(PlanOrdeal):
 
 
 def test_a_turn_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    ordeals("turned", tmp_path, 9, at_once=3, ordeal=TurnOrdeal)
+    ordeals("turned", tmp_path, 6, at_once=3, ordeal=TurnOrdeal)
 
 
 @pytest.mark.slow

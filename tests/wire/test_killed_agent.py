@@ -118,7 +118,7 @@ def test_a_conversation_killed_at_random_moments_pays_for_nothing_twice(
     sdk: Any, server: Aimock, tmp_path: Path
 ) -> None:
     sdk("openai")
-    conversations(tmp_path, 8, server)
+    conversations(tmp_path, 5, server)
 
 
 @pytest.mark.slow
