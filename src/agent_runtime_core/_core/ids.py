@@ -149,9 +149,7 @@ def unbroken(what: str, value: object) -> str:
     if isinstance(value, str) and value and (value.isascii() or HALF.search(value) is None):
         return value if type(value) is str else plain(value)
     if isinstance(value, str) and value:
-        raise InvalidArgument(
-            f"{what} {value!a:.80} contains a lone surrogate, which stores cannot keep"
-        )
+        raise InvalidArgument(f"{what} {value!a:.80} contains a lone surrogate, which stores cannot keep")
     raise InvalidArgument(f"{what} is a text that is not empty, not {brief(value)}")
 
 
