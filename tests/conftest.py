@@ -111,6 +111,22 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         vars(manager)["_default"] = manager._Default()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Close the SQLite files that a test has left open.
+
+    The next test whose directory has the same name would get the engine of the deleted file.
+    """
+    try:
+        return (yield)
+    finally:
+        if (module := sys.modules.get("agent_runtime_core._engines.sqlite.engine")) is not None:
+            for engine in [*module.SQLiteEngine._open.values()]:
+                while not engine._closed:
+                    engine.close_now()
+            module.SQLiteEngine._open.clear()
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """One server for all tests that do not end, stop or configure it: those start one of their own."""

@@ -79,6 +79,8 @@ async def test_the_nth_failing_call_repeats_nothing(
             ]
             assert told == [action], n
         assert n > 5, "each call of the fork failed once"
+    for engine in places.values():
+        await engine.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -101,7 +103,7 @@ async def test_what_a_killed_process_began_is_refused(
         for policy in ("refuse", "reuse", "repeat"):
             await runner.fork("one", "first", new_run_id=policy, effects=policy)
         for policy in ("refuse", "reuse"):
-            with pytest.raises(EffectAlreadyDone, match=r"begun in run 'one'.* its outcome is unknown") as told:
+            with pytest.raises(EffectAlreadyDone, match=r"started in run 'one'.* its outcome is unknown") as told:
                 await pay(policy)
             assert told.value.status == "begun"
         assert paid == []

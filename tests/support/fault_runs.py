@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -20,6 +21,7 @@ from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunResult
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from agent_runtime_core.runner.backends import Backends
 from agent_runtime_core.state import get_state_store
 from tests.support.backends import backends
 
@@ -71,6 +73,7 @@ class Store:
         self.agents = Registry()
         self.engine: Any = opened(kind, path, clock)
         self._runners: list[AgentRunner] = []
+        self._backends: list[Backends] = []  # a test may give a runner others
 
     def agent(self, key: str, code: Code, on_error: OnError | None = None) -> Agent:
         agent = Agent(key, code, on_error)
@@ -89,11 +92,14 @@ class Store:
             registry=self.agents,
         )
         self._runners.append(runner)
+        self._backends.append(runner.backends)
         return runner
 
     async def close(self) -> None:
         for runner in self._runners:
             await runner.close()
+        for backend in itertools.chain(*self._backends):
+            await backend.close()
         await self.engine.close()
 
 

@@ -213,6 +213,9 @@ class Backend(ABC):
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         """Apply all of `ops` or none while `guard` holds; return their results in order, once they are durable."""
 
+    async def close(self) -> None:  # noqa: B027 - a backend may hold nothing to close
+        """Close what this backend holds. A second call does nothing."""
+
     @property
     def commits(self) -> Committer:
         """What writes for this backend: the engine it shares with others, or itself."""

@@ -67,6 +67,9 @@ class RecordFactory:
     ) -> Record:  # fmt: skip
         """Return the DONE record of a step.
 
+        If the record of the step's start is still in the write buffer, this removes it, and the DONE record stands for
+        both.
+
         Args:
             step: The step.
             result: Its encoded result.

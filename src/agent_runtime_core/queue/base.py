@@ -123,9 +123,6 @@ class RunQueue(Backend):
         engine = getattr(self, "engine", None)
         return engine.listen(topic, wake) if engine is not None else None
 
-    async def close(self) -> None:
-        """Close what this queue holds. A second call does nothing."""
-
     # -- entering
 
     def new_row(

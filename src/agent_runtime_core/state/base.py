@@ -107,9 +107,6 @@ class StateStore(Backend):
     #: Whether `ctx.transaction` can run a function inside the commit of its record.
     transacts = False
 
-    async def close(self) -> None:
-        """Close what this store holds. A second call does nothing."""
-
     async def save_checkpoint(self, run_id: UUID | str, state: Mapping[str, Any], *, claim: str | None = None) -> None:
         """Replace the run's checkpoint.
 

@@ -185,9 +185,6 @@ class DocumentStore(Backend):
     async def read(self, what: str, *args: Any) -> Any:
         """Execute the read `what` with its arguments, and return its result."""
 
-    async def close(self) -> None:
-        """Release the connections and files of this store."""
-
     async def write(self, *ops: Op) -> list[Any]:
         """Commit `ops` under the claim of the run that calls this, if a run does.
 
