@@ -23,14 +23,14 @@ from agent_runtime_core.testing.contracts import (
     llm,
     llm_answers,
     llm_failures,
-    llm_others,
+    llm_optional,
     llm_streams,
     llm_tools,
 )
 from agent_runtime_core.testing.contracts.llm import Case, HttpError, Make, Reply
 from tests.contract.third_party.their_client import Part, Provider, TheirClient, make, scripted
 
-PARTS = (llm_answers, llm_tools, llm_streams, llm_failures, llm_others)
+PARTS = (llm_answers, llm_tools, llm_streams, llm_failures, llm_optional)
 
 
 class UserAnswers(TheirClient):
@@ -434,13 +434,13 @@ DEFECTS: list[tuple[type[TheirClient], Case]] = [
     (TellsTheKey, llm_failures.the_key_is_in_no_error),
     (TellsTheKeyBelow, llm_failures.the_key_is_in_no_error),
     (TellsTheKey, llm_failures.the_key_is_in_no_error_of_a_stream),
-    (EmbedsUnordered, llm_others.each_text_has_a_vector),
-    (EmbedsLetters, llm_others.what_are_no_texts_is_refused),
-    (EmbedsLater, llm_others.vectors_that_are_refused_say_why),
-    (CountsAnything, llm_others.tokens_of_no_messages_are_not_counted),
-    (SilentVerdict, llm_others.a_verdict_is_a_dict),
-    (CountsNothing, llm_others.tokens_are_counted),
-    (CannotCount, llm_others.tokens_are_counted),
+    (EmbedsUnordered, llm_optional.each_text_has_a_vector),
+    (EmbedsLetters, llm_optional.what_are_no_texts_is_refused),
+    (EmbedsLater, llm_optional.vectors_that_are_refused_say_why),
+    (CountsAnything, llm_optional.tokens_of_no_messages_are_not_counted),
+    (SilentVerdict, llm_optional.a_verdict_is_a_dict),
+    (CountsNothing, llm_optional.tokens_are_counted),
+    (CannotCount, llm_optional.tokens_are_counted),
 ]
 
 

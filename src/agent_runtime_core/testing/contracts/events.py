@@ -11,8 +11,8 @@ from .checks import Cases
 from .concurrency import EVENTS
 from .events_claims import CASES as CLAIMS
 from .events_fixtures import Case, Make
-from .events_following import CASES as FOLLOWING
 from .events_log import CASES as LOG
+from .events_subscriptions import CASES as FOLLOWING
 
 __all__ = ["CASES", "Case", "Make", "check"]
 

@@ -35,7 +35,7 @@ from .llm_fixtures import (
     Usage,
     Verdict,
 )
-from .llm_others import CASES as OTHERS
+from .llm_optional import CASES as OTHERS
 from .llm_streams import CASES as STREAMS
 from .llm_tools import CASES as TOOLS
 

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 
 from .checks import Cases
 from .concurrency import QUEUE
-from .queue_entering import CASES as ENTERING
+from .queue_concurrency_keys import CASES as LANES
+from .queue_enqueue import CASES as ENTERING
 from .queue_fixtures import Case, Make
-from .queue_lanes import CASES as LANES
 from .queue_leases import CASES as LEASES
-from .queue_mail import CASES as MAIL
+from .queue_mailbox import CASES as MAIL
 from .queue_reads import CASES as READS
 from .queue_take import CASES as TAKE
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from .checks import Cases
-from .runs_afterwards import CASES as AFTERWARDS
 from .runs_attempts import CASES as ATTEMPTS
+from .runs_control import CASES as OTHERS
+from .runs_finished import CASES as AFTERWARDS
 from .runs_fixtures import Case, Make
-from .runs_others import CASES as OTHERS
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
