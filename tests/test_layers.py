@@ -108,9 +108,12 @@ ROWS: dict[str, list[str]] = {
         "tasks",
     ],
     "llm": [
-        "_anthropic_format _api_keys _circuit_breaker _client_per_loop "
-        "_error_messages _openai_errors _openai_format _prices _provider",
-        "_anthropic_options _anthropic_response _openai_stream _recording _retries",
+        "_anthropic_content _api_keys _circuit_breaker _client_per_loop "
+        "_error_messages _openai_errors _openai_format _prices _provider _schemas",
+        "_anthropic_errors _anthropic_options _anthropic_turns _openai_stream _recording _retries",
+        "_anthropic_format",
+        "_anthropic_response",
+        "_anthropic_stream",
         "_client",
         "openai",
         "anthropic litellm",

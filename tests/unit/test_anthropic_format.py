@@ -8,14 +8,24 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._core.codec.json import decode, encode
-from agent_runtime_core.errors import NotSupported, ProviderUnavailable, RequestRefused
+from agent_runtime_core.errors import InvalidArgument, NotSupported, ProviderUnavailable, RequestRefused
 from agent_runtime_core.llm._anthropic_format import conversation_of
-from agent_runtime_core.llm._anthropic_options import options_of, tools_of
-from agent_runtime_core.llm._anthropic_response import Assembly, answer_of, usage_of
-from agent_runtime_core.llm._openai_format import ids_in, incoming
+from agent_runtime_core.llm._anthropic_options import (
+    default_max_tokens,
+    limit_cache_marks,
+    options_of,
+    schema_prompt,
+    tools_of,
+)
+from agent_runtime_core.llm._anthropic_response import answer_of, usage_of
+from agent_runtime_core.llm._anthropic_stream import Assembly
+from agent_runtime_core.llm._openai_format import ids_in, incoming, outgoing
 
 HELLO = {"role": "user", "content": "hello"}
 PNG = "data:image/png;base64,iVBORw0KGgo="
+
+
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
 
 
 def call(arguments: Any, id: str = "toolu_1", name: str = "look") -> dict[str, Any]:
@@ -32,6 +42,10 @@ def turns(*messages: dict[str, Any]) -> list[dict[str, Any]]:
 
 def answered(content: list[dict[str, Any]], stop: str = "end_turn", **more: Any) -> dict[str, Any]:
     return answer_of({"content": content, "stop_reason": stop}, **more)[0]
+
+
+def results_of(message: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "tool", "tool_call_id": each["id"], "content": "x"} for each in message.get("tool_calls", ())]
 
 
 def streamed(*events: dict[str, Any]) -> Assembly:
@@ -83,9 +97,9 @@ def test_calls_become_blocks_with_parsed_input_and_their_results_one_message() -
             "content": [
                 {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sunny"},
                 {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no such n", "is_error": True},
+                {"type": "text", "text": "and?"},
             ],
         },
-        {"role": "user", "content": "and?"},
     ]
 
 
@@ -106,11 +120,24 @@ def test_no_arguments_are_an_empty_input(nothing: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["{", "[1]", '"x"', "null", "{'a': 1}", '{"a": NaN}', '{"a": 1e999}', [1], 5, "[" * 100_000]
+    ("arguments", "sent"),
+    [
+        *(
+            (each, each)
+            for each in ["{", "[1]", '"x"', "null", "{'a': 1}", '{"a": NaN}', '{"a": 1e999}', "[" * 100_000]
+        ),
+        ([1], "[1]"),
+        (5, "5"),
+        ('{"a": "\ud83d', '{"a": "\\ud83d'),
+    ],
+    ids=range(11),
 )
-def test_arguments_that_are_no_object_are_refused_by_name(arguments: Any) -> None:
-    with pytest.raises(RequestRefused, match=r"messages\[1\].*'toolu_1' of tool 'look'.*Correct them"):
-        turns(HELLO, said(call(arguments)))
+def test_arguments_that_are_no_object_go_back_as_text_with_the_error_as_result(arguments: Any, sent: str) -> None:
+    result = {"role": "tool", "tool_call_id": "toolu_1", "content": "no JSON", "metadata": {"is_error": True}}
+    found = turns(HELLO, said(call(arguments)), result)
+    assert found[1]["content"] == [{**USE, "input": {"INVALID_JSON": sent}}]
+    assert found[2]["content"][0]["content"] == "no JSON"
+    json.dumps(found, ensure_ascii=False).encode()
 
 
 def test_ids_of_other_providers_fit_and_still_belong_together() -> None:
@@ -151,12 +178,128 @@ def test_images_and_documents() -> None:
     assert turns(said(call("{}", "a")), result)[1]["content"][0]["content"] == [image]
 
 
-@pytest.mark.parametrize(
-    "url", ["http://example.com/a.png", "a.png", "data:text/plain;base64,aGk=", "data:image/png,x"]
-)
+@pytest.mark.parametrize("url", ["http://example.com/a.png", "a.png", "data:image/png,x"])
 def test_an_image_that_cannot_be_sent_is_refused(url: str) -> None:
-    with pytest.raises(RequestRefused, match=r"messages\[0\]: the URL must be https, or data:image/"):
+    with pytest.raises(InvalidArgument, match=r"messages\[0\].content\[0\]: the URL must be https, or data:image/"):
         turns({"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]})
+
+
+def source_of(part: dict[str, Any]) -> dict[str, Any]:
+    blocks = turns({"role": "user", "content": [part]})[0]["content"]
+    found: dict[str, Any] = blocks[0]["source"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("image/jpg", "image/jpeg"),
+        ("image/pjpeg", "image/jpeg"),
+        ("image/JPEG", "image/jpeg"),
+        ("image/jpeg;charset=utf-8", "image/jpeg"),
+        ("IMAGE/X-PNG", "image/png"),
+        ("image/webp", "image/webp"),
+    ],
+)
+def test_other_names_of_media_types(given: str, sent: str) -> None:
+    for part in (
+        {"type": "image_url", "image_url": {"url": f"data:{given};base64,AAAA"}},
+        {"type": "image_url", "image_url": {"url": f"DATA:{given};BASE64,AAAA"}},
+        {"type": "input_image", "image_url": f"data:{given};base64,AAAA"},
+        {"type": "image", "source": {"type": "base64", "media_type": given, "data": "AAAA"}},
+    ):
+        assert source_of(part) == {"type": "base64", "media_type": sent, "data": "AAAA"}
+
+
+def test_media_types_of_documents() -> None:
+    for given in ("application/pdf", "application/x-pdf", "Application/PDF;name=a.pdf"):
+        for part in (
+            {"type": "file", "file": {"file_data": f"data:{given};base64,AAAA"}},
+            {"type": "input_file", "file_data": f"data:{given};base64,AAAA"},
+            {"type": "document", "source": {"type": "base64", "media_type": given, "data": "AAAA"}},
+        ):
+            assert source_of(part) == {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}
+    text = {"type": "file", "file": {"file_data": "data:text/plain;charset=utf-8;base64,aMOk"}}
+    assert source_of(text) == {"type": "text", "media_type": "text/plain", "data": "hä"}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:text/plain;base64,aGk="}},
+        {"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,aGk="}},
+        {"type": "image_url", "image_url": {"url": "data:;base64,aGk="}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/bmp", "data": "aGk="}},
+        {"type": "file", "file": {"file_data": "data:application/zip;base64,aGk="}},
+    ],
+)
+def test_a_media_type_that_anthropic_does_not_accept_is_named_with_its_part(part: dict[str, Any]) -> None:
+    content = [{"type": "text", "text": "see"}, part]
+    with pytest.raises(InvalidArgument, match=r"the media type of messages\[1\].content\[1\] must be .* got '"):
+        turns(HELLO, {"role": "user", "content": content})
+    with pytest.raises(InvalidArgument, match=r"must be UTF-8 text in base64"):
+        turns({"role": "user", "content": [{"type": "file", "file": {"file_data": "data:text/plain;base64,/w=="}}]})
+
+
+MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "text": "long"},
+        {"type": "image_url", "image_url": {"url": PNG}},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERg==", "filename": "a.pdf"}},
+        {"type": "file", "file": {"file_id": "file_1"}},
+        {"type": "input_image", "image_url": PNG},
+        {"type": "input_file", "file_id": "file_1"},
+        {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
+        {"type": "refusal", "refusal": "no"},
+    ],
+)
+def test_a_cache_mark_survives_on_every_part_and_message(part: dict[str, Any]) -> None:
+    plain, marked = ({"role": "user", "content": [each]} for each in (part, {**part, **MARK}))
+    bare = turns(plain)[0]["content"]
+    block = {"type": "text", "text": bare} if isinstance(bare, str) else bare[0]
+    assert turns(marked)[0]["content"] == [{**block, **MARK}]
+    assert turns({**plain, **MARK})[0]["content"] == [{**block, **MARK}]
+    # On a result the mark is on the whole block.
+    result = {"role": "tool", "tool_call_id": "a", "content": [{**part, **MARK}]}
+    assert turns(said(call("{}", "a")), result)[1]["content"] == [
+        {"type": "tool_result", "tool_use_id": "a", "content": bare, **MARK}
+    ]
+    result = {"role": "tool", "tool_call_id": "a", "content": [part], **MARK}
+    assert turns(said(call("{}", "a")), result)[1]["content"][0]["cache_control"] == MARK["cache_control"]
+
+
+def test_a_cache_mark_on_a_message_a_call_and_a_tool() -> None:
+    assert conversation_of([{"role": "system", "content": "s", **MARK}, HELLO])[0] == [
+        {"type": "text", "text": "s", **MARK}
+    ]
+    thinking = answered([THOUGHT, {"type": "text", "text": "a"}]) | MARK
+    assert turns(thinking)[0]["content"] == [THOUGHT, {"type": "text", "text": "a", **MARK}]
+    assert turns(said({**call("{}"), **MARK}))[0]["content"][0]["cache_control"] == MARK["cache_control"]
+    inside, outside = tools_of(
+        [
+            {"type": "function", "function": {"name": "a", **MARK}},
+            {"type": "function", "function": {"name": "a"}, **MARK},
+        ]
+    )
+    assert inside == outside == {"name": "a", "input_schema": {"type": "object", "properties": {}}, **MARK}
+
+
+def test_of_too_many_cache_marks_the_first_and_the_last_ones_are_sent() -> None:
+    tools = [{"name": "a", **MARK}, {"name": "b", **MARK}]
+    system = [{"type": "text", "text": "s", **MARK}]
+    result = {"type": "tool_result", "content": [{"type": "text", "text": "r"}], **MARK}
+    messages = [{"role": "user", "content": [{"type": "text", "text": str(n), **MARK}, result]} for n in range(2)]
+    before = json.dumps([tools, system, messages])
+    for reserved, kept in ((0, [0, 4, 5, 6]), (1, [0, 5, 6])):
+        found = limit_cache_marks(tools, system, messages, reserved=reserved)
+        blocks = [*found[0], *found[1], *found[2][0]["content"], *found[2][1]["content"]]
+        assert [index for index, block in enumerate(blocks) if "cache_control" in block] == kept
+    assert json.dumps([tools, system, messages]) == before
+    assert limit_cache_marks(tools, system, "text") == (tools, system, "text")
 
 
 def test_sound_and_unknown_roles_are_refused() -> None:
@@ -261,7 +404,9 @@ def test_blank_text_is_part_of_the_answer_but_not_sent_back() -> None:
         ("max_tokens", "length"),
         ("model_context_window_exceeded", "length"),
         ("tool_use", "tool_calls"),
-        ("refusal", "content_filter"),
+        ("refusal", "refusal"),
+        ("guardrail_intervened", "content_filter"),
+        ("content_filter", "content_filter"),
         ("pause_turn", "pause_turn"),
         ("something_new", "something_new"),
     ],
@@ -276,23 +421,62 @@ def test_a_call_at_the_end_of_a_cut_answer_is_left_out(stop: str) -> None:
     message = answered([{"type": "text", "text": "a"}, USE, other], stop)
     assert [each["id"] for each in message["tool_calls"]] == ["toolu_1"]
     assert len(answered([USE, other], stop, call_is_whole=True)["tool_calls"]) == 2
-    assert answered([USE], stop) == {"role": "assistant", "content": ""}
+    flag = {"truncated_tool_call": True}
+    assert answered([USE], stop) == {"role": "assistant", "content": "", "metadata": flag}
+    assert message["metadata"] == flag
+    assert "metadata" not in turns(message, *results_of(message))[0]
+    assert "metadata" not in outgoing([message], "openai")[0]
+    assert "metadata" not in answered([USE], stop, call_is_whole=True)
 
 
-def test_a_refused_answer_calls_no_tool() -> None:
-    assert answered([{"type": "text", "text": "a"}, USE, {**USE, "id": "b"}], "refusal", call_is_whole=True) == {
+@pytest.mark.parametrize("stop", ["refusal", "content_filter"])
+def test_a_refused_answer_calls_no_tool(stop: str) -> None:
+    message = answered([{"type": "text", "text": "a"}, USE, {**USE, "id": "b"}], stop, call_is_whole=True)
+    assert (message["content"], message.get("tool_calls"), message.get("metadata")) == ("a", None, None)
+
+
+def test_a_refusal_has_the_words_that_there_are() -> None:
+    def refusal(content: list[dict[str, Any]], details: Any = None) -> dict[str, Any]:
+        return answer_of({"content": content, "stop_reason": "refusal", "stop_details": details})[0]
+
+    explained = {"type": "refusal", "category": "bio", "explanation": "Not this."}
+    assert refusal([], explained) == {"role": "assistant", "content": "", "refusal": "Not this."}
+    assert refusal([{"type": "text", "text": "I can"}], explained)["refusal"] == "Not this."
+    assert refusal([{"type": "text", "text": "I will not"}]) == {
         "role": "assistant",
-        "content": "a",
+        "content": "I will not",
+        "refusal": "I will not",
     }
+    assert refusal([], {"type": "refusal", "explanation": None}) == {"role": "assistant", "content": ""}
+    assert turns(HELLO, refusal([{"type": "text", "text": "I will not"}]))[1]["content"] == "I will not"
 
 
 def test_thoughts_at_the_end_are_left_out() -> None:
     unsigned = {"type": "thinking", "thinking": "hm"}
     assert answered([unsigned], "max_tokens") == {"role": "assistant", "content": ""}
     assert answered([{"type": "text", "text": "a"}, THOUGHT], "max_tokens") == {"role": "assistant", "content": "a"}
-    # A server that signs nothing gets its thoughts back all the same.
+
+
+@pytest.mark.parametrize("unsigned", [{"type": "thinking", "thinking": "hm"}, {**THOUGHT, "signature": ""}])
+def test_thoughts_without_a_signature_go_back_only_to_servers_that_sign_nothing(unsigned: dict[str, Any]) -> None:
     kept = answered([unsigned, {"type": "text", "text": "a"}])
-    assert turns(kept)[0]["content"] == [unsigned, {"type": "text", "text": "a"}]
+    assert turns(kept) == [{"role": "assistant", "content": "a"}]
+    assert conversation_of([kept], signed=False)[1][0]["content"] == [unsigned, {"type": "text", "text": "a"}]
+
+
+def test_thoughts_of_other_providers_are_not_sent() -> None:
+    message = {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+            {"type": "reasoning", "summary": []},
+            {"type": "text", "text": "a"},
+        ],
+        "reasoning_content": "hm",
+        "thinking_blocks": [THOUGHT],
+        "provider_fields": {"openai": {"reasoning": "hm"}},
+    }
+    assert turns(message) == [{"role": "assistant", "content": "a"}]
 
 
 @pytest.mark.parametrize("blank", ["", " \n"])
@@ -333,8 +517,34 @@ def test_usage_counts_cached_tokens_in() -> None:
         "cache_write_tokens": 20,
         "reasoning_tokens": 5,
     }
+    assert usage_of({}) == usage_of({"input_tokens": 0, "output_tokens": None}) == {}
     told = {"input_tokens": 1, "output_tokens": None, "cache_read_input_tokens": None, "output_tokens_details": None}
     assert usage_of(told) == {"prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("reported", "usage"),
+    [
+        (
+            {"input_tokens": 1, "output_tokens": 2, "cache_creation": {"ephemeral_5m_input_tokens": 3, "x": 4}},
+            {"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 10, "cache_write_tokens": 7},
+        ),
+        (
+            {"input_tokens": 1, "output_tokens": 2, "output_tokens_details": {"thinking_tokens": 9}},
+            {"prompt_tokens": 1, "completion_tokens": 11, "total_tokens": 12, "reasoning_tokens": 9},
+        ),
+        (
+            {"prompt_tokens": 5, "completion_tokens": 2, "cache_read_input_tokens": 4},
+            {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "cached_tokens": 4},
+        ),
+        (
+            {"cache_read_input_tokens": 4},
+            {"prompt_tokens": 4, "completion_tokens": 0, "total_tokens": 4, "cached_tokens": 4},
+        ),
+    ],
+)
+def test_usage_is_never_too_low(reported: dict[str, Any], usage: dict[str, int]) -> None:
+    assert usage_of(reported) == usage
 
 
 # Streams.
@@ -465,22 +675,155 @@ def test_a_whole_answer_has_such_an_input_as_text_too(given: dict[str, Any]) -> 
 def test_a_part_of_a_block_that_never_began_is_the_providers_fault() -> None:
     with pytest.raises(ProviderUnavailable, match="content block 3 before its start"):
         streamed(START, {"type": "content_block_delta", "index": 3, "delta": pieces("{}")[0]})
+    text = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}
+    assert streamed(START, text, text, ending("end_turn"), STOP).whole()[0]["content"] == [
+        {"type": "text", "text": "aa"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "deltas", "given"),
+    [
+        ({"p": "x"}, [], {"p": "x"}),
+        ({"p": "x"}, [""], {"p": "x"}),
+        ({"p": "x"}, ["{}"], {"p": "x"}),
+        ({"p": "x"}, ['{"p":', '"x"}'], {"p": "x"}),
+        ({}, ["{}", '{"p":', '"x"}'], {"p": "x"}),
+        ({}, ["{}"], {}),
+        ({}, ['{"p":"x"}', "{}"], {"p": "x"}),
+        ({}, ['{"p":"x"}', '{"p": "x"}'], {"p": "x"}),
+        ({}, [{"p": "x"}], {"p": "x"}),
+        ('{"p": "x"}', [], {"p": "x"}),
+        ({}, ['{"p":"x"}', '{"p":"y"}'], {"INVALID_JSON": '{"p":"x"}{"p":"y"}'}),
+    ],
+)
+def test_an_input_sent_in_an_odd_way(start: Any, deltas: list[Any], given: dict[str, Any]) -> None:
+    assembly = streamed(START, *block(0, {**USING, "input": start}, *pieces(*deltas)), ending("tool_use"), STOP)
+    whole, is_whole = assembly.whole()
+    message = answer_of(whole, call_is_whole=is_whole)[0]
+    assert turns(message)[0]["content"] == [{**USING, "input": given}]
+
+
+def test_an_empty_object_before_a_cut_input_is_not_a_whole_call() -> None:
+    assembly = streamed(START, *block(0, USING, *pieces("{}")), ending("max_tokens"), STOP)
+    whole, is_whole = assembly.whole()
+    assert answer_of(whole, call_is_whole=is_whole)[0].get("tool_calls") is None
+
+
+@pytest.mark.parametrize("index", [0, None])
+def test_blocks_that_all_have_one_index_are_kept(index: int | None) -> None:
+    events = [
+        {**each, "index": index}
+        for each in (
+            *block(0, {"type": "text", "text": ""}, {"type": "text_delta", "text": "a"}),
+            *block(0, USING, *pieces('{"p": 1}')),
+            *block(0, {**USING, "id": "b"}, *pieces('{"p": 2}')),
+        )
+    ]
+    content = streamed(START, *events, ending("tool_use"), STOP).whole()[0]["content"]
+    assert [each.get("text") or each["input"] for each in content] == ["a", {"p": 1}, {"p": 2}]
+
+
+def test_a_count_that_one_of_the_events_reports_as_0_is_not_lost() -> None:
+    start = {"input_tokens": 10, "cache_read_input_tokens": 5, "output_tokens": 1}
+    for first, last in (
+        (start, {"input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 7}),
+        ({"input_tokens": 0, "output_tokens": 0}, {**start, "output_tokens": 7}),
+        (start, {"output_tokens": 7}),
+    ):
+        message = {"type": "message_start", "message": {"content": [], "usage": first}}
+        whole = streamed(message, ending("end_turn", **last), STOP).whole()[0]
+        usage = {"prompt_tokens": 15, "completion_tokens": 7, "total_tokens": 22, "cached_tokens": 5}
+        assert answer_of(whole)[1] == usage
+
+
+# History.
+
+
+def test_results_directly_follow_their_calls() -> None:
+    one, two = ({"role": "tool", "tool_call_id": each, "content": each} for each in ("a", "b"))
+    asked = said(call("{}", "a"), call("{}", "b"))
+    found = turns(HELLO, asked, two, {"role": "user", "content": "quick"}, {"role": "assistant", "content": "yes"}, one)
+    assert [each["role"] for each in found] == ["user", "assistant", "user", "assistant"]
+    assert [each.get("tool_use_id", each.get("text")) for each in found[2]["content"]] == ["a", "b", "quick"]
+
+
+def test_a_call_without_a_result_gets_an_error_and_a_result_without_a_call_is_left_out() -> None:
+    orphan = {"role": "tool", "tool_call_id": "gone", "content": "old"}
+    assert turns(orphan, HELLO, said(call("{}"), content="a"), {"role": "user", "content": "and?"}) == [
+        HELLO,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "a"},
+                {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_1",
+                    "content": "No result: the call was interrupted.",
+                    "is_error": True,
+                },
+                {"type": "text", "text": "and?"},
+            ],
+        },
+    ]
+    with pytest.raises(RequestRefused, match="messages must have a non-empty one"):
+        turns(orphan)
+
+
+def test_the_last_of_several_results_counts_and_an_error_has_content() -> None:
+    results: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "waiting"},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "", "metadata": {"is_error": True}},
+    ]
+    assert turns(said(call("{}")), *results)[1]["content"] == [
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": "Error", "is_error": True}
+    ]
+
+
+def test_turns_alternate_and_do_not_end_in_whitespace() -> None:
+    empty = {"role": "assistant", "content": ""}
+    assert turns(
+        HELLO, empty, HELLO, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b \n"}
+    ) == [
+        {"role": "user", "content": [{"type": "text", "text": "hello"}] * 2},
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
 
 
 # Tools and options.
 
 
 def test_tools() -> None:
-    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 1}}}
     native = {"type": "web_search_20250305", "name": "web_search"}
-    full = {"name": "look", "description": "Looks.", "parameters": schema, "strict": True}
-    assert tools_of(
-        [{"type": "function", "function": full}, {"type": "function", "function": {"name": "go"}}, native]
-    ) == [
-        {"name": "look", "description": "Looks.", "input_schema": schema, "strict": True},
+    full = {"name": "look", "description": "Looks.", "parameters": schema}
+    found = tools_of([{"type": "function", "function": full}, {"type": "function", "function": {"name": "go"}}, native])
+    assert found == [
+        {"name": "look", "description": "Looks.", "input_schema": schema},
         {"name": "go", "input_schema": {"type": "object", "properties": {}}},
         native,
     ]
+
+
+def test_a_strict_tool_has_a_schema_that_anthropic_accepts() -> None:
+    open_schema = {"type": "object", "properties": {"x": {"type": "object"}}}
+    for schema, strict in (
+        ({"type": "object", "properties": {"x": {"type": "integer"}}}, {"additionalProperties": False}),
+        (open_schema, None),
+    ):
+        function = {"name": "look", "parameters": schema, "strict": True}
+        found = tools_of([{"type": "function", "function": function}])[0]
+        assert found == (
+            {"name": "look", "input_schema": schema}
+            if strict is None
+            else {"name": "look", "input_schema": {**schema, **strict}, "strict": True}
+        )
 
 
 @pytest.mark.parametrize(
@@ -491,21 +834,24 @@ def test_tools() -> None:
         ("required", {"type": "any"}),
         ({"type": "function", "function": {"name": "look"}}, {"type": "tool", "name": "look"}),
         ({"type": "tool", "name": "look"}, {"type": "tool", "name": "look"}),
+        ({"type": "function", "name": "look"}, {"type": "tool", "name": "look"}),
+        ("look", {"type": "tool", "name": "look"}),
     ],
 )
 def test_tool_choice(given: Any, sent: dict[str, Any]) -> None:
-    assert options_of({"tool_choice": given}, tools=True) == {"tool_choice": sent}
+    assert options_of({"tool_choice": given}, tools=TOOLS) == {"tool_choice": sent}
     alone = sent if given == "none" else {**sent, "disable_parallel_tool_use": True}
-    assert options_of({"tool_choice": given, "parallel_tool_calls": False}, tools=True) == {"tool_choice": alone}
+    assert options_of({"tool_choice": given, "parallel_tool_calls": False}, tools=TOOLS) == {"tool_choice": alone}
 
 
 def test_one_tool_at_a_time() -> None:
     one = {"type": "auto", "disable_parallel_tool_use": True}
-    assert options_of({"parallel_tool_calls": False}, tools=True) == {"tool_choice": one}
-    assert options_of({"parallel_tool_calls": False}, tools=False) == {}
-    assert options_of({"parallel_tool_calls": True}, tools=True) == {}
+    assert options_of({"parallel_tool_calls": False}, tools=TOOLS) == {"tool_choice": one}
+    assert options_of({"parallel_tool_calls": False}, tools=None) == {}
+    assert options_of({"parallel_tool_calls": True}, tools=TOOLS) == {}
+    assert options_of({"tool_choice": "auto"}, tools=None) == options_of({"tool_choice": "none"}, tools=None) == {}
     with pytest.raises(RequestRefused, match=r"tool_choice must be .*'perhaps'"):
-        options_of({"tool_choice": "perhaps"}, tools=True)
+        options_of({"tool_choice": "perhaps"}, tools=TOOLS)
 
 
 def test_a_schema_for_the_answer_with_every_object_closed() -> None:
@@ -515,7 +861,6 @@ def test_a_schema_for_the_answer_with_every_object_closed() -> None:
         "properties": {
             "a": {"type": "array", "items": inner},
             "b": {"anyOf": [inner, {"type": "null"}]},
-            "c": {"type": "object", "additionalProperties": {"type": "string"}},
             "d": {"$ref": "#/$defs/D"},
         },
         "$defs": {"D": inner},
@@ -523,7 +868,7 @@ def test_a_schema_for_the_answer_with_every_object_closed() -> None:
     before = json.dumps(schema)
     closed = {**inner, "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    assert options_of({"response_format": wanted, "reasoning_effort": "low"}, tools=False) == {
+    assert options_of({"response_format": wanted, "reasoning_effort": "low"}, tools=None) == {
         "output_config": {
             "format": {
                 "type": "json_schema",
@@ -532,7 +877,6 @@ def test_a_schema_for_the_answer_with_every_object_closed() -> None:
                     "properties": {
                         "a": {"type": "array", "items": closed},
                         "b": {"anyOf": [closed, {"type": "null"}]},
-                        "c": {"type": "object", "additionalProperties": {"type": "string"}},
                         "d": {"$ref": "#/$defs/D"},
                     },
                     "$defs": {"D": closed},
@@ -545,19 +889,76 @@ def test_a_schema_for_the_answer_with_every_object_closed() -> None:
     assert json.dumps(schema) == before
 
 
+def test_a_schema_that_anthropic_cannot_enforce_is_asked_for_in_the_prompt() -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert options_of({"response_format": wanted}, tools=None) == {}
+    instruction = schema_prompt(wanted)
+    assert instruction == f"Answer with nothing but JSON that fits this schema: {json.dumps(schema)}"
+    assert conversation_of([{"role": "system", "content": "s"}, HELLO], instruction=instruction)[0] == (
+        f"s\n\n{instruction}"
+    )
+    plain = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string"}}}
+    assert schema_prompt(plain) is schema_prompt(None) is schema_prompt({"type": "text"}) is None
+
+
 def test_a_format_without_a_schema_is_not_supported() -> None:
-    assert options_of({"response_format": {"type": "text"}}, tools=False) == {}
+    assert options_of({"response_format": {"type": "text"}}, tools=None) == {}
     with pytest.raises(NotSupported, match=r"json_object.*Use a schema"):
-        options_of({"response_format": {"type": "json_object"}}, tools=False)
+        options_of({"response_format": {"type": "json_object"}}, tools=None)
 
 
 def test_other_options() -> None:
-    assert options_of({"stop": "END", "user": "u1", "thinking": {"type": "adaptive"}, "seed": None}, tools=False) == {
+    assert options_of({"stop": "END", "user": "u1", "thinking": {"type": "adaptive"}, "seed": None}, tools=None) == {
         "stop_sequences": ["END"],
         "metadata": {"user_id": "u1"},
         "thinking": {"type": "adaptive"},
     }
-    assert options_of({"stop": ["A", "B"]}, tools=False) == {"stop_sequences": ["A", "B"]}
+    assert options_of({"stop": ["A", "B"]}, tools=None) == {"stop_sequences": ["A", "B"]}
+    for given, sent in (
+        ({"stop_sequences": "A"}, {"stop_sequences": ["A"]}),
+        ({"stop": []}, {}),
+        ({"stream_options": {"include_usage": True}}, {}),
+        ({"metadata": {"user_id": "u"}}, {"metadata": {"user_id": "u"}}),
+        ({"safety_identifier": "u"}, {"metadata": {"user_id": "u"}}),
+        ({"service_tier": "default"}, {"service_tier": "standard_only"}),
+        ({"service_tier": "auto"}, {"service_tier": "auto"}),
+        ({"reasoning_effort": "minimal"}, {"output_config": {"effort": "low"}}),
+        ({"reasoning_effort": "xhigh"}, {"output_config": {"effort": "xhigh"}}),
+        ({"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}),
+    ):
+        assert options_of(given, tools=None) == sent
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"metadata": {"order": "1"}}, "metadata must be a dict with only user_id"),
+        ({"service_tier": "flex"}, "service_tier must be 'auto' or 'standard_only' for Anthropic, got 'flex'"),
+        ({"thinking": True}, "thinking must be a dict such as .* got True"),
+    ],
+)
+def test_an_option_without_an_equivalent_is_named(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        options_of(given, tools=None)
+
+
+@pytest.mark.parametrize(
+    ("model", "limit"),
+    [
+        ("claude-sonnet-5-5", 20_000),
+        ("claude-opus-4-1-20250805", 20_000),
+        ("claude-3-7-sonnet-latest", 20_000),
+        ("us.anthropic.claude-haiku-4-5-20251001-v1:0", 20_000),
+        ("claude-3-5-sonnet-20241022", 8192),
+        ("anthropic/claude-3.5-haiku", 8192),
+        ("claude-3-haiku-20240307", 4096),
+        ("claude-2.1", 4096),
+        ("kimi-k2", 4096),
+    ],
+)
+def test_the_default_limit_fits_the_model(model: str, limit: int) -> None:
+    assert default_max_tokens(model) == limit
 
 
 def test_calls_of_a_server_that_counts_each_answers_calls_anew_have_ids_of_their_own() -> None:

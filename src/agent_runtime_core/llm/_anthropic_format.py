@@ -8,139 +8,58 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._core.codec.json import loads_strict
-from ..errors import RequestRefused, brief
-
-PROVIDER = "anthropic"
-
-Block = dict[str, Any]
+from ..errors import brief
+from ._anthropic_content import PROVIDER, THINKING, Block, is_blank, parts, plain_or_blocks, refused, with_mark
+from ._anthropic_turns import arranged
 
 # Anthropic's recommendation for arguments that a model wrote and that cannot be parsed.
 UNREADABLE = "INVALID_JSON"
-_THINKING = frozenset({"thinking", "redacted_thinking"})
 _NOT_IN_AN_ID = re.compile(r"[^a-zA-Z0-9_-]")
-_DATA_URL = re.compile(r"data:([^;,]+)(?:;[^;,]*)*;base64,(.*)", re.DOTALL)
 
 
-def conversation_of(messages: Sequence[Mapping[str, Any]]) -> tuple[str | list[Block], list[Block]]:
+def conversation_of(
+    messages: Sequence[Mapping[str, Any]], *, signed: bool = True, instruction: str | None = None
+) -> tuple[str | list[Block], list[Block]]:
     """Return the system prompt and the turns for Anthropic, which rejects empty messages: they are dropped.
+
+    Args:
+        messages: The messages in OpenAI's format.
+        signed: Whether to drop thoughts without a signature. Claude rejects them; other models that are served with
+            this API sign nothing, and some need their thoughts back.
+        instruction: A text to add to the system prompt.
 
     Raises:
         RequestRefused: A message has no equivalent there, or no message remains.
+        InvalidArgument: An image or a file cannot be sent.
     """
     system: list[Block] = []
     turns: list[Block] = []
-    results: list[Block] | None = None
     for index, message in enumerate(messages):
         where, role = f"messages[{index}]", message.get("role")
         if role in ("system", "developer"):
-            system += _parts(message.get("content"), where)
+            system += with_mark(parts(message.get("content"), where), message.get("cache_control"))
         elif role == "tool":
-            if results is None:
-                turns.append({"role": "user", "content": (results := [])})
-            results.append(_result(message, where))
+            turns.append({"role": "user", "content": [_result(message, where)]})
         elif role in ("user", "assistant"):
-            blocks = _parts(message.get("content"), where) if role == "user" else _assistant(message, where)
+            blocks = parts(message.get("content"), where) if role == "user" else _assistant(message, where)
+            if signed:
+                blocks = [block for block in blocks if block.get("type") != "thinking" or block.get("signature")]
+            blocks = with_mark(without_final_thinking(blocks), message.get("cache_control"))
             if blocks:
-                turns.append({"role": role, "content": _plain_or_blocks(blocks)})
-                results = None
+                turns.append({"role": role, "content": blocks})
         else:
             raise refused(f"the role of {where} must be system, developer, user, assistant or tool, got {brief(role)}")
+    turns = arranged(turns)
     if not turns:
         raise refused("messages must have a non-empty one besides the system prompt, which Anthropic requires")
-    return _system(system), _distinct(turns)
-
-
-def _distinct(turns: list[Block]) -> list[Block]:
-    """Return the turns with unique ids of tool calls.
-
-    Some servers number the calls of each answer from the beginning. Anthropic would reject a repeated id in every later
-    request.
-    """
-    seen: set[str] = set()
-    renamed: dict[str, str] = {}  # new ids by old ones, of the last answer that called tools
-    for turn in turns:
-        blocks = turn["content"]
-        if isinstance(blocks, str):
-            continue
-        if turn["role"] == "assistant":
-            renamed = {}
-        for index, block in enumerate(blocks):
-            if block.get("type") == "tool_use":
-                id_ = block["id"]
-                while id_ in seen:
-                    id_ += "_"
-                seen.add(id_)
-                renamed[block["id"]] = id_
-                blocks[index] = {**block, "id": id_}
-            elif block.get("type") == "tool_result" and block.get("tool_use_id") in renamed:
-                blocks[index] = {**block, "tool_use_id": renamed[block["tool_use_id"]]}
-    return turns
-
-
-def refused(message: str) -> RequestRefused:
-    return RequestRefused(message, provider=PROVIDER)
+    if instruction:
+        system.append({"type": "text", "text": instruction})
+    return _system(system), turns
 
 
 def _system(blocks: list[Block]) -> str | list[Block]:
     plain = all(block.keys() == {"type", "text"} for block in blocks)
     return "\n\n".join(block["text"] for block in blocks) if plain else blocks
-
-
-def _plain_or_blocks(blocks: list[Block]) -> str | list[Block]:
-    """Return the text alone if there is nothing else, otherwise the blocks."""
-    return str(blocks[0]["text"]) if len(blocks) == 1 and blocks[0].keys() == {"type", "text"} else blocks
-
-
-def _parts(content: Any, where: str) -> list[Block]:
-    """Return the blocks of a message's content, without empty texts."""
-    if content is None:
-        return []
-    if isinstance(content, Mapping):
-        content = json.dumps(content, ensure_ascii=False)
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    blocks = [_part({"type": "text", "text": part} if isinstance(part, str) else part, where) for part in content]
-    return [block for block in blocks if not _is_blank(block)]
-
-
-def _part(part: Mapping[str, Any], where: str) -> Block:
-    match part.get("type"):
-        case "text" | "input_text" | "output_text":
-            kept = {"cache_control": part["cache_control"]} if part.get("cache_control") else {}
-            return {"type": "text", "text": part.get("text") or "", **kept}
-        case "refusal":
-            return {"type": "text", "text": part.get("refusal") or ""}
-        case "image_url":
-            image = part.get("image_url")
-            url = image.get("url") if isinstance(image, Mapping) else image
-            return {"type": "image", "source": _source(str(url), "image/", where)}
-        case "file":
-            return _document(part.get("file") or {}, where)
-        case "input_audio":
-            raise refused(f"{where} has a part of type 'input_audio': Anthropic accepts text, images and documents")
-    return dict(part)
-
-
-def _document(file: Mapping[str, Any], where: str) -> Block:
-    if file.get("file_data"):
-        source = _source(str(file["file_data"]), "application/pdf", where)
-    else:
-        source = {"type": "file", "file_id": str(file.get("file_id") or "")}
-    return {"type": "document", "source": source} | ({"title": file["filename"]} if file.get("filename") else {})
-
-
-def _source(url: str, kind: str, where: str) -> dict[str, str]:
-    if found := _DATA_URL.fullmatch(url):
-        media, data = found.groups()
-        if media.startswith(kind):
-            return {"type": "base64", "media_type": media, "data": data}
-    elif url.startswith("https://"):
-        return {"type": "url", "url": url}
-    raise refused(f"{where}: the URL must be https, or data:{kind}…;base64,…, got {url[:60]!r}")
-
-
-def _is_blank(block: Mapping[str, Any]) -> bool:
-    return block.get("type") == "text" and not str(block.get("text") or "").strip()
 
 
 def _assistant(message: Mapping[str, Any], where: str) -> list[Block]:
@@ -149,7 +68,8 @@ def _assistant(message: Mapping[str, Any], where: str) -> list[Block]:
     if own and _is_same(own, message):
         return [
             {**block, "id": _id(block.get("id"), where)} if block.get("type") == "tool_use" else block
-            for block in without_final_thinking([block for block in own if not _is_blank(block)])
+            for block in own
+            if not is_blank(block)
         ]
     return _converted(message, where)
 
@@ -157,23 +77,22 @@ def _assistant(message: Mapping[str, Any], where: str) -> list[Block]:
 def without_final_thinking(content: Sequence[Block]) -> list[Block]:
     """Return the blocks without thinking blocks at the end, which Anthropic rejects."""
     kept = list(content)
-    while kept and kept[-1].get("type") in _THINKING:
+    while kept and kept[-1].get("type") in THINKING:
         kept.pop()
     return kept
 
 
 def _converted(message: Mapping[str, Any], where: str) -> list[Block]:
-    blocks = _parts(message.get("content") or message.get("refusal"), where)
+    blocks = parts(message.get("content") or message.get("refusal"), where)
     for call in message.get("tool_calls") or ():
         function = call.get("function") or call
         name, arguments = str(function.get("name") or ""), function.get("arguments")
-        parsed = object_of(arguments)
-        if parsed is None:
-            raise refused(
-                f"{where}: the arguments of call {brief(call.get('id'))} of tool {brief(name)} must be a JSON object, "
-                f"got {str(arguments)[:60]!r}. Correct them, or remove the call and its result"
-            )
-        blocks.append({"type": "tool_use", "id": _id(call.get("id"), where), "name": name, "input": parsed})
+        input_ = object_of(arguments)
+        if input_ is None:
+            # The result of the call has the error.
+            input_ = as_unreadable(arguments if isinstance(arguments, str) else json.dumps(arguments, default=str))
+        block = {"type": "tool_use", "id": _id(call.get("id"), where), "name": name, "input": input_}
+        blocks += with_mark([block], call.get("cache_control"))
     return blocks
 
 
@@ -223,11 +142,23 @@ def _id(given: Any, where: str) -> str:
 
 def _result(message: Mapping[str, Any], where: str) -> Block:
     block: Block = {"type": "tool_result", "tool_use_id": _id(message.get("tool_call_id"), where)}
-    if blocks := _parts(message.get("content"), where):
-        block["content"] = _plain_or_blocks(blocks)
-    if (message.get("metadata") or {}).get("is_error"):
-        block["is_error"] = True
-    return block
+    is_error = (message.get("metadata") or {}).get("is_error")
+    mark = message.get("cache_control")
+    blocks = parts(message.get("content"), where)
+    for each in blocks:
+        # A mark at the end of the result has the same effect, and is valid for every kind of content.
+        mark = each.pop("cache_control", None) or mark
+    if blocks:
+        block["content"] = plain_or_blocks(blocks)
+    if is_error:
+        # Anthropic rejects an error without content.
+        block |= {"content": block.get("content") or "Error", "is_error": True}
+    return with_mark([block], mark)[0]
+
+
+def as_unreadable(text: str) -> dict[str, Any]:
+    """Return an input as the text that the model wrote; a lone surrogate becomes its JSON escape."""
+    return {UNREADABLE: text.encode("utf-8", "backslashreplace").decode()}
 
 
 def message_of(content: list[Block]) -> dict[str, Any]:
@@ -237,7 +168,7 @@ def message_of(content: list[Block]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
     if calls:
         message["tool_calls"] = [_call(block) for block in calls]
-    blocks = [_without_defaults(block) for block in content if not _is_blank(block)]
+    blocks = [_without_defaults(block) for block in content if not is_blank(block)]
     if any(UNREADABLE in (block.get("input") or {}) for block in calls) or blocks != _converted(message, "the answer"):
         message["provider_fields"] = {PROVIDER: {"content": content}}
     return message

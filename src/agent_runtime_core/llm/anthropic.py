@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import logging
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -14,14 +15,17 @@ from .._core.clock import SYSTEM, Clock
 from .._core.lazy_import import load
 from ..config import get_config
 from ..errors import AuthenticationFailed, ProviderError, RequestRefused, StreamCut
-from ._anthropic_format import PROVIDER, conversation_of
-from ._anthropic_options import options_of, tools_of
-from ._anthropic_response import Assembly, answer_of
+from ._anthropic_content import PROVIDER
+from ._anthropic_errors import error_of
+from ._anthropic_format import conversation_of
+from ._anthropic_options import default_max_tokens, limit_cache_marks, options_of, schema_prompt, tools_of
+from ._anthropic_response import answer_of
+from ._anthropic_stream import Assembly
 from ._api_keys import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._circuit_breaker import Breakers
 from ._client import ChatClient
 from ._client_per_loop import PerLoopClients
-from ._openai_errors import of_status, translated, without_keys
+from ._openai_errors import translated, without_keys
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._retries import Retries
 from .openai import as_stream_cut
@@ -31,7 +35,6 @@ __all__ = ["AnthropicClient", "AnthropicWire"]
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 DEFAULT_MODEL = "claude-sonnet-5-5"
-DEFAULT_MAX_TOKENS = 4096
 # The SDK's own limit: at 128,000 tokens an hour, a longer answer may take more than ten minutes, and some networks
 # close a connection that is idle for so long.
 _LONGEST_UNSTREAMED = 21_333
@@ -41,20 +44,6 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 _OTHER_KEYS = ("auth_token", "credentials", "config", "profile")
 # Seconds to wait for the end of a response after its last event; it nearly always arrives with that event.
 _REST = 0.1
-# An error in the middle of a stream has the status of the stream, 200.
-_STATUSES = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "conflict_error": 409,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
 
 
 class AnthropicWire(ProviderAdapter):
@@ -96,6 +85,8 @@ class AnthropicWire(ProviderAdapter):
         client = await self._clients.here()
         found = await client.messages.create(**arguments)
         whole = self._dict(found)
+        if whole.get("error"):
+            raise error_of(whole, None, request.model, key=self._key, headers={})
         if not whole.get("stop_reason"):
             raise StreamCut("the answer has no stop_reason", provider=PROVIDER, model=request.model)
         return _answer(whole, False, request.model, found)
@@ -105,27 +96,37 @@ class AnthropicWire(ProviderAdapter):
         client = await self._clients.here()
         events = await client.messages.create(**self._arguments(request), stream=True)
         try:
-            async for event in events:
-                # Also without text, so that the time limit between chunks does not end a working stream.
-                yield Chunk(assembly.add(self._dict(event)))
-                if assembly.ended:
-                    await _read_out(events)
-                    break
+            if unstreamed := await _unstreamed(events):
+                yield Chunk(self._add(assembly, unstreamed, request.model))
+            else:
+                async for event in events:
+                    # Also without text, so that the time limit between chunks does not end a working stream.
+                    yield Chunk(self._add(assembly, self._dict(event), request.model))
+                    if assembly.ended:
+                        await _read_out(events)
+                        break
         except Exception as error:
             if cut := as_stream_cut(self.translate(error, request.model)):
                 raise cut from error
             raise
         finally:
             await events.close()
-        if assembly.ended:
+        # The last event may be missing if the stream ended without an error.
+        if assembly.complete:
             whole, is_whole = assembly.whole()
             raw = self._sdk.types.Message.construct(**whole)
             yield Chunk(answer=_answer(whole, is_whole, request.model, raw))
 
+    def _add(self, assembly: Assembly, event: dict[str, Any], model: str) -> str:
+        """Add an event; raise the error that it reports."""
+        if event.get("error"):
+            raise error_of(event, None, model, key=self._key, headers={})
+        return assembly.add(event)
+
     async def count_tokens(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, timeouts: Timeouts
     ) -> int:
-        prompt = _prompt(messages, tools)
+        prompt = _prompt(messages, tools, model, {})
         client = await self._clients.here()
         counted = await client.messages.count_tokens(**prompt, model=model, timeout=self._timeout(timeouts))
         return int(counted.input_tokens)
@@ -135,14 +136,8 @@ class AnthropicWire(ProviderAdapter):
             return AuthenticationFailed(without_keys(str(error), self._key), provider=PROVIDER, model=model)
         if not isinstance(error, self._sdk.APIStatusError):
             return translated(error, PROVIDER, model, ("anthropic",), self._key)
-        reported = error.body.get("error") if isinstance(error.body, Mapping) else None
-        reported = reported if isinstance(reported, Mapping) else {}
-        kind = str(reported.get("type") or "")
-        message = without_keys(str(reported.get("message") or error.message), self._key)
-        status = error.status_code if error.status_code >= 400 else _STATUSES.get(kind)
-        # "prompt is too long", or "input length and `max_tokens` exceed context limit".
-        evidence = message.replace("context limit", "context window")
-        return of_status(status, evidence, message, PROVIDER, model, kind, dict(error.response.headers))
+        headers, fallback = dict(error.response.headers), str(error.message)
+        return error_of(error.body, error.status_code, model, fallback=fallback, key=self._key, headers=headers)
 
     async def close(self) -> None:
         await self._clients.close()
@@ -167,12 +162,13 @@ class AnthropicWire(ProviderAdapter):
         if request.temperature is not None:
             sampling["temperature"] = request.temperature
         limit = extra.pop("max_completion_tokens", None)
+        options = options_of(extra, tools=request.tools)
         arguments = {
             "timeout": self._timeout(request.timeouts),
-            **options_of(extra, tools=bool(request.tools)),
-            **_prompt(request.messages, request.tools),
+            **options,
+            **_prompt(request.messages, request.tools, request.model, extra),
             "model": request.model,
-            "max_tokens": request.max_tokens or limit or DEFAULT_MAX_TOKENS,
+            "max_tokens": request.max_tokens or limit or _default_limit(request.model, options),
         }
         if unknown := sorted(arguments.keys() - self._known):
             raise RequestRefused(
@@ -220,7 +216,8 @@ class AnthropicClient(ChatClient):
         http_client: A transport of the SDK, for tests and proxies.
         **options: Further arguments of the SDK's client.
 
-    An answer has at most 4096 tokens unless `max_tokens` is set.
+    Without `max_tokens`, an answer of Claude 3.7 or later has at most 20,000 tokens, in addition to
+    `thinking["budget_tokens"]`; one of Claude 3.5 at most 8,192, and one of any other model at most 4,096.
 
     Raises:
         AnthropicConfigurationError: There is no API key.
@@ -265,14 +262,33 @@ def _configured_model() -> str:
     return config.default_model if chosen or config.default_model.startswith("claude") else DEFAULT_MODEL
 
 
-def _prompt(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
-    system, turns = conversation_of(messages)
-    prompt: dict[str, Any] = {"messages": turns}
-    if system:
-        prompt["system"] = system
-    if tools:
-        prompt["tools"] = tools_of(tools)
-    return prompt
+def _prompt(
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None,
+    model: str,
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    instruction = schema_prompt(extra.get("response_format"))
+    system, turns = conversation_of(messages, signed="claude" in model.lower(), instruction=instruction)
+    # The marks of the whole request have one limit; `cache_control` as an option is one of them.
+    places = limit_cache_marks(tools_of(tools or ()), system, turns, reserved=int(bool(extra.get("cache_control"))))
+    return {name: value for name, value in zip(("tools", "system", "messages"), places, strict=True) if value}
+
+
+def _default_limit(model: str, options: Mapping[str, Any]) -> int:
+    # Anthropic rejects a limit that is not above the budget for thoughts.
+    budget = (options.get("thinking") or {}).get("budget_tokens") or 0
+    return default_max_tokens(model) + int(budget)
+
+
+async def _unstreamed(events: Any) -> dict[str, Any] | None:
+    """Return the answer of a server that does not stream; None if the response is a stream."""
+    response: Any = events.response
+    if "json" not in response.headers.get("content-type", ""):
+        return None
+    body = json.loads(await response.aread())
+    # The type may be missing.
+    return {"type": "message", **body} if isinstance(body, dict) else None
 
 
 def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Completion:
