@@ -34,7 +34,10 @@ from agent_runtime_core.llm._circuit_breaker import Breakers
 from agent_runtime_core.llm._client import Retries, Timeouts
 from agent_runtime_core.llm._provider import Request
 from agent_runtime_core.llm.anthropic import AnthropicClient, AnthropicWire
+from agent_runtime_core.loop import run_turn_loop
+from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.testing.clock import VirtualClock
+from agent_runtime_core.tools import ToolRegistry
 from tests.support.provider_server import Script, WireServer, cut_places, events, script, serving, stream
 
 anthropic = pytest.importorskip("anthropic")
@@ -414,6 +417,57 @@ async def test_an_argument_anthropic_does_not_have_is_refused_by_name() -> None:
     assert (transport.bodies[0]["seed"], transport.bodies[0]["max_tokens"]) == (1, 50)
 
 
+async def test_no_default_limit_is_below_the_budget_for_thoughts() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1000}
+    transport = Transport(*[said([text("ok")])] * 3)
+    async with client_of(transport) as client:
+        await client.generate(HELLO, thinking=thinking)
+        await client.generate(HELLO, thinking=thinking, max_tokens=1500)
+        await client.generate(HELLO, model="claude-3-haiku-20240307")
+    assert [body["max_tokens"] for body in transport.bodies] == [21_000, 1500, 4096]
+
+
+async def test_a_schema_without_an_equivalent_is_in_the_prompt() -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    transport = Transport(said([text('{"a": 1}')]))
+    async with client_of(transport) as client:
+        await client.generate([{"role": "system", "content": "Be brief."}, *HELLO], response_format=wanted)
+    assert "output_config" not in transport.bodies[0]
+    assert transport.bodies[0]["system"].startswith("Be brief.")
+    assert json.dumps(schema) in transport.bodies[0]["system"]
+
+
+async def test_at_most_four_cache_marks_are_sent() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    messages = [
+        {"role": "system", "content": "s", **mark},
+        *({"role": "user", "content": str(n), **mark} for n in range(4)),
+    ]
+    transport = Transport(*[said([text("ok")])] * 2)
+    async with client_of(transport) as client:
+        await client.generate(messages, tools=[{**WEATHER, **mark}])
+        await client.generate(messages, tools=[{**WEATHER, **mark}], cache_control=mark["cache_control"])
+    for body, kept in zip(transport.bodies, (["1", "2", "3"], ["2", "3"]), strict=True):
+        assert "cache_control" in body["tools"][0]
+        assert "cache_control" not in body["system"][0]
+        assert [block["text"] for block in body["messages"][0]["content"] if "cache_control" in block] == kept
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_typed_answer_with_bounds_is_checked_and_repaired_here(stream: bool) -> None:
+    wanted = {"type": "object", "properties": {"score": {"type": "integer", "maximum": 5}}, "required": ["score"]}
+    answers = [[text(f'{{"score": {score}}}')] for score in (9, 3)]
+    transport = Transport(*(told(each) if stream else said(each) for each in answers))
+    async with client_of(transport) as client:
+        context = MockRunContext(input_messages=HELLO)
+        result = await run_turn_loop(context, client, ToolRegistry(), output_type=wanted, stream=stream)
+    assert result.output == {"score": 3}
+    sent = transport.bodies[0]["output_config"]["format"]["schema"]["properties"]["score"]
+    assert sent == {"type": "integer", "description": "{maximum: 5}"}
+    assert '"maximum": 5' in transport.bodies[1]["messages"][-1]["content"]
+
+
 # Errors.
 
 
@@ -481,6 +535,89 @@ async def test_an_error_in_the_stream(kind: str, message: str, wanted: type[Prov
             await client.generate(HELLO, stream=True)
     assert type(caught.value) is wanted
     assert (caught.value.status, caught.value.code) == (status, kind)
+
+
+PAGE = """<html><head><title>502 Bad Gateway</title><style>b {color: red}</style></head>
+<body><script>track("x")</script><h1>Bad&nbsp;Gateway</h1><p>try &amp; wait</p></body></html>"""
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"message": "The model is not ready."}, "The model is not ready."),
+        ({"Message": "no access"}, "no access"),
+        ({"error": "model 'x' not found, try pulling it first"}, "try pulling it first"),
+        (
+            {"error": {"message": "litellm.BadRequestError: no", "type": None, "code": "400"}},
+            "litellm.BadRequestError: no",
+        ),
+        ({"detail": "Not here"}, "Not here"),
+        ({"detail": [{"loc": ["body"], "msg": "field required"}, {"msg": "too short"}]}, "field required; too short"),
+        ([{"error": {"code": 400, "message": "vertex says no", "status": "INVALID_ARGUMENT"}}], "vertex says no"),
+        ({"error": {"message": '{"type":"error","error":{"type":"x","message":"nested"}}'}}, "nested"),
+        ({"error": {"code": 7}}, '"code": 7'),
+        ({"odd": f"for {KEY}"}, '{"odd": "for (key)"}'),
+        ("plain words", "plain words"),
+        (PAGE, "502 Bad Gateway Bad Gateway try & wait"),
+        ("{broken", "{broken"),
+    ],
+)
+async def test_the_words_of_any_error_are_kept(body: Any, words: str) -> None:
+    sent = {"text": body} if isinstance(body, str) else {"json": body}
+    async with client_of(Transport(*[httpx2.Response(400, **sent) for _ in range(2)])) as client:
+        for asked in (client.generate(HELLO), drained(client, HELLO)):
+            with pytest.raises(ProviderError) as caught:
+                await asked
+            assert words in str(caught.value)
+            assert caught.value.status == 400
+            assert "track" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Input is too long for requested model.",
+        "prompt is too long: 205000 tokens > 200000 maximum",
+        "input length and max_tokens exceed context limit: 190000 + 20000 > 200000",
+        "The model returned the following errors: prompt is too long: 1 tokens",
+    ],
+)
+async def test_a_prompt_that_is_too_long_for_any_server_of_claude(words: str) -> None:
+    for body in (failed("invalid_request_error", words), {"message": words}, {"error": {"message": words}}):
+        async with client_of(Transport(httpx2.Response(400, json=body))) as client:
+            with pytest.raises(ContextOverflow):
+                await client.generate(HELLO)
+
+
+async def test_an_error_in_a_successful_answer() -> None:
+    transport = Transport(failed("overloaded_error", "Overloaded"), failed("rate_limit_error", "slow down"))
+    async with client_of(transport) as client:
+        with pytest.raises(ProviderUnavailable, match="Overloaded"):
+            await client.generate(HELLO)
+        with pytest.raises(RateLimited, match="slow down"):
+            await client.generate(HELLO, stream=True)
+
+
+@pytest.mark.parametrize("missing", [None, "type"])
+async def test_a_whole_answer_to_a_request_to_stream(missing: str | None) -> None:
+    content = [THOUGHT, text("so"), USE]
+    whole = said(content, "tool_use")
+    answer = {name: value for name, value in whole.items() if name != missing}
+    transport = Transport(answer, answer, whole)
+    async with client_of(transport) as client:
+        deltas, streamed = await drained(client, HELLO)
+        through = await client.generate(HELLO, stream=True)
+        once = await client.generate(HELLO)
+    assert deltas == ["so"]
+    for response in (streamed, through):
+        assert (response.message, response.usage, response.finish_reason) == (once.message, once.usage, "tool_calls")
+    assert len(transport.requests) == 3
+
+
+async def test_a_whole_answer_as_the_only_event_of_a_stream() -> None:
+    async with client_of(Transport([("message", said([text("so")]))])) as client:
+        deltas, response = await drained(client, HELLO)
+    assert (deltas, response.message["content"]) == (["so"], "so")
 
 
 async def test_connections_that_fail() -> None:
