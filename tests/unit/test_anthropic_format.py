@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -974,3 +976,55 @@ def test_calls_of_a_server_that_counts_each_answers_calls_anew_have_ids_of_their
     answered = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
     assert asked == answered
     assert len(set(asked)) == 2  # Anthropic: "`tool_use` ids must be unique"
+
+
+MESSAGES: list[dict[str, Any]] = [
+    HELLO,
+    {"role": "user", "content": [{"type": "text", "text": ""}]},
+    {"role": "assistant", "content": ""},
+    {"role": "assistant", "content": "a "},
+    said(call("{broken", "a"), call("{}", "b"), content=" "),
+    answered([THOUGHT, {**USE, "id": "a"}], "tool_use"),
+    answered([{**THOUGHT, "signature": ""}, {"type": "text", "text": "so"}]),
+    answered([{"type": "text", "text": "so"}, {**USE, "id": "cut"}], "max_tokens"),
+    {"role": "tool", "tool_call_id": "a", "content": ""},
+    {"role": "tool", "tool_call_id": "b", "content": "x", "metadata": {"is_error": True}},
+]
+
+
+def rejections(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield why Anthropic would reject the turns."""
+    pending: list[str] = []
+    seen: set[str] = set()
+    for index, turn in enumerate(found):
+        if turn.keys() != {"role", "content"}:
+            yield f"fields {turn.keys()}"
+        if index and turn["role"] == found[index - 1]["role"]:
+            yield "roles must alternate"
+        content = turn["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not blocks or any(each["type"] == "text" and not each["text"].strip() for each in blocks):
+            yield "empty"
+        if any(each["type"] == "thinking" and not each.get("signature") for each in blocks):
+            yield "signature: Field required"
+        if [each["tool_use_id"] for each in blocks if each["type"] == "tool_result"] != pending:
+            yield "a call without its result directly after it, or a result without a call"
+        if pending and any(each["type"] != "tool_result" for each in blocks[: len(pending)]):
+            yield "results must be first"
+        pending = [each["id"] for each in blocks if each["type"] == "tool_use"]
+        if seen & set(pending):
+            yield "ids must be unique"
+        seen |= set(pending)
+        if any(not isinstance(each["input"], dict) for each in blocks if each["type"] == "tool_use"):
+            yield "input must be an object"
+    if pending:
+        yield "a call without a result"
+    if found[-1]["role"] == "assistant" and str(found[-1]["content"]).endswith(" "):
+        yield "trailing whitespace"
+
+
+def test_every_history_is_sent_as_anthropic_accepts_it() -> None:
+    for length in range(4):
+        for history in itertools.product(MESSAGES, repeat=length):
+            found = turns(HELLO, *history)
+            assert (list(rejections(found)), history) == ([], history)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._core.json_schema import misfit
-from agent_runtime_core.llm._schemas import dialect_of, output_schema, tool_parameters
+from agent_runtime_core.llm._schemas import dialect_of, output_schema, tool_parameters, with_schemas
 
 # What Anthropic's documentation of structured outputs accepts.
 ACCEPTED = {
@@ -280,3 +280,24 @@ def test_an_answer_within_the_sent_schema_may_still_break_a_bound() -> None:
     assert sent is not None
     assert misfit({"score": 9}, sent) is None
     assert misfit({"score": 9}, schema) is not None
+
+
+def test_the_arguments_of_a_chat_completion() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array"}}, "additionalProperties": False}
+    native = {"type": "custom", "custom": {"name": "c"}}
+    arguments = {
+        "model": "m",
+        "tools": [{"type": "function", "function": {"name": "a", "parameters": schema}}, native],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+    }
+    before = json.dumps(arguments)
+    for dialect, items, rest in (("openai", {}, {"additionalProperties": False}), ("gemini", TEXT, {})):
+        sent = {"type": "object", "properties": {"a": {"type": "array", "items": items}}, **rest}
+        assert with_schemas(arguments, dialect) == {  # type: ignore[arg-type]
+            "model": "m",
+            "tools": [{"type": "function", "function": {"name": "a", "parameters": sent}}, native],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": sent}},
+        }
+    assert json.dumps(arguments) == before
+    for plain in ({"tools": None}, {"response_format": {"type": "json_object"}}):
+        assert with_schemas(plain, "gemini") == plain

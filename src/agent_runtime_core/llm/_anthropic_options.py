@@ -29,6 +29,7 @@ def default_max_tokens(model: str) -> int:
     Anthropic rejects a limit above the maximum of the model. 20,000 is less than the maximum of Claude 3.7 and later
     models, and so few that an answer need not be streamed. Servers of other models may have a short context.
     """
+    model = model.lower()
     if "claude" not in model or _OLD_MODEL.search(model):
         return 4096
     return 8192 if _MODEL_3_5.search(model) else 20_000

@@ -70,6 +70,26 @@ def output_schema(schema: Schema, dialect: Dialect) -> dict[str, Any] | None:
     return _GeminiSchema(schema).convert(schema) if dialect == "gemini" else _changed(schema, _with_items)
 
 
+def with_schemas(arguments: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
+    """Return the arguments of a chat completion with tools and response format as the provider accepts them."""
+    changed = dict(arguments)
+    if tools := arguments.get("tools"):
+        changed["tools"] = [_with_parameters(tool, dialect) for tool in tools]
+    format_: Any = arguments.get("response_format")
+    match format_:
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema} as wanted}:
+            sent = output_schema(schema, dialect)
+            changed["response_format"] = {**format_, "json_schema": {**wanted, "schema": sent}}
+    return changed
+
+
+def _with_parameters(tool: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, Mapping) or not function.get("parameters"):
+        return dict(tool)
+    return {**tool, "function": {**function, "parameters": tool_parameters(function["parameters"], dialect)}}
+
+
 def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """Return a copy of the schema in which every schema, the inner ones first, was replaced by `change` of it."""
     if isinstance(schema, Sequence) and not isinstance(schema, str):

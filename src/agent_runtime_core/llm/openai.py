@@ -28,6 +28,7 @@ from ._openai_errors import of_status, translated, without_keys
 from ._openai_format import ids_in, incoming, outgoing, usage_of
 from ._openai_stream import Assembly, plain_text
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
+from ._schemas import dialect_of, with_schemas
 
 __all__ = ["OpenAIClient", "OpenAIConfigurationError"]
 
@@ -149,6 +150,7 @@ class OpenAIWire(ProviderAdapter):
     def _arguments(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
         timeout = self._timeout(request.timeouts)
         arguments = chat_arguments(request, self.provider, timeout, limit=self._limit(request.model), stream=stream)
+        arguments = with_schemas(arguments, dialect_of(self.endpoint))
         # The server may accept arguments that this SDK does not know.
         body = {name: arguments.pop(name) for name in arguments.keys() - self._parameters}
         if body:
