@@ -620,6 +620,13 @@ async def test_a_whole_answer_as_the_only_event_of_a_stream() -> None:
     assert (deltas, response.message["content"]) == (["so"], "so")
 
 
+async def test_a_stream_with_the_content_type_of_json() -> None:
+    body = events(*told([text("so")]), end="")
+    answer = httpx2.Response(200, headers={"content-type": "application/json"}, content=body)
+    async with client_of(Transport(answer)) as client:
+        assert (await drained(client, HELLO))[1].message["content"] == "so"
+
+
 async def test_connections_that_fail() -> None:
     transport = Transport(httpx2.ConnectError("refused"), httpx2.ConnectTimeout("slow"))
     async with client_of(transport) as client:

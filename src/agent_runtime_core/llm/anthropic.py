@@ -284,11 +284,13 @@ def _default_limit(model: str, options: Mapping[str, Any]) -> int:
 async def _unstreamed(events: Any) -> dict[str, Any] | None:
     """Return the answer of a server that does not stream; None if the response is a stream."""
     response: Any = events.response
-    if "json" not in response.headers.get("content-type", ""):
+    if not response.headers.get("content-type", "").startswith("application/json"):
         return None
-    body = json.loads(await response.aread())
+    body = await response.aread()
+    if not body.lstrip().startswith(b"{"):
+        return None  # a stream with the wrong content type; `events` reads it from memory
     # The type may be missing.
-    return {"type": "message", **body} if isinstance(body, dict) else None
+    return {"type": "message", **json.loads(body)}
 
 
 def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Completion:
