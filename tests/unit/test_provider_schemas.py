@@ -96,7 +96,7 @@ def test_names_and_data_are_not_keywords() -> None:
         ({"type": "object", "properties": {"a": TEXT}, "additionalProperties": True}, closed(a=TEXT)),
         ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": {"a": TEXT}}}}, closed(a=TEXT)),
         (
-            {"type": "array", "prefixItems": [TEXT, {"type": "integer"}], "minItems": 2, "maxItems": 2},
+            {"type": "array", "prefixItems": [TEXT, {"type": "integer"}], "items": {}, "minItems": 2, "maxItems": 2},
             {
                 "type": "array",
                 "items": {"anyOf": [TEXT, {"type": "integer"}]},
@@ -105,11 +105,19 @@ def test_names_and_data_are_not_keywords() -> None:
             },
         ),
         (
+            {"type": "array", "prefixItems": [TEXT], "items": {"type": "null"}},
+            {
+                "type": "array",
+                "items": {"anyOf": [TEXT, {"type": "null"}]},
+                "description": '{prefixItems: [{"type": "string"}]}',
+            },
+        ),
+        (
             {"type": "array", "items": [TEXT]},
             {"type": "array", "items": TEXT, "description": '{prefixItems: [{"type": "string"}]}'},
         ),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_an_answer_as_anthropic_accepts_it(schema: dict[str, Any], sent: dict[str, Any] | None) -> None:
     assert output_schema(schema, "anthropic") == (sent or schema)

@@ -279,7 +279,9 @@ class _AnthropicOutput:
         items = left.pop("items", None)
         if first := left.get("prefixItems"):
             options: list[dict[str, Any]] = []
-            for each in [*first, *([items] if isinstance(items, Mapping) and items else ())]:
+            # Items after the first ones, unless there can be none.
+            rest = [items] if isinstance(items, Mapping) and items and left.get("maxItems") != len(first) else []
+            for each in [*first, *rest]:
                 converted = self.convert(each, within)
                 if converted not in options:
                     options.append(converted)
