@@ -521,7 +521,7 @@ def test_usage_counts_cached_tokens_in() -> None:
     }
     assert usage_of({}) == usage_of({"input_tokens": 0, "output_tokens": None}) == {}
     told = {"input_tokens": 1, "output_tokens": None, "cache_read_input_tokens": None, "output_tokens_details": None}
-    assert usage_of(told) == {"prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1}
+    assert usage_of(told) == {"prompt_tokens": 1}
 
 
 @pytest.mark.parametrize(
@@ -540,7 +540,7 @@ def test_usage_counts_cached_tokens_in() -> None:
             {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "cached_tokens": 4},
         ),
         (
-            {"cache_read_input_tokens": 4},
+            {"cache_read_input_tokens": 4, "output_tokens": 0},
             {"prompt_tokens": 4, "completion_tokens": 0, "total_tokens": 4, "cached_tokens": 4},
         ),
     ],
@@ -737,6 +737,17 @@ def test_a_count_that_one_of_the_events_reports_as_0_is_not_lost() -> None:
         whole = streamed(message, ending("end_turn", **last), STOP).whole()[0]
         usage = {"prompt_tokens": 15, "completion_tokens": 7, "total_tokens": 22, "cached_tokens": 5}
         assert answer_of(whole)[1] == usage
+
+
+def test_unreported_output_tokens_are_unknown() -> None:
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": 10, "output_tokens": 1}}}
+    words = block(0, {"type": "text", "text": "many words"})
+    for usage in ({}, {"output_tokens": None}):
+        assert answer_of(streamed(start, *words, ending("end_turn", **usage), STOP).whole()[0])[1] == {
+            "prompt_tokens": 10
+        }
+    zero = {"content": [{"type": "text", "text": "a"}], "usage": {"input_tokens": 10, "output_tokens": 0}}
+    assert answer_of({**zero, "stop_reason": "end_turn"})[1] == {"prompt_tokens": 10}
 
 
 # History.

@@ -57,13 +57,18 @@ def answer_of(answer: Mapping[str, Any], *, call_is_whole: bool = False) -> tupl
         explanation = details.get("explanation") if isinstance(details, Mapping) else None
         if words := explanation or message["content"]:
             message["refusal"] = words
-    return message, usage_of(answer.get("usage") or {}), _FINISH.get(stop, stop)
+    answered = bool(message["content"] or message.get("tool_calls"))
+    return message, usage_of(answer.get("usage") or {}, answered=answered), _FINISH.get(stop, stop)
 
 
-def usage_of(reported: Mapping[str, Any]) -> dict[str, int]:
-    """Return normalized usage; {} if no tokens were reported, so that a limited run estimates them.
+def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str, int]:
+    """Return normalized usage. Counts that were not reported are missing, so that a limited run estimates them.
 
     Anthropic counts cached tokens separately; here they are part of the prompt.
+
+    Args:
+        reported: The usage in the answer.
+        answered: Whether the answer has text or tool calls, so that 0 output tokens mean an unknown number.
     """
     by_age = reported.get("cache_creation")
     read = _count(reported.get("cache_read_input_tokens"))
@@ -76,15 +81,24 @@ def usage_of(reported: Mapping[str, Any]) -> dict[str, int]:
     prompt = prompt or (read or 0) + (written or 0)
     details = reported.get("output_tokens_details")
     reasoning = _count(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
-    completion = _count(reported.get("output_tokens")) or _count(reported.get("completion_tokens")) or 0
-    if reasoning is not None and reasoning > completion:
+    output = (_count(reported.get(name)) for name in ("output_tokens", "completion_tokens"))
+    completion = max((count for count in output if count is not None), default=None)
+    if reasoning is not None and reasoning > (completion or 0):
         # This server counts thoughts separately.
-        completion += reasoning
+        completion = (completion or 0) + reasoning
     if not prompt and not completion:
         return {}
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    counts = {"cached_tokens": read, "cache_write_tokens": written, "reasoning_tokens": reasoning}
-    return usage | {name: count for name, count in counts.items() if count is not None}
+    if answered and not completion:
+        completion = None
+    counts = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": None if completion is None else prompt + completion,
+        "cached_tokens": read,
+        "cache_write_tokens": written,
+        "reasoning_tokens": reasoning,
+    }
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def _count(value: Any) -> int | None:

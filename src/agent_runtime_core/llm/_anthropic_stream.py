@@ -23,6 +23,7 @@ class Assembly:
         self._inputs: dict[int, str] = {}  # by position in `_blocks`
         self._positions: dict[Any, int] = {}  # by index of the server
         self._stopped = False
+        self._counted = False  # whether the output tokens of the whole answer were reported
 
     def add(self, event: Mapping[str, Any]) -> str:
         """Add an event; return the text that it adds."""
@@ -37,7 +38,9 @@ class Assembly:
                 return self._add_delta(event.get("index"), event.get("delta") or {})
             case "message_delta":
                 self._whole |= {name: value for name, value in (event.get("delta") or {}).items() if value is not None}
-                self._whole["usage"] = _larger(self._whole.get("usage") or {}, event.get("usage") or {})
+                usage = event.get("usage") or {}
+                self._whole["usage"] = _larger(self._whole.get("usage") or {}, usage)
+                self._counted = self._counted or usage.get("output_tokens") is not None
             case "message_stop":
                 self._stopped = True
             case "message":
@@ -71,7 +74,13 @@ class Assembly:
                 input_ = as_unreadable(text) if parsed is None else parsed or block.get("input") or {}
                 block = {**block, "input": input_}
             content.append(block)
-        return {**self._whole, **({"content": content} if content else {})}, is_whole
+        whole = {**self._whole, **({"content": content} if content else {})}
+        if self._blocks and not self._counted:
+            # The count at the start is only that of the first tokens.
+            whole["usage"] = {
+                name: count for name, count in (whole.get("usage") or {}).items() if name != "output_tokens"
+            }
+        return whole, is_whole
 
     def _begin(self, index: Any, block: Block) -> None:
         # Some servers give all blocks the same index, or none.
