@@ -157,7 +157,7 @@ ROWS: dict[str, list[str]] = {
         "executor",
     ],
     "loop": [
-        "state",
+        "answers model_settings state",
         "session",
         "model_calls tool_calls",
         "turn_loop",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .config import get_config as get_config
     from .config import reset_config as reset_config
     from .errors import AgentRuntimeError as AgentRuntimeError
+    from .errors import AnswerRefused as AnswerRefused
     from .errors import AuthenticationFailed as AuthenticationFailed
     from .errors import BadArguments as BadArguments
     from .errors import CircuitOpen as CircuitOpen
@@ -140,8 +141,8 @@ else:
         "agents": "ToolCallingAgent",
         "config": "RuntimeConfig configure get_config reset_config",
         "_execution.context": "RunContextImpl",
-        "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow EffectAlreadyDone "
-        "IdempotencyConflict IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost "
+        "errors": "AgentRuntimeError AnswerRefused AuthenticationFailed BadArguments CircuitOpen ContextOverflow "
+        "EffectAlreadyDone IdempotencyConflict IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost "
         "LimitExceeded MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch "
         "PlanningError PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable "
         "RateLimited RequestRefused RunBusy RunFailed RunNotFound StepCancelledError StepExecutionError "

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ._core.event_types import EventType
-from .errors import InvalidArgument, LimitExceeded, brief
+from .errors import InvalidArgument, LimitExceeded, OutputMismatch, brief
 from .interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from .limits import RunLimits
 from .llm import configured_client
+from .loop.model_settings import check_attributes, settings_of_agent, settings_of_run
 from .loop.state import CancellationToken, Hooks, LoopResult, TurnState
-from .loop.turn_loop import run_turn_loop
+from .loop.turn_loop import require_messages, run_turn_loop
 from .tools.registry import ToolRegistry
 
 __all__ = ["ToolCallingAgent"]
@@ -29,7 +30,8 @@ class ToolCallingAgent(AgentRuntime):
         Weather.tools.register(get_weather)
 
     In a durable run every model call and tool call is recorded. A tool that fails, and invalid arguments, are reported
-    to the model. A subclass defines its settings as attributes or as properties.
+    to the model. A subclass defines its settings as attributes or as properties. Any other attribute is its own, but a
+    misspelled setting raises UnknownSetting when the agent is registered.
     """
 
     if TYPE_CHECKING:  # Any, so that a subclass may define attributes or properties
@@ -55,6 +57,29 @@ class ToolCallingAgent(AgentRuntime):
     temperature: Any = None
     #: The most tokens of one answer, an int; None for the client's default. `limits` apply to the whole run.
     max_tokens: Any = None
+    #: Tokens with the smallest probability are left out until this share of it remains, a number from 0 to 1.
+    top_p: Any = None
+    #: How much a reasoning model thinks, a str such as "low", in the words of the provider.
+    reasoning_effort: Any = None
+    #: A whole number for answers that are as reproducible as the provider allows.
+    seed: Any = None
+    #: A text, or several in a list, at which an answer ends.
+    stop: Any = None
+    #: Numbers from -2 to 2 that make repetitions less likely.
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    #: Which tools the model must call: "auto", "none", "required" or a function. After a call it is "auto".
+    tool_choice: Any = None
+    #: Whether an answer may have several tool calls, a bool.
+    parallel_tool_calls: Any = None
+    #: The provider's class of service, a str.
+    service_tier: Any = None
+    #: The end user, a str for the provider.
+    user: Any = None
+    #: Further options of the model client, a dict. `params["model_settings"]` of a run may set every setting above.
+    model_settings: Any = None
+    #: What to do with a text that was truncated at `max_tokens`: "fail" the run, or "accept" it as the answer.
+    on_truncated: str = "fail"
     #: Whether to publish the answer in ASSISTANT_DELTA events; `params["stream"]` of a run overrides it.
     stream: bool = False
     #: Limits of a run; the strictest of these, the runner's and the run's own apply.
@@ -85,16 +110,24 @@ class ToolCallingAgent(AgentRuntime):
         return messages
 
     async def run(self, ctx: RunContext) -> RunResult:
+        given = ctx.input_messages
+        given = list(given) if isinstance(given, list) else given
         await self.before_run(ctx)
+        if ctx.input_messages == given:  # else the agent has read its input itself
+            require_messages(ctx)
         prompt = {"role": "system", "content": self.system_prompt}
         limits = RunLimits.of(self.limits).stricter(RunLimits(max_turns=self._iterations()))
         stream = ctx.params.get("stream", self.stream)
         try:
             done = await run_turn_loop(
                 ctx, self.get_llm_client(), self.tools, limits, messages=[prompt, *ctx.input_messages],
-                model=self.model, temperature=self.temperature, max_tokens=self.max_tokens, stream=bool(stream),
-                output_type=self.output_type, hooks=self._hooks(ctx), cancellation=self.cancellation(ctx),
+                stream=bool(stream), output_type=self.output_type, on_truncated=self.on_truncated,
+                hooks=self._hooks(ctx), cancellation=self.cancellation(ctx), **self._model_settings(ctx),
             )  # fmt: skip
+        except OutputMismatch as mismatch:
+            if isinstance(mismatch.result, RunResult):
+                mismatch.result.final_messages = mismatch.result.final_messages[1:]
+            raise
         except LimitExceeded as limit:
             partial = limit.result if isinstance(limit.result, RunResult) else RunResult()
             partial.final_messages = partial.final_messages[1:]
@@ -108,6 +141,13 @@ class ToolCallingAgent(AgentRuntime):
     def cancellation(self, ctx: RunContext) -> CancellationToken | None:
         """Return a token that ends the loop from outside, or None. A cancelled run needs no token."""
         return None
+
+    def _check_attributes(self) -> None:
+        check_attributes(type(self), ToolCallingAgent)
+
+    def _model_settings(self, ctx: RunContext) -> dict[str, Any]:
+        """Return the settings of this run's model calls. Those of the run replace those of the agent."""
+        return settings_of_agent(self, f"agent {brief(self.key)}") | settings_of_run(ctx.params)
 
     def _iterations(self) -> int:
         limit = self.max_iterations

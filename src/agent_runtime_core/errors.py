@@ -31,6 +31,7 @@ AgentRuntimeError
 ├── WaitTimeout (TimeoutError)        a signal or an approval did not arrive in time
 ├── LimitExceeded                     a limit of the run was reached
 ├── OutputMismatch                    a model's answer does not have the requested type, or was truncated
+│   └── AnswerRefused                 the model refused to answer, or the provider blocked its answer
 ├── UnknownPrice                      a limit in USD for a model without a price
 ├── Postponed                         the run is deferred, without using an attempt
 ├── ProviderError                     a request to a model provider failed
@@ -369,17 +370,24 @@ class LimitExceeded(AgentRuntimeError):
 
 
 class OutputMismatch(AgentRuntimeError):
-    """A model's answer does not have the requested type, or was truncated before it had any text.
+    """A model's answer does not have the requested type, or was truncated.
 
     Attributes:
         text: The last answer.
+        finish_reason: Why the answer is not complete: "length", "refusal", "content_filter" or
+            "malformed_tool_call"; "" for a complete answer.
         result: A `RunResult` with the output so far, or None.
     """
 
-    def __init__(self, message: str, text: str) -> None:
+    def __init__(self, message: str, text: str, *, finish_reason: str = "") -> None:
         self.text: str = text
+        self.finish_reason: str = finish_reason
         self.result: object | None = None
         super().__init__(message)
+
+
+class AnswerRefused(OutputMismatch):
+    """The model refused to answer, or the provider blocked its answer; `text` has the words of the refusal."""
 
 
 class UnknownPrice(AgentRuntimeError):

@@ -162,7 +162,9 @@ class LLMResponse:
         usage: prompt_tokens (including cached ones), completion_tokens (including reasoning) and total_tokens; if the
             provider reports them, also cached_tokens, cache_write_tokens and reasoning_tokens.
         model: The model that answered.
-        finish_reason: Why the answer ended: "stop", "tool_calls", "length" and others.
+        finish_reason: Why the answer ended: "stop" or "tool_calls". An answer is not complete after "length"
+            (truncated), "refusal" (`message["refusal"]` has the words) and "content_filter" (blocked). Agent loops also
+            accept the spellings of providers, such as "MAX_TOKENS".
         raw_response: The response of the provider's package. It is not stored.
         cost_usd: The cost in USD, or None for a model without a price.
     """
@@ -408,6 +410,9 @@ class AgentRuntime(ABC):
         @abstractmethod
         def key(self) -> str:
             """The key of this agent, unique in its registry."""
+
+    def _check_attributes(self) -> None:  # noqa: B027
+        """Raise UnknownSetting for an attribute that would be ignored; called when the agent is registered."""
 
     @abstractmethod
     async def run(self, ctx: RunContext) -> RunResult:

@@ -17,7 +17,12 @@ __all__ = [
 
 
 def key_of(runtime: AgentRuntime) -> str:
-    """Return the key of an agent; InvalidArgument if it is not an agent."""
+    """Return the key of an agent.
+
+    Raises:
+        InvalidArgument: It is not an agent.
+        UnknownSetting: It has an attribute that was meant to be a setting.
+    """
     if runtime is None:
         raise InvalidArgument(
             "agent must be an AgentRuntime, got None. get_runtime(key) returns None for a key that is not registered"
@@ -29,6 +34,9 @@ def key_of(runtime: AgentRuntime) -> str:
         raise InvalidArgument(f"{type(runtime).__name__}.key must be a non-empty string, got {brief(key)}")
     if not callable(getattr(runtime, "run", None)):
         raise InvalidArgument(f"agent must have a method run(ctx), got {type(runtime).__name__} without one")
+    check = getattr(runtime, "_check_attributes", None)  # an agent of another base class has none
+    if callable(check):
+        check()
     return key
 
 
@@ -55,6 +63,7 @@ class Registry:
 
         Raises:
             InvalidArgument: The argument is not an agent, or the key belongs to an agent of another class.
+            UnknownSetting: The agent has an attribute that was meant to be a setting, such as `max_token`.
         """
         key, entry = key_of(runtime), (runtime,)
         present = self._agents.setdefault(key, entry)

@@ -411,7 +411,7 @@ async def test_the_judge_passes_what_the_model_passes(reply: str, passed: bool) 
     (message,) = call["messages"]
     assert message["role"] == "user"
     assert all(text in message["content"] for text in ("Hi", "Hello!", "It greets"))
-    assert (call["model"], call["kwargs"]) == ("gpt-4o-mini", {"temperature": 0})
+    assert (call["model"], call["kwargs"]) == ("gpt-4o-mini", {})
 
 
 async def test_tool_usage_is_judged_without_a_model() -> None:

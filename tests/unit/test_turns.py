@@ -370,7 +370,7 @@ async def test_row_config_loader_a_turn_keeps_what_it_began_with() -> None:
 @pytest.mark.parametrize(
     ("turn", "field"),
     [
-        ({"text": ""}, "messages[0].content"),
+        ({"text": ""}, "text"),
         ({"text": "x", "personality": "nobody"}, "personality"),
         ({"text": "x", "params": {"a": object()}}, "params.a"),
         ({"text": "x", "metadata": {"a": float("nan")}}, "metadata.a"),

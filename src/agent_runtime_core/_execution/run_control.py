@@ -41,6 +41,13 @@ class RunRecorder(Protocol):
         The run has not ended yet, so this may be called again.
         """
 
+    async def save_unanswered(self, *, rejected: bool) -> None:
+        """Append the user's messages of a run that did not succeed to its conversation, marked as unanswered.
+
+        Args:
+            rejected: Whether the provider rejected the request, so that it would reject the messages again.
+        """
+
     def omitted_history(self, result: RunResult) -> OmittedHistory | None:
         """Return the messages of a result that its record can leave out; None if there are none."""
 

@@ -60,6 +60,12 @@ class ModelCalls:
         limits, config = session.budget.strictest, get_config()
         require_price(limits, self._requested_model() or config.default_model, config.model_prices)
 
+    def release_tool_choice(self) -> None:
+        """Let the model decide from now on whether it calls tools: otherwise a forced choice would never end."""
+        given = self.options.get("tool_choice")
+        if given is not None and (free := free_choice(given)) != given:
+            self.options["tool_choice"] = self.request_options["tool_choice"] = free
+
     async def answer(self, key: str) -> dict[str, Any]:
         """Return the model's answer to the conversation so far, as it is recorded.
 
@@ -309,6 +315,19 @@ class StreamBuffer:
                 )
             message["tool_calls"] = [dict(call) for call in self._calls]
         return LLMResponse(message, self._usage, model or "", last.finish_reason or "")
+
+
+def free_choice(choice: Any) -> Any:
+    """Return a `tool_choice` that forces no call, with the other options of `choice`."""
+    if choice in ("auto", "none") or (isinstance(choice, Mapping) and choice.get("type") in ("auto", "none")):
+        return choice
+    if not isinstance(choice, Mapping):
+        return "auto"
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("allowed_tools"), Mapping):
+        return {**choice, "allowed_tools": {**choice["allowed_tools"], "mode": "auto"}}
+    if "disable_parallel_tool_use" in choice:  # Anthropic's own format
+        return {"type": "auto", "disable_parallel_tool_use": choice["disable_parallel_tool_use"]}
+    return "auto"
 
 
 def _tokens_in(message: Mapping[str, Any]) -> int:

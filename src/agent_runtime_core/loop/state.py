@@ -80,6 +80,7 @@ class LoopResult:
         usage: Tokens, cost, turns and tool calls.
         turns: The number of turns.
         tool_calls: The number of tool calls.
+        finish_reason: Why the last answer ended: "stop", or "length" for a text that was truncated.
     """
 
     messages: list[dict[str, Any]]
@@ -90,6 +91,7 @@ class LoopResult:
     usage: dict[str, Any] = field(default_factory=dict)
     turns: int = 0
     tool_calls: int = 0
+    finish_reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -61,7 +61,9 @@ class ToolCalls:
         finally:
             # Also after an error: providers reject a history in which a call has no answer.
             for index, call in enumerate(calls):
-                answer = answers.get(index) or {"content": "Error: not run", "ok": False}
+                if (answer := answers.get(index)) is None:
+                    session.messages.append(not_run(call.id))
+                    continue
                 message = {"role": "tool", "tool_call_id": call.id, "content": answer["content"]}
                 if not answer["ok"]:
                     message["metadata"] = {"is_error": True}
@@ -233,11 +235,7 @@ class ToolCalls:
         limits = session.budget.reserve_for_child(RunLimits.of(tool.metadata.get("limits")))
         task = args.get("task") or args.get("message") or encode(args)
         handoff = bool(tool.metadata.get("handoff"))
-        messages = (
-            [*session.messages[:-1], {"role": "user", "content": task}]
-            if handoff
-            else [{"role": "user", "content": task}]
-        )
+        messages = [*(_shared(session.messages[:-1]) if handoff else []), {"role": "user", "content": task}]
         input_ = {"messages": messages, "limits": limits.as_dict()}
         session.stop_timer()
         paid = session.steps.from_fork(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
@@ -310,6 +308,21 @@ class ToolCalls:
             raise LimitExceeded(
                 "malformed_tool_calls", MALFORMED, self.malformed, "no tool call of these turns was valid"
             )
+
+
+def not_run(call_id: str) -> dict[str, Any]:
+    """Return the answer to a tool call that was not run."""
+    return {
+        "role": "tool",
+        "tool_call_id": call_id,
+        "content": "Error: not run",
+        "metadata": {"is_error": True},
+    }
+
+
+def _shared(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the messages that another agent gets in a handoff: all except prompts, which belong to the first agent."""
+    return [each for each in messages if each.get("role") not in ("system", "developer")]
 
 
 async def _gather(tasks: list[asyncio.Task[None]]) -> None:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._core.codec.json import encode
 from .._core.context_vars import restore
+from .._execution.recorded_calls import UNRECORDED
 from ..errors import InvalidArgument, LimitExceeded, OutputMismatch, brief
 from ..interfaces import LLMClient, RunResult, ToolCallDict, messages_in
 from ..limits import RunLimits
 from ..llm._retries import RETRY_BUDGET, RetryBudget
 from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
+from .answers import LENGTH, ON_TRUNCATED, Flaw, finish_of, flaw_of, text_of_answer
 from .model_calls import ModelCalls
 from .session import Cancelled, LoopSession
 from .state import CancellationToken, Hooks, LoopResult, TurnState
-from .tool_calls import ToolCalls
+from .tool_calls import ToolCalls, not_run
 
 RETRIES = 50  # retries of all model calls in one loop
-TRUNCATED = (
-    "the model's answer was truncated (finish_reason 'length') before it had any text or a complete tool call. "
-    "Increase max_tokens, or request less at once"
-)
+#: Keys of an input that are often written for `messages`.
+_NOT_MESSAGES = frozenset({
+    "message", "msg", "msgs", "prompt", "messages", "message_list", "messages_list", "input_messages", "chat_messages",
+    "chat_history", "message_history", "user_message", "user_messages", "user_prompt", "inputmessages", "chatmessages",
+    "usermessage",
+})  # fmt: skip
 REPAIRS = 2  # how often a model may correct an answer of the wrong type
 
 
@@ -38,6 +43,7 @@ async def run_turn_loop(
     max_tokens: int | None = None,
     stream: bool = False,
     output_type: Any = None,
+    on_truncated: str = "accept",
     cancellation: CancellationToken | None = None,
     hooks: Hooks | None = None,
     **extra: Any,
@@ -62,9 +68,12 @@ async def run_turn_loop(
         max_tokens: The most tokens of one answer; None for the client's default.
         stream: Whether to publish answers as they are generated, as ASSISTANT_DELTA events.
         output_type: The type of the answer, or a JSON Schema. The model may correct an invalid answer twice.
+        on_truncated: What to do with a text that was truncated at `max_tokens`: "accept" returns it with
+            `finish_reason="length"`, "fail" raises OutputMismatch. Any other incomplete answer raises in both cases.
         cancellation: A token that ends the loop from outside.
         hooks: Functions that the loop calls.
-        **extra: Further options of the model client.
+        **extra: Further options of the model client, such as top_p, seed, stop or reasoning_effort. A `tool_choice`
+            that forces a call applies until the model has called a tool.
 
     Returns:
         The messages, the answer and the usage.
@@ -72,15 +81,19 @@ async def run_turn_loop(
     Raises:
         LimitExceeded: A limit was reached; its `result` is a RunResult with the output so far.
         OutputMismatch: The answer does not have the type `output_type`, or was truncated.
+        AnswerRefused: The model refused to answer, or the provider blocked the answer.
         UnknownPrice: There is a limit in USD, none in tokens, and the model has no price.
         InvalidArgument: An argument is invalid.
     """
+    if messages is None:
+        require_messages(ctx)
     conversation = [dict(each) for each in messages_in(ctx.input_messages if messages is None else messages)]
     tools = ctx.tools if tools is None else tools
     if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
         raise InvalidArgument(
             f"max_tokens must be an integer of at least 1, or None for the client's default, got {brief(max_tokens)}"
         )
+    ON_TRUNCATED.check("on_truncated", on_truncated)
     if not hasattr(tools, "to_openai_format"):
         raise InvalidArgument(f"tools must be a ToolRegistry, got {brief(tools)}")
     session = LoopSession(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, conversation)
@@ -92,22 +105,47 @@ async def run_turn_loop(
     model_calls.need_price()
     token = RETRY_BUDGET.set(RetryBudget(RETRIES))
     try:
-        return await _Loop(session, model_calls, output).run()
+        return await _Loop(session, model_calls, output, accept_truncated=on_truncated == "accept").run()
     finally:
         restore(RETRY_BUDGET, token)
+
+
+def require_messages(ctx: Any) -> None:
+    """Raise InvalidArgument if the run's input has no `messages`, but something under a similar name.
+
+    The model would get a prompt without a question. An input without any such key is accepted.
+    """
+    given = getattr(ctx, "input", None)
+    if not isinstance(given, Mapping) or "messages" in given:
+        return
+    for name in given:
+        if isinstance(name, str) and _means_messages(name):
+            raise InvalidArgument(
+                f"the messages of a run's input must be under 'messages', got {brief(name)}. "
+                "Write {'messages': [{'role': 'user', 'content': '...'}]}"
+            )
+
+
+def _means_messages(name: str) -> bool:
+    plain = name.lower().replace("-", "_").strip("_")
+    return plain in _NOT_MESSAGES or bool(difflib.get_close_matches(plain, ("messages",), cutoff=0.85))
 
 
 class _Loop:
     """One execution of the loop."""
 
-    def __init__(self, session: LoopSession, model_calls: ModelCalls, output: Output | None) -> None:
+    def __init__(
+        self, session: LoopSession, model_calls: ModelCalls, output: Output | None, *, accept_truncated: bool
+    ) -> None:  # fmt: skip
         self.session: LoopSession = session
         self.model_calls: ModelCalls = model_calls
         self.tool_calls: ToolCalls = ToolCalls(session)
         self.output: Output | None = output
+        self.accept_truncated: bool = accept_truncated
         self.initial_count: int = len(session.messages)  # messages at the start
         self.repairs: int = 0
         self.turns: int = 0  # including those of the run that this one was forked from
+        self.finish_reason: str = ""  # of the last answer
 
     async def run(self) -> LoopResult:
         try:
@@ -126,7 +164,7 @@ class _Loop:
         session = self.session
         messages = session.messages
         new = messages[self.initial_count :]
-        texts = [_text(m["content"]) for m in new if m.get("role") == "assistant" and m.get("content")]
+        texts = [text_of_answer(m["content"]) for m in new if m.get("role") == "assistant" and m.get("content")]
         return RunResult(
             final_output={"response": texts[-1] if texts else None},
             final_messages=list(messages),
@@ -138,8 +176,9 @@ class _Loop:
         session.state(state)
         budget = session.budget
         return LoopResult(
-            session.messages, state, text, output, plain, budget.reported_usage(), budget.turns, budget.tool_calls
-        )
+            session.messages, state, text, output, plain, budget.reported_usage(), budget.turns, budget.tool_calls,
+            self.finish_reason,
+        )  # fmt: skip
 
     async def _turn(self) -> LoopResult | None:
         session = self.session
@@ -151,22 +190,48 @@ class _Loop:
         if not session.copied:
             session.budget.turn()
         session.messages.append(response["message"])
+        self.finish_reason = finish_of(response["finish_reason"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
+        flaw = self._flaw(response["message"])
+        if flaw is not None and not self._was_used(key, calls):
+            raise self._incomplete(flaw, calls)
         if calls:
+            self.model_calls.release_tool_choice()
             await self.tool_calls.run(key, calls)
         session.raise_if_late()
         session.end_turn()
         if self.tool_calls.child is not None:
             return self._handed_off(self.tool_calls.child)
         # After `pause_turn` the provider continues when it gets its message back.
-        return None if calls or response["finish_reason"] == "pause_turn" else self._answered(response)
+        return None if calls or self.finish_reason == "pause_turn" else self._answered(response)
+
+    def _flaw(self, message: Mapping[str, Any]) -> Flaw | None:
+        """Return why the answer must not be used, or None. A typed answer that was truncated must fit its type."""
+        accept = self.accept_truncated
+        if accept and self.output is not None and self.finish_reason == LENGTH:
+            accept = self.output.problem(text_of_answer(message.get("content"))) is None
+        return flaw_of(message, self.finish_reason, accept_truncated=accept)
+
+    def _incomplete(self, flaw: Flaw, calls: Sequence[ToolCallDict]) -> OutputMismatch:
+        """Return the error for an answer that must not be used, with the output so far."""
+        error, partial = flaw.error(), self._partial()
+        partial.final_output = {"response": flaw.text or None}
+        # Providers reject a history in which a call has no answer.
+        partial.final_messages += [not_run(call.id) for call in calls]
+        error.result = partial
+        return error
+
+    def _was_used(self, key: str, calls: Sequence[ToolCallDict]) -> bool:
+        """Return whether the journal continues after this answer: an earlier version of the library has used it."""
+        steps = self.session.steps
+        if steps.replayed("model", f"{self.session.name}:{self.turns}") is not UNRECORDED:
+            return True
+        return any(steps.replayed("tool", f"{key}:{index}") is not UNRECORDED for index in range(len(calls)))
 
     def _answered(self, response: Mapping[str, Any]) -> LoopResult | None:
         session = self.session
-        text = _text(response["message"].get("content"))
+        text = text_of_answer(response["message"].get("content"))
         if self.output is None:
-            if not text and response["finish_reason"] == "length":
-                raise self._mismatch(TRUNCATED, text)
             return self._ended(TurnState.YIELDING, text)
         problem = self.output.problem(text)
         if problem is None:
@@ -188,10 +253,3 @@ class _Loop:
         text = response if isinstance(response, str) else encode(response)
         self.session.messages.append({"role": "assistant", "content": text})
         return self._ended(TurnState.HANDED_OFF, text, None, None if isinstance(response, str) else response)
-
-
-def _text(content: Any) -> str:
-    """Return the text of an answer, which may be a list of parts; other parts are ignored."""
-    if isinstance(content, list):
-        return "".join(_text(part.get("text")) for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else "" if content is None else str(content)

@@ -18,6 +18,7 @@ from ..errors import (
     LimitExceeded,
     MissingDependency,
     NotSupported,
+    OutputMismatch,
     Postponed,
     ProviderError,
     StepCancelledError,
@@ -32,6 +33,7 @@ from ..errors import (
 )
 from ..interfaces import LLMClient
 from ..limits import Budget, RunLimits
+from ..loop.answers import flaw_of
 from ..retry import Backoff
 from ..steps.checkpoint_only import labels_of
 from ..steps.executor import StepExecutor
@@ -248,7 +250,7 @@ class _Execution:
             for each in planned:
                 self.attempts[each.step_number] = journal.view.completed[step_name(each), dag.key].attempt
         except StepExecutionError as error:
-            if error.__cause__ is not None and holds(error.__cause__, AS_THEY_ARE):
+            if error.__cause__ is not None and holds(error.__cause__, (*AS_THEY_ARE, OutputMismatch)):
                 raise error.__cause__ from None
             raise
         self.results.update({each.step_number: done[step_name(each)] for each in planned})
@@ -302,7 +304,11 @@ class _Execution:
         assert self.client is not None
         client = RecordedClient(self.ctx, self.client, self._key(planned), self.budget)
         messages, options = request_of(given)
-        content = (await client.generate(messages, **options)).message.get("content")
+        response = await client.generate(messages, **options)
+        accept = given.get("on_truncated") == "accept"
+        if (flaw := flaw_of(response.message, response.finish_reason, accept_truncated=accept)) is not None:
+            raise flaw.error()
+        content = response.message.get("content")
         return content if isinstance(content, str) else "" if content is None else str(content)
 
 
@@ -355,7 +361,8 @@ def _is_worth_retrying(error: BaseException) -> bool:
         return all(map(_is_worth_retrying, leaves_of(error)))
     if isinstance(error, ProviderError):
         return error.retriable
-    return not isinstance(error, AS_THEY_ARE)
+    # The answer is recorded, so another attempt finds the same one.
+    return not isinstance(error, (*AS_THEY_ARE, OutputMismatch))
 
 
 def _reject_agents(plan: Plan, tools: ToolRegistry) -> None:

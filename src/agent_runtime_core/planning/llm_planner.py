@@ -9,6 +9,7 @@ from typing import Any, Final
 from .._core.settings import COUNT
 from ..errors import InvalidArgument, PlanningError, brief
 from ..interfaces import LLMClient
+from ..loop.answers import flaw_of, text_of_answer
 from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
 from ..tools.tool import Tool
@@ -74,7 +75,8 @@ EXAMPLES: Final[Sequence[tuple[str, Plan]]] = (
 class LLMPlanner(BasePlanner):
     """Asks a model for a plan as JSON.
 
-    An invalid answer is sent back with its exact problems. After the last one, a PlanningError has the last answer.
+    An invalid answer is sent back with its exact problems. After the last one, a PlanningError has the last answer. An
+    answer that was truncated or refused is not sent back.
     Inside a run, call `create_plan` in a step: it is not recorded itself.
 
     Args:
@@ -113,7 +115,10 @@ class LLMPlanner(BasePlanner):
         text = ""
         for _ in range(self.max_repairs + 1):
             response = await self.client.generate(list(messages), **self._options)
-            text = _text_of(response.message)
+            if (flaw := flaw_of(response.message, response.finish_reason)) is not None:
+                # The model cannot repair it: the next answer would be truncated or refused in the same way.
+                raise PlanningError(f"no plan: {flaw.message}", [flaw.message], flaw.text)
+            text = text_of_answer(response.message.get("content"))
             plan, problems = self._parse(text, tools)
             if plan is not None:
                 return plan
@@ -160,10 +165,3 @@ def _described(tools: Sequence[Tool]) -> str:
         {"name": each.name, "description": each.description, "parameters": each.parameters} for each in tools
     ]
     return "\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in descriptions) or "none"
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):  # some providers return a list of parts
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else ""

@@ -2,13 +2,14 @@
 
 The journal records which message was the last one when the run started, so that a resumed run sees the same history.
 New messages have ids made of the run's id and a number, and are appended before the run ends: after a crash between the
-two the same messages are appended again, which changes nothing.
+two the same messages are appended again, which changes nothing. A run that fails appends only the messages of its
+input, marked as unanswered, under the ids that they also have if the run is resumed and succeeds.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID, uuid5
@@ -29,6 +30,9 @@ from ..queue.records import RunRow
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON up to which a saved result contains the history
+#: Keys in the metadata of a message whose run failed. A rejected message is not sent to a model again: the provider
+#: would reject every later request of the conversation.
+UNANSWERED, REJECTED = "unanswered", "rejected"
 _UNLIMITED = 1 << 40
 _SYSTEM_ROLES = ("system", "developer")  # two names of the same role
 
@@ -42,6 +46,8 @@ class ConversationHistory:
         self.clock: Clock = clock
         self.run_id: UUID = UUID(row.run_id)
         self.agent: str = row.agent
+        #: Whether the run was executed before: then its messages may be in the conversation, marked as unanswered.
+        self.executed_before: bool = row.generation > 1 or row.attempt > 1
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
         self._loaded: list[Mapping[str, Any]] = []  # without the leading prompts
         self._input_messages: list[Any] = []  # messages of the input that are not in the conversation yet
@@ -78,9 +84,38 @@ class ConversationHistory:
         new = self._new_messages(result)
         if not new:
             return
+        messages = self._with_ids(new)
+        await self._append(messages)
+        if self.executed_before:
+            await self._mark_answered({each.id for each in messages})
+
+    async def save_unanswered(self, *, rejected: bool) -> None:
+        """Append the messages of the input of a run that did not succeed; those of the user are marked as unanswered.
+
+        The next run of the conversation then sees what the user asked, unless the provider `rejected` the request.
+        """
+        mark = {UNANSWERED: True, REJECTED: True} if rejected else {UNANSWERED: True}
+        if not self._input_messages:
+            return
+        messages = self._with_ids(self._input_messages)
+        for each in messages[-len(self._input_messages) :]:
+            if each.role == "user":
+                each.metadata = {**each.metadata, **mark}
+        await self._append(messages)
+
+    async def _append(self, messages: Sequence[ConversationMessage]) -> None:
         if not self._stored and await self.store.get(self.conversation_id) is None:
             await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
-        await self.store.append(self.conversation_id, self._with_ids(new))
+        await self.store.append(self.conversation_id, messages)
+
+    async def _mark_answered(self, ids: Collection[UUID]) -> None:
+        """Remove the mark of messages that an earlier execution of this run left unanswered."""
+        stored = await self.store.get(self.conversation_id)
+        marked = [] if stored is None else [each for each in stored.messages if each.id in ids and _is_marked(each)]
+        for each in marked:
+            each.metadata = {name: value for name, value in each.metadata.items() if name not in (UNANSWERED, REJECTED)}
+        if stored is not None and marked:
+            await self.store.save(stored)
 
     def omitted(self, result: RunResult) -> OmittedHistory | None:
         """Return which messages of a result are the loaded history, if that is longer than `MAX_INLINE_HISTORY`."""
@@ -144,7 +179,7 @@ def _joined(
     kept: Sequence[ConversationMessage], messages: Sequence[Any]
 ) -> tuple[list[Any], list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Return the prompts, the conversation, and the messages of the input that it does not contain yet."""
-    stored_prompts, stored = _split([chat_of(each) for each in kept])
+    stored_prompts, stored = _split(_chats(kept))
     prompts, passed = _split(messages)
     new = _beyond(passed, stored)
     loaded = paired(stored, new)
@@ -161,7 +196,7 @@ async def restore_history(store: ConversationStore, result: RunResult, omitted: 
         path = [] if stored is None else history(stored.messages, leaf=UUID(omitted.leaf))
     except InvalidArgument:
         path = []
-    known = paired(_split([chat_of(each) for each in path])[1], result.final_messages[omitted.at :])
+    known = paired(_split(_chats(path))[1], result.final_messages[omitted.at :])
     if len(known) == omitted.messages:
         result.final_messages[omitted.at : omitted.at] = known
     else:
@@ -170,6 +205,15 @@ async def restore_history(store: ConversationStore, result: RunResult, omitted: 
             omitted.conversation_id, result.run_id,
         )  # fmt: skip
     return result
+
+
+def _is_marked(message: ConversationMessage, mark: str = UNANSWERED) -> bool:
+    return (message.metadata or {}).get(mark) is True  # a custom store may return None as metadata
+
+
+def _chats(path: Sequence[ConversationMessage]) -> list[dict[str, Any]]:
+    """Return the chat messages of a path that models get."""
+    return [chat_of(each) for each in path if not _is_marked(each, REJECTED)]
 
 
 def _uuid(text: str | None) -> UUID | None:

@@ -27,8 +27,10 @@ from .._execution.step_scope import Identity
 from .._journal.record import ATTEMPT, RESUMED, Record
 from ..errors import (
     AgentRuntimeError,
+    ContextOverflow,
     InvalidArgument,
     LeaseLost,
+    RequestRefused,
     StorageBusy,
     StorageClosed,
     StorageCorrupt,
@@ -36,6 +38,7 @@ from ..errors import (
     UnserialisableResult,
     brief,
     deciding_error,
+    text_of,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM
@@ -73,6 +76,8 @@ HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime
 ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_enclosing_runs")
 #: Temporary errors, after which the run resumes.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
+#: Errors of a provider that the messages of the run may have caused.
+_REJECTIONS = (RequestRefused.__name__, ContextOverflow.__name__)
 
 
 def _finished_error(run: str) -> StorageClosed:
@@ -418,6 +423,8 @@ class RunExecution:
         succeeded = end.status == RunStatus.SUCCEEDED
         if succeeded and ctx is not None and (refusal := await self._save(end.result, ctx)) is not None:
             return await self._apply_error(refusal, ctx)
+        if not succeeded and ctx is not None:
+            await self._save_unanswered(end.result.error, ctx)
         try:
             await self.end(end)
         except UnserialisableResult as refusal:
@@ -435,6 +442,21 @@ class RunExecution:
         if ctx.conversation_id is not None and not ctx.owns_conversation and self.services.not_kept is not None:
             self.services.not_kept(self.row)
         return None
+
+    async def _save_unanswered(self, error: ErrorInfo | None, ctx: Context) -> None:
+        """Keep the user's messages of a run that did not succeed. The run ends as decided, also if its store fails."""
+        if self.recorder is None or not self.config.keep_unanswered:
+            return
+        rejected = error is not None and error.type in _REJECTIONS
+        what = f"the conversation store of {self.claim.label}"
+        try:
+            await self.calls.call(
+                self.recorder.save_unanswered(rejected=rejected), what, context=self._context(), within=False
+            )
+        except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
+            if isinstance(cause := deciding_error(error), LeaseLost):
+                raise cause from None
+            log.warning("the messages of %s are not in its conversation: %s", self.claim.label, text_of(error))
 
     async def end(self, end: End) -> RunResult:
         """Finish the run as the policy decided, and return its result."""

@@ -51,6 +51,11 @@ class StoredRunRecorder:
         if self.history is not None and not self._owned:
             await self.history.save(result)
 
+    async def save_unanswered(self, *, rejected: bool) -> None:
+        """Append the user's messages of a run that did not succeed."""
+        if self.history is not None and not self._owned:
+            await self.history.save_unanswered(rejected=rejected)
+
     def omitted_history(self, result: RunResult) -> OmittedHistory | None:
         """Return which messages of a result need not be recorded, because the conversation has them."""
         # An agent that stores the conversation itself may change it, and the saved result must stay the same.

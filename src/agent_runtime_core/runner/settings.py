@@ -13,7 +13,7 @@ from .._core.arguments import checked_name
 from .._core.clock import aware
 from .._core.codec.json import decode_dict
 from .._core.ids import known_uuid
-from .._core.settings import DURATION, SECONDS, SettingType, check_all, with_known_names
+from .._core.settings import DURATION, SECONDS, TRUTH, SettingType, check_all, with_known_names
 from ..config import SETTINGS, RuntimeConfig
 from ..limits import RunLimits
 from ..queue.records import RunRow
@@ -40,6 +40,8 @@ class RunnerConfig:
             holds, and for an audit store to answer.
         retention: How long `vacuum` keeps finished runs, by status.
         limits: Limits of the agent loop of each run. An agent and a run can only set stricter ones.
+        keep_unanswered: Whether a run that failed or timed out leaves the user's messages in its conversation, marked
+            as unanswered.
         max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may lag.
     """
 
@@ -55,6 +57,7 @@ class RunnerConfig:
     retention: Mapping[str, float] = field(default_factory=dict)
     limits: RunLimits | None = None
     max_unsent_bytes: int = 131072
+    keep_unanswered: bool = True
 
     def __post_init__(self) -> None:
         checked_name("a worker_id", self.worker_id)
@@ -78,6 +81,7 @@ _OF_PROCESS = [each.name for each in fields(RunnerConfig) if each.name in SETTIN
 _SETTINGS = {
     **{name: SETTINGS[name] for name in _OF_PROCESS},
     "grace_seconds": SECONDS,
+    "keep_unanswered": TRUTH,
     "limits": SettingType("RunLimits(...) or None", lambda value: value is None or isinstance(value, RunLimits)),
     "retention": SettingType("a dict of seconds by final status", lambda value: isinstance(value, Mapping)),
 }

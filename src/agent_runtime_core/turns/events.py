@@ -103,7 +103,7 @@ class TurnEvent(Payload):
         if isinstance(asked, TurnEvent):
             return asked
         if isinstance(asked, str):
-            return cls(messages=[{"role": "user", "content": asked}])
+            return cls(messages=[_message_of("text", asked)])
         if not isinstance(asked, Mapping):
             raise InvalidTurn("turn", f"must be a TurnEvent, its dict or a string, got {brief(asked)}")
         data = dict(asked)
@@ -111,7 +111,7 @@ class TurnEvent(Payload):
             text = data.pop("text")
             if "messages" in data:
                 raise InvalidTurn("text", "must not be combined with messages. Pass one of the two")
-            data["messages"] = [{"role": "user", "content": text}]
+            data["messages"] = [_message_of("text", text)]
         return cls.from_dict(data)
 
     def __post_init__(self) -> None:
@@ -133,6 +133,15 @@ class TurnEvent(Payload):
         if isinstance(content, str):
             return content
         return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping)).strip()
+
+
+def _message_of(field_: str, text: Any) -> dict[str, Any]:
+    """Return the user message of a text that the caller passed as `field_`."""
+    if not isinstance(text, (str, list)):
+        raise InvalidTurn(field_, f"must be a string or a list of parts, got {brief(text)}")
+    if not text or (isinstance(text, str) and not text.strip()):
+        raise InvalidTurn(field_, f"must not be empty, got {brief(text)}")
+    return {"role": "user", "content": text}
 
 
 def _check_message(where: str, message: Any) -> None:

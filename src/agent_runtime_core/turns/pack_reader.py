@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._core.settings import COUNT, POSITIVE, TABLE, TEXT, TRUTH, SettingType, check_all, check_known, number
+from .._core.settings import COUNT, POSITIVE, TABLE, TEXT, TRUTH, SettingType, check_all, check_known
 from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
+from ..loop.model_settings import OF_PERSONALITIES
 from .personality_instance import MemorySettings, PersonalityInstance, Sampling
 from .settings_files import Mark, Reading, mark_of, read_file, read_until_stable, tables_in, text_in
 
@@ -33,7 +34,6 @@ def _is_file_name(value: Any) -> bool:
 
 
 _FILE_NAME = SettingType("the name of a file in the pack's own folder", _is_file_name)
-_SAMPLING = {"temperature": number(0, 2), "top_p": number(0, 1), "max_tokens": POSITIVE}
 _KEYS = {
     "name": SettingType(
         "a name of letters, digits, '-', '_' and '.'", lambda v: isinstance(v, str) and bool(_NAME.fullmatch(v))
@@ -41,7 +41,7 @@ _KEYS = {
     "description": TEXT,
     "provider": TEXT,
     "model": TEXT,
-    **_SAMPLING,
+    **OF_PERSONALITIES,
     "tools": SettingType("a list of the names of tools, each once", _are_names),
     "system": _FILE_NAME,
     "default": TRUTH,
@@ -193,7 +193,7 @@ def build_personality(name: str, reading: Reading) -> PersonalityInstance:
         tools=tuple(table["tools"]) if "tools" in table else None,
         provider=table.get("provider"),
         model=table.get("model"),
-        sampling=Sampling(**{key: table[key] for key in _SAMPLING if key in table}),
+        sampling=Sampling(**{key: table[key] for key in OF_PERSONALITIES if key in table}),
         memory=MemorySettings(**check_all(table.get("memory", {}), _MEMORY, f"{where}: memory")),
         limits=_limits(table.get("limits", {}), f"{where}: limits"),
         default=table.get("default", False),

@@ -16,6 +16,7 @@ from ..errors import InvalidArgument, UnknownTool, brief
 from ..limits import NO_LIMITS, RunLimits
 from ..tools.registry import ToolRegistry, unknown_tool
 
+_FIRST_OPTIONS = ("temperature", "top_p", "max_tokens")
 _PLACEHOLDER = re.compile(r"\{\{ *([A-Za-z_][A-Za-z0-9_]*) *\}\}")
 
 
@@ -26,6 +27,12 @@ class Sampling:
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
+    reasoning_effort: str | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    service_tier: str | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options that are set, for `LLMClient.generate`."""
@@ -71,6 +78,10 @@ class PersonalityInstance:
     def digest(self) -> str:
         """A SHA-256 of the content without the version, in hex. Equal content has equal digests in all processes."""
         content = {name: value for name, value in dataclasses.asdict(self).items() if name != "version"}
+        # Options that earlier versions of the library did not have count only if they are set.
+        content["sampling"] = {
+            name: value for name, value in content["sampling"].items() if value is not None or name in _FIRST_OPTIONS
+        }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def prompt(self, name: str = "system", values: Mapping[str, str | int | float] | None = None) -> str:

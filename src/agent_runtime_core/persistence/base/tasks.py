@@ -35,7 +35,10 @@ class TaskStore(ABC):
 
     @abstractmethod
     async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:
-        """Return a list with its tasks, or None if there is none."""
+        """Return a list with its tasks, or None if there is none.
+
+        It needs the id of a list. The built-in stores find a single task by its own id: `get_task(task.id)`.
+        """
 
     @abstractmethod
     async def delete(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
