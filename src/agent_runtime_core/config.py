@@ -71,6 +71,8 @@ class RuntimeConfig:
     heartbeat_interval_seconds: float = 30
     lease_ttl_seconds: float = 60
     max_retries: int = 3
+    #: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`.
+    max_crashes: int = 3
     retry_backoff_base: float = 2
     retry_backoff_max: float = 300
     #: Seconds that a waiting run stays on its worker before it is parked; 0 parks at once.
@@ -222,7 +224,7 @@ SETTINGS: dict[str, SettingType] = {
     **dict.fromkeys((*_KEYS, "langfuse_secret_key"), SECRET.or_none()),
     **dict.fromkeys(("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"), POSITIVE_SECONDS),
     **dict.fromkeys(("retry_backoff_max", "park_after"), SECONDS),
-    **dict.fromkeys(("max_retries", "max_unsent_bytes"), POSITIVE),
+    **dict.fromkeys(("max_retries", "max_crashes", "max_unsent_bytes"), POSITIVE),
     **dict.fromkeys(("langfuse_enabled", "langfuse_content"), TRUTH),
     "retry_backoff_base": number(),
     "durability": choice("full", "normal"),

@@ -28,7 +28,7 @@ def test_some_limits_are_above_0(name: str) -> None:
 
 
 def test_whole_limits_are_whole() -> None:
-    with pytest.raises(InvalidArgument, match="max_turns must be a whole number"):
+    with pytest.raises(InvalidArgument, match="max_turns must be an integer"):
         RunLimits(max_turns=1.5)  # type: ignore[arg-type]
 
 

@@ -260,7 +260,7 @@ def test_values_are_texts_or_numbers() -> None:
         ("name = 'helper'\ntemperature = 3", "temperature must be a number from 0 to 2.*, got 3"),
         ("name = 'helper'\ntemperature = nan", "temperature must be .*, got nan"),
         ("name = 'helper'\ntop_p = '1'", "top_p must be a number from 0 to 1.*, got '1'"),
-        ("name = 'helper'\nmax_tokens = 0.5", "max_tokens must be a whole number above 0.*, got 0.5"),
+        ("name = 'helper'\nmax_tokens = 0.5", "max_tokens must be an integer of at least 1.*, got 0.5"),
         ("name = 'helper'\nmodel = ''", "model must be a text.*, got ''"),
         ("name = 'helper'\ntools = 'add'", "tools must be a list.*, got 'add'"),
         ("name = 'helper'\ntools = ['a', 'a']", "tools must be .* each once, got"),
@@ -274,7 +274,7 @@ def test_values_are_texts_or_numbers() -> None:
         ("name = 'helper'\n[limits]\nmax_turn = 1", "limits: no limit 'max_turn': did you mean 'max_turns'"),
         (
             "name = 'helper'\n[limits]\nmax_turns = 0",
-            "helper/pack.toml: limits: max_turns must be a whole number above 0",
+            "helper/pack.toml: limits: max_turns must be an integer of at least 1",
         ),
         ("name = 'helper'\nsystem = 'gone.md'", "helper/gone.md not found"),
         ("name = 'helper'\n[prompts]\na = 'gone.md'", "helper/gone.md not found"),

@@ -894,6 +894,36 @@ async def test_three_crashes_without_progress_are_a_dead_letter(place: Path | No
         await asyncio.wait(zombies)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_max_crashes_is_the_number_of_crashes_that_makes_a_run_dead(limit: int) -> None:
+    clock = VirtualClock()
+
+    async def returns(ctx: Any) -> int:
+        return 1
+
+    async with Rig(None, clock, max_crashes=limit) as rig:
+        rig.register(returns)
+        for run, crashes in (("dead", limit), ("alive", limit - 1)):
+            await rig.runner.submit("script", run_id=run)
+            for _ in range(crashes):
+                assert await rig.runner.queue.claim_rows("died", 1, limit=1)
+                clock.advance(2)
+            assert await rig.runner.run_once()
+        dead, alive = await rig.runner.wait("dead"), await rig.runner.wait("alive")
+        assert dead.error is not None
+        assert (dead.status, dead.error.type) == (RunStatus.DEAD, "Poisoned")
+        assert dead.error.message == f"{limit} crash{'es' * (limit > 1)} in a row without progress"
+        assert alive.status == RunStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
+def test_max_crashes_must_be_an_integer(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match="^max_crashes must be an integer of at least 1, got"):
+        RunnerConfig(max_crashes=value)
+    with pytest.raises(InvalidArgument, match="^max_crashes must be an integer of at least 1, got"):
+        configure(max_crashes=value)
+
+
 async def test_a_crash_before_a_park_is_not_one_of_those_in_a_row_after_it(place: Path | None) -> None:
     clock, lives = VirtualClock(), list[str]()
 
