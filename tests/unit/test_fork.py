@@ -575,7 +575,7 @@ async def test_the_same_call_with_the_same_id_is_the_same_run(place: Path | None
             ("b", {"effects": "ask"}),
         ]
         for after, how in others:
-            with pytest.raises(IdempotencyConflict, match="run id mine is another run's"):
+            with pytest.raises(IdempotencyConflict, match="run id 'mine' is another run's"):
                 await rig.runner.fork("r", after, new_run_id="mine", **how)
         for taken in ("r", await rig.runner.submit("script")):
             with pytest.raises(IdempotencyConflict, match="is another run's"):

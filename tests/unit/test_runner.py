@@ -437,10 +437,43 @@ async def test_cancelling_execute_gives_the_run_back_unused(place: Path | None) 
 async def test_another_agent_or_input_under_one_id_is_a_conflict(place: Path | None) -> None:
     async with Rig(place) as rig:
         await rig.go(answer, input_data={"n": 1})
-        with pytest.raises(IdempotencyConflict, match=r'r was used before with input \{"n":1\}, now \{"n":2\}'):
+        with pytest.raises(
+            IdempotencyConflict, match=r"^run id 'r' was used before with another input\.n\. Use another run id"
+        ):
             await rig.go(answer, input_data={"n": 2})
-        with pytest.raises(IdempotencyConflict, match="agent 'script', now 'other'"):
+        with pytest.raises(IdempotencyConflict, match=r"with another agent_key\. Use"):
             await rig.runner.execute(Script(answer, "other"), "r", {"n": 1})
+
+
+async def test_a_conflict_names_the_fields_that_differ_and_no_values(place: Path | None) -> None:
+    first = {
+        "messages": [{"content": "my card is 4111"}],
+        "user": {"bob@example.org": 1},
+        "n": 1,
+        "same": {"a": 1, "b": 2},
+    }
+    other = {
+        "messages": [{"content": "my card is 4222"}],
+        "user": {"eve@example.org": 1},
+        "n": True,
+        "same": {"b": 2, "a": 1},
+    }
+    async with Rig(place) as rig:
+        rig.register(answer)
+        await rig.runner.submit("script", first, run_id="order-7", idempotency_key="k")
+        for options, called in (
+            ({"run_id": "order-7"}, "run id 'order-7'"),
+            ({"idempotency_key": "k"}, "idempotency key 'k'"),
+        ):
+            with pytest.raises(IdempotencyConflict) as caught:
+                await rig.runner.submit("script", other, **options)  # type: ignore[arg-type]
+            what = called.partition(" '")[0]
+            assert str(caught.value) == (
+                f"{called} was used before with another input.messages, input.user, input.n. "
+                f"Use another {what} for another run"
+            )
+        with pytest.raises(IdempotencyConflict, match=r"another input\.messages, .*, input\.x0 and 11 more\. Use"):
+            await rig.runner.submit("script", {f"x{n}": n for n in range(12)}, run_id="order-7")
 
 
 async def test_a_run_held_elsewhere_is_waited_for_or_refused(place: Path | None) -> None:
@@ -918,9 +951,9 @@ async def test_max_crashes_is_the_number_of_crashes_that_makes_a_run_dead(limit:
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
 def test_max_crashes_must_be_an_integer(value: Any) -> None:
-    with pytest.raises(InvalidArgument, match="^max_crashes must be an integer of at least 1, got"):
+    with pytest.raises(InvalidArgument, match=r"^max_crashes must be an integer of at least 1, got"):
         RunnerConfig(max_crashes=value)
-    with pytest.raises(InvalidArgument, match="^max_crashes must be an integer of at least 1, got"):
+    with pytest.raises(InvalidArgument, match=r"^max_crashes must be an integer of at least 1, got"):
         configure(max_crashes=value)
 
 

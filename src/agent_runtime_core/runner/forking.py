@@ -224,7 +224,7 @@ def _compared(record: Record) -> tuple[Any, ...]:
 
 
 def _id_taken(row: RunRow, why: str) -> IdempotencyConflict:
-    return IdempotencyConflict(f"run id {row.run_key or row.run_id} {why}: use another new_run_id")
+    return IdempotencyConflict(f"run id {row.run_key or row.run_id!r} {why}. Use another new_run_id")
 
 
 async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow:
