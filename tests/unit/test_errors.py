@@ -459,7 +459,7 @@ async def test_no_name_of_megabytes_holds_the_loop_for_a_hint(name: str) -> None
         with pytest.raises(errors.InvalidArgument):
             await StepExecutor(MockRunContext()).run([Step("a", nothing), Step("b", nothing, depends_on=[name])])
         run_id = (await runner.execute("named")).run_id
-        with pytest.raises(errors.InvalidArgument, match="is recorded in run"):
+        with pytest.raises(errors.InvalidArgument, match="has no saved result of step"):
             await runner.fork(cast(Any, run_id), name)
     await runner.close()
 

@@ -629,6 +629,33 @@ async def test_priority_then_arrival_and_delays(place: Path | None) -> None:
         assert order[-1] == "late"
 
 
+@pytest.mark.parametrize("how", ["execute", "wait", "wait_elsewhere", "execute_again", "cancel"])
+async def test_a_failed_run_is_named_as_its_caller_named_it(place: Path | None, how: str) -> None:
+    async def fails(ctx: Any) -> None:
+        raise ValueError("no luck")
+
+    async with Rig(place) as rig:
+        rig.register(fails)
+        if how.startswith("execute"):
+            result = await rig.runner.execute("script", "order-7")
+            if how == "execute_again":
+                result = await rig.another().execute("script", "order-7")
+        else:
+            await rig.runner.submit("script", run_id="order-7")
+            if how == "cancel":
+                await rig.runner.cancel("order-7")
+            else:
+                assert await rig.runner.run_once()
+            result = await (rig.another() if how == "wait_elsewhere" else rig.runner).wait("order-7")
+        assert result.run_key == "order-7"
+        with pytest.raises(RunFailed, match=r"^run 'order-7' ended as "):
+            result.raise_for_status()
+        unnamed = await rig.runner.execute("script")
+        assert unnamed.run_key is None
+        with pytest.raises(RunFailed, match=f"^run '{unnamed.run_id}' ended as "):
+            unnamed.raise_for_status()
+
+
 async def test_one_idempotency_key_is_one_run(place: Path | None) -> None:
     async with Rig(place) as rig:
         first = await rig.runner.submit("script", {"n": 1}, idempotency_key="k")

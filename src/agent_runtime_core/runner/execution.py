@@ -259,6 +259,7 @@ class RunExecution:
         result = decode_result(text)
         await self.claim.finish_interrupted_end(ended, result)
         self.result = result if self.recorder is None else await self.recorder.restore(text)
+        self.result.run_key = self.row.run_key
         self.claim.log_end(ended.name, "" if result.error is None else result.error.type)
         return self.result
 
