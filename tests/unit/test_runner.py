@@ -488,7 +488,7 @@ async def test_a_run_held_elsewhere_is_waited_for_or_refused(place: Path | None)
         other = rig.another(worker_id="other")
         going = asyncio.ensure_future(other.execute(Script(body), "r"))
         await until(inside)
-        with pytest.raises(RunBusy, match="run 'r' is already running in other") as caught:
+        with pytest.raises(RunBusy, match=r"^run 'r' is already running in other \(since ") as caught:
             await rig.go(body, if_running="raise")
         assert caught.value.worker == "other"
         waiting = asyncio.ensure_future(rig.value(body))

@@ -154,7 +154,7 @@ async def _open(
         outcome, there = await runner.claim_run(row)
         assert there is not None
         if outcome in ("held", "behind"):
-            raise run_busy_error(outcome, there)
+            raise run_busy_error(outcome, there, runner.queue.clock.wall())
         session = OpenRunSession(runner, there)
         try:
             return runner, session, await session.enter(outcome == "ended")
