@@ -185,9 +185,21 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         case "redis" | "rediss" | "unix":
             return "redis", {"url": text}
     raise InvalidArgument(
-        f"unsupported store URL {shown}. Use memory://, sqlite:///path, redis://host:port/db, "
-        "or the path of a SQLite file"
+        f"unsupported store URL {shown}. Use memory://, sqlite:///path, redis://host:port/db, rediss://host:port/db, "
+        "unix:///path/of.sock, or the path of a SQLite file"
     )
+
+
+class _StoreURL(SettingType):
+    """A URL or path that `place_of` accepts, whose error says what is wrong with it."""
+
+    def check(self, called: str, value: Any) -> None:
+        super().check(called, value)
+        if value is not None:
+            try:
+                place_of(value)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{called}: {error}") from None
 
 
 def _are_sinks(value: Any) -> bool:
@@ -220,7 +232,8 @@ FIELDS = {each.name: each for each in dataclasses.fields(RuntimeConfig)}
 #: The type of each setting.
 SETTINGS: dict[str, SettingType] = {
     **{name: TEXT if isinstance(each.default, str) else TEXT.or_none() for name, each in FIELDS.items()},
-    **dict.fromkeys(("backend_url", "redis_url"), URL.or_none()),
+    "backend_url": _StoreURL(URL.wanted, URL.fits, shown=URL.shown).or_none(),
+    "redis_url": URL.or_none(),
     **dict.fromkeys((*_KEYS, "langfuse_secret_key"), SECRET.or_none()),
     **dict.fromkeys(("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"), POSITIVE_SECONDS),
     **dict.fromkeys(("retry_backoff_max", "park_after"), SECONDS),

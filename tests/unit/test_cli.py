@@ -420,7 +420,7 @@ def test_a_run_is_forked(run: Run, url: str) -> None:
     assert run("fork", "good", "--url", url)[1].endswith("starts from the present state of run good\n")
 
     code, _, err = run("fork", "good", "--after", "fetsch", "--url", url)
-    assert (code, "did you mean 'fetch'?" in err) == (2, True)
+    assert (code, "Did you mean 'fetch'?" in err) == (2, True)
     assert run("fork", "nix", "--url", url)[0] == 1
 
 
