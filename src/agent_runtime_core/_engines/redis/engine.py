@@ -245,7 +245,7 @@ class RedisEngine(SharedEngine):
     # -- the end
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._batches[loop].flush()
+        self._batches[loop].flush(everything=True)
 
     def _close_now(self) -> None:
         def wake_thread() -> None:

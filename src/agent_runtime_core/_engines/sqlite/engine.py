@@ -310,7 +310,7 @@ class SQLiteEngine(SharedEngine):
     # -- closing
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.writer.batches[loop].flush()
+        self.writer.batches[loop].flush(everything=True)
 
     def _close_now(self) -> None:
         with self._reading:
