@@ -75,6 +75,20 @@ async def test_commits_that_wait_for_earlier_ones_do_not_time_out(monkeypatch: p
     assert not store.batch.pending.waiting
 
 
+async def test_a_loop_that_is_busy_before_it_sends_the_first_commit_uses_no_time_of_the_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = SlowStore(monkeypatch, per_second=1)
+
+    async def commit(n: int) -> Any:
+        store.now += 1.0  # all of these are in one iteration of the loop
+        return await store.commit(n)
+
+    every = asyncio.gather(*(commit(n) for n in range(20)))
+    await store.serve(every)
+    assert await every == list(range(20))
+
+
 @pytest.mark.parametrize("answered", [0, 1, 30])
 async def test_a_store_that_stops_answering_fails_all_commits_at_once(
     monkeypatch: pytest.MonkeyPatch, answered: int

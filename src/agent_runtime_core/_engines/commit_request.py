@@ -145,7 +145,7 @@ class PendingCommits:
         on_idle: Called when the timer finds no pending commit.
     """
 
-    __slots__ = ("_answered_at", "_first", "_on_idle", "_store", "_timeout", "loop", "on_answer", "waiting", "watched")
+    __slots__ = ("_first", "_moved_at", "_on_idle", "_store", "_timeout", "loop", "on_answer", "waiting", "watched")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, store: str, timeout: Callable[[], float], on_idle: Callable[[], object]
@@ -155,7 +155,7 @@ class PendingCommits:
         self.watched: bool = False
         self.on_answer: Callable[[], object] | None = None  # called after each answer
         self._first: CommitRequest | None = None  # was the first in line when the timer last looked
-        self._answered_at = -math.inf  # loop time at which the timer last found that the store had answered
+        self._moved_at = -math.inf  # loop time at which the store last answered, or got its first request
         self._store = store
         self._timeout = timeout
         self._on_idle = on_idle
@@ -168,12 +168,20 @@ class PendingCommits:
             self._first = request
             self.loop.call_later(self._timeout() / 4, self._watch)
 
+    def line_began(self) -> None:
+        """Start the time of the callers: the store has no earlier request.
+
+        A loop that is asked for very many commits at once needs longer than the limit before it can send the first.
+        """
+        self._moved_at = self.loop.time()
+
     def _watch(self) -> None:
         now, timeout = self.loop.time(), self._timeout()
-        # Without the second condition, requests that end because the store does not answer would count as answered.
-        if self._first is not None and self._first.resolved and not isinstance(self._first.error, StorageBusy):
-            self._answered_at = now
-        late = tuple(self.waiting.items()) if self._answered_at + timeout < now else ()
+        first = self._first
+        # A request that ended because the store does not answer is no answer.
+        if first is not None and (first.result is not None or not isinstance(first.error, StorageBusy | None)):
+            self._moved_at = now
+        late = tuple(self.waiting.items()) if self._moved_at + timeout < now else ()
         for request, since in late:
             if since + timeout < now and request.error is None and request.result is None:
                 request.timed_out = True
@@ -227,6 +235,8 @@ class LoopBatch:
                 return
             batch, self.requests = batch[:free], batch[free:]
         if batch:
+            if free == MAX_IN_FLIGHT:
+                self.pending.line_began()
             self._commit_batch(batch)
 
     def _free(self) -> int:
