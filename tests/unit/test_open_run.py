@@ -169,7 +169,7 @@ async def test_a_cancel_from_outside_stops_the_block(tmp_path: Path) -> None:
     await inside.wait()
     async with AgentRunner.open(path) as runner:
         assert await runner.cancel("r")
-        with pytest.raises(RunFailed, match="was cancelled") as caught:
+        with pytest.raises(RunFailed, match=r"^run 'r' was cancelled") as caught:
             await task
         assert caught.value.status == "cancelled"
         assert (await runner.get_run("r")).status == "cancelled"

@@ -312,9 +312,9 @@ class AgentRunner(RunClient):
                 refusals += 1
                 if refusals >= MAX_REFUSED_CLAIMS:
                     raise StorageCorrupt(
-                        f"run {there.run_id}: what is written under its claims is refused as if they were lost, though "
-                        "no other process has the run: the store is damaged (restore a backup), or runs of this id in "
-                        "another queue write to the same stores"
+                        f"run {there.run_key or there.run_id!r}: writes under its claims are rejected as if they were "
+                        "lost, and no other process has the run. The store is damaged (restore a backup), or runs of "
+                        "this id in another queue write to the same stores"
                     )
             else:
                 if if_running == "raise" or there.run_id in ENCLOSING_RUNS.get(()):
