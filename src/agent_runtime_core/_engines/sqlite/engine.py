@@ -98,9 +98,9 @@ class SQLiteEngine(SharedEngine):
         """Reject a second durability: the file has one writer in a process, and one of the users would lose its own."""
         if self.durability != durability:
             raise InvalidArgument(
-                f"durability of {self.path} must be the same for all its users in this process, got {brief(durability)} "
-                f"while it is open with {self.durability!r}. Set it once with configure(durability=...), or pass the "
-                "same durability= to each open"
+                f"durability of {self.path} must be the same for all its users in this process, got "
+                f"{brief(durability)} while it is open with {self.durability!r}. Set it once with "
+                "configure(durability=...), or pass the same durability= to each open"
             )
 
     def __init__(self, path: str, durability: str, clock: Clock) -> None:
