@@ -268,8 +268,14 @@ def test_values_are_texts_or_numbers() -> None:
         ("name = 'helper'\ndefault = 1", "default must be true or false.*, got 1"),
         ("name = 'helper'\nprompts = 1", "prompts must be a table.*, got '.*'"),
         ("name = 'helper'\n[memory]\nhistory = 1", "helper/pack.toml: memory: no setting 'history'"),
-        ("name = 'helper'\n[memory]\nhistory_messages = -1", "memory: history_messages must be .*0 or more.*, got -1"),
-        ("name = 'helper'\n[memory]\nhistory_tokens = 0", "memory: history_tokens must be .*above 0.*, got 0"),
+        (
+            "name = 'helper'\n[memory]\nhistory_messages = -1",
+            "memory: history_messages must be an integer of at least 0, got -1",
+        ),
+        (
+            "name = 'helper'\n[memory]\nhistory_tokens = 0",
+            "memory: history_tokens must be an integer of at least 1, got 0",
+        ),
         ("name = 'helper'\n[memory]\nremember = 'no'", "memory: remember must be .*true or false.*, got 'no'"),
         ("name = 'helper'\n[limits]\nmax_turn = 1", "limits: no limit 'max_turn': did you mean 'max_turns'"),
         (
