@@ -71,6 +71,8 @@ class RuntimeConfig:
     heartbeat_interval_seconds: float = 30
     lease_ttl_seconds: float = 60
     max_retries: int = 3
+    #: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`.
+    max_crashes: int = 3
     retry_backoff_base: float = 2
     retry_backoff_max: float = 300
     #: Seconds that a waiting run stays on its worker before it is parked; 0 parks at once.
@@ -183,9 +185,21 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         case "redis" | "rediss" | "unix":
             return "redis", {"url": text}
     raise InvalidArgument(
-        f"unsupported store URL {shown}. Use memory://, sqlite:///path, redis://host:port/db, "
-        "or the path of a SQLite file"
+        f"unsupported store URL {shown}. Use memory://, sqlite:///path, redis://host:port/db, rediss://host:port/db, "
+        "unix:///path/of.sock, or the path of a SQLite file"
     )
+
+
+class _StoreURL(SettingType):
+    """A URL or path that `place_of` accepts, whose error says what is wrong with it."""
+
+    def check(self, called: str, value: Any) -> None:
+        super().check(called, value)
+        if value is not None:
+            try:
+                place_of(value)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{called}: {error}") from None
 
 
 def _are_sinks(value: Any) -> bool:
@@ -218,11 +232,12 @@ FIELDS = {each.name: each for each in dataclasses.fields(RuntimeConfig)}
 #: The type of each setting.
 SETTINGS: dict[str, SettingType] = {
     **{name: TEXT if isinstance(each.default, str) else TEXT.or_none() for name, each in FIELDS.items()},
-    **dict.fromkeys(("backend_url", "redis_url"), URL.or_none()),
+    "backend_url": _StoreURL(URL.wanted, URL.fits, shown=URL.shown).or_none(),
+    "redis_url": URL.or_none(),
     **dict.fromkeys((*_KEYS, "langfuse_secret_key"), SECRET.or_none()),
     **dict.fromkeys(("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"), POSITIVE_SECONDS),
     **dict.fromkeys(("retry_backoff_max", "park_after"), SECONDS),
-    **dict.fromkeys(("max_retries", "max_unsent_bytes"), POSITIVE),
+    **dict.fromkeys(("max_retries", "max_crashes", "max_unsent_bytes"), POSITIVE),
     **dict.fromkeys(("langfuse_enabled", "langfuse_content"), TRUTH),
     "retry_backoff_base": number(),
     "durability": choice("full", "normal"),

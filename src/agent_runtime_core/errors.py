@@ -229,8 +229,9 @@ class RunBusy(AgentRuntimeError):
     """
 
     def __init__(
-        self, run_id: str, worker: str | None, since: float | None, concurrency_key: str | None = None
-    ) -> None:
+        self, run_id: str, worker: str | None, since: float | None, concurrency_key: str | None = None,
+        *, now: float | None = None,
+    ) -> None:  # fmt: skip
         self.run_id: str = run_id
         self.worker: str | None = worker
         self.since: float | None = since
@@ -240,8 +241,18 @@ class RunBusy(AgentRuntimeError):
         if concurrency_key is not None:
             what = f"concurrency key {concurrency_key!r} is in use by run {run_id!r} {where}"
         if since is not None:
-            what += time.strftime(" (since %Y-%m-%d %H:%M:%S UTC)", time.gmtime(since))
+            ago = "" if now is None else f", {_duration(now - since)} ago"
+            what += time.strftime(f" (since %Y-%m-%d %H:%M:%S UTC{ago})", time.gmtime(since))
         super().__init__(f"{what}. Wait for it with runner.wait({run_id!r}), or cancel it")
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration for people, in the largest unit that it fills."""
+    seconds = max(seconds, 0.0)  # the clocks of two machines differ
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 class RunFailed(AgentRuntimeError):

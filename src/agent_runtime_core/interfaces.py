@@ -87,7 +87,7 @@ def describe(error: BaseException) -> ErrorInfo:
 
 @dataclass
 class RunResult:
-    """The outcome of a run. An agent returns one; the runner sets `status` and `run_id`.
+    """The outcome of a run. An agent returns one; the runner sets `status`, `run_id` and `run_key`.
 
         return RunResult(final_output={"response": "done"})
 
@@ -99,6 +99,7 @@ class RunResult:
         error: Why the run did not succeed, or None.
         status: The final status.
         run_id: The id of the run.
+        run_key: The run id that you passed, if it was not a UUID.
     """
 
     final_output: dict[str, Any] = field(default_factory=dict)
@@ -108,6 +109,7 @@ class RunResult:
     error: ErrorInfo | None = None
     status: RunStatus | None = None
     run_id: UUID | None = None
+    run_key: str | None = None
 
     def raise_for_status(self) -> RunResult:
         """Return this result if the run succeeded.
@@ -118,7 +120,8 @@ class RunResult:
         if self.error is None and self.status in (None, RunStatus.SUCCEEDED):
             return self
         status = (self.status or RunStatus.FAILED).value
-        subject = f"run {self.run_id}" if self.run_id else "the run"
+        name = self.run_key or self.run_id
+        subject = f"run {str(name)!r}" if name else "the run"
         reason = f": {self.error.type}: {self.error.message}" if self.error else ""
         failed = RunFailed(f"{subject} ended as {status}{reason}", status, self.error)
         failed.result = self

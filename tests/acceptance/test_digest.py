@@ -240,7 +240,9 @@ def test_a_changed_folder_is_another_run(tmp_path: Path) -> None:
     assert "5 steps run, 0 kept" in third
     assert third.split()[1] != first.split()[1]
     (tmp_path / "more.md").write_text("# Other\n")
-    assert "mine was used before with input" in run(tmp_path, "--run-id", "mine", cwd=tmp_path, code=1).stderr
+    assert (
+        "'mine' was used before with another input." in run(tmp_path, "--run-id", "mine", cwd=tmp_path, code=1).stderr
+    )
 
 
 def test_what_cannot_be_read_is_left_out_and_said(tmp_path: Path) -> None:

@@ -466,4 +466,4 @@ def test_another_task_under_the_same_run_id_is_refused(tmp_path: Path) -> None:
     folder = files(tmp_path / "files")
     run("tools.py", "--mock", "--folder", folder, "--run-id", "mine", "--yes", cwd=tmp_path)
     told = run("tools.py", "other", "--mock", "--folder", folder, "--run-id", "mine", cwd=tmp_path, code=1)
-    assert "mine was used before with input" in told.stderr
+    assert "'mine' was used before with another input." in told.stderr

@@ -53,7 +53,7 @@ def test_words_become_a_plan_and_to_dos_are_kept(tmp_path: Path) -> None:
             ["add 1 and 2, then multiply by 3", "--max-steps", "1"],
             "failed: LimitExceeded: max_steps=1 is reached (2 used)",
         ),
-        (["add 1 and 2", "--max-steps", "0"], "todo_planner: max_steps must be a whole number from 1 to 100, got 0"),
+        (["add 1 and 2", "--max-steps", "0"], "todo_planner: max_steps must be an integer from 1 to 100, got 0"),
     ],
 )
 def test_what_cannot_be_done_is_said(given: list[str], says: str, tmp_path: Path) -> None:

@@ -418,7 +418,7 @@ async def test_execute_does_not_wait_for_others_beyond_its_deadline(kind: str, t
             )
             await asyncio.sleep(0)
             clock.advance(1)
-            with pytest.raises(TimeoutError, match=f"the deadline of run {run_id} passed"):
+            with pytest.raises(TimeoutError, match=f"the deadline of run .{run_id}. passed"):
                 await waiting
         end.set()
         assert (await running).final_output == {"value": "done"}

@@ -158,11 +158,11 @@ async def test_one_id_is_one_run(kind: str, tmp_path: Path) -> None:
         runner = here.runner()
         await runner.execute("a", "x", {"n": 1})
         for call, differs in (
-            (lambda: runner.execute("a", "x", {"n": 2}), '"n":2'),
-            (lambda: runner.execute("b", "x", {"n": 1}), "'b'"),
-            (lambda: runner.submit("a", {"n": 2}, run_id="x"), '"n":2'),
+            (lambda: runner.execute("a", "x", {"n": 2}), "another input.n"),
+            (lambda: runner.execute("b", "x", {"n": 1}), "another agent_key"),
+            (lambda: runner.submit("a", {"n": 2}, run_id="x"), "another input.n"),
         ):
-            with pytest.raises(IdempotencyConflict, match=r"x was used before") as caught:
+            with pytest.raises(IdempotencyConflict, match=r"'x' was used before") as caught:
                 await call()
             assert differs in str(caught.value)
         first = await runner.submit("a", {"n": 1}, idempotency_key="k")

@@ -131,9 +131,8 @@ async def test_the_url_of_the_configuration_is_where_each_factory_looks(tmp_path
     elsewhere = get_queue(path=tmp_path / "b.db")
     assert Path(elsewhere.engine.path) == tmp_path / "b.db"  # type: ignore[attr-defined]
     await elsewhere.close()
-    configure(backend_url="mysql://me:secret@host/db")
     with pytest.raises(InvalidArgument, match=r"mysql://\*\*\*@host") as refusal:
-        get_state_store()
+        configure(backend_url="mysql://me:secret@host/db")
     assert "secret" not in str(refusal.value)
 
 

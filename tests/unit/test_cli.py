@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import datetime as dt
 import io
 import json
 import logging
@@ -13,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -180,13 +183,15 @@ def test_runs_are_listed_and_filtered(run: Run, url: str) -> None:
     code, out, err = run("runs", "--url", url)
     lines = out.splitlines()
     assert (code, err, len(lines)) == (0, "", 6)
-    assert lines[0].split() == ["ID", "KEY", "AGENT", "STATUS", "ATTEMPT", "CREATED", "ENDED", "REASON"]
+    assert lines[0].split() == [
+        "RUN_ID", "RUN_KEY", "AGENT_KEY", "STATUS", "ATTEMPT", "CREATED_AT", "ENDED_AT", "REASON",
+    ]  # fmt: skip
     assert [line.split()[1] for line in lines[1:]] == ["good", "bad", "poison", "toxic", "queued"]
 
     def keys(*options: str) -> list[str]:
         code, out, _ = run("runs", "--url", url, "--json", *options)
         assert code == 0
-        return [each["key"] for each in json.loads(out)]
+        return [each["run_key"] for each in json.loads(out)]
 
     assert keys("--status", "dead") == ["poison", "toxic"]
     assert keys("--agent", "bad") == ["bad"]
@@ -203,7 +208,7 @@ def test_more_runs_than_a_page_are_listed(run: Run, tmp_path: Path, monkeypatch:
 
     on(tmp_path / "runs.db", fill)
     _, out, _ = run("runs", "--url", str(tmp_path / "runs.db"), "--json", "--limit", "8")
-    assert [each["key"] for each in json.loads(out)] == [f"r{n}" for n in range(2, 10)]
+    assert [each["run_key"] for each in json.loads(out)] == [f"r{n}" for n in range(2, 10)]
 
 
 def test_show_tells_the_steps_and_the_error(run: Run, url: str) -> None:
@@ -218,15 +223,42 @@ def test_show_tells_the_steps_and_the_error(run: Run, url: str) -> None:
 
     code, out, _ = run("show", "good", "--url", url, "--json", "--events")
     told = json.loads(out)
-    assert (told["status"], told["error"], told["input"], told["agent"]) == ("succeeded", None, {"n": 1}, "good")
-    assert [(each["state"], each["name"], each["key"]) for each in told["steps"]] == [
+    assert (told["status"], told["error"], told["input"], told["agent_key"]) == ("succeeded", None, {"n": 1}, "good")
+    assert [(each["state"], each["name"], each["step_key"]) for each in told["steps"]] == [
         ("done", "fetch", "0"), ("done", "count", "words"),
     ]  # fmt: skip
     assert [each["sequence"] for each in told["events"]] == list(range(len(told["events"])))
-    assert told["events"][-1]["type"] == "run.succeeded"
+    assert told["events"][-1]["event_type"] == "run.succeeded"
     # The id and the key of a step are what `fork` takes.
     for after in (told["steps"][1]["step_id"], ("count", "words")):
         assert on(url, lambda runner: runner.fork("good", after))  # noqa: B023
+
+
+def test_json_has_the_names_and_values_of_the_api(run: Run, url: str) -> None:
+    def as_json(value: Any) -> Any:
+        if isinstance(value, dt.datetime):
+            return value.replace(microsecond=0).isoformat()
+        return str(value) if isinstance(value, UUID) else value
+
+    for run_key in ("good", "bad", "queued"):
+        info = dataclasses.asdict(on(url, lambda runner: runner.get_run(run_key)))  # noqa: B023
+        told = json.loads(run("show", run_key, "--json", "--url", url)[1])
+        assert set(told) - set(info) == {"error", "usage", "steps", "waiting_for"}
+        assert {name: told[name] for name in info} == {
+            name: None if (name, value) == ("reason", "") else as_json(value) for name, value in info.items()
+        }
+        listed = json.loads(run("runs", "--json", "--url", url)[1])
+        [row] = [each for each in listed if each["run_key"] == run_key]
+        assert set(info) - set(row) == {"input", "metadata"}
+        assert set(row) <= set(info)
+    told = json.loads(run("show", "good", "--events", "--json", "--url", url)[1])
+    assert set(told["events"][0]) == {"sequence", "event_type", "payload", "timestamp"}
+    assert set(told["steps"][0]) == {
+        "state", "name", "step_key", "step_id", "attempts", "duration_ms", "timestamp", "error",
+    }  # fmt: skip
+    for command in (["cancel", "queued"], ["resume", "bad"], ["fork", "good"]):
+        run_id = json.loads(run(*command, "--json", "--url", url)[1])["run_id"]
+        assert run_id == str(UUID(run_id))
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "Größe ?"), ("ascii", "Gr??e ?")])
@@ -356,7 +388,10 @@ def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     )  # fmt: skip
     assert on(parked, _go_on_with_asks) == "waiting signal go"
     code, out, _ = run("signal", "asks", "go", "[1, null]", "--json", "--url", parked)
-    assert (code, {**json.loads(out), "id": ""}) == (0, {"id": "", "name": "go", "stored": True, "status": "pending"})
+    assert (code, {**json.loads(out), "run_id": ""}) == (
+        0,
+        {"run_id": "", "name": "go", "stored": True, "status": "pending"},
+    )
     assert on(parked, _go_on_with_asks) == "succeeded"
     result = on(parked, lambda runner: runner.wait("asks"))
     assert result.final_output == {"value": [{"ok": 1}, [1, None]]}
@@ -412,15 +447,15 @@ def test_a_run_is_forked(run: Run, url: str) -> None:
     assert (code, out.partition(" starts ")[2]) == (0, "from the state after step 'fetch' of run good\n")
     _, told, _ = run("show", "copy", "--url", url, "--json")
     assert [(each["state"], each["name"]) for each in json.loads(told)["steps"]] == [("copied", "fetch")]
-    assert out.split()[1] == json.loads(told)["id"]
+    assert out.split()[1] == "copy" == json.loads(told)["run_key"]
 
     steps = json.loads(run("show", "good", "--url", url, "--json")[1])["steps"]
     code, out, _ = run("fork", "good", "--after", steps[1]["step_id"], "--json", "--url", url)
-    assert (code, json.loads(out)["after"]) == (0, steps[1]["step_id"])
+    assert (code, json.loads(out)["after_step"]) == (0, steps[1]["step_id"])
     assert run("fork", "good", "--url", url)[1].endswith("starts from the present state of run good\n")
 
     code, _, err = run("fork", "good", "--after", "fetsch", "--url", url)
-    assert (code, "did you mean 'fetch'?" in err) == (2, True)
+    assert (code, "Did you mean 'fetch'?" in err) == (2, True)
     assert run("fork", "nix", "--url", url)[0] == 1
 
 
@@ -452,11 +487,11 @@ def test_a_retention_that_is_none_is_refused(options: list[str], told: str, run:
 
 def test_dead_letters_are_listed(run: Run, url: str) -> None:
     _, out, _ = run("dead", "list", "--url", url)
-    assert [line.split()[1] for line in out.splitlines()] == ["KEY", "poison", "toxic"]
+    assert [line.split()[1] for line in out.splitlines()] == ["RUN_KEY", "poison", "toxic"]
     assert "3 crashes in a row" in out
     _, out, _ = run("dead", "list", "--url", url, "--json", "--status", "failed")
     [told] = json.loads(out)
-    assert (told["key"], told["error"]["type"]) == ("bad", "StepExecutionError")
+    assert (told["run_key"], told["error"]["type"]) == ("bad", "StepExecutionError")
 
 
 @pytest.mark.parametrize("command", [("resume", "bad"), ("dead", "requeue", "bad", "--status", "failed")])

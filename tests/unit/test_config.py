@@ -27,6 +27,7 @@ def test_the_defaults() -> None:
         "heartbeat_interval_seconds": 30,
         "lease_ttl_seconds": 60,
         "max_retries": 3,
+        "max_crashes": 3,
         "retry_backoff_base": 2,
         "retry_backoff_max": 300,
         "park_after": 5.0,
@@ -184,6 +185,40 @@ def test_a_bad_value_is_named(name: str, value: object) -> None:
         configure(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (
+            "postgres://u:secret@host/db",
+            r"unsupported store URL 'postgres://\*\*\*@host/db'\. Use memory://, sqlite:///",
+        ),
+        ("REDIS:6379", r"store URL must contain '://', got 'REDIS:'\. Use redis://"),
+        ("sqlite://runs.db", r"is not a SQLite URL\. Use sqlite:///relative\.db"),
+        ("file:runs.db", "file: URLs are not supported"),
+    ],
+)
+def test_a_store_url_that_cannot_be_used_is_rejected_when_it_is_set(
+    monkeypatch: pytest.MonkeyPatch, url: str, said: str
+) -> None:
+    before = get_config()
+    with pytest.raises(InvalidArgument, match=f"^backend_url: .*{said}") as caught:
+        configure(backend_url=url)
+    assert "secret" not in str(caught.value)
+    assert get_config() is before
+    reset_config()
+    monkeypatch.setenv("AGENT_RUNTIME_BACKEND_URL", url)
+    with pytest.raises(InvalidArgument, match=f"^AGENT_RUNTIME_BACKEND_URL: .*{said}") as caught:
+        get_config()
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["memory://", "sqlite:///a.db", "a.db", "/a/b.db", "redis://h", "rediss://h", "unix:///a.sock", None]
+)
+def test_every_store_url_that_can_be_opened_can_be_configured(url: str | None) -> None:
+    assert configure(backend_url=url).backend_url == url
+
+
 def test_seconds_may_be_fractions_and_waits_may_park_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_RUNTIME_LEASE_TTL_SECONDS", "0.5")
     config = configure(park_after=0, heartbeat_interval_seconds=0.1)
@@ -225,7 +260,11 @@ def test_no_secret_is_in_the_text_of_the_configuration() -> None:
     ],
 )  # fmt: skip
 def test_a_url_hides_its_password_however_it_is_written(url: str) -> None:
-    texts = [repr(RuntimeConfig(redis_url=url)), repr(RuntimeConfig(backend_url=url))]
+    texts = [repr(RuntimeConfig(redis_url=url))]
+    try:
+        texts.append(repr(RuntimeConfig(backend_url=url)))
+    except InvalidArgument as error:
+        texts.append(str(error))
     if "://" in url:
         texts.append(repr(RuntimeConfig(langfuse_host=url)))
     for text in texts:

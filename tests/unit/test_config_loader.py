@@ -167,7 +167,7 @@ def test_what_nobody_reads_is_refused_with_the_nearest(path: Path, text: str, me
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[runtime]\nmax_retries = 'three'\n", r"^config.toml: max_retries must be a whole.*, got 'three'"),
+        ("[runtime]\nmax_retries = 'three'\n", r"^config.toml: max_retries must be an integer.*, got 'three'"),
         ("[runtime]\nmax_retries = true\n", r"^config.toml: max_retries must be .*, got True"),
         ("[runtime]\npark_after = nan\n", r"^config.toml: park_after must be .*, got nan"),
         ("[runtime]\nredis_url = 2026-11-22\n", r"^config.toml: redis_url must be a text, or None, got datetime.date"),
@@ -175,7 +175,7 @@ def test_what_nobody_reads_is_refused_with_the_nearest(path: Path, text: str, me
         ("[model_prices]\nm = 3\n", r"^config.toml: model_prices must be .*USD per million tokens"),
         (
             "[turns]\nmax_in_flight = 0\n",
-            r"^config.toml: turns: max_in_flight must be .*a whole number above 0.*, got 0",
+            r"^config.toml: turns: max_in_flight must be .*an integer of at least 1.*, got 0",
         ),
         ("[turns]\nremote_steps = 1\n", r"^config.toml: turns: remote_steps must be .*true or false.*, got 1"),
         ("[personality]\nfolder = ''\n", r"^config.toml: personality: folder must be .*a text.*, got ''"),
@@ -199,7 +199,7 @@ def test_what_cannot_be_used_is_named(path: Path, text: str, message: str) -> No
         ({"AGENT_RUNTIME_MAX_RETRIES": "x"}, "^AGENT_RUNTIME_MAX_RETRIES must be .*, got 'x'"),
         (
             {"AGENT_RUNTIME_TURNS_MAX_IN_FLIGHT": "x"},
-            "AGENT_RUNTIME_TURNS_MAX_IN_FLIGHT must be .*a whole number above 0.*, got 'x'",
+            "AGENT_RUNTIME_TURNS_MAX_IN_FLIGHT must be .*an integer of at least 1.*, got 'x'",
         ),
         (
             {"AGENT_RUNTIME_TURNS_REMOTE_STEPS": "x"},

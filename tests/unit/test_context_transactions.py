@@ -102,7 +102,7 @@ async def test_a_transaction_commits_with_its_record(tmp_path: Path) -> None:
         assert await rig.value(failing, "other") == 8
 
 
-RESERVED = "names starting with arc_ are reserved"
+RESERVED = "names starting with arc_ are reserved for the tables of this library"
 ENDS = "may not begin, commit or roll back"
 TEMPORARY = "may not create temporary tables, views or triggers"
 
@@ -198,7 +198,7 @@ async def test_a_transaction_does_not_reach_our_tables_through_what_others_made(
             other.execute(made)
 
         async def body(ctx: Any) -> None:
-            with pytest.raises(StepExecutionError, match=r"may not use table 'arc_\w+'"):
+            with pytest.raises(StepExecutionError, match=r"may not use table 'arc_\w+' in '(seen|t)': "):
                 await ctx.transaction("t", lambda conn: conn.execute(used).fetchall())
 
         await rig.value(body)

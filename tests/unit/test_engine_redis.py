@@ -20,8 +20,8 @@ pytest.importorskip("redis")
 
 from agent_runtime_core._core.clock import SYSTEM
 from agent_runtime_core._engines.base import INSTALL, Guard, Op, OperationSet
-from agent_runtime_core._engines.redis import connection, notifier
-from agent_runtime_core._engines.redis.connection import Connection, NoReply, ServerRefused
+from agent_runtime_core._engines.redis import connection, notifier, safety_checks
+from agent_runtime_core._engines.redis.connection import Connection, NoReply, ServerRefused, driver
 from agent_runtime_core._engines.redis.engine import RedisEngine
 from agent_runtime_core._engines.redis.pipeline import BATCH, LARGE, CommitPipeline, ScriptCall, joined
 from agent_runtime_core._engines.redis.script import RedisOperationSet, Script, bulk, prepared
@@ -732,6 +732,31 @@ async def test_an_unsafe_server_is_refused_until_it_is_safe() -> None:
             assert await get(engine, "a") == ["1"]
 
 
+@pytest.mark.parametrize("writable", [True, False])
+async def test_maxmemory_is_warned_of_once_a_day_by_all_processes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    ask = Connection.ask
+
+    def read_only(line: Connection, *command: Any) -> Any:
+        if command[0] == "SET":
+            raise driver().error_reply("READONLY You can't write against a read only replica.")
+        return ask(line, *command)
+
+    if not writable:
+        monkeypatch.setattr(Connection, "ask", read_only)
+    with RedisServer() as server:
+        for n in range(4):
+            monkeypatch.setattr(safety_checks, "_logged", set())  # another process
+            if n == 3 and writable:
+                assert 0 < server.ask("TTL", "{arc}:warned:maxmemory") <= 86_400
+                server.ask("DEL", "{arc}:warned:maxmemory")  # the day has passed
+            with one(server.url) as engine:
+                assert await put(engine, f"a{n}", "1") == "1"
+        said = [each for each in caplog.messages if "maxmemory is '0'" in each]
+        assert len(said) == (2 if writable else 4)
+
+
 async def test_a_server_that_tells_nobody_its_settings_is_used(caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer() as server:
         server.ask("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-config")
@@ -811,7 +836,7 @@ async def test_a_user_who_may_not_use_some_commands_is_told_before_anything_is_w
                 await put(engine, "a", "1")
             server.ask(*user)
             assert await put(engine, "a", "1") == "1"
-            assert server.ask("KEYS", "*") == [b"{arc}:things"]
+            assert set(server.ask("KEYS", "*")) == {b"{arc}:things", b"{arc}:warned:maxmemory"}
 
 
 async def test_a_user_with_the_rights_that_the_guide_names_writes_reads_and_hears() -> None:

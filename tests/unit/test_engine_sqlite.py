@@ -311,9 +311,11 @@ async def test_a_file_is_kept_in_wal_with_full_synchronous(engine: SQLiteEngine)
 async def test_durability_is_one_for_a_file(path: Path) -> None:
     engine = opened(path, durability="normal")
     assert engine.writer.committer.conn.execute("PRAGMA synchronous").fetchone()[0] == 1
-    with pytest.raises(InvalidArgument, match="open here with durability='normal', not 'full'"):
+    with pytest.raises(
+        InvalidArgument, match=r"must be the same for all .*, got 'full' while it is open with 'normal'"
+    ):
         SQLiteEngine.open(path)
-    with pytest.raises(InvalidArgument, match="not 'most'"):
+    with pytest.raises(InvalidArgument, match=r"^durability must be 'full' or 'normal', got 'most'"):
         SQLiteEngine.open(path, durability="most")
     await engine.close()
     engine = opened(path, durability="full")

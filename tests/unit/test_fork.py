@@ -145,10 +145,11 @@ async def test_a_step_that_is_not_recorded_is_refused_with_the_nearest() -> None
     async with Rig() as rig:
         await rig.value(steps_of(Log(), ["fetch", "count", "fetch"]))
         with pytest.raises(
-            InvalidArgument, match=r"no step 'fecth' is recorded .* did you mean 'fetch'\? there is 'fetch'"
+            InvalidArgument,
+            match=r"^run 'r' has no saved result of step 'fecth'\. Did you mean 'fetch'\? It has 'fetch'",
         ):
             await rig.runner.fork("r", "fecth")
-        with pytest.raises(InvalidArgument, match=r"no record with the key '7': there is '0', '1'"):
+        with pytest.raises(InvalidArgument, match=r"of run 'r' has no saved result with key '7'\. It has '0', '1'"):
             await rig.runner.fork("r", ("fetch", 7))
         for wrong in (7, ("a", "b", "c"), ("a", True), ("a", 1.5)):
             with pytest.raises(InvalidArgument, match="after_step must be a step's name"):
@@ -156,7 +157,7 @@ async def test_a_step_that_is_not_recorded_is_refused_with_the_nearest() -> None
         with pytest.raises(UnknownRun):
             await rig.runner.fork("nowhere")
         waiting = await rig.runner.submit("script")
-        with pytest.raises(InvalidArgument, match="there is nothing yet"):
+        with pytest.raises(InvalidArgument, match="It has none yet"):
             await rig.runner.fork(waiting, "fetch")
         assert len(await rig.runner.runs()) == 2
 
@@ -575,7 +576,7 @@ async def test_the_same_call_with_the_same_id_is_the_same_run(place: Path | None
             ("b", {"effects": "ask"}),
         ]
         for after, how in others:
-            with pytest.raises(IdempotencyConflict, match="run id mine is another run's"):
+            with pytest.raises(IdempotencyConflict, match="run id 'mine' is another run's"):
                 await rig.runner.fork("r", after, new_run_id="mine", **how)
         for taken in ("r", await rig.runner.submit("script")):
             with pytest.raises(IdempotencyConflict, match="is another run's"):

@@ -184,7 +184,7 @@ async def test_what_cannot_be_planned_says_what_can() -> None:
 
 @pytest.mark.parametrize("most", [0, 101, -1, True, 2.0, "10", None])
 async def test_max_steps_is_from_1_to_100(most: Any) -> None:
-    with pytest.raises(InvalidArgument, match="max_steps must be a whole number from 1 to 100"):
+    with pytest.raises(InvalidArgument, match="max_steps must be an integer from 1 to 100"):
         RunCreate("add 1 and 2", most)
     async with Orchestrator() as orchestrator:
         with pytest.raises(ValueError, match="max_steps"):

@@ -384,3 +384,44 @@ def test_a_store_of_theirs_that_fails_fails_the_run_and_says_so() -> None:
 def test_a_configuration_is_one(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"config must be a PersistenceConfig, got .*PersistenceManager\.open"):
         PersistenceManager(wrong)
+
+
+# -- durability
+
+
+async def test_a_manager_uses_the_configured_durability_or_its_own(tmp_path: Path) -> None:
+    import agent_runtime_core.persistence.manager as module
+
+    module._default.config = module._default.manager = None
+    configure(durability="normal")
+    try:
+        for options, wanted in (({}, "normal"), ({"durability": "full"}, "full")):
+            path = tmp_path / f"{wanted}.db"
+            async with PersistenceManager.open(path, **options) as manager:
+                await manager.memory.set("a", 1)
+                found = {each.engine.durability for each in manager.document_stores()}  # type: ignore[attr-defined]
+                assert found == {wanted}
+        async with AgentRunner.open(tmp_path / "normal.db"), PersistenceManager.open(tmp_path / "normal.db") as manager:
+            assert await manager.memory.get("a") == 1
+        configure(durability="normal", backend_url=str(tmp_path / "normal.db"))
+        async with AgentRunner(), get_persistence_manager() as manager:
+            assert await manager.memory.get("a") == 1
+    finally:
+        reset_config()
+    async with PersistenceManager.open("memory://", durability="normal") as manager:
+        await manager.memory.set("a", 1)
+
+
+async def test_two_durabilities_of_one_file_are_rejected_at_open(tmp_path: Path) -> None:
+    path = tmp_path / "one.db"
+    said = "^durability of .*one.db must be the same .*, got 'normal' while it is open with 'full'. Set it once"
+    async with AgentRunner.open(path):
+        for url in (path, f"sqlite:///{path}"):
+            with pytest.raises(InvalidArgument, match=said):
+                PersistenceManager.open(url, durability="normal")
+    with pytest.raises(InvalidArgument, match=r"^durability must be 'full' or 'normal', got 'most'"):
+        PersistenceManager.open(path, durability="most")
+    async with PersistenceManager.open(path, durability="normal") as manager:
+        await manager.memory.set("a", 1)
+        with pytest.raises(InvalidArgument, match="got 'full' while it is open with 'normal'"):
+            AgentRunner.open(path)

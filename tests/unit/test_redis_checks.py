@@ -13,6 +13,7 @@ from agent_runtime_core._engines.redis.safety_checks import (
     check,
     findings,
     identity,
+    log_daily,
     parsed_config,
     parsed_info,
 )
@@ -199,7 +200,7 @@ def test_what_is_unsafe_may_be_allowed_and_is_logged_then(caplog: pytest.LogCapt
 
 
 def test_a_warning_is_said_once_in_the_life_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
-    unsafe = CONFIG | {"appendonly": "no", "maxmemory": "0"}
+    unsafe = CONFIG | {"appendonly": "no", "stop-writes-on-bgsave-error": "no"}
     with caplog.at_level(logging.WARNING, "agent_runtime_core"):
         for life in ("said-1", "said-1", "said-2"):
             assert len(check(INFO | {"run_id": life}, unsafe, HERE)) == 2
@@ -209,6 +210,21 @@ def test_a_warning_is_said_once_in_the_life_of_a_server(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING, "agent_runtime_core"):
         check(INFO | {"run_id": "said-1"}, unsafe | {"appendfsync": "no"}, HERE)
     assert "appendfsync" in caplog.messages[4]
+
+
+def test_the_advice_on_maxmemory_is_logged_by_one_process_a_day(caplog: pytest.LogCaptureFixture) -> None:
+    unsafe, asked = CONFIG | {"maxmemory": "0"}, list[str]()
+
+    def first_today(setting: str) -> bool:
+        asked.append(setting)
+        return len(asked) == 1
+
+    with caplog.at_level(logging.WARNING, "agent_runtime_core"):
+        for process in ("today-1", "today-1", "today-2"):
+            info = INFO | {"run_id": process}
+            log_daily(check(info, unsafe, HERE), info, HERE, first_today)
+    assert asked == ["maxmemory", "maxmemory"]
+    assert [each.partition(": ")[2][:16] for each in caplog.messages] == ["maxmemory is '0'"]
 
 
 def test_no_password_is_in_a_finding_an_error_or_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -437,10 +437,43 @@ async def test_cancelling_execute_gives_the_run_back_unused(place: Path | None) 
 async def test_another_agent_or_input_under_one_id_is_a_conflict(place: Path | None) -> None:
     async with Rig(place) as rig:
         await rig.go(answer, input_data={"n": 1})
-        with pytest.raises(IdempotencyConflict, match=r'r was used before with input \{"n":1\}, now \{"n":2\}'):
+        with pytest.raises(
+            IdempotencyConflict, match=r"^run id 'r' was used before with another input\.n\. Use another run id"
+        ):
             await rig.go(answer, input_data={"n": 2})
-        with pytest.raises(IdempotencyConflict, match="agent 'script', now 'other'"):
+        with pytest.raises(IdempotencyConflict, match=r"with another agent_key\. Use"):
             await rig.runner.execute(Script(answer, "other"), "r", {"n": 1})
+
+
+async def test_a_conflict_names_the_fields_that_differ_and_no_values(place: Path | None) -> None:
+    first = {
+        "messages": [{"content": "my card is 4111"}],
+        "user": {"bob@example.org": 1},
+        "n": 1,
+        "same": {"a": 1, "b": 2},
+    }
+    other = {
+        "messages": [{"content": "my card is 4222"}],
+        "user": {"eve@example.org": 1},
+        "n": True,
+        "same": {"b": 2, "a": 1},
+    }
+    async with Rig(place) as rig:
+        rig.register(answer)
+        await rig.runner.submit("script", first, run_id="order-7", idempotency_key="k")
+        for options, called in (
+            ({"run_id": "order-7"}, "run id 'order-7'"),
+            ({"idempotency_key": "k"}, "idempotency key 'k'"),
+        ):
+            with pytest.raises(IdempotencyConflict) as caught:
+                await rig.runner.submit("script", other, **options)  # type: ignore[arg-type]
+            what = called.partition(" '")[0]
+            assert str(caught.value) == (
+                f"{called} was used before with another input.messages, input.user, input.n. "
+                f"Use another {what} for another run"
+            )
+        with pytest.raises(IdempotencyConflict, match=r"another input\.messages, .*, input\.x0 and 11 more\. Use"):
+            await rig.runner.submit("script", {f"x{n}": n for n in range(12)}, run_id="order-7")
 
 
 async def test_a_run_held_elsewhere_is_waited_for_or_refused(place: Path | None) -> None:
@@ -455,7 +488,7 @@ async def test_a_run_held_elsewhere_is_waited_for_or_refused(place: Path | None)
         other = rig.another(worker_id="other")
         going = asyncio.ensure_future(other.execute(Script(body), "r"))
         await until(inside)
-        with pytest.raises(RunBusy, match="run 'r' is already running in other") as caught:
+        with pytest.raises(RunBusy, match=r"^run 'r' is already running in other \(since ") as caught:
             await rig.go(body, if_running="raise")
         assert caught.value.worker == "other"
         waiting = asyncio.ensure_future(rig.value(body))
@@ -594,6 +627,33 @@ async def test_priority_then_arrival_and_delays(place: Path | None) -> None:
         clock.advance(10)
         assert await rig.runner.run_once()
         assert order[-1] == "late"
+
+
+@pytest.mark.parametrize("how", ["execute", "wait", "wait_elsewhere", "execute_again", "cancel"])
+async def test_a_failed_run_is_named_as_its_caller_named_it(place: Path | None, how: str) -> None:
+    async def fails(ctx: Any) -> None:
+        raise ValueError("no luck")
+
+    async with Rig(place) as rig:
+        rig.register(fails)
+        if how.startswith("execute"):
+            result = await rig.runner.execute("script", "order-7")
+            if how == "execute_again":
+                result = await rig.another().execute("script", "order-7")
+        else:
+            await rig.runner.submit("script", run_id="order-7")
+            if how == "cancel":
+                await rig.runner.cancel("order-7")
+            else:
+                assert await rig.runner.run_once()
+            result = await (rig.another() if how == "wait_elsewhere" else rig.runner).wait("order-7")
+        assert result.run_key == "order-7"
+        with pytest.raises(RunFailed, match=r"^run 'order-7' ended as "):
+            result.raise_for_status()
+        unnamed = await rig.runner.execute("script")
+        assert unnamed.run_key is None
+        with pytest.raises(RunFailed, match=f"^run '{unnamed.run_id}' ended as "):
+            unnamed.raise_for_status()
 
 
 async def test_one_idempotency_key_is_one_run(place: Path | None) -> None:
@@ -892,6 +952,36 @@ async def test_three_crashes_without_progress_are_a_dead_letter(place: Path | No
         for zombie in zombies:
             zombie.cancel()
         await asyncio.wait(zombies)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_max_crashes_is_the_number_of_crashes_that_makes_a_run_dead(limit: int) -> None:
+    clock = VirtualClock()
+
+    async def returns(ctx: Any) -> int:
+        return 1
+
+    async with Rig(None, clock, max_crashes=limit) as rig:
+        rig.register(returns)
+        for run, crashes in (("dead", limit), ("alive", limit - 1)):
+            await rig.runner.submit("script", run_id=run)
+            for _ in range(crashes):
+                assert await rig.runner.queue.claim_rows("died", 1, limit=1)
+                clock.advance(2)
+            assert await rig.runner.run_once()
+        dead, alive = await rig.runner.wait("dead"), await rig.runner.wait("alive")
+        assert dead.error is not None
+        assert (dead.status, dead.error.type) == (RunStatus.DEAD, "Poisoned")
+        assert dead.error.message == f"{limit} crash{'es' * (limit > 1)} in a row without progress"
+        assert alive.status == RunStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
+def test_max_crashes_must_be_an_integer(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^max_crashes must be an integer of at least 1, got"):
+        RunnerConfig(max_crashes=value)
+    with pytest.raises(InvalidArgument, match=r"^max_crashes must be an integer of at least 1, got"):
+        configure(max_crashes=value)
 
 
 async def test_a_crash_before_a_park_is_not_one_of_those_in_a_row_after_it(place: Path | None) -> None:

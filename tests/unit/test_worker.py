@@ -39,7 +39,7 @@ from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner import worker as worker_module
 from agent_runtime_core.runner.claim import OUTAGE_DELAY
-from agent_runtime_core.runner.crash_suspects import ISOLATION_TIMEOUT, MAX_CRASHES_WITHOUT_PROGRESS
+from agent_runtime_core.runner.crash_suspects import ISOLATION_TIMEOUT
 from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.runner.heartbeat import Heartbeat, LeasedRun
 from agent_runtime_core.runner.worker import Worker
@@ -670,7 +670,7 @@ async def test_a_store_that_is_away_for_long_makes_no_run_dead(monkeypatch: pyte
         run_id = await rig.runner.submit("script")
         row = (await rig.runner.queue.claim_rows("w", 60))[0]
         rig.clock.advance(61)  # type: ignore[attr-defined] # that worker is gone: from now on there is a journal to read
-        for _ in range(MAX_CRASHES_WITHOUT_PROGRESS + 2):
+        for _ in range(RunnerConfig.max_crashes + 2):
             with pytest.raises(StorageBusy):
                 await rig.runner.run_once()
             assert not await rig.runner.run_once(), "it is not tried again at once"
@@ -948,7 +948,7 @@ async def test_what_cannot_be_given_back_does_not_hold_up_the_end(monkeypatch: p
 
 
 async def crashed(
-    rig: Rig, clock: VirtualClock, agent: str = "script", times: int = MAX_CRASHES_WITHOUT_PROGRESS - 1
+    rig: Rig, clock: VirtualClock, agent: str = "script", times: int = RunnerConfig.max_crashes - 1
 ) -> None:
     """Processes that died held all that is pending: by default its next crash is its last."""
     for _ in range(times):
@@ -981,6 +981,23 @@ class Crew:
         for _ in range(20):
             await asyncio.sleep(0.001)
         assert self.inside == [*names]
+
+
+@pytest.mark.parametrize(("limit", "alone"), [(1, False), (2, True), (4, False)])
+async def test_runs_are_executed_alone_before_their_last_crash_by_max_crashes(limit: int, alone: bool) -> None:
+    clock, crew = VirtualClock(), Crew()
+    async with Rig(None, clock, max_crashes=limit) as rig:
+        rig.register(crew.body)
+        for name in "ab":
+            await rig.runner.submit("script", run_id=name)
+        await crashed(rig, clock, times=min(limit - 1, 1))
+        loop = asyncio.ensure_future(rig.runner.run_loop(concurrency=2))
+        await crew.becomes(*("a" if alone else "ab"))
+        for name in "ab":
+            crew.leave[name].set()
+        await soon(lambda: not crew.inside)
+        rig.runner.stop()
+        await loop
 
 
 async def test_runs_whose_next_crash_is_their_last_go_one_by_one_and_it_costs_them_nothing(place: Path | None) -> None:
@@ -1072,7 +1089,7 @@ async def test_a_run_that_got_further_before_it_crashed_is_no_suspect(place: Pat
         crew.inside.clear()
         dies.heartbeat.stop()
         clock.advance(2)
-        await crashed(rig, clock, times=MAX_CRASHES_WITHOUT_PROGRESS - 2)
+        await crashed(rig, clock, times=RunnerConfig.max_crashes - 2)
         rig.register(crew.body)
         loop = await working(rig.runner, concurrency=4)
 
@@ -1082,7 +1099,7 @@ async def test_a_run_that_got_further_before_it_crashed_is_no_suspect(place: Pat
 
         await soon(together)
         rows = [await rig.runner.queue.require(each) for each in ids]
-        assert {(row.crashes, row.stalls) for row in rows} == {(MAX_CRASHES_WITHOUT_PROGRESS - 1, 1)}
+        assert {(row.crashes, row.stalls) for row in rows} == {(RunnerConfig.max_crashes - 1, 1)}
         for name in "abc":
             crew.leave[name].set()
         await stopped(rig.runner, loop)

@@ -74,10 +74,11 @@ def number(least: float = 0, most: float = math.inf, *, above: bool = False, who
             and (isinstance(value, int) or not whole)
         )
 
+    kind = "an integer" if whole else "a number"
     scope = (
-        f"above {least:g}" if above else f"of {least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
+        f"above {least:g}" if above else f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
     )
-    return SettingType(f"a{' whole' if whole else ''} number {scope}", fits, _number_in)
+    return SettingType(f"{kind} {scope}", fits, _number_in)
 
 
 def choice(*values: str) -> SettingType:
@@ -101,10 +102,10 @@ TRUTH: Final = SettingType(
     "true or false", lambda value: isinstance(value, bool), lambda text: _TRUTH.get(text.lower(), text)
 )
 COUNT: Final = number(whole=True)
-POSITIVE: Final = number(above=True, whole=True)
-SECONDS: Final = dataclasses.replace(number(), wanted="a number of seconds of 0 or more")
+POSITIVE: Final = number(1, whole=True)
+SECONDS: Final = dataclasses.replace(number(), wanted="a number of seconds of at least 0")
 #: math.inf means forever.
-DURATION: Final = SettingType("a number of seconds of 0 or more", lambda value: is_number(value) and value >= 0)
+DURATION: Final = SettingType("a number of seconds of at least 0", lambda value: is_number(value) and value >= 0)
 POSITIVE_SECONDS: Final = dataclasses.replace(number(above=True), wanted="a number of seconds above 0")
 # Hidden, because the value may be a key that was written one level too high.
 TABLE: Final = SettingType("a table", lambda value: isinstance(value, dict), shown=_hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -16,6 +17,9 @@ from .base import Guard, Op
 FIRST_RESOLVED = 8  # callers resolved in one loop iteration, at first
 MAX_RESOLVED = 64  # the same once they turned out to be quick
 RESOLVE_SECONDS = 0.001  # seconds that they may take together
+#: Commits of one loop that are sent and not answered, at most. The others wait in the loop, so that a commit of another
+#: thread, such as a heartbeat, never has to wait for all of them.
+MAX_IN_FLIGHT = 2048
 FLUSH_RETRY = 0.01  # seconds after which a loop is asked to flush once more: Ctrl-C may have come just before it did
 
 
@@ -75,6 +79,8 @@ class CommitRequest:
             raise
         finally:
             pending.waiting.pop(self, None)
+            if pending.on_answer is not None:
+                pending.on_answer()
         return self.outcome()
 
 
@@ -129,14 +135,17 @@ def wait_in_thread(
 class PendingCommits:
     """The commits of one event loop whose callers wait, with one timer for all of them.
 
+    A store answers in the order of the requests. So a caller's time does not start while the store answers earlier
+    requests: 100,000 commits that were requested at once take longer than the limit, and none of them is stuck.
+
     Args:
         loop: The event loop of the callers.
         store: Names the store in errors.
-        timeout: Returns the seconds that a caller waits.
+        timeout: Returns the seconds that a caller waits for a store that answers nothing.
         on_idle: Called when the timer finds no pending commit.
     """
 
-    __slots__ = ("_on_idle", "_store", "_timeout", "loop", "waiting", "watched")
+    __slots__ = ("_first", "_moved_at", "_on_idle", "_store", "_timeout", "loop", "on_answer", "waiting", "watched")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, store: str, timeout: Callable[[], float], on_idle: Callable[[], object]
@@ -144,6 +153,9 @@ class PendingCommits:
         self.loop: asyncio.AbstractEventLoop = loop
         self.waiting: dict[CommitRequest, float] = {}  # with the loop time at which each was added
         self.watched: bool = False
+        self.on_answer: Callable[[], object] | None = None  # called after each answer
+        self._first: CommitRequest | None = None  # was the first in line when the timer last looked
+        self._moved_at = -math.inf  # loop time at which the store last answered, or got its first request
         self._store = store
         self._timeout = timeout
         self._on_idle = on_idle
@@ -153,11 +165,24 @@ class PendingCommits:
         self.waiting[request] = self.loop.time()
         if not self.watched:
             self.watched = True
+            self._first = request
             self.loop.call_later(self._timeout() / 4, self._watch)
+
+    def line_began(self) -> None:
+        """Start the time of the callers: the store has no earlier request.
+
+        A loop that is asked for very many commits at once needs longer than the limit before it can send the first.
+        """
+        self._moved_at = self.loop.time()
 
     def _watch(self) -> None:
         now, timeout = self.loop.time(), self._timeout()
-        for request, since in tuple(self.waiting.items()):
+        first = self._first
+        # A request that ended because the store does not answer is no answer.
+        if first is not None and (first.result is not None or not isinstance(first.error, StorageBusy | None)):
+            self._moved_at = now
+        late = tuple(self.waiting.items()) if self._moved_at + timeout < now else ()
+        for request, since in late:
             if since + timeout < now and request.error is None and request.result is None:
                 request.timed_out = True
                 request.error = StorageBusy(
@@ -165,7 +190,8 @@ class PendingCommits:
                     "whether the write landed is unknown, repeating it is safe"
                 )
                 resolve([request])
-        self.watched = bool(self.waiting)
+        self._first = next(iter(self.waiting), None)
+        self.watched = self._first is not None
         if self.watched:
             self.loop.call_later(timeout / 4, self._watch)
         else:
@@ -173,7 +199,10 @@ class PendingCommits:
 
 
 class LoopBatch:
-    """Collects the commits of one iteration of an event loop; `commit_batch` gets them together, at its end."""
+    """Collects the commits of one iteration of an event loop; `commit_batch` gets them together, at its end.
+
+    While `MAX_IN_FLIGHT` commits have no answer, later ones stay here.
+    """
 
     __slots__ = ("_commit_batch", "_flush_requested_at", "_loop", "pending", "requests")
 
@@ -195,8 +224,24 @@ class LoopBatch:
             self._loop.call_soon(self.flush)
         self.requests.append(request)
 
-    def flush(self) -> None:
-        """Commit what this iteration requested so far."""
-        batch, self.requests = self.requests, []
+    def flush(self, *, everything: bool = False) -> None:
+        """Commit what was requested so far; at most `MAX_IN_FLIGHT` commits, unless `everything` is set."""
+        batch, free = self.requests, self._free()
+        if everything or len(batch) <= free:
+            self.requests, self.pending.on_answer = [], None
+        else:
+            self.pending.on_answer = self._flush_if_free
+            if free < MAX_IN_FLIGHT // 2:  # a few at a time would copy a long list each time
+                return
+            batch, self.requests = batch[:free], batch[free:]
         if batch:
+            if free == MAX_IN_FLIGHT:
+                self.pending.line_began()
             self._commit_batch(batch)
+
+    def _free(self) -> int:
+        return MAX_IN_FLIGHT - max(len(self.pending.waiting) - len(self.requests), 0)
+
+    def _flush_if_free(self) -> None:
+        if self._free() >= MAX_IN_FLIGHT // 2:
+            self._loop.call_soon(self.flush)

@@ -29,6 +29,7 @@ class ReadOnlyWriter:
 
     def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
         self.run_id: str = row.run_id
+        self._name = row.run_key or row.run_id  # as the caller named the run
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = row.parent_id
         self.queue: RunQueue = queue
@@ -46,7 +47,7 @@ class ReadOnlyWriter:
     def closed_error(self, name: str) -> IllegalTransition:
         """Return the error of a write that is named `name`."""
         return IllegalTransition(
-            f"run {self.run_id} has succeeded, nothing can be added to it ({name!r}). Use another run_id"
+            f"run {self._name!r} has succeeded, nothing can be added to it ({name!r}). Use another run_id"
         )
 
     def is_newest(self, records: Sequence[Record]) -> bool:

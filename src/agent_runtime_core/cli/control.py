@@ -19,7 +19,7 @@ async def cancel(args: Namespace) -> int:
         row = await require_run(runner, args.id)
         recorded = await runner.cancel(row.run_id)
         status = (await require_run(runner, args.id)).status
-    data = {"id": row.run_id, "recorded": bool(recorded), "status": status}
+    data = {"run_id": row.run_id, "recorded": bool(recorded), "status": status}
     requested = f"requested cancellation of run {args.id}, which is {status}"
     refusal = None if recorded else f"run {args.id!r} has finished ({status}) and cannot be cancelled"
     return report(args, data, f"run {args.id} cancelled" if status == "cancelled" else requested, refusal)
@@ -48,7 +48,7 @@ async def approve(args: Namespace) -> int:
 
 
 def _report_message(args: Namespace, row: RunRow, what: str, refusal: str | None) -> int:
-    data = {"id": row.run_id, "name": args.name, "stored": refusal is None, "status": row.status}
+    data = {"run_id": row.run_id, "name": args.name, "stored": refusal is None, "status": row.status}
     return report(args, data, f"{what} {args.name!r} is stored for run {args.id}", refusal)
 
 
@@ -81,7 +81,7 @@ async def resume(args: Namespace) -> int:
         except IllegalTransition as error:
             refused = str(error)
         row = await require_run(runner, args.id)
-    data = {"id": row.run_id, "resumed": refused is None, "status": row.status, "generation": row.generation}
+    data = {"run_id": row.run_id, "resumed": refused is None, "status": row.status, "generation": row.generation}
     return report(args, data, f"run {args.id} is {row.status}, in generation {row.generation}", refused)
 
 
@@ -89,9 +89,10 @@ async def fork(args: Namespace) -> int:
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id)
         new = await runner.fork(args.id, args.after, new_run_id=args.new_run_id, effects=args.effects)
+        key = (await require_run(runner, str(new))).run_key
     position = "the present state" if args.after is None else f"the state after step {args.after!r}"
-    data = {"id": str(new), "forked_from": row.run_id, "after": args.after}
-    return report(args, data, f"run {new} starts from {position} of run {args.id}")
+    data = {"run_id": str(new), "run_key": key, "forked_from": row.run_id, "after_step": args.after}
+    return report(args, data, f"run {key or new} starts from {position} of run {args.id}")
 
 
 async def vacuum(args: Namespace) -> int:

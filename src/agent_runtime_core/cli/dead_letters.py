@@ -11,7 +11,7 @@ from ..runner.runner import AgentRunner
 from .output import print_json, print_line, table, warn
 from .store import existing_store, limits_from, require_run, rows_of, summary
 
-_COLUMNS = ("id", "key", "agent", "attempt", "ended", "reason", "error")
+_COLUMNS = ("run_id", "run_key", "agent_key", "attempt", "ended_at", "reason", "error")
 
 
 async def list_dead(args: Namespace) -> int:

@@ -18,9 +18,9 @@ from ..runner.runner import AgentRunner
 from .output import field, iso_time, print_json, print_line, table, without_secrets
 from .store import existing_store, require_run, rows_of, summary
 
-_RUNS = ("id", "key", "agent", "status", "attempt", "created", "ended", "reason")
-_STEPS = ("state", "name", "key", "step_id", "tries", "ms", "at", "error")
-_EVENTS = ("sequence", "at", "type", "payload")
+_RUNS = ("run_id", "run_key", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
+_STEPS = ("state", "name", "step_key", "step_id", "attempts", "duration_ms", "timestamp", "error")
+_EVENTS = ("sequence", "timestamp", "event_type", "payload")
 #: Fields of the start record of a wait for a signal, a sleep or a child run.
 _WAIT_FIELDS = ("until", "child")
 
@@ -49,8 +49,8 @@ async def show(args: Namespace) -> int:
             details["events"] = [
                 {
                     "sequence": each.sequence,
-                    "at": each.timestamp.isoformat(),
-                    "type": each.event_type,
+                    "timestamp": each.timestamp.isoformat(),
+                    "event_type": each.event_type,
                     "payload": payload_of(each),
                 }
                 for each in await runner.event_bus.get_events(row.run_id)
@@ -119,8 +119,8 @@ def steps_of(row: RunRow, records: Sequence[Record]) -> list[dict[str, Any]]:
         if state == "in doubt" and not info.keys().isdisjoint(_WAIT_FIELDS):
             state = "waiting"
         found[record.name, record.key] = _step(row, record.name, record.key, state) | {
-            "tries": record.attempt, "ms": record.ms if record.kind == DONE else None, "at": iso_time(record.t),
-            "error": info.get("error"),
+            "attempts": record.attempt, "duration_ms": record.ms if record.kind == DONE else None,
+            "timestamp": iso_time(record.t), "error": info.get("error"),
         }  # fmt: skip
         if record.next is not None:
             after = json.loads(record.next)
@@ -129,4 +129,4 @@ def steps_of(row: RunRow, records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _step(row: RunRow, name: str, key: str, state: str) -> dict[str, Any]:
-    return {"state": state, "name": name, "key": key.partition(":")[2], "step_id": step_id(row.run_id, name, key)}
+    return {"state": state, "name": name, "step_key": key.partition(":")[2], "step_id": step_id(row.run_id, name, key)}

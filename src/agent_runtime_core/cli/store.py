@@ -97,16 +97,17 @@ async def rows_of(runner: AgentRunner, status: str | None = None, agent: str | N
 
 
 async def summary(runner: AgentRunner, row: RunRow, *, end: bool = False) -> dict[str, Any]:
-    """Return the fields of a run for commands; with `end` also its error and usage.
+    """Return the fields of a run under their names in `RunInfo`; with `end` also its error and usage.
 
     Stored JSON is not decoded further: the types in it may not exist in this process.
     """
     told: dict[str, Any] = {
-        "id": row.run_id, "key": row.run_key, "agent": row.agent, "status": row.status, "attempt": row.attempt,
-        "generation": row.generation, "reason": row.reason or None, "created": iso_time(row.created_at),
-        "due": iso_time(row.due_at), "started": iso_time(row.started_at), "ended": iso_time(row.ended_at),
-        "worker": row.worker or None, "parent": row.parent_id, "cancel_requested": row.cancel_at is not None,
-        "concurrency_key": row.lane, "held": row.held > 0,
+        "run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status,
+        "attempt": row.attempt, "generation": row.generation, "priority": row.priority, "reason": row.reason or None,
+        "created_at": iso_time(row.created_at), "scheduled_at": iso_time(row.due_at),
+        "started_at": iso_time(row.started_at), "ended_at": iso_time(row.ended_at),
+        "deadline": iso_time(row.deadline), "worker": row.worker or None, "parent_run_id": row.parent_id,
+        "cancel_requested": row.cancel_at is not None, "concurrency_key": row.lane, "held": row.held > 0,
     }  # fmt: skip
     if end:
         result = await _result_of(runner, row)

@@ -18,7 +18,7 @@ from .._core.lazy_import import load
 from .._core.validation import nearest_name
 from .._engines.base import Engine
 from .._engines.memory import MemoryEngine
-from ..config import get_config, place_of
+from ..config import SETTINGS, get_config, place_of
 from ..errors import InvalidArgument, UnknownSetting, brief
 from .backends.files import FileConversationStore, FileMemoryStore, FilePreferencesStore, FileTaskStore
 from .base.audit import AuditStore
@@ -77,14 +77,27 @@ class PersistenceConfig:
     session_id: str | None = None
 
     @classmethod
-    def at(cls, path_or_url: str | os.PathLike[str], **more: Any) -> PersistenceConfig:
+    def at(
+        cls, path_or_url: str | os.PathLike[str], *, durability: str | None = None, **more: Any
+    ) -> PersistenceConfig:
         """Configure all six stores with one store URL.
 
         Args:
             path_or_url: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`.
+            durability: Of a SQLite file, "full" or "normal". None means the configured one.
             **more: Further settings.
+
+        Raises:
+            InvalidArgument: The file is open in this process with another durability.
         """
         backend, options = place_of(path_or_url)
+        if durability is not None:
+            SETTINGS["durability"].check("durability", durability)
+        if backend == "sqlite":
+            options["durability"] = get_config().durability if durability is None else durability
+            # The stores open the file on first use, which may be in the middle of a run.
+            engine = cast(Any, load(".._engines.sqlite.engine:SQLiteEngine", package=__package__))
+            engine.check_durability(**options)
         return cls._all(backend, {"engine": MemoryEngine()} if backend == "memory" else options, more)
 
     @classmethod
@@ -140,14 +153,21 @@ class PersistenceManager:
         self._lock = threading.RLock()
 
     @classmethod
-    def open(cls, path_or_url: str | os.PathLike[str], *, session_id: str | None = None) -> PersistenceManager:
+    def open(
+        cls, path_or_url: str | os.PathLike[str], *, session_id: str | None = None, durability: str | None = None
+    ) -> PersistenceManager:
         """Open all six stores with one store URL, as `AgentRunner.open` does.
 
         Args:
             path_or_url: The path of a SQLite file, `sqlite:///path`, `memory://` or `redis://host`.
             session_id: The session of Scope.SESSION. None starts a new session, which `close()` deletes.
+            durability: Of a SQLite file: "full" survives a power loss, "normal" a crash of the process. None means the
+                configured one.
+
+        Raises:
+            InvalidArgument: The file is open in this process with another durability.
         """
-        return cls(PersistenceConfig.at(path_or_url, session_id=session_id))
+        return cls(PersistenceConfig.at(path_or_url, session_id=session_id, durability=durability))
 
     @property
     def memory(self) -> MemoryStore:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from .._core.codec.json import same_tree
+from .._core.codec.json import differing_keys, same_tree
 from .._core.former_names import keep_former_names
-from ..errors import IdempotencyConflict, StorageCorrupt, UnserialisableResult, brief
+from ..errors import MOST_NAMED, IdempotencyConflict, StorageCorrupt, UnserialisableResult, brief
 
 LIVE = ("pending", "running", "waiting")
 #: Values of `RunRow.held`. QUEUED_BEHIND: another run of its concurrency key comes first, or it is not due yet.
@@ -260,18 +260,28 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
     """
     from_key = asked.run_id != stored.run_id
     if not same_input(asked, stored):
-        differs = (
-            f"agent {stored.agent!r}, now {asked.agent!r}"
-            if asked.agent != stored.agent
-            else f"input {stored.input:.80}, now {asked.input:.80}"
-        )
+        differing = _differing_fields(asked, stored)
     elif asked.idem_key not in (None, stored.idem_key) and not from_key:
         # The key would not be stored: a later call with this key alone would get another run.
-        differs = f"idempotency key {stored.idem_key!r}, now {asked.idem_key!r}"
+        differing = ["idempotency_key"]
     else:
         return
-    what = f"idempotency key {asked.idem_key!r}" if from_key else f"run id {asked.run_key or asked.run_id}"
-    raise IdempotencyConflict(f"{what} was used before with {differs}; use another one for another run")
+    what, value = ("idempotency key", asked.idem_key) if from_key else ("run id", asked.run_key or asked.run_id)
+    raise IdempotencyConflict(
+        f"{what} {value!r} was used before with another {_listed(differing)}. Use another {what} for another run"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _differing_fields(asked: RunRow, stored: RunRow) -> list[str]:
+    """Return the names of the differing fields. Their values may be texts of customers, which no log should have."""
+    agent = ["agent_key"] if asked.agent != stored.agent else []
+    # Only the first level: a key further down may be data, such as an address.
+    return agent + [f"input.{brief(key)[1:-1]}" for key in differing_keys(stored.input, asked.input)]
 
 
 def same_input(asked: RunRow, stored: RunRow) -> bool:

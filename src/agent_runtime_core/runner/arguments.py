@@ -84,10 +84,10 @@ def backend_label(kind: type) -> str:
     return f"a {kind.__name__} (a custom one extends {kind.__name__} and implements {methods})"
 
 
-def run_busy_error(outcome: str, there: RunRow) -> RunBusy:
+def run_busy_error(outcome: str, there: RunRow, now: float) -> RunBusy:
     """Return the error for a `take` without a claim: another process executes the run, or another run has its slot."""
     worker = there.worker if there.status == "running" else None
     return RunBusy(
         there.run_key or there.run_id, worker, there.claimed_at if worker else None,
-        there.lane if outcome == "behind" else None,
+        there.lane if outcome == "behind" else None, now=now,
     )  # fmt: skip

@@ -75,7 +75,10 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
 
 
 async def _cancelled_end(registry: Registry, row: RunRow) -> End:
-    result, agent = RunResult(status=RunStatus.CANCELLED, run_id=UUID(row.run_id)), registry.get(row.agent)
+    result, agent = (
+        RunResult(status=RunStatus.CANCELLED, run_id=UUID(row.run_id), run_key=row.run_key),
+        registry.get(row.agent),
+    )
     if not isinstance(agent, CompletionHook):
         return End(row, result, None, [])
     return End(row, result, agent, await completion_operations(agent, row, result))

@@ -241,7 +241,7 @@ class HeldClaim:
         """
         row = self.row
         result = copy(result)  # the agent may return the same object from all of its runs
-        result.status, result.run_id = status, known_uuid(row.run_id)
+        result.status, result.run_id, result.run_key = status, known_uuid(row.run_id), row.run_key
         text, info, name = encode_result(result, omitted), encode(event) if event else None, status.value
         record = Record(
             self.writer.next_seq(), ENDED, name, "", row.generation, row.claim_id, self.clock.wall(),

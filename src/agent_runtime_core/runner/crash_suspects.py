@@ -8,13 +8,15 @@ from typing import Protocol
 from .._core.clock import Clock
 from ..queue.records import RunRow
 
-MAX_CRASHES_WITHOUT_PROGRESS = 3  # crashes in a row without a new record, after which a run is dead
 ISOLATION_TIMEOUT = 30.0  # seconds after the last start for which a crash suspect has the worker to itself
 
 
-def is_crash_suspect(row: RunRow) -> bool:
-    """Return whether the next crash would be the run's last, unless it made progress since the one before."""
-    return row.stalls == MAX_CRASHES_WITHOUT_PROGRESS - 1
+def is_crash_suspect(row: RunRow, max_crashes: int) -> bool:
+    """Return whether the next crash would be the run's last, unless it made progress since the one before.
+
+    A run that has not crashed is none, even with `max_crashes` 1: a worker would execute all runs one at a time.
+    """
+    return row.stalls > 0 and row.stalls == max_crashes - 1
 
 
 def crashes_without_progress(row: RunRow, recorded: int) -> int:
@@ -40,23 +42,25 @@ class CrashSuspects:
     Args:
         clock: The clock of the worker.
         busy: Returns how many runs use a slot of the worker.
+        max_crashes: Returns the setting of that name of the worker's runner.
     """
 
-    def __init__(self, clock: Clock, busy: Callable[[], int]) -> None:
+    def __init__(self, clock: Clock, busy: Callable[[], int], max_crashes: Callable[[], int]) -> None:
         self._clock = clock
         self._busy = busy
+        self._max_crashes = max_crashes
         self._started: list[_Execution] = []  # were suspects when they started, and have not ended
         self._recently_seen = False  # one has ended here since the last claim that returned none
         self._last_start = 0.0
 
     def claimed(self, rows: Iterable[RunRow]) -> None:
         """Note what a claim returned."""
-        if not any(is_crash_suspect(row) for row in rows):
+        if not any(self._is_suspect(row) for row in rows):
             self._recently_seen = False
 
     def starts(self, execution: _Execution) -> None:
         """Note that a run starts."""
-        if is_crash_suspect(execution.row):
+        if self._is_suspect(execution.row):
             self._started.append(execution)
         self._last_start = self._clock.boot()
 
@@ -64,7 +68,7 @@ class CrashSuspects:
         """Note that a run uses no slot of the worker any more."""
         if execution in self._started:
             self._started.remove(execution)
-        self._recently_seen = self._recently_seen or is_crash_suspect(execution.row)
+        self._recently_seen = self._recently_seen or self._is_suspect(execution.row)
 
     def may_start(self, row: RunRow) -> bool:
         """Return whether `row` may start on this worker now.
@@ -73,14 +77,14 @@ class CrashSuspects:
         seconds, so a long run cannot block the worker; two suspects still never run together, except parent and child.
         """
         running = self._running()
-        if not is_crash_suspect(row):
+        if not self._is_suspect(row):
             return not running or self.is_isolated()
         return self.is_isolated() and all(each.row.run_id == row.parent_id for each in running)
 
     def startable(self, rows: list[RunRow]) -> list[RunRow]:
         """Return which of these claimed runs may start: the first suspect alone, or all that are none."""
         allowed = [row for row in rows if self.may_start(row)]
-        return [row for row in allowed if is_crash_suspect(row)][:1] or allowed
+        return [row for row in allowed if self._is_suspect(row)][:1] or allowed
 
     def is_isolated(self) -> bool:
         """Return whether no other run uses a slot, or the last start was `ISOLATION_TIMEOUT` seconds ago."""
@@ -98,6 +102,9 @@ class CrashSuspects:
             return min(free, 1)
         return free if self.is_isolated() else 0
 
+    def _is_suspect(self, row: RunRow) -> bool:
+        return is_crash_suspect(row, self._max_crashes())
+
     def _running(self) -> list[_Execution]:
         """Return the suspects that execute now; a run that has made progress is a suspect no longer."""
-        return [each for each in self._started if is_crash_suspect(each.row)]
+        return [each for each in self._started if self._is_suspect(each.row)]

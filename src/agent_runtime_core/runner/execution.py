@@ -46,7 +46,7 @@ from ..queue.records import LIMITS, RowChanged, RunRow
 from ..status import RunStatus
 from .backends import Backends
 from .claim import HeldClaim
-from .crash_suspects import MAX_CRASHES_WITHOUT_PROGRESS, crashes_without_progress, is_crash_suspect
+from .crash_suspects import crashes_without_progress, is_crash_suspect
 from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
 from .outcomes import (
@@ -253,7 +253,7 @@ class RunExecution:
         crashes = 0
         if row.stalls:
             crashes = crashes_without_progress(row, journal.view.ends)
-            if crashes < MAX_CRASHES_WITHOUT_PROGRESS or self.inline:
+            if crashes < self.config.max_crashes or self.inline:
                 await self.claim.update(stalls=crashes, mark=journal.view.ends)
         facts = self._facts(journal.view.usage)._replace(row=row)  # as it was claimed
         end = self.policy.before_start(facts, crashes, journal.view.length)
@@ -264,13 +264,14 @@ class RunExecution:
         result = decode_result(text)
         await self.claim.finish_interrupted_end(ended, result)
         self.result = result if self.recorder is None else await self.recorder.restore(text)
+        self.result.run_key = self.row.run_key
         self.claim.log_end(ended.name, "" if result.error is None else result.error.type)
         return self.result
 
     async def release_suspect(self) -> None:
         """Release a crash suspect until it can run alone. A run that made progress is a suspect no longer."""
         try:
-            if is_crash_suspect(self.row):
+            if is_crash_suspect(self.row, self.config.max_crashes):
                 with contextlib.suppress(AgentRuntimeError):
                     recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).view.ends
                     if (stalls := crashes_without_progress(self.row, recorded)) < self.row.stalls:

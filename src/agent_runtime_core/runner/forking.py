@@ -73,7 +73,7 @@ async def _journal_until(
         checkpoint = (await state.state(run_id)).checkpoint
         if after is not None or not await state.records(run_id, records[-1].seq if records else -1):
             break
-    cut = _cut_point(run_id, records, after)
+    cut = _cut_point(source, records, after)
     if after is not None and cut is not None:
         checkpoint = await _checkpoint_at(
             backends, run_id, records, [each for each in records if each.seq >= cut.seq], checkpoint
@@ -81,7 +81,7 @@ async def _journal_until(
     return records, cut, checkpoint
 
 
-def _cut_point(run_id: str, records: Sequence[Record], after: After) -> Record | None:
+def _cut_point(source: RunRow, records: Sequence[Record], after: After) -> Record | None:
     """Return the record of the step `after`; of several, the last one."""
     done = [each for each in records if each.kind == DONE]
     if after is None:
@@ -93,9 +93,9 @@ def _cut_point(run_id: str, records: Sequence[Record], after: After) -> Record |
         )
     found = [each for each in done if each.name == name and (key is None or _is_key(each.key, str(key)))]
     if not found and key is None:
-        found = [each for each in done if step_id(run_id, each.name, each.key) == name]
+        found = [each for each in done if step_id(source.run_id, each.name, each.key) == name]
     if not found:
-        raise InvalidArgument(_unrecorded(run_id, done, name, key))
+        raise InvalidArgument(_unrecorded(source.run_key or source.run_id, done, name, key))
     return found[-1]
 
 
@@ -104,20 +104,20 @@ def _is_key(recorded: str, key: str) -> bool:
     return key in (recorded, recorded.partition(":")[2])
 
 
-def _unrecorded(run_id: str, done: Sequence[Record], name: str, key: str | int | None) -> str:
+def _unrecorded(run: str, done: Sequence[Record], name: str, key: str | int | None) -> str:
     names = list(dict.fromkeys(each.name for each in done))
     if key is not None and name in names:
         keys = [each.key.partition(":")[2] for each in done if each.name == name]
         wanted = brief(str(key))
-        return f"step {brief(name)} of run {run_id} has no record with the key {wanted}: there is {_listed(keys)}"
+        return f"step {brief(name)} of run {run!r} has no saved result with key {wanted}. It has {_listed(keys)}"
     near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]!r}? there is" if near else "there is"
-    return f"no step {brief(name)} is recorded in run {run_id}: {hint} {_listed(names)}"
+    hint = f"Did you mean {near[0]!r}? It" if near else "It"
+    return f"run {run!r} has no saved result of step {brief(name)}. {hint} has {_listed(names)}"
 
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MAX_NAMES_LISTED} more" if len(names) > _MAX_NAMES_LISTED else ""
-    return (", ".join(map(repr, names[:_MAX_NAMES_LISTED])) or "nothing yet") + more
+    return (", ".join(map(repr, names[:_MAX_NAMES_LISTED])) or "none yet") + more
 
 
 async def _checkpoint_at(
@@ -224,7 +224,7 @@ def _compared(record: Record) -> tuple[Any, ...]:
 
 
 def _id_taken(row: RunRow, why: str) -> IdempotencyConflict:
-    return IdempotencyConflict(f"run id {row.run_key or row.run_id} {why}: use another new_run_id")
+    return IdempotencyConflict(f"run id {row.run_key or row.run_id!r} {why}. Use another new_run_id")
 
 
 async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow:

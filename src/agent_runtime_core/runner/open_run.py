@@ -103,7 +103,8 @@ class OpenRunSession:
             await self._end(RunStatus.CANCELLED, {})
             if isinstance(cause, asyncio.CancelledError) and not cancelled_here:
                 return  # the caller's own cancellation is raised
-            raise RunFailed(f"run {execution.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
+            name = execution.row.run_key or execution.row.run_id
+            raise RunFailed(f"run {name!r} was cancelled", RunStatus.CANCELLED.value) from error
         await self.ctx.journal.unconfirmed.resolve_at_end(error)
         if error is None:
             await self._end(RunStatus.SUCCEEDED)
@@ -154,7 +155,7 @@ async def _open(
         outcome, there = await runner.claim_run(row)
         assert there is not None
         if outcome in ("held", "behind"):
-            raise run_busy_error(outcome, there)
+            raise run_busy_error(outcome, there, runner.queue.clock.wall())
         session = OpenRunSession(runner, there)
         try:
             return runner, session, await session.enter(outcome == "ended")

@@ -40,7 +40,6 @@ from ..interfaces import ErrorInfo, RunResult
 from ..queue.records import RunRow
 from ..retry import run_backoff
 from ..status import RunStatus
-from .crash_suspects import MAX_CRASHES_WITHOUT_PROGRESS
 from .settings import RunnerConfig
 
 _DEFERRED = "deferred_seconds"
@@ -167,8 +166,8 @@ class OutcomePolicy:
             recorded: Records in the journal.
         """
         row, unused = facts.row, facts._replace(usage=no_usage)
-        if crashes >= MAX_CRASHES_WITHOUT_PROGRESS and not facts.inline:
-            message = f"{MAX_CRASHES_WITHOUT_PROGRESS} crashes in a row without progress"
+        if crashes >= self.config.max_crashes and not facts.inline:
+            message = f"{crashes} crash{'es' * (crashes != 1)} in a row without progress"
             error = ErrorInfo("Poisoned", message, retriable=False)
             return End(RunStatus.DEAD, RunResult(usage=facts.usage(), error=error), error_payload(error) or {})
         if row.cancel_at is not None or facts.cancelled:

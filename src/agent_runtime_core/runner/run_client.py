@@ -199,6 +199,11 @@ class RunClient:
         return await self.watcher.until_ended(run_id, at_most)
 
     async def _result(self, row: RunRow) -> RunResult:
+        result = await self._stored_result(row)
+        result.run_key = row.run_key
+        return result
+
+    async def _stored_result(self, row: RunRow) -> RunResult:
         record = await self.state_store.ending(row.run_id)
         if record is not None and record.attempt == row.generation and record.result is not None:
             if omitted_history_in(record.result) is not None:

@@ -283,7 +283,7 @@ class AgentRunner(RunClient):
         key = concurrency_key_of(given, input_, parent)
         if key and isinstance(key, str) and (enclosing := await self._enclosing_run(key)) is not None:
             if given:
-                raise run_busy_error("behind", enclosing)
+                raise run_busy_error("behind", enclosing, self.queue.clock.wall())
             return None
         return key
 
@@ -312,13 +312,13 @@ class AgentRunner(RunClient):
                 refusals += 1
                 if refusals >= MAX_REFUSED_CLAIMS:
                     raise StorageCorrupt(
-                        f"run {there.run_id}: what is written under its claims is refused as if they were lost, though "
-                        "no other process has the run: the store is damaged (restore a backup), or runs of this id in "
-                        "another queue write to the same stores"
+                        f"run {there.run_key or there.run_id!r}: writes under its claims are rejected as if they were "
+                        "lost, and no other process has the run. The store is damaged (restore a backup), or runs of "
+                        "this id in another queue write to the same stores"
                     )
             else:
                 if if_running == "raise" or there.run_id in ENCLOSING_RUNS.get(()):
-                    raise run_busy_error(outcome, there)
+                    raise run_busy_error(outcome, there, self.queue.clock.wall())
                 if (ended := await self._wait_for_turn(row, outcome, there)) is not None:
                     return await self._result(ended)
 
@@ -332,9 +332,8 @@ class AgentRunner(RunClient):
         if row.deadline is not None:
             at_most = min(at_most, row.deadline - self.queue.clock.wall())
             if at_most <= 0:
-                raise TimeoutError(
-                    f"the deadline of run {row.run_key or row.run_id} passed: {run_busy_error(outcome, there)}"
-                )
+                busy = run_busy_error(outcome, there, self.queue.clock.wall())
+                raise TimeoutError(f"the deadline of run {row.run_key or row.run_id!r} passed: {busy}")
         if outcome != "behind":
             return await self._until_ended(row.run_id, at_most=at_most)
         with contextlib.suppress(UnknownRun):  # it has ended and was deleted

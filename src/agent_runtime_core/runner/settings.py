@@ -33,6 +33,8 @@ class RunnerConfig:
         heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease.
         lease_ttl_seconds: Time after which another worker takes over the runs of a worker that has crashed.
         max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
+        max_crashes: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`. With 1,
+            the other runs of that worker are dead too. From 2 on, the run is executed alone before its last crash.
         retry_backoff_base: Base of the exponential delay before the next attempt.
         retry_backoff_max: Longest delay before the next attempt.
         park_after: How long a run waits in memory before it is parked.
@@ -50,6 +52,7 @@ class RunnerConfig:
     heartbeat_interval_seconds: float = 30
     lease_ttl_seconds: float = 60
     max_retries: int = 3
+    max_crashes: int = 3
     retry_backoff_base: float = 2
     retry_backoff_max: float = 300
     park_after: float = 5.0

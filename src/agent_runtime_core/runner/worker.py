@@ -63,7 +63,7 @@ class Worker:
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
         #: Tasks that did not stop on shutdown, referred to until they end. Their runs were released.
         self._unstopped: set[asyncio.Task[Any]] = set()
-        self._suspects = CrashSuspects(queue.clock, lambda: self.slots.busy)
+        self._suspects = CrashSuspects(queue.clock, lambda: self.slots.busy, lambda: self.config.max_crashes)
         self._stopping = False
         self._looked = -MAINTENANCE_INTERVAL  # when the loop last claimed, which checks leases and timers too
         self._hurry = False  # release active runs without waiting for the grace

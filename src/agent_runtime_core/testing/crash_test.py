@@ -27,7 +27,6 @@ from ..interfaces import AgentRuntime, RunResult
 from ..persistence.manager import PersistenceManager
 from ..queue.records import RunFilter
 from ..registry import Registry, key_of
-from ..runner.crash_suspects import MAX_CRASHES_WITHOUT_PROGRESS
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from ..status import TERMINAL, RunStatus
@@ -215,7 +214,7 @@ class _CrashTrial:
         recorded = crashes = 0
         while True:
             # One more crash without a new record would make the run a dead letter.
-            may_kill = len(fatal) < len(points) and crashes < MAX_CRASHES_WITHOUT_PROGRESS - 1
+            may_kill = len(fatal) < len(points) and crashes < client.config.max_crashes - 1
             point = points[len(fatal)] if may_kill else None
             process = SimulatedProcess(store, client, self.setting, point, writes, writes.drawn)
             processes.append(process)

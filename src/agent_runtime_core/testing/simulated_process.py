@@ -75,6 +75,8 @@ class CrashSetting:
     def runner(self, engine: MemoryEngine, registry: Registry, drawn: Callable[[str], Sequence[str]]) -> AgentRunner:
         """Return the runner of this process."""
         config = self.config or dataclasses.replace(RunnerConfig.of(get_config()), park_after=0.0)
+        # With a smaller limit of crashes, the crashes of the test would end the run.
+        config = dataclasses.replace(config, max_crashes=max(config.max_crashes, RunnerConfig.max_crashes))
         stores: PersistenceManager | None
         if isinstance(self.persistence, bool):
             stores = PersistenceManager(PersistenceConfig.on(engine)) if self.persistence else None

@@ -262,6 +262,13 @@ def _in_order(text: str) -> str:
     return "".join(_write_sorted(json.loads(text), 0))
 
 
+def differing_keys(text: str, other: str) -> list[str]:
+    """Return the keys whose values differ in two JSON texts of objects. A missing key has no value."""
+    one, two = json.loads(text), json.loads(other)
+    texts = [{key: "".join(_write_sorted(value, 0)) for key, value in each.items()} for each in (one, two)]
+    return [key for key in dict.fromkeys((*one, *two)) if texts[0].get(key) != texts[1].get(key)]
+
+
 def digest(text: str) -> str:
     """BLAKE2b of 128 bits, in hex, over the UTF-8 text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from ..._core.clock import SYSTEM, Clock
@@ -25,7 +26,7 @@ from ..shared_engine import Process, SharedEngine
 from .connection import Connection, NotSent, ServerRefused, driver, refused
 from .notifier import PubSubNotifier
 from .pipeline import CommitPipeline, ScriptCall
-from .safety_checks import ASKED, check, identity, parsed_config, parsed_info
+from .safety_checks import ASKED, DAY, check, identity, log_daily, parsed_config, parsed_info
 from .script import Codec, RedisOperationSet, Script, joined, packed, prepared, unpacked
 from .subscription import Subscription
 from .url import RedisAddress, redis_place
@@ -169,9 +170,10 @@ class RedisEngine(SharedEngine):
             settings = None
         if self._servers and info.get("role") == "slave":
             raise NotSent(f"{self.place} is a replica now, and the master is not known here")
-        check(info, settings, self.place)
+        found = check(info, settings, self.place)
         self._check_channel(line)
         self._check_rights(line)
+        log_daily(found, info, self.place, partial(self._first_today, line))
         where, server = (line.place.host, line.place.port), identity(info)
         if self._servers.get(where, server) != server:
             log.warning("%s was restarted, or is another server now: all claims held here are checked", self.place)
@@ -179,6 +181,13 @@ class RedisEngine(SharedEngine):
             self._connection_ids.pop(where, None)
         number = self._kill_last(line, where)
         self._servers[where], self._connection_ids[where] = server, number
+
+    def _first_today(self, line: Connection, setting: str) -> bool:
+        """Return whether no process has logged a warning about this setting of the server in the last 24 hours."""
+        try:
+            return line.ask("SET", f"{self._prefix}:warned:{setting}", "1", "NX", "EX", DAY) is not None
+        except driver().error_reply:  # a full or read-only server, or no right to write: each process logs it
+            return True
 
     def _check_channel(self, line: Connection) -> None:
         """Check that our user may publish, which a new user of Redis 7 may not. No process would be notified."""
@@ -236,7 +245,7 @@ class RedisEngine(SharedEngine):
     # -- the end
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._batches[loop].flush()
+        self._batches[loop].flush(everything=True)
 
     def _close_now(self) -> None:
         def wake_thread() -> None:

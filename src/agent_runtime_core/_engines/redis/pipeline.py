@@ -6,6 +6,7 @@ One call of the script is in flight at a time. Commits that are requested during
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -61,6 +62,7 @@ class CommitPipeline:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._answered_at = -math.inf  # when the server last answered a batch
 
     def put(self, batch: Sequence[ScriptCall]) -> None:
         """Have the thread send these commits, after those that were put before."""
@@ -134,7 +136,8 @@ class CommitPipeline:
                 reconnect_delay()
 
     def _until(self, call: ScriptCall) -> float:
-        return call.born + self._timeout() * (POSTED if call.posted else 1)
+        # A call that waited for its turn has its time from the answer to the last batch.
+        return max(call.born, self._answered_at) + self._timeout() * (POSTED if call.posted else 1)
 
     def _given_up(self, batch: Sequence[ScriptCall], error: Exception) -> list[ScriptCall]:
         """Fail the commits with waiting callers and return the posted ones, which are sent again.
@@ -147,6 +150,7 @@ class CommitPipeline:
         return again
 
     def _answered(self, batch: Sequence[ScriptCall], answers: Sequence[bytes]) -> None:
+        self._answered_at = time.monotonic()
         if not isinstance(answers, list) or len(answers) != len(batch):
             self._failed(batch, NoReply(f"{self._connection.place} answers something else: {brief(answers, 300)}"))
             return

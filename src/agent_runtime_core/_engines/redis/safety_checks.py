@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ...errors import UnsafeRedis
@@ -29,6 +29,9 @@ ASKED = (
     "stop-writes-on-bgsave-error",
     "min-replicas-to-write",
 )
+#: Settings whose warning is advice for the administrator, and no loss by itself: one process a day logs it.
+DAILY = ("maxmemory",)
+DAY = 86_400
 _UNKNOWN = "unknown"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
@@ -54,7 +57,7 @@ def check(
     config: Mapping[str, object] | None,
     place: RedisAddress,
 ) -> list[SafetyFinding]:
-    """Return all `findings`, and log each once until the server restarts.
+    """Return all `findings`, and log each once until the server restarts, except those of `DAILY`.
 
     Raises:
         UnsafeRedis: One of them is refused. With `allow_unsafe` in `place` it is only logged.
@@ -68,11 +71,30 @@ def check(
             {each.setting: each.value for each in refused},
         )
     for each in found:
-        warning = (f"{place} {identity(info)}", each.setting, each.value)
-        if warning not in _logged:
-            _logged.add(warning)
-            log.warning("%s: %s", place, each)
+        if each.setting not in DAILY:
+            _log_once(each, info, place)
     return found
+
+
+def log_daily(
+    found: Iterable[SafetyFinding], info: Mapping[str, object], place: RedisAddress,
+    first_today: Callable[[str], bool],
+) -> None:  # fmt: skip
+    """Log the findings of `DAILY`. `first_today(setting)` is False if a process has done so in the last 24 hours."""
+    for each in found:
+        if each.setting in DAILY:
+            _log_once(each, info, place, first_today)
+
+
+def _log_once(
+    finding: SafetyFinding, info: Mapping[str, object], place: RedisAddress,
+    wanted: Callable[[str], bool] = lambda setting: True,
+) -> None:  # fmt: skip
+    warning = (f"{place} {identity(info)}", finding.setting, finding.value)
+    if warning not in _logged:
+        _logged.add(warning)
+        if wanted(finding.setting):
+            log.warning("%s: %s", place, finding)
 
 
 def findings(

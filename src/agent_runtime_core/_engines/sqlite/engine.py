@@ -71,7 +71,7 @@ class SQLiteEngine(SharedEngine):
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, durability: str = "full", clock: Clock = SYSTEM) -> SQLiteEngine:
         if durability not in ("full", "normal"):
-            raise InvalidArgument(f"durability is 'full' or 'normal', not {brief(durability)}")
+            raise InvalidArgument(f"durability must be 'full' or 'normal', got {brief(durability)}")
         where = checked(path)
         with cls._open_lock:
             engine = cls._open.get(where)
@@ -82,11 +82,26 @@ class SQLiteEngine(SharedEngine):
                     raise StorageClosed(f"{where} was open before a fork: {cls.after_fork}")
                 engine = cls(where, durability, clock)
                 cls._open[where] = engine
-            elif engine.durability != durability:
-                raise InvalidArgument(
-                    f"{where} is open here with durability={engine.durability!r}, not {brief(durability)}"
-                )
+            else:
+                engine._require_durability(durability)
             return engine.share()
+
+    @classmethod
+    def check_durability(cls, path: str | os.PathLike[str], durability: str) -> None:
+        """Raise InvalidArgument if the file is open in this process with another durability."""
+        with cls._open_lock:
+            engine = cls._open.get(checked(path))
+            if engine is not None and not engine.is_of_parent:
+                engine._require_durability(durability)
+
+    def _require_durability(self, durability: str) -> None:
+        """Reject a second durability: the file has one writer in a process, and one of the users would lose its own."""
+        if self.durability != durability:
+            raise InvalidArgument(
+                f"durability of {self.path} must be the same for all its users in this process, got "
+                f"{brief(durability)} while it is open with {self.durability!r}. Set it once with "
+                "configure(durability=...), or pass the same durability= to each open"
+            )
 
     def __init__(self, path: str, durability: str, clock: Clock) -> None:
         super().__init__(path, path, clock)
@@ -295,7 +310,7 @@ class SQLiteEngine(SharedEngine):
     # -- closing
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.writer.batches[loop].flush()
+        self.writer.batches[loop].flush(everything=True)
 
     def _close_now(self) -> None:
         with self._reading:

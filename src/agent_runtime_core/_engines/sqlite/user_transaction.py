@@ -69,21 +69,24 @@ class _Guard:
     def begin_statement(self) -> None:
         self.reason, self._alters = None, False
 
-    def allows(self, action: int, one: str | None, two: str | None, database: str | None, _: str | None) -> int:
+    def allows(self, action: int, one: str | None, two: str | None, database: str | None, inner: str | None) -> int:
         self._alters = self._alters or action in _ALTERS
         self._created = self._created or self._alters or action in _CREATES
-        reason = self._denial(action, one, two, database)
+        reason = self._denial(action, one, two, database, inner)
         if reason is None:
             return sqlite3.SQLITE_OK
         self.reason = self.reason or reason
         return sqlite3.SQLITE_DENY
 
-    def _denial(self, action: int, one: str | None, two: str | None, database: str | None) -> str | None:
+    def _denial(
+        self, action: int, one: str | None, two: str | None, database: str | None, inner: str | None
+    ) -> str | None:
+        """Return why an action is denied, None if it is allowed. `inner` is the trigger, view or CTE with it."""
         if action in _FORBIDDEN:
             return f"{self._who} {_FORBIDDEN[action]}"
         for name in (one,) if action in _OF_COLUMNS else (two, one):
             if name and name.lower().startswith(_PREFIX):
-                return self._reserved(name)
+                return self._reserved(name, f" in {brief(inner)}" if inner else "")
         if action == sqlite3.SQLITE_PRAGMA and (one, two) != ("data_version", None):  # a table of FTS5 reads that one
             return f"{self._who} use PRAGMA {one}: the settings of the connection are those of the library"
         # A temporary table, also one that is renamed to the name of one of ours, is found before it.
@@ -94,7 +97,11 @@ class _Guard:
         return None
 
     def _reserved(self, name: str, where: str = "") -> str:
-        return f"{self._who} use table {brief(name)}{where}: names starting with {_PREFIX} are reserved"
+        return (
+            f"{self._who} use table {brief(name)}{where}: names starting with {_PREFIX} are reserved for the tables of "
+            "this library, whose rows only the library may read or write. Use tables with other names, and "
+            "runner.get_run() to read a run"
+        )
 
     def check_created(self) -> None:
         """Raise sqlite3.DatabaseError if what was created or renamed is, or uses, one of our tables."""
