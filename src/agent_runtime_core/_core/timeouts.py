@@ -14,6 +14,7 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it is abandoned
 
 _abandoned: set[asyncio.Task[Any]] = set()
+_overdue: set[asyncio.Task[Any]] = set()  # the abandoned tasks whose grace has ended
 
 #: Waits for a task, at most so many seconds; it may return earlier.
 Wait = Callable[[asyncio.Task[Any], float], Awaitable[object]]
@@ -82,6 +83,7 @@ async def wait_cancelled(
         task.add_done_callback(_retrieve)
     _, left = await asyncio.wait(tasks, timeout=grace)
     if left:
+        _overdue.update(left)
         log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
     return left
 
@@ -89,6 +91,11 @@ async def wait_cancelled(
 def is_abandoned(task: asyncio.Task[Any]) -> bool:
     """Return whether a task was passed to `wait_cancelled` and has not ended."""
     return task in _abandoned
+
+
+def is_overdue(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task was cancelled and has outlived its grace: its caller waits no longer."""
+    return task in _overdue
 
 
 def log_abandoned_thread(what: str) -> asyncio.Handle:
@@ -104,5 +111,6 @@ def log_abandoned_thread(what: str) -> asyncio.Handle:
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
     _abandoned.discard(task)
+    _overdue.discard(task)
     if not task.cancelled():
         task.exception()  # else it would be reported as never retrieved
