@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from .._core.context_vars import current_run, restore
 from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, run_in_thread
@@ -53,6 +53,7 @@ class AgentThread:
         self._posted: deque[_Request | Outcome] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self._request: _Request | None = None  # the one that the thread waits for
+        self._tasks: set[asyncio.Task[Any]] = set()  # calls of other threads
         self._ident: int | None = None
         self._closed = False
         self._pause: Job | None = None
@@ -76,6 +77,8 @@ class AgentThread:
                         log.warning("%s() runs on in its thread and may still have effects", _name(fn))
                         raise
                     cancelled = pending = True
+                    for task in tuple(self._tasks):  # the thread may wait for the threads that made these calls
+                        task.cancel()
                     continue
                 if isinstance(request, Outcome):
                     return request
@@ -183,9 +186,17 @@ class AgentThread:
             context = self._context.copy()
             context.run(AGENT_CONTEXT.set, ctx)
         try:
-            return context.run(run_and_wait, self.loop, fn, tuple(args), dict(kwargs))
+            return context.run(run_and_wait, self.loop, self._tracked, (partial(fn, *args, **kwargs),), {})
         except concurrent.futures.CancelledError:  # an Exception, which the code might handle
             raise asyncio.CancelledError from None
+
+    async def _tracked(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._tasks.add(task)
+        try:
+            return await work()
+        finally:
+            self._tasks.discard(task)
 
     def _pauses(self) -> None:
         if self._pause is not None:

@@ -60,6 +60,11 @@ class SyncRunContext:
         self._caller = caller
         self._returns_awaitables = False
 
+    # For isinstance: the coroutine function that a plain wrapper returned has this object, and may need a journal.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._ctx) if self._returns_awaitables else SyncRunContext
+
     @property
     def async_context(self) -> RunContext:
         """The same context for coroutine functions, as in `from_thread(run_turn_loop, ctx.async_context, ...)`."""
@@ -174,10 +179,10 @@ class SyncRunContext:
     # -- what waits
 
     def emit(self, event_type: EventType | str, payload: dict[str, Any] | None = None) -> None:
-        self.call_on_loop(self._ctx.emit, event_type, {} if payload is None else payload)
+        return self.call_on_loop(self._ctx.emit, event_type, {} if payload is None else payload)
 
     def checkpoint(self, state: dict[str, Any]) -> None:
-        self.call_on_loop(self._ctx.checkpoint, state)
+        return self.call_on_loop(self._ctx.checkpoint, state)
 
     def get_state(self) -> dict[str, Any] | None:
         return self.call_on_loop(self._ctx.get_state)
@@ -221,7 +226,7 @@ class SyncRunContext:
         return self.call_on_loop(self._ctx.transaction, name, fn, *args)
 
     def sleep(self, seconds: float, *, key: str | None = None) -> None:
-        self.call_on_loop(self._ctx.sleep, seconds, key=key)
+        return self.call_on_loop(self._ctx.sleep, seconds, key=key)
 
     def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
         return self.call_on_loop(self._ctx.wait_for_signal, name, timeout=timeout, key=key)
