@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,8 +16,6 @@ from .._core.context_vars import current_run, restore
 from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, run_in_thread
 from .._core.timeouts import is_overdue
 from ..portal import run_and_wait
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 _MISSING: Final = object()
 
@@ -74,7 +71,6 @@ class AgentThread:
                     request = await self._next()
                 except asyncio.CancelledError:
                     if cancelled and self._may_leave():
-                        log.warning("%s() runs on in its thread and may still have effects", _name(fn))
                         raise
                     cancelled = pending = True
                     for task in tuple(self._tasks):  # the thread may wait for the threads that made these calls
@@ -213,7 +209,3 @@ class AgentThread:
 
 def _nothing() -> None:
     """Do nothing: a job that only marks when a thread computes."""
-
-
-def _name(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__qualname__", None) or type(fn).__name__
