@@ -397,7 +397,8 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
                 name = await ctx.step("name", find_name)
                 return RunResult(final_output={"response": f"Hello, {name}!"})
 
-    `key` identifies the agent in its registry. It may be a class attribute or a property.
+    `key` identifies the agent in its registry. It may be a class attribute or a property. `run` may also be a plain
+    function with a `SyncRunContext`, whose calls block; it is called in a thread of its own.
     """
 
     if TYPE_CHECKING:

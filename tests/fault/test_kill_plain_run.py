@@ -14,7 +14,7 @@ from tests.fault.test_kill import Ordeal, ordeals
 
 class PlainOrdeal(Ordeal):
     job = "plain"
-    slow = ("plain",)
+    slow = ("plain", "")
     drag = 2
 
 

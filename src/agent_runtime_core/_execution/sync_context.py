@@ -231,6 +231,9 @@ class SyncRunContext:
     def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
         return self.call_on_loop(self._ctx.wait_for_signal, name, timeout=timeout, key=key)
 
+    def messages(self, timeout: float | None = 0, *, key: str | None = None) -> list[dict[str, Any]]:
+        return self.call_on_loop(cast("Any", self._ctx).messages, timeout, key=key)
+
     def approve(
         self,
         name: str,

@@ -1,14 +1,15 @@
 """A process that ends with work in flight: exits.py HOW DB RUN_ID.
 
 "left": its loop ends and nothing was closed. "sys.exit": in the middle of a loop. "synchronous": the main thread
-ends while another one waits in `execute_sync`. "plain": its loop ends, and the plain `run` of an agent computes or waits
-in its thread. "thread": the main thread ends while another one has a loop, finishes
-its run and closes the file. "abandoned": a loop is closed in the middle of everything, the runner in another after it.
+ends while another one waits in `execute_sync`. "plain": its loop ends while the plain `run` of an agent computes in its
+thread. "thread": the main thread ends while another one has a loop, finishes its run and closes the file. "abandoned":
+a loop is closed in the middle of everything, the runner in another after it.
 
 The others call the library when the program has ended. "generator": one that was not used up is closed, with an open
-run inside. "stream": the same for the events of a run that does not end. "__del__ NAME": the finalizer of an object closes a runner by `portal.call`, or by `asyncio.run`. "atexit":
-a function of `atexit` submits a run and closes the runner; "atexit close" only closes it. "executing": another thread,
-which the interpreter waits for, is in `execute_sync`.
+run inside. "stream": the same for the events of a run that does not end. "__del__ NAME": the finalizer of an object
+closes a runner by `portal.call`, or by `asyncio.run`. "atexit": a function of `atexit` submits a run and closes the
+runner; "atexit close" only closes it. "executing": another thread, which the interpreter waits for, is in
+`execute_sync`.
 """
 
 from __future__ import annotations
@@ -63,8 +64,6 @@ class EndlessPlain(AgentRuntime):
     def run(self, ctx: SyncRunContext) -> RunResult:
         ctx.step("s", lambda: 1, key="0")
         begun.set()
-        if ctx.params:
-            ctx.wait_for_signal("never")
         threading.Event().wait()
         return RunResult()
 

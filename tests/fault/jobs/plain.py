@@ -54,4 +54,4 @@ def main(db: str, run_id: str, effects: str, pause: float) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[2:5], pause=float(sys.argv[5]))
+    main(sys.argv[2], sys.argv[3], sys.argv[4], float(sys.argv[5]))
