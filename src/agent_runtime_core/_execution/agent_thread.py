@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from .._core.context_vars import current_run, restore
 from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, run_in_thread
-from .._core.timeouts import is_overdue
+from .._core.timeouts import when_left
 from ..portal import run_and_wait
 
 _MISSING: Final = object()
@@ -52,6 +52,7 @@ class AgentThread:
         self._request: _Request | None = None  # the one that the thread waits for
         self._tasks: set[asyncio.Task[Any]] = set()  # calls of other threads
         self._ident: int | None = None
+        self._left = False  # the grace of the run has ended
         self._closed = False
         self._pause: Job | None = None
 
@@ -60,33 +61,43 @@ class AgentThread:
     async def run(self, fn: Callable[..., Any], ctx: AgentContext, *args: Any) -> Outcome:
         """Run `fn(ctx, *args)` in the thread.
 
-        The first cancellation is raised in the thread, by its open call or its next one, and this waits for the thread
-        to end. A thread that outlives its grace is left when its task is cancelled again, as at the end of a loop.
+        A cancellation is raised in the thread, by its open call or its next one, and this waits for the thread to end.
+        It does not wait for a thread that outlives the grace of its run: otherwise the event loop could not end.
         """
-        cancelled = pending = False
-        self._start(fn, ctx, args)
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
         try:
-            while True:
-                try:
-                    request = await self._next()
-                except asyncio.CancelledError:
-                    if cancelled and self._may_leave():
-                        raise
-                    cancelled = pending = True
-                    for task in tuple(self._tasks):  # the thread may wait for the threads that made these calls
-                        task.cancel()
-                    continue
-                if isinstance(request, Outcome):
-                    return request
-                outcome = Outcome(None, asyncio.CancelledError()) if pending else await self._serve(request)
-                cancelled = cancelled or isinstance(outcome.error, asyncio.CancelledError)
-                pending = False
-                self._set_computing()
-                self._request = None
-                request.reply.put(outcome)
-                del request, outcome  # the error refers to this frame
+            with when_left(task, partial(self._leave, task)):
+                self._start(fn, ctx, args)
+                return await self._serve_all()
         finally:
             self._close()
+
+    async def _serve_all(self) -> Outcome:
+        """Serve the calls of the thread until it ends."""
+        pending = False  # a cancellation that the next call of the thread raises
+        while not self._left:
+            try:
+                request = await self._next()
+            except asyncio.CancelledError:
+                if current_run() is None:  # outside of a runner, as in a test, a task has no grace
+                    raise
+                pending = True
+                for task in tuple(self._tasks):  # the thread may wait for the threads that made these calls
+                    task.cancel()
+                continue
+            if isinstance(request, Outcome):
+                return request
+            outcome = Outcome(None, asyncio.CancelledError()) if pending else await self._serve(request)
+            pending = False
+            self._set_computing()
+            self._request = None
+            request.reply.put(outcome)
+            del request, outcome  # the error refers to this frame
+        raise asyncio.CancelledError
+
+    def _leave(self, task: asyncio.Task[Any]) -> None:
+        self._left = True
+        task.cancel()
 
     def _start(self, fn: Callable[..., Any], ctx: AgentContext, args: Sequence[Any]) -> None:
         context = self._context.copy()
@@ -117,10 +128,6 @@ class AgentThread:
         finally:
             for variable, token in reversed(tokens):
                 restore(variable, token)
-
-    def _may_leave(self) -> bool:
-        task = asyncio.current_task()
-        return current_run() is None or (task is not None and is_overdue(task))
 
     def _set_computing(self) -> None:
         """Have the simulator wait for the thread until its next call. It does not while the thread waits here."""
