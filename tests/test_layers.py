@@ -128,8 +128,8 @@ ROWS: dict[str, list[str]] = {
     ],
     "_execution": [
         "result_codec run_writer step_failure step_policy step_scope write_buffer",
-        "event_publisher read_only_writer record_factory run_control step_function step_keys usage",
-        "claim_writer journal_view",
+        "agent_thread event_publisher read_only_writer record_factory run_control step_function step_keys usage",
+        "claim_writer journal_view sync_context",
         "unconfirmed_writes",
         "step_journal",
         "checkpoint_writer effects",

@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from ._execution.context import RunContextImpl as RunContextImpl
+    from ._execution.sync_context import SyncRunContext as SyncRunContext
     from .agents import ToolCallingAgent as ToolCallingAgent
     from .config import RuntimeConfig as RuntimeConfig
     from .config import configure as configure
@@ -141,6 +142,7 @@ else:
         "agents": "ToolCallingAgent",
         "config": "RuntimeConfig configure get_config reset_config",
         "_execution.context": "RunContextImpl",
+        "_execution.sync_context": "SyncRunContext",
         "errors": "AgentRuntimeError AnswerRefused AuthenticationFailed BadArguments CircuitOpen ContextOverflow "
         "EffectAlreadyDone IdempotencyConflict IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost "
         "LimitExceeded MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
@@ -392,7 +392,7 @@ class RunContext(Protocol):
         """Return a random UUID. It is recorded: a resumed run gets the same value."""
 
 
-class AgentRuntime(ABC):
+class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
     """Base class of agents. Subclass it, set `key` and implement `run`.
 
         class Greeter(AgentRuntime):
@@ -402,7 +402,8 @@ class AgentRuntime(ABC):
                 name = await ctx.step("name", find_name)
                 return RunResult(final_output={"response": f"Hello, {name}!"})
 
-    `key` identifies the agent in its registry. It may be a class attribute or a property.
+    `key` identifies the agent in its registry. It may be a class attribute or a property. `run` may also be a plain
+    function with a `SyncRunContext`, whose calls block; it is called in a thread of its own.
     """
 
     if TYPE_CHECKING:
@@ -417,27 +418,41 @@ class AgentRuntime(ABC):
     def _check_attributes(self) -> None:  # noqa: B027
         """Raise UnknownSetting for an attribute that would be ignored; called when the agent is registered."""
 
-    @abstractmethod
-    async def run(self, ctx: RunContext) -> RunResult:
-        """Execute one run.
+    if TYPE_CHECKING:
+        # A subclass defines each of these with `async def`, or with `def` and a `SyncRunContext`: therefore Any.
 
-        When the run is resumed, this method is called again from its beginning; completed steps return their saved
-        results.
-        """
+        @abstractmethod
+        def run(self, ctx: Any) -> Coroutine[Any, Any, RunResult] | Any:
+            """Execute one run."""
 
-    async def cancel(self, ctx: RunContext) -> None:  # noqa: B027
-        """Clean up after the run was cancelled, for at most the grace period; does nothing by default."""
+        def cancel(self, ctx: Any) -> Coroutine[Any, Any, None] | Any:
+            """Clean up after the run was cancelled."""
 
-    async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
-        """Return what to record of an error that `run` raised, and whether to retry; None for the default.
+        def on_error(self, ctx: Any, error: BaseException) -> Coroutine[Any, Any, ErrorInfo | None] | Any:
+            """Return what to record of an error."""
+    else:
 
-        The hook may use the rest of the attempt's time; once the run is stopping, at most the grace period.
+        @abstractmethod
+        async def run(self, ctx: RunContext) -> RunResult:
+            """Execute one run.
 
-        Args:
-            ctx: The context of the run.
-            error: What `run` raised. An ExceptionGroup of a `TaskGroup` is passed as it is.
-        """
-        return describe(error)
+            When the run is resumed, this method is called again from its beginning; completed steps return their saved
+            results. A plain `def run(self, ctx: SyncRunContext)` runs in a thread of its own.
+            """
+
+        async def cancel(self, ctx: RunContext) -> None:
+            """Clean up after the run was cancelled, for at most the grace period; does nothing by default."""
+
+        async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
+            """Return what to record of an error that `run` raised, and whether to retry; None for the default.
+
+            The hook may use the rest of the attempt's time; once the run is stopping, at most the grace period.
+
+            Args:
+                ctx: The context of the run.
+                error: What `run` raised. An ExceptionGroup of a `TaskGroup` is passed as it is.
+            """
+            return describe(error)
 
 
 class LLMClient(ABC):

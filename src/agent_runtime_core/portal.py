@@ -1,8 +1,9 @@
 """Call async code from threads without an event loop.
 
 `call(async_fn, *args)` runs a coroutine function on the event loop of a dedicated thread and waits for the result. It
-works in any thread, also in one that runs an event loop, as in Jupyter. `from_thread` calls back into the event loop
-from a function that runs in a worker thread. All threads are daemon threads, so they do not keep the process alive.
+works in any thread, also in one that runs an event loop, as in Jupyter. `iterate` does the same for an async generator.
+`from_thread` calls back into the event loop from a function that runs in a worker thread. All threads are daemon
+threads, so they do not keep the process alive.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import contextlib
 import contextvars
 import inspect
 import os
+import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from ._core.context_vars import start_soon
-from ._core.threads import HOME_LOOP, in_thread, name_of, refuse_at_exit, run_in_thread
+from ._core.threads import AGENT_CONTEXT, HOME_LOOP, in_thread, name_of, refuse_at_exit, run_in_thread
 from .errors import PortalMisuse, brief
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["call", "from_thread", "in_thread"]
+__all__ = ["call", "from_thread", "in_thread", "iterate"]
 
 LOOK_UP = 0.5  # seconds between two checks for a signal
 
@@ -50,6 +53,11 @@ class _Portal:
                 self._loop = loop
             return self._loop
 
+    @property
+    def current(self) -> asyncio.AbstractEventLoop | None:
+        """The loop, if a call has created it."""
+        return self._loop
+
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
@@ -60,6 +68,11 @@ class _Portal:
 
 
 _portal = _Portal()
+
+
+def portal_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of `call`."""
+    return _portal.loop()
 
 
 def _forked() -> None:
@@ -94,7 +107,7 @@ def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     loop = _portal.loop()
     if _running() is loop:
         raise PortalMisuse(f"portal.call({name_of(fn)}) on the portal's own loop would deadlock. Await the coroutine")
-    return cast(T, _run_and_wait(loop, fn, args, kwargs))
+    return cast(T, run_and_wait(loop, fn, args, kwargs))
 
 
 @overload
@@ -108,7 +121,7 @@ def from_thread(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     """Call `fn` on the event loop that started this thread, and wait for its result.
 
-    Works only inside a plain (not async) step function or tool.
+    Works only inside a plain (not async) step function, tool, or `run` of an agent.
 
     Args:
         fn: A function or a coroutine function.
@@ -123,7 +136,8 @@ def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     loop = HOME_LOOP.get(None)
     if loop is None:
         raise PortalMisuse(
-            f"from_thread({name_of(fn)}) must be called in a plain step function or tool. Elsewhere use portal.call"
+            f"from_thread({name_of(fn)}) must be called in a plain step function, tool or run(). "
+            "Elsewhere use portal.call"
         )
     if _running() is loop:
         raise PortalMisuse(f"from_thread({name_of(fn)}) on the event loop would deadlock. Await the call")
@@ -132,7 +146,93 @@ def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         result = fn(*args, **kwargs)
         return await result if inspect.isawaitable(result) else result
 
-    return _run_and_wait(loop, run, args, kwargs)
+    if (agent := AGENT_CONTEXT.get(None)) is not None and agent.runs_on(loop):
+        return agent.call_on_loop(run, *args, **kwargs)
+    return run_and_wait(loop, run, args, kwargs)
+
+
+def iterate(fn: Callable[P, AsyncIterator[T]], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    """Iterate over `fn(*args, **kwargs)` on the portal's event loop.
+
+    The next value is requested when the caller asks for it. When the caller leaves the loop by `break`, an error or
+    Ctrl-C, the async iterator is closed.
+
+        for event in portal.iterate(runner.stream, run_id):
+            print(event.event_type)
+
+    Args:
+        fn: An async generator function, or another function that returns an async iterator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        PortalMisuse: `fn` is not a function, or the call comes from the portal's own loop, or the interpreter shuts
+            down.
+    """
+    if not callable(fn):
+        raise PortalMisuse(f"portal.iterate needs a function and its arguments, got {brief(fn)}")
+    refuse_at_exit("portal.iterate", fn)
+    loop = _portal.loop()
+    if _running() is loop:
+        raise PortalMisuse(f"portal.iterate({name_of(fn)}) on the portal's own loop would deadlock. Use async for")
+    return _values(loop, _Pump(loop, partial(fn, *args, **kwargs)))
+
+
+class _Pump:
+    """Moves the values of an async iterator to a thread, one for each request.
+
+    One task makes all steps of the iterator: its context variables and time limits belong to that task.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, make: Callable[[], AsyncIterator[Any]]) -> None:
+        self._loop, self._make = loop, make
+        self._requested = asyncio.Event()
+        #: A value in a tuple; None at the end.
+        self.received: SimpleQueue[tuple[Any] | None] = SimpleQueue()
+
+    def request(self) -> None:
+        """Have the next value put into `received`. Called by the thread."""
+        self._loop.call_soon_threadsafe(self._requested.set)
+
+    async def run(self) -> None:
+        iterator = self._make()
+        try:
+            await self._until_requested()
+            async for value in iterator:
+                self.received.put((value,))
+                await self._until_requested()
+        finally:
+            if (close := getattr(iterator, "aclose", None)) is not None:
+                await close()
+
+    async def _until_requested(self) -> None:
+        await self._requested.wait()
+        self._requested.clear()
+
+
+def _values(loop: asyncio.AbstractEventLoop, pump: _Pump) -> Iterator[Any]:
+    future = _Call()
+    received = pump.received
+    future.add_done_callback(lambda _: received.put(None))
+    try:
+        _start(future, loop, pump.run, (), {})
+        while True:
+            _schedule(pump.request)
+            while True:
+                with contextlib.suppress(Empty):  # as in _wait_for: a signal may arrive just before the wait
+                    item = received.get(timeout=LOOK_UP)
+                    break
+            if item is None:
+                future.result()
+                return
+            yield item[0]
+    finally:
+        # A generator may be closed while the interpreter shuts down or in a forked process, where no loop runs, or by
+        # the garbage collector on the loop itself, which must not wait.
+        if _running() is loop:
+            loop.call_soon(_cancel, future)
+        elif not sys.is_finalizing() and loop is _portal.current:
+            _stop(future, loop)
 
 
 def takes_function(door: str, fn: object) -> None:
@@ -140,8 +240,9 @@ def takes_function(door: str, fn: object) -> None:
     if inspect.isasyncgenfunction(fn):
         name = name_of(fn)
         raise PortalMisuse(
-            f"{door} returns one result, but {name} yields many. Iterate in your own coroutine function, "
-            f"async def follow(): async for each in {name.rpartition('.')[2]}(...), and call {door}(follow)"
+            f"{door} returns one result, but {name} yields many. Iterate with portal.iterate({name}, ...), or in your "
+            f"own coroutine function, async def follow(): async for each in {name.rpartition('.')[2]}(...), and call "
+            f"{door}(follow)"
         )
     if callable(fn):
         return
@@ -169,7 +270,7 @@ class _Call(Future[Any]):
         self.add_done_callback(lambda _: settled.set())  # not `self.settled`: a reference cycle
 
 
-def _run_and_wait(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> Any:
+def run_and_wait(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> Any:
     future = _Call()
     try:
         # Inside `try`: a signal handler may raise after the call has started.
@@ -237,9 +338,10 @@ def _stop(future: _Call, loop: asyncio.AbstractEventLoop) -> None:
     if future.done():
         return
 
-    def cancel() -> None:
-        # Without a task the call has not started, and a cancelled future prevents it.
-        (future if future.task is None else future.task).cancel()
-
-    loop.call_soon_threadsafe(cancel)
+    loop.call_soon_threadsafe(_cancel, future)
     future.settled.wait(10)
+
+
+def _cancel(future: _Call) -> None:
+    # Without a task the call has not started, and a cancelled future prevents it.
+    (future if future.task is None else future.task).cancel()

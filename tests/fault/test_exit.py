@@ -41,6 +41,7 @@ def ended(how: str, db: Path, *options: str) -> subprocess.CompletedProcess[str]
         ("left", 0, "", "pending"),
         ("sys.exit", 3, "", "pending"),
         ("synchronous", 0, "", "running"),
+        ("stream", 0, "first run.started\n", "running"),
         pytest.param("thread", 0, "closed\n", "succeeded", marks=starts_threads),
         ("abandoned", 0, "closed\n", "running"),
         pytest.param("executing", 0, "succeeded\nclosed\n", "succeeded", marks=starts_threads),
@@ -61,6 +62,16 @@ async def test_a_process_ends_with_work_in_flight(tmp_path: Path, how: str, code
         async with asyncio.timeout(PATIENCE):  # half of what a lease has
             assert (await runner.execute(Ending(), RUN, {})).status == "succeeded"
         await runner.close()
+
+
+async def test_a_process_ends_though_a_plain_run_does_not_and_the_run_resumes_elsewhere(tmp_path: Path) -> None:
+    db = tmp_path / "jobs.db"
+    done = ended("plain", db, "-W", "error", "-X", "dev")
+    assert (done.returncode, done.stdout) == (0, "")
+    said = f"run {RUN} of agent 'endless' did not stop within 0.2 s of being cancelled: abandoned"
+    assert done.stderr == f"{said}, it may still have effects\n"
+    async with AgentRunner.open(db) as runner:
+        assert (await runner.execute(Ending(), RUN, {})).final_output == {"first": 1}, "its result was saved"
 
 
 async def test_a_generator_with_an_open_run_that_is_not_used_up_releases_the_run(tmp_path: Path) -> None:

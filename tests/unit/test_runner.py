@@ -291,28 +291,6 @@ async def test_what_is_no_result_is_nothing_to_keep_of_a_cancelled_run() -> None
         assert ((await task).status, (await task).final_output) == (RunStatus.CANCELLED, {})
 
 
-async def test_an_agent_that_is_no_coroutine_function_fails_its_run(place: Path | None) -> None:
-    class Sync(Echo):
-        def run(self, ctx: RunContext) -> RunResult:  # type: ignore[override]
-            return RunResult()
-
-    class Early(Echo):
-        key = "early"
-
-        def run(self, ctx: RunContext) -> RunResult:  # type: ignore[override]
-            raise ValueError("before there was anything to await")
-
-    async with Rig(place, max_retries=1) as rig:
-        for agent, said in ((Sync(), "Write async def run"), (Early(), "before there was anything")):
-            rig.registry.register(agent)
-            run_id = await rig.runner.submit(agent.key)
-            assert await rig.runner.run_once()
-            result = await rig.runner.wait(run_id)
-            assert result.status == RunStatus.FAILED
-            with pytest.raises(RunFailed, match=said):
-                result.raise_for_status()
-
-
 async def test_an_attempt_that_takes_too_long_is_timed_out_for_good(place: Path | None) -> None:
     async with Rig(place, Clock(), run_timeout_seconds=0.06, max_retries=3) as rig:
 

@@ -11,15 +11,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_runtime_core import AgentRunner, RunnerConfig, portal
-from agent_runtime_core.errors import PortalMisuse
-from agent_runtime_core.portal import call, from_thread, in_thread
+from agent_runtime_core import AgentRunner, AgentRuntime, RunnerConfig, RunResult, SyncRunContext, portal
+from agent_runtime_core.errors import PortalMisuse, UnknownRun
+from agent_runtime_core.portal import call, from_thread, in_thread, iterate
 from agent_runtime_core.registry import Registry
 from tests.support.runs import Script, no_thread, soon
 
@@ -468,3 +468,153 @@ def test_what_leaves_the_program_is_its_callers_and_others_are_served(tmp_path: 
         [sys.executable, "-c", LEAVING, str(tmp_path / "a.db")], capture_output=True, text=True, timeout=60, check=True
     )
     assert child.stdout.splitlines() == ["3", "7", "7", "5 pending pending"]
+
+
+# -- iterating without a loop
+
+
+async def numbers(count: int, seen: list[str]) -> AsyncIterator[int]:
+    try:
+        for number in range(count):
+            seen.append(f"made {number}")
+            yield number
+    finally:
+        await asyncio.sleep(0)
+        seen.append("closed")
+
+
+def test_an_async_generator_is_iterated_one_value_for_each_request() -> None:
+    seen: list[str] = []
+    assert list(iterate(numbers, 2, seen)) == [0, 1]
+    assert seen == ["made 0", "made 1", "closed"]
+    values = iterate(numbers, 3, seen := [])
+    assert (next(values), seen) == (0, ["made 0"])
+
+
+@pytest.mark.parametrize("how", ["break", "error", "close", "dropped"])
+def test_leaving_the_loop_closes_the_async_generator(how: str) -> None:
+    seen: list[str] = []
+    values: Any = iterate(numbers, 3, seen)
+    if how == "break":
+        for _ in values:
+            break
+        del values
+    elif how == "error":
+        with pytest.raises(ZeroDivisionError):
+            _ = [1 // number for number in values]
+        del values
+    else:
+        next(values)
+        if how == "close":
+            values.close()
+        del values
+    assert seen == ["made 0", "closed"]
+
+
+def test_an_error_of_the_async_generator_is_raised_in_the_loop() -> None:
+    async def fails() -> AsyncIterator[int]:
+        yield 1
+        raise LookupError("gone")
+
+    values = iterate(fails)
+    assert next(values) == 1
+    with pytest.raises(LookupError, match="gone"):
+        next(values)
+    with pytest.raises(StopIteration):
+        next(values)
+
+
+def test_all_steps_of_the_generator_are_made_by_one_task() -> None:
+    async def tasks() -> AsyncIterator[Any]:
+        async with asyncio.timeout(60):
+            token = NAME.set("inside")
+            yield asyncio.current_task()
+            yield asyncio.current_task()
+            NAME.reset(token)
+
+    first, second = iterate(tasks)
+    assert first is second
+
+
+def test_what_cannot_be_iterated_is_a_misuse() -> None:
+    with pytest.raises(PortalMisuse, match="needs a function and its arguments, got 5"):
+        iterate(5)  # type: ignore[arg-type]
+
+    async def inside() -> None:
+        iterate(numbers, 1, [])
+
+    with pytest.raises(PortalMisuse, match=r"portal\.iterate\(numbers\) on the portal's own loop"):
+        call(inside)
+
+
+def test_an_iterator_that_the_loop_itself_drops_is_closed_without_a_wait() -> None:
+    seen: list[str] = []
+    held = [iterate(numbers, 2, seen)]
+    next(held[0])
+
+    async def drops() -> None:
+        held.clear()
+
+    call(drops)
+    call(soon, lambda: seen == ["made 0", "closed"])
+
+
+def test_the_events_of_a_run_are_streamed_without_a_loop(tmp_path: Path) -> None:
+    runner = AgentRunner.open(tmp_path / "runs.db")
+
+    async def body(ctx: Any) -> None:
+        await ctx.emit("note", {"n": 1})
+
+    runner.execute_sync(Script(body), "r")
+    kinds = [event.event_type for event in runner.stream_sync("r")]
+    assert kinds == ["run.started", "note", "run.succeeded"]
+    assert [event.event_type for event in runner.stream_sync("r", 1)] == kinds[1:]
+    for event in runner.stream_sync("r", backpressure=True):
+        assert event.event_type == "run.started"
+        break
+    with pytest.raises(UnknownRun):
+        next(runner.stream_sync("unknown"))
+    call(runner.close)
+
+
+def test_the_events_of_a_run_are_streamed_while_it_runs(tmp_path: Path) -> None:
+    runner = AgentRunner.open(tmp_path / "runs.db")
+    gate = threading.Event()
+
+    class Waits(AgentRuntime):
+        key = "waits"
+
+        def run(self, ctx: SyncRunContext) -> RunResult:
+            ctx.emit("begun", {})
+            assert gate.wait(10)
+            return RunResult()
+
+    runner.registry.register(Waits())
+    runner.submit_sync("waits", run_id="r")
+    worker = threading.Thread(target=call, args=(runner.run_once,))
+    worker.start()
+    seen = []
+    for event in runner.stream_sync("r"):
+        seen.append(event.event_type)
+        if event.event_type == "begun":
+            gate.set()
+    assert seen == ["run.started", "begun", "run.succeeded"]
+    worker.join()
+    call(runner.close)
+
+
+def test_ctrl_c_leaves_the_iteration_and_closes_it() -> None:
+    seen: list[str] = []
+
+    async def waits() -> AsyncIterator[int]:
+        try:
+            yield 1
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            seen.append("closed")
+
+    with pytest.raises(KeyboardInterrupt):
+        for _ in iterate(waits):
+            pass
+    assert seen == ["closed"]

@@ -7,9 +7,9 @@ import contextvars
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..errors import PortalMisuse, StorageBusy
 
@@ -19,6 +19,23 @@ IDLE_THREADS = 8
 
 #: The event loop that a function in a thread works for.
 HOME_LOOP: contextvars.ContextVar[asyncio.AbstractEventLoop] = contextvars.ContextVar("agent_runtime_home")
+
+
+class AgentContext(Protocol):
+    """The context of an agent whose plain code runs in a thread."""
+
+    def runs_on(self, loop: asyncio.AbstractEventLoop, /) -> bool:
+        """Return whether this is the event loop of the run."""
+
+    def call_on_loop(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Await a coroutine function on the event loop of the run, and return its result."""
+
+    def for_thread(self, args: Sequence[Any], /) -> Sequence[Any]:
+        """Return the arguments of plain code: the context in its synchronous form, others as they are."""
+
+
+#: The context of the agent whose plain code runs in a thread. It is also set in what that code calls on the loop.
+AGENT_CONTEXT: contextvars.ContextVar[AgentContext] = contextvars.ContextVar("agent_runtime_agent_context")
 
 Job = Callable[[], None]
 

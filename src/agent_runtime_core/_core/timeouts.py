@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Final
 
 from .context_vars import start_soon
@@ -14,6 +15,7 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it is abandoned
 
 _abandoned: set[asyncio.Task[Any]] = set()
+_when_left: dict[asyncio.Task[Any], Callable[[], object]] = {}  # called when the grace of a task has ended
 
 #: Waits for a task, at most so many seconds; it may return earlier.
 Wait = Callable[[asyncio.Task[Any], float], Awaitable[object]]
@@ -82,6 +84,9 @@ async def wait_cancelled(
         task.add_done_callback(_retrieve)
     _, left = await asyncio.wait(tasks, timeout=grace)
     if left:
+        for task in left:
+            if (leave := _when_left.get(task)) is not None:
+                leave()
         log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
     return left
 
@@ -89,6 +94,20 @@ async def wait_cancelled(
 def is_abandoned(task: asyncio.Task[Any]) -> bool:
     """Return whether a task was passed to `wait_cancelled` and has not ended."""
     return task in _abandoned
+
+
+@contextlib.contextmanager
+def when_left(task: asyncio.Task[Any], leave: Callable[[], object]) -> Iterator[None]:
+    """Inside the block, call `leave` if the task is cancelled and outlives its grace, so that no caller awaits it."""
+    outer = _when_left.get(task)
+    _when_left[task] = leave
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _when_left[task]
+        else:
+            _when_left[task] = outer
 
 
 def log_abandoned_thread(what: str) -> asyncio.Handle:

@@ -13,7 +13,7 @@ from weakref import ReferenceType, ref
 from .._core.codec.json import MAX_RESULT
 from .._core.codec.type_hints import returns_of
 from .._core.codec.typed import codec_for
-from .._core.threads import in_thread
+from .._core.threads import AGENT_CONTEXT, in_thread
 from .._core.timeouts import log_abandoned_thread
 from ..errors import InvalidArgument, brief
 from ..tools.schema import context_parameter, place_context
@@ -103,5 +103,7 @@ async def call_in_thread(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
         what = f"{getattr(fn, '__qualname__', 'a step')}()" if scope is None else f"step {scope.name!r}"
         return log_abandoned_thread(what)
 
+    if (agent := AGENT_CONTEXT.get(None)) is not None:
+        args = agent.for_thread(args)
     result = await in_thread(fn, *args, left=abandoned)
     return await result if inspect.isawaitable(result) else result

@@ -24,6 +24,7 @@ from .._execution.result_codec import decode_result, error_payload
 from .._execution.run_control import RunControl, RunRecorder, Services
 from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.step_scope import Identity
+from .._execution.sync_context import in_agent, run_agent
 from .._journal.record import ATTEMPT, RESUMED, Record
 from ..errors import (
     AgentRuntimeError,
@@ -341,7 +342,7 @@ class RunExecution:
         if error is None:
             return self.policy.of_result(task.result(), facts)
         if (at := error.__traceback__) is not None and at.tb_next is not None:
-            error.__traceback__ = at.tb_next  # begins in the agent's own code, and not in `_run_agent`
+            error.__traceback__ = in_agent(at.tb_next)  # begins in the agent's own code, and not in `_run_agent`
         cause = deciding_error(error)
         if isinstance(cause, (LeaseLost, KeyboardInterrupt, SystemExit)):
             raise cause
@@ -532,11 +533,11 @@ class RunExecution:
 
     async def _run_agent(self, ctx: Context) -> Any:
         try:
-            work: Any = self.agent.run(ctx)
-            if not inspect.isawaitable(work):
+            work: Any = run_agent(self.agent, ctx)
+            if not inspect.isawaitable(work):  # of a coroutine function that something replaced
                 raise InvalidArgument(
-                    f"run() of agent {self.row.agent!r} must be a coroutine function, got {brief(work)}. "
-                    "Write async def run"
+                    f"run() of agent {self.row.agent!r} must return an awaitable, as the coroutine function that it "
+                    f"wraps does, got {brief(work)}. Await that function in async def run, or leave out functools.wraps"
                 )
             try:
                 result = await work

@@ -12,6 +12,7 @@ from .._core.clock import Clock
 from .._core.context_vars import start_soon
 from .._core.timeouts import done_in_time, ended_in_time
 from .._execution.run_control import RunControl
+from .._execution.sync_context import is_async, run_plain
 from ..errors import deciding_error
 from ..interfaces import AgentRuntime
 from ..queue.records import RunRow
@@ -143,7 +144,7 @@ class GuardedCalls:
             return None
         what = f"{name}() of agent {self.row.agent!r}"
         try:
-            return await self.call(_answer(hook, args), what, within=within, context=context)
+            return await self.call(_answer(agent, hook, args), what, within=within, context=context)
         except TimeLimitReached as late:
             log.warning("run %s continues without a hook: %s", self.row.run_id, late)
             raise
@@ -152,6 +153,8 @@ class GuardedCalls:
             return None
 
 
-async def _answer(hook: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+async def _answer(agent: AgentRuntime, hook: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    if not is_async(hook) and not is_async(agent.run):  # its other hooks may be plain too, and block
+        return await run_plain(hook, *args)
     answer = hook(*args)
     return await answer if inspect.isawaitable(answer) else answer

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
+from .._core.threads import AGENT_CONTEXT, HOME_LOOP, AgentContext
 from .._execution.context import Context
 from .._execution.read_only_writer import ReadOnlyWriter
 from .._execution.result_codec import error_payload
 from .._execution.run_control import RunControl
 from .._execution.run_writer import RunWriter
 from .._execution.step_journal import StepJournal
+from .._execution.sync_context import SyncRunContext
 from ..errors import LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
-from ..portal import call, takes_function
+from ..portal import call, portal_loop, run_and_wait, takes_function
 from ..queue.records import RunRow
 from ..status import RunStatus
 from .arguments import run_busy_error
@@ -228,11 +232,40 @@ async def open_run(
         CURRENT_CLAIM.set(outer)  # and not reset: a generator may be closed in another context
 
 
+class _PortalCaller:
+    """Awaits the calls of a `SyncRunContext` on the portal's loop."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return portal_loop()
+
+    def call(
+        self, ctx: AgentContext, fn: Callable[..., Awaitable[Any]], args: Sequence[Any], kwargs: Mapping[str, Any], /
+    ) -> Any:
+        if HOME_LOOP.get(None) is self.loop:  # a plain step: the call that it is part of is the main task
+            return run_and_wait(self.loop, fn, tuple(args), dict(kwargs))
+        context = contextvars.copy_context()
+        context.run(AGENT_CONTEXT.set, ctx)
+        try:
+            return context.run(self._call, fn, *args, **kwargs)
+        except concurrent.futures.CancelledError:  # an Exception, which the block might handle
+            raise asyncio.CancelledError from None
+
+
 class SyncRun:
-    """An open run for code without an event loop."""
+    """An open run for code without an event loop.
+
+    Attributes:
+        ctx: The context, whose coroutine functions `call` awaits.
+        sync_ctx: The same context in blocking form.
+    """
 
     def __init__(self, ctx: Context, claim: FencedWrites) -> None:
         self.ctx: Context = ctx
+        self.sync_ctx: SyncRunContext = SyncRunContext(ctx, _PortalCaller(self.call))
         self._claim = claim
 
     def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -261,7 +294,7 @@ def open_run_sync(
     """Execute a block of code without an event loop as a durable run; see `open_run`.
 
     with open_run_sync("jobs.db", run_id="nightly") as run:
-        report = run.step("fetch", fetch)
+        report = run.sync_ctx.step("fetch", fetch)
     """
     runner, session, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as _dt
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
@@ -23,7 +23,7 @@ from ..events.base import EventBus
 from ..events.event import Event
 from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
-from ..portal import call
+from ..portal import call, iterate
 from ..queue.base import RunQueue
 from ..queue.records import LIMITS, LIVE, RowChanged, RunFilter, RunRow
 from ..registry import Registry
@@ -463,6 +463,17 @@ class RunClient:
         return await fork(self.backends, await self.queue.require(run_id), after_step, new_run_id, input, effects)
 
     # -- without a loop
+
+    def stream_sync(
+        self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
+        *, max_unsent_bytes: int | None = None,
+    ) -> Iterator[Event]:  # fmt: skip
+        """`stream` for code without an event loop, or in a thread next to one.
+
+        for event in runner.stream_sync(run_id):
+            print(event.event_type)
+        """
+        return iterate(self.stream, run_id, since_sequence, backpressure, max_unsent_bytes=max_unsent_bytes)
 
     def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
         """`wait` for code without an event loop, or in a thread next to one."""

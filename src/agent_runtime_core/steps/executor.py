@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 from .._core.codec.json import MAX_RESULT
 from .._core.ids import unbroken
@@ -13,7 +13,9 @@ from .._execution.run_writer import StepWriter
 from .._execution.step_journal import StepJournal
 from .._execution.step_policy import InDoubt, Policy, RetryOn
 from .._execution.step_scope import Identity
+from .._execution.sync_context import SyncRunContext
 from ..errors import InvalidArgument, brief
+from ..portal import from_thread
 from ..retry import Delay
 from .checkpoint_only import labels_of, open_checkpoint
 from .graph import Graph, is_graph
@@ -58,6 +60,9 @@ class StepExecutor:
         if missing:
             hint = ". Pass its ctx" if hasattr(ctx, "ctx") else ""
             raise InvalidArgument(f"ctx must be the context of a run, got {brief(ctx)} without {missing[0]!r}{hint}")
+        self._call: Callable[..., Any] = from_thread
+        if isinstance(ctx, SyncRunContext):
+            self._call, ctx = ctx.call_on_loop, ctx.async_context
         if not isinstance(checkpoint_key, str):
             raise InvalidArgument(f"checkpoint_key must be a string, got {brief(checkpoint_key)}")
         if not isinstance(max_concurrency, int) or max_concurrency < 1:
@@ -221,3 +226,15 @@ class StepExecutor:
         return await MapRun(self.options, journal, scope).run(
             name, fn, listed, keys, policy, returns, max_result_bytes, key is None
         )
+
+    # -- in a plain run
+
+    def run_sync(
+        self, steps: Iterable[Step], *, initial_state: Mapping[str, Any] | None = None, resume: bool = True
+    ) -> dict[str, Any]:
+        """`run` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`."""
+        return cast("dict[str, Any]", self._call(self.run, steps, initial_state=initial_state, resume=resume))
+
+    def map_sync(self, name: str, fn: Callable[..., Any], items: Iterable[Any], **options: Any) -> list[Any]:
+        """`map` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`."""
+        return cast("list[Any]", self._call(self.map, name, fn, items, **options))

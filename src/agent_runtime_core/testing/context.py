@@ -16,7 +16,10 @@ from .._core.clock import SYSTEM, Clock, aware
 from .._core.codec.json import MAX_RESULT, decode, encode
 from .._core.event_types import EventType
 from .._core.ids import run_uuid, trace_id, unbroken
+from .._core.threads import AGENT_CONTEXT
 from .._core.validation import MAX_DEPTH
+from .._execution.step_function import call_in_thread
+from .._execution.sync_context import is_async, run_agent
 from ..errors import (
     InvalidArgument,
     NotSupported,
@@ -145,7 +148,10 @@ class MockRunContext:
         """Call `fn(*args)` once. Retries, time limits and records exist only in the real context."""
         if not callable(fn):
             raise InvalidArgument(f"fn must be a function, got {brief(fn)}")
-        result = fn(*place_context(fn, self, args))
+        args = place_context(fn, self, args)
+        # Code of a plain run() may call its context, which must not happen on the event loop.
+        plain = AGENT_CONTEXT.get(None) is not None and not is_async(fn)
+        result = await call_in_thread(fn, args) if plain else fn(*args)
         return await result if inspect.isawaitable(result) else result
 
     def renamed(self, old: str, new: str) -> None:
@@ -199,7 +205,7 @@ class MockRunContext:
         if input.get("limits") is not None:
             child.budget = Budget(RunLimits.of(input["limits"]))
         try:
-            result = await found.run(child)
+            result = cast("RunResult", await run_agent(found, child))
         except Exception as error:  # noqa: BLE001 - any error ends the child, as in a real run
             cause = deciding_error(error)
             partial = getattr(cause, "result", None)
@@ -298,11 +304,11 @@ async def run_agent_test(
         registry = _tools_of(agent) if tools is None else tools
         ctx = create_test_context(message, tools=registry, metadata=metadata)
         with _llm_client():
-            return await agent.run(ctx), ctx
+            return await run_agent(agent, ctx), ctx
     if tools is not None or metadata is not None:
         raise InvalidArgument("tools= and metadata= belong to the context. Pass them to create_test_context")
     with _llm_client():
-        return await agent.run(message)
+        return cast("RunResult", await run_agent(agent, message))
 
 
 @contextlib.contextmanager

@@ -18,12 +18,13 @@ from .annotations import give_default, schema_of, typed
 __all__ = ["Binder", "context_parameter", "describe", "parameters_of", "place_context", "unbound"]
 
 _CONTEXT = "RunContext"
+_CONTEXTS = frozenset({_CONTEXT, "SyncRunContext"})
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Yields|Raises|Examples?|Notes?|Warnings?):\s*$")
 _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def context_parameter(fn: Callable[..., Any]) -> str | None:
-    """Return the name of the parameter annotated `RunContext`, or None."""
+    """Return the name of the parameter annotated `RunContext` or `SyncRunContext`, or None."""
     return _context_in(_parameters(fn))
 
 
@@ -233,7 +234,7 @@ def _is_context(annotation: Any) -> bool:
     else:
         options = typing.get_args(annotation) if is_union(annotation) else (annotation,)
         names = [option if isinstance(option, str) else getattr(option, "__name__", "") for option in options]
-    return _CONTEXT in names
+    return not _CONTEXTS.isdisjoint(names)
 
 
 def _name(fn: Callable[..., Any]) -> str:

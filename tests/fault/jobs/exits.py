@@ -1,13 +1,15 @@
 """A process that ends with work in flight: exits.py HOW DB RUN_ID.
 
 "left": its loop ends and nothing was closed. "sys.exit": in the middle of a loop. "synchronous": the main thread
-ends while another one waits in `execute_sync`. "thread": the main thread ends while another one has a loop, finishes
-its run and closes the file. "abandoned": a loop is closed in the middle of everything, the runner in another after it.
+ends while another one waits in `execute_sync`. "plain": its loop ends while the plain `run` of an agent computes in its
+thread. "thread": the main thread ends while another one has a loop, finishes its run and closes the file. "abandoned":
+a loop is closed in the middle of everything, the runner in another after it.
 
 The others call the library when the program has ended. "generator": one that was not used up is closed, with an open
-run inside. "__del__ NAME": the finalizer of an object closes a runner by `portal.call`, or by `asyncio.run`. "atexit":
-a function of `atexit` submits a run and closes the runner; "atexit close" only closes it. "executing": another thread,
-which the interpreter waits for, is in `execute_sync`.
+run inside. "stream": the same for the events of a run that does not end. "__del__ NAME": the finalizer of an object
+closes a runner by `portal.call`, or by `asyncio.run`. "atexit": a function of `atexit` submits a run and closes the
+runner; "atexit close" only closes it. "executing": another thread, which the interpreter waits for, is in
+`execute_sync`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agent_runtime_core import AgentRunner, AgentRuntime, RunResult, open_run, open_run_sync, register_runtime
+from agent_runtime_core import (
+    AgentRunner,
+    AgentRuntime,
+    RunResult,
+    SyncRunContext,
+    open_run,
+    open_run_sync,
+    register_runtime,
+)
+from agent_runtime_core._core import timeouts
 from agent_runtime_core.portal import call
 from tests.fault.jobs.effects import say
 
@@ -45,6 +56,24 @@ async def working(db: str, run_id: str) -> tuple[AgentRunner, asyncio.Task[None]
     task = asyncio.create_task(runner.run_loop(handle_signals=False))
     await asyncio.to_thread(begun.wait)
     return runner, task
+
+
+class EndlessPlain(AgentRuntime):
+    key = "endless"
+
+    def run(self, ctx: SyncRunContext) -> RunResult:
+        ctx.step("s", lambda: 1, key="0")
+        begun.set()
+        threading.Event().wait()
+        return RunResult()
+
+
+async def leave_plain(db: str, run_id: str) -> None:
+    runner = AgentRunner.open(db)
+    task = asyncio.ensure_future(runner.execute(EndlessPlain(), run_id, {}))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def leave(db: str, run_id: str) -> None:
@@ -131,6 +160,15 @@ def main(how: str, db: str, run_id: str) -> None:
             begun.wait()
         case "abandoned":
             abandon(db, run_id)
+        case "plain":
+            timeouts.GRACE = 0.2  # type: ignore[misc]
+            asyncio.run(leave_plain(db, run_id))
+        case "stream":
+            runner = AgentRunner.open(db)
+            threading.Thread(target=lambda: runner.execute_sync(EndlessPlain(), run_id, {}), daemon=True).start()
+            begun.wait()
+            kept.append(runner.stream_sync(run_id))
+            say(f"first {next(kept[0]).event_type}")
         case "generator":
             kept.append(numbers(db, run_id))
             say(f"number {next(kept[0])}")

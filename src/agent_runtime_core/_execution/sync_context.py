@@ -1,0 +1,316 @@
+"""The run context in blocking form, for agents whose `run` is a plain function."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as _dt
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+from uuid import UUID
+
+from .._core.codec.json import MAX_RESULT
+from .._core.event_types import EventType
+from .._core.threads import AgentContext, in_thread, name_of
+from ..errors import InvalidArgument, PortalMisuse
+from ..interfaces import AgentRuntime, RunContext, RunResult
+from ..retry import Delay
+from ..tools.registry import ToolRegistry
+from .agent_thread import AgentThread
+from .step_policy import InDoubt, RetryOn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Caller(Protocol):
+    """Awaits calls of plain code on the event loop of the run."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the run."""
+
+    def call(
+        self, ctx: AgentContext, fn: Callable[..., Awaitable[Any]], args: Sequence[Any], kwargs: Mapping[str, Any], /
+    ) -> Any:
+        """Return the result of `await fn(*args, **kwargs)`."""
+
+
+class SyncRunContext:
+    """The interface of a plain `run(ctx)` to its run: each coroutine function of `RunContext` is a blocking call here.
+
+        class Greeter(AgentRuntime):
+            key = "greeter"
+
+            def run(self, ctx: SyncRunContext) -> RunResult:
+                name = ctx.step("name", find_name)
+                return RunResult(final_output={"response": f"Hello, {name}!"})
+
+    Call it in the thread of `run`, or in a thread that `run` waits for. Names, arguments and errors are those of
+    `RunContext`. A run that is cancelled, parked or taken over raises `asyncio.CancelledError` in the open call or the
+    next one, which `except Exception` does not catch.
+    """
+
+    def __init__(self, ctx: RunContext, caller: Caller) -> None:
+        self._ctx = ctx
+        self._caller = caller
+        self._returns_awaitables = False
+
+    # For isinstance: the coroutine function that a plain wrapper returned has this object, and may need a journal.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._ctx) if self._returns_awaitables else SyncRunContext
+
+    @property
+    def async_context(self) -> RunContext:
+        """The same context for coroutine functions, as in `from_thread(run_turn_loop, ctx.async_context, ...)`."""
+        return self._ctx
+
+    def runs_on(self, loop: asyncio.AbstractEventLoop, /) -> bool:
+        """Return whether this is the event loop of the run."""
+        return loop is self._caller.loop
+
+    def call_on_loop(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Await a coroutine function on the event loop of the run, and return its result.
+
+        Raises:
+            PortalMisuse: The call comes from that loop, where it would wait for itself.
+        """
+        try:
+            on_loop = self.runs_on(asyncio.get_running_loop())
+        except RuntimeError:
+            on_loop = False
+        if not on_loop:
+            return cast("T", self._caller.call(self, fn, args, kwargs))
+        if self._returns_awaitables:
+            return cast("T", fn(*args, **kwargs))
+        raise PortalMisuse(
+            f"{name_of(fn)} of a plain run() must not be called on the event loop, where it would wait for itself. In "
+            "a coroutine function await it on ctx.async_context"
+        )
+
+    def for_thread(self, args: Sequence[Any], /) -> Sequence[Any]:
+        """Return the arguments of plain code: the context in its synchronous form, others as they are."""
+        return [self if each is self._ctx else each for each in args]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._ctx, name)
+
+    # -- attributes
+
+    @property
+    def run_id(self) -> UUID:
+        return self._ctx.run_id
+
+    @property
+    def run_key(self) -> str | None:
+        return self._ctx.run_key
+
+    @property
+    def conversation_id(self) -> UUID | None:
+        return self._ctx.conversation_id
+
+    @property
+    def input_messages(self) -> list[Any]:
+        return self._ctx.input_messages
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self._ctx.params
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self._ctx.metadata
+
+    @property
+    def tool_registry(self) -> ToolRegistry:
+        return self._ctx.tool_registry
+
+    @property
+    def tools(self) -> ToolRegistry:
+        return self._ctx.tools
+
+    @property
+    def attempt(self) -> int:
+        return self._ctx.attempt
+
+    @property
+    def trace_id(self) -> str:
+        return self._ctx.trace_id
+
+    @property
+    def step_id(self) -> str | None:
+        return self._ctx.step_id
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return self._ctx.idempotency_key
+
+    @property
+    def persistence(self) -> Any:
+        return self._ctx.persistence
+
+    # -- what needs no loop
+
+    def own_conversation(self) -> None:
+        self._ctx.own_conversation()
+
+    def cancelled(self) -> bool:
+        return self._ctx.cancelled()
+
+    def is_cancelled(self) -> bool:
+        return self._ctx.is_cancelled()
+
+    def renamed(self, old: str, new: str) -> None:
+        self._ctx.renamed(old, new)
+
+    def trace(self, kind: str, payload: dict[str, Any]) -> None:
+        cast("Any", self._ctx).trace(kind, payload)
+
+    def started_without(self, name: str) -> bool:
+        return cast("bool", cast("Any", self._ctx).started_without(name))
+
+    # -- what waits
+
+    def emit(self, event_type: EventType | str, payload: dict[str, Any] | None = None) -> None:
+        return self.call_on_loop(self._ctx.emit, event_type, {} if payload is None else payload)
+
+    def checkpoint(self, state: dict[str, Any]) -> None:
+        return self.call_on_loop(self._ctx.checkpoint, state)
+
+    def get_state(self) -> dict[str, Any] | None:
+        return self.call_on_loop(self._ctx.get_state)
+
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        key: str | None = None,
+        retries: int = 0,
+        retry_delay: float = 1.0,
+        timeout: float | None = None,
+        retry_on: RetryOn = Exception,
+        backoff: Delay | None = None,
+        on_in_doubt: InDoubt = "retry",
+        returns: Any = None,
+        on_changed_input: str = "use",
+        description: str | None = None,
+        max_result_bytes: int = MAX_RESULT,
+    ) -> Any:
+        return self.call_on_loop(
+            self._ctx.step,
+            name,
+            fn,
+            *args,
+            key=key,
+            retries=retries,
+            retry_delay=retry_delay,
+            timeout=timeout,
+            retry_on=retry_on,
+            backoff=backoff,
+            on_in_doubt=on_in_doubt,
+            returns=returns,
+            on_changed_input=on_changed_input,
+            description=description,
+            max_result_bytes=max_result_bytes,
+        )
+
+    def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
+        return self.call_on_loop(self._ctx.transaction, name, fn, *args)
+
+    def sleep(self, seconds: float, *, key: str | None = None) -> None:
+        return self.call_on_loop(self._ctx.sleep, seconds, key=key)
+
+    def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
+        return self.call_on_loop(self._ctx.wait_for_signal, name, timeout=timeout, key=key)
+
+    def messages(self, timeout: float | None = 0, *, key: str | None = None) -> list[dict[str, Any]]:
+        return self.call_on_loop(cast("Any", self._ctx).messages, timeout, key=key)
+
+    def approve(
+        self,
+        name: str,
+        details: Any = None,
+        *,
+        schema: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        key: str | None = None,
+    ) -> Any:
+        return self.call_on_loop(self._ctx.approve, name, details, schema=schema, timeout=timeout, key=key)
+
+    def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
+        return self.call_on_loop(self._ctx.call, agent, input, key=key)
+
+    def now(self, *, key: str | None = None) -> _dt.datetime:
+        return self.call_on_loop(self._ctx.now, key=key)
+
+    def random(self, *, key: str | None = None) -> float:
+        return self.call_on_loop(self._ctx.random, key=key)
+
+    def uuid4(self, *, key: str | None = None) -> UUID:
+        return self.call_on_loop(self._ctx.uuid4, key=key)
+
+    def recorded_value(self, name: str, make: Callable[[], Any], key: str | None = None) -> Any:
+        """Return what `make()` returned when the run first called this; `make` is plain or a coroutine function."""
+
+        async def made() -> Any:
+            value = make() if is_async(make) else await in_thread(make)
+            return await value if inspect.isawaitable(value) else value
+
+        return self.call_on_loop(cast("Any", self._ctx).recorded_value, name, made, key)
+
+
+# The names and texts of the async form are those of this one.
+for _name, _member in vars(SyncRunContext).items():
+    if not _name.startswith("_") and not getattr(_member, "__doc__", None) and hasattr(RunContext, _name):
+        _member.__doc__ = getattr(RunContext, _name).__doc__
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Return whether `fn` is called on the event loop: it is a coroutine function, or wraps one by functools.wraps."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn))
+
+
+async def run_plain(fn: Callable[..., Any], ctx: Any, *args: Any) -> Any:
+    """Return `fn(ctx, *args)`, which is called in a thread with the context in its synchronous form.
+
+    Raises:
+        InvalidArgument: `fn` is a generator function.
+    """
+    thread = AgentThread()
+    sync = SyncRunContext(ctx, thread)
+    value, error = await thread.run(fn, sync, *args)
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # it refers to this frame
+    if inspect.isawaitable(value):  # a wrapper of a coroutine function
+        sync._returns_awaitables = True
+        return await value
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise InvalidArgument(
+            f"{name_of(fn)}() must return its result, got a generator. Remove `yield`, and publish progress with "
+            "ctx.emit"
+        )
+    return value
+
+
+def run_agent(agent: AgentRuntime, ctx: Any) -> Awaitable[Any]:
+    """Return the awaitable of an agent's `run`, which may be a coroutine function or a plain one."""
+    run = agent.run
+    return cast("Awaitable[Any]", run(ctx)) if is_async(run) else run_plain(run, ctx)
+
+
+def in_agent(traceback: TracebackType) -> TracebackType:
+    """Return the part of a traceback that begins in the agent's own code."""
+    following = traceback.tb_next
+    is_ours = traceback.tb_frame.f_code is run_plain.__code__
+    return following if is_ours and following is not None else traceback
