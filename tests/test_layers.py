@@ -109,9 +109,9 @@ ROWS: dict[str, list[str]] = {
     ],
     "llm": [
         "_anthropic_format _api_keys _circuit_breaker _client_per_loop "
-        "_error_messages _openai_errors _openai_format _prices _provider",
-        "_anthropic_options _anthropic_response _openai_stream _recording _retries",
-        "_client",
+        "_error_messages _error_text _finish_reasons _openai_usage _prices _provider",
+        "_anthropic_options _anthropic_response _fallbacks _openai_errors _openai_format _recording _retries",
+        "_client _openai_stream",
         "openai",
         "anthropic litellm",
     ],

@@ -162,7 +162,8 @@ class LLMResponse:
         usage: prompt_tokens (including cached ones), completion_tokens (including reasoning) and total_tokens; if the
             provider reports them, also cached_tokens, cache_write_tokens and reasoning_tokens.
         model: The model that answered.
-        finish_reason: Why the answer ended: "stop", "tool_calls", "length" and others.
+        finish_reason: Why the answer ended: "stop", "tool_calls", "length" (truncated), "content_filter" (blocked),
+            "refusal" (the model refused; its words may be in `message["refusal"]`) and others.
         raw_response: The response of the provider's package. It is not stored.
         cost_usd: The cost in USD, or None for a model without a price.
     """

@@ -457,7 +457,8 @@ def test_calls_that_were_cut_short_are_left_out(finish_reason: str, arguments: s
 async def test_a_whole_answer_cut_short_by_its_length_has_no_calls() -> None:
     message = {"content": "I will", "tool_calls": [call("a", "f", '{"x": ')]}
     response = await told_by(script(completion(message, "length")))
-    assert (response.message, response.finish_reason) == ({"role": "assistant", "content": "I will"}, "length")
+    truncated = {"role": "assistant", "content": "I will", "metadata": {"truncated_tool_call": True}}
+    assert (response.message, response.finish_reason) == (truncated, "length")
     # An argument that a model got wrong by itself is for the tools to refuse.
     assert (await told_by(script(completion(message, "tool_calls")))).tool_calls[0].arguments == '{"x": '
 
@@ -624,7 +625,7 @@ async def test_what_a_failure_means(answer: Script, kind: type[ProviderError], r
         (stream(STREAMED[1], end=""), StreamCut),
         (stream(STREAMED[1], end="", broken=True), StreamCut),
         (stream(end=""), StreamCut),
-        (script(error("server_error")), StreamCut),
+        (script(error("server_error")), ProviderUnavailable),
     ],
 )
 async def test_what_a_failure_in_a_stream_means(answer: Script, kind: type[ProviderError]) -> None:
