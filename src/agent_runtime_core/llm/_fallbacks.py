@@ -26,7 +26,7 @@ _PREFIXES_WITHOUT_REASONING = ("groq", "cerebras", "mistral", "codestral", "azur
 _STATUSES = (400, 422)
 _SCHEMA_STATUSES = (400, 404, 422, 501)
 _UNKNOWN_FIELD = re.compile(
-    r"(extra|additional|unexpected|unknown|unrecognized|unsupported|invalid) "
+    r"(extra|additional|unexpected|unknown|unrecognized|unsupported|invalid) (request )?"
     r"(inputs?|fields?|keys?|propert(y|ies)|names?|parameters?|arguments?|keyword)"
     r"|additionalproperties"
     r"|(propert(y|ies)|fields?|parameters?) .{0,80}(not (permitted|allowed|supported)|unsupported)",
@@ -105,7 +105,9 @@ class Fallbacks:
         for each in self._table:
             if each.name in new:
                 how = f". {each.option} saves the rejected request" if each.option else ""
-                log.warning("model %r: its server rejects %s, which is no longer sent%s", request.model, each.name, how)
+                log.warning(
+                    "model %r: its server rejects %s, so later requests omit it%s", request.model, each.name, how
+                )
 
 
 def _changed(fallback: Fallback, request: Request) -> Request:
@@ -127,7 +129,7 @@ def openai_fallbacks(
     reasoning = Fallback(
         "reasoning",
         _STATUSES,
-        lambda text, request: _complains(text, _fields(request, provider) & REASONING_FIELDS),
+        lambda text, request: _complains(text, request, provider, _fields(request, provider) & REASONING_FIELDS),
         lambda request: _without_fields(request, provider, lambda name: name in REASONING_FIELDS),
         "send_reasoning=False",
     )
@@ -135,13 +137,13 @@ def openai_fallbacks(
     others = Fallback(
         "fields of its messages",
         _STATUSES,
-        lambda text, request: _complains(text, _fields(request, provider) - REASONING_FIELDS),
+        lambda text, request: _complains(text, request, provider, _fields(request, provider) - REASONING_FIELDS),
         lambda request: _without_fields(request, provider, lambda name: name not in kept, top=False),
     )
     calls = Fallback(
         "fields of its tool calls",
         _STATUSES,
-        lambda text, request: _complains(text, _call_fields(request, provider)),
+        lambda text, request: _complains(text, request, provider, _call_fields(request, provider)),
         lambda request: _without_fields(request, provider, lambda name: name == "tool_calls", top=False),
     )
     schema = Fallback(
@@ -198,12 +200,17 @@ def _call_fields(request: Request, provider: str) -> set[str]:
     }
 
 
-def _complains(text: str, names: Collection[str]) -> bool:
-    """Return whether an error complains about one of these fields, by its name or without a name."""
-    named = any(re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", text) for name in names)
-    if named:
+def _complains(text: str, request: Request, provider: str, names: Collection[str]) -> bool:
+    """Return whether an error complains about one of these fields, by its name or without any name."""
+    if any(_is_named(name, text) for name in names):
         return not _WANTED.search(text)
-    return bool(names) and bool(_UNKNOWN_FIELD.search(text))
+    if not names or not _UNKNOWN_FIELD.search(text):
+        return False
+    return not any(_is_named(name, text) for name in _fields(request, provider) | _call_fields(request, provider))
+
+
+def _is_named(name: str, text: str) -> bool:
+    return bool(re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", text))
 
 
 def _without_fields(request: Request, provider: str, omitted: Callable[[str], bool], *, top: bool = True) -> Request:
