@@ -885,6 +885,7 @@ async def test_what_a_failure_means(answer: Script, kind: type[ProviderError], r
     [
         (stream(STREAMED[1], error("server_error")), ProviderUnavailable),
         (stream(STREAMED[1], error("rate_limit_exceeded")), RateLimited),
+        (stream(STREAMED[1], error("tool_use_failed")), RequestRefused),
         (stream(STREAMED[1], error("context_length_exceeded")), ContextOverflow),
         (stream(STREAMED[1], error(None, kind="invalid_request_error")), RequestRefused),
         (stream(STREAMED[1], error(502)), ProviderUnavailable),

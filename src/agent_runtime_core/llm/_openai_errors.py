@@ -213,6 +213,8 @@ def _status_of(code: str) -> int | None:
         ("rate_limit", 429),
         ("insufficient_quota", 429),
         ("context_length", 400),
+        ("tool_use_failed", 400),
+        ("validate_failed", 400),
         ("invalid", 400),
         ("content_policy", 400),
         ("timeout", 408),

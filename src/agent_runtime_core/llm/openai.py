@@ -201,7 +201,9 @@ def chat_arguments(
 async def whole_answer(stream: Any) -> dict[str, Any] | None:
     """Return the answer of a server that does not stream; None if the answer is a stream."""
     response: Any = getattr(stream, "response", None)
-    kind = str((getattr(response, "headers", None) or {}).get("content-type") or "").lower()
+    if response is None:
+        return None
+    kind = str(response.headers.get("content-type") or "json").lower()
     if "json" not in kind or "event-stream" in kind or "ndjson" in kind:
         return None
     try:

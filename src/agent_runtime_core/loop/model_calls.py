@@ -149,7 +149,7 @@ class ModelCalls:
         if not self.usage_limited:
             return usage, cost
         if tokens_of(usage):
-            if usage.get("completion_tokens") is not None:
+            if usage.get("completion_tokens") is not None or tokens_of(usage) != usage.get("prompt_tokens"):
                 return usage, cost
             answer = _tokens_in(response["message"])  # some servers report only the prompt
             usage = {**usage, "completion_tokens": answer, "total_tokens": tokens_of(usage) + answer}
