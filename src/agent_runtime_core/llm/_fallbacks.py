@@ -35,8 +35,8 @@ _UNKNOWN_FIELD = re.compile(
 #: DeepSeek and Moonshot want the reasoning of some messages back.
 _WANTED = re.compile(r"\b(is|are) (missing|required)\b|must be (passed|provided|sent|included)|field required", re.I)
 _NO_SCHEMA = re.compile(
-    r"response[ _-]?(format|schema|mime[ _-]?type)|json[ _-]?(mode|schema|object|response|format|output)|structured[ _]?output"
-    r"|guided[ _](json|decoding)|schema produces a constraint",
+    r"response[ _-]?(format|schema|mime[ _-]?type)|json[ _-]?(mode|schema|object|response|format|output)"
+    r"|structured[ _]?output|guided[ _](json|decoding)|schema produces a constraint",
     re.I,
 )
 #: A mistake in the schema, which its author has to see.
