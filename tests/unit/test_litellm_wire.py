@@ -31,7 +31,7 @@ from agent_runtime_core.interfaces import LLMResponse
 from agent_runtime_core.llm import LiteLLMClient, Retries, Timeouts, get_llm_client
 from agent_runtime_core.llm._openai_stream import Assembly
 from tests.support.litellm_cleanup import settled
-from tests.support.provider_server import Script, WireServer, script, serving, stream
+from tests.support.provider_server import Script, Scripted, WireServer, script, serving, stream
 
 # Not importorskip: the import takes seconds and is the wire's to make.
 pytestmark = [
@@ -49,7 +49,7 @@ CALLS = [
 
 
 @asynccontextmanager
-async def asking(*answers: Script, **options: Any) -> AsyncIterator[tuple[LiteLLMClient, WireServer]]:
+async def asking(*answers: Scripted, **options: Any) -> AsyncIterator[tuple[LiteLLMClient, WireServer]]:
     """A client of a server with these answers; afterwards litellm lets go of its connections and tasks."""
     async with serving(*answers) as server:
         client = LiteLLMClient(
@@ -228,6 +228,67 @@ async def test_what_a_failure_means_and_that_it_is_asked_once(
     assert caught.value.retry_after == 3
     assert KEY not in str(caught.value)
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [{"error": "The words"}, {"detail": "The words"}, [{"error": {"message": "The words"}}], "The words"]
+)
+async def test_the_words_of_a_server_are_in_the_error(body: Any) -> None:
+    async with asking(script(body, status=400)) as (client, _):
+        with pytest.raises(RequestRefused, match="HTTP 400: The words"):
+            await client.generate(ASK)
+
+
+@pytest.mark.parametrize("stream_it", [False, True], ids=["whole", "streamed"])
+async def test_a_refusal_and_reasoning_that_only_the_total_counts(stream_it: bool) -> None:
+    usage = {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 500}
+    pieces = [chunk({"refusal": "I can"}), chunk({"refusal": "not."}), chunk({}, "stop")]
+    whole = script(completion({"content": None, "refusal": "I cannot."}, usage=usage))
+    answer = stream(*pieces, {**chunk({}), "choices": [], "usage": usage}) if stream_it else whole
+    async with asking(answer) as (client, _):
+        response = await client.generate(ASK, stream=stream_it)
+    assert (response.finish_reason, response.message["refusal"]) == ("refusal", "I cannot.")
+    assert (response.usage["completion_tokens"], response.usage["total_tokens"]) == (480, 500)
+
+
+@pytest.mark.parametrize("stream_it", [False, True], ids=["whole", "streamed"])
+async def test_a_malformed_call_is_asked_for_again(stream_it: bool) -> None:
+    reason = "MALFORMED_FUNCTION_CALL"
+    answer = stream(chunk({}, reason)) if stream_it else script(completion({"content": None}, reason))
+    async with asking(answer, retries=Retries(tries=2, base=0)) as (client, server):
+        with pytest.raises(RequestRefused, match="malformed tool call"):
+            await client.generate(ASK, stream=stream_it)
+    assert len(server.asked) == 2
+
+
+async def test_a_server_that_does_not_stream_is_asked_once() -> None:
+    async with asking(script(completion({"content": "4 °C"})), retries=Retries(base=0)) as (client, server):
+        assert (await streamed(client)).message["content"] == "4 °C"
+    assert len(server.asked) == 1
+
+
+async def test_a_choice_without_a_message_is_asked_for_once() -> None:
+    body = {**completion({}), "choices": [{"index": 0, "finish_reason": "length"}]}
+    async with asking(script(body), retries=Retries(base=0)) as (client, server):
+        with pytest.raises(RequestRefused, match="max_tokens"):
+            await client.generate(ASK)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("stream_it", [False, True], ids=["whole", "streamed"])
+async def test_reasoning_that_a_server_rejects_is_sent_once(stream_it: bool) -> None:
+    def answer(asked: dict[str, Any]) -> Script:
+        if any("reasoning_content" in message for message in asked["messages"]):
+            return script({"detail": "reasoning_content: Extra inputs are not permitted"}, status=422)
+        return stream(chunk({"content": "4"}, "stop")) if stream_it else script(completion({"content": "4"}))
+
+    told: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}
+    told["provider_fields"] = {"litellm": {"reasoning_content": "I think"}}
+    result = {"role": "tool", "tool_call_id": "call_a", "content": "4"}
+    async with asking(answer) as (client, server):
+        for _ in range(2):
+            assert (await client.generate([*ASK, told, result], stream=stream_it)).message["content"] == "4"
+    assert len(server.asked) == 3
 
 
 async def test_a_model_without_a_provider() -> None:

@@ -654,7 +654,9 @@ async def test_a_model_that_nobody_has_named_yet_is_not_said_to_have_no_price(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     configure(model_prices={"theirs": {"input": 10_000, "output": 10_000}})
-    answer = LLMResponse({"role": "assistant", "content": "hi"}, {"prompt_tokens": 100}, "theirs")
+    answer = LLMResponse(
+        {"role": "assistant", "content": "hi"}, {"prompt_tokens": 100, "completion_tokens": 0}, "theirs"
+    )
 
     class Unnamed(Scripted):
         default_model = ""  # as a client of somebody else's, that has none
@@ -691,6 +693,20 @@ async def test_an_answer_whose_usage_nobody_tells_is_counted_by_its_length(
     assert len(client.asked) == 2  # of about 1000 tokens, and of 1000 more with the first one among its messages
     assert isinstance(caught.value.result, RunResult)
     assert 3000 <= caught.value.result.usage["total_tokens"] < 3300
+
+
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 10}, {"prompt_tokens": 10, "total_tokens": 10}])
+@pytest.mark.parametrize(("limit", "most"), [("max_tokens", 1500), ("max_cost_usd", 15)])
+async def test_an_answer_whose_own_tokens_are_not_reported_is_counted_by_its_length(
+    limit: str, most: int, usage: dict[str, int], tmp_path: Path
+) -> None:
+    configure(model_prices={"scripted-1": {"input": 10_000, "output": 10_000}})
+    answer = LLMResponse(asks(call("add", {"a": 1, "b": 1}), content="x" * 3000), usage, cost_usd=0.1)
+    client = Scripted(say=lambda messages: answer)
+    async with context("memory", tmp_path) as ctx:
+        with pytest.raises(LimitExceeded, match=limit):
+            await run_turn_loop(ctx, client, registry(add), {limit: most, "max_turns": 9})
+    assert len(client.asked) <= 2
 
 
 async def test_what_does_not_listen_to_a_time_limit_is_told_of_and_comes_too_late(tmp_path: Path) -> None:

@@ -209,6 +209,15 @@ async def test_the_message_handed_in_is_left_alone() -> None:
     assert json.dumps(HISTORY) == before
 
 
+def counts(prompt: int, completion: int, **rest: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        **rest,
+    }
+
+
 async def test_text_and_usage() -> None:
     usage = {
         "prompt_tokens": 100,
@@ -251,6 +260,28 @@ async def test_text_and_usage() -> None:
         (
             {"prompt_tokens": 9, "total_tokens": None, "prompt_tokens_details": {"cache_write_tokens": 4}},
             {"prompt_tokens": 9, "cache_write_tokens": 4},
+        ),
+        # Reasoning that only the total has is output.
+        ({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 50}, counts(3, 47)),
+        ({"prompt_tokens": 3, "total_tokens": 50}, counts(3, 47)),
+        ({"completion_tokens": 2, "total_tokens": 50}, counts(48, 2)),
+        ({"total_tokens": 50}, counts(0, 50)),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 0}, counts(3, 2)),
+        ({"input_tokens": 3, "output_tokens": 2}, counts(3, 2)),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, {}),
+        ({"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}, {"prompt_tokens": 3, "total_tokens": 3}),
+        (
+            {"prompt_tokens": 3, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 10}},
+            counts(3, 12, reasoning_tokens=10),
+        ),
+        # The prompt is counted without its cached tokens.
+        (
+            {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 105, "cache_read_input_tokens": 100},
+            counts(103, 2, cached_tokens=100),
+        ),
+        (
+            {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 100}},
+            counts(103, 2, cached_tokens=100),
         ),
     ],
 )
@@ -436,6 +467,57 @@ MADE_UP = [("call_0", "f", '{"x": 1}'), ("call_1", "g", '{"y": 2}')]
             id="no id, the name again at the end",
         ),
         pytest.param(
+            [[delta(0, "a", "f", "{}")], [delta(0, arguments='{"x"')], [delta(0, arguments=": 1}")]],
+            TWO[:1],
+            id="an empty object before the arguments",
+        ),
+        pytest.param(
+            [[delta(0, "a", "f", "null")], [delta(0, arguments='{"x": 1}')], [delta(0, arguments="{}")]],
+            TWO[:1],
+            id="null before the arguments, an empty object after them",
+        ),
+        pytest.param(
+            [[delta(0, "a", "f", '{"x"')], [delta(0, arguments=": 1}")], [delta(0, arguments='{"x":1}')]],
+            [("a", "f", '{"x": 1}')],
+            id="all arguments again at the end",
+        ),
+        pytest.param(
+            [[delta(0, "a", "f", '{"x"')], [delta(0, arguments='{"x": ')], [delta(0, arguments='{"x": 1}')]],
+            TWO[:1],
+            id="all arguments so far in every delta",
+        ),
+        pytest.param(
+            [
+                [delta(0, "a", "f", "")],
+                [delta(0, arguments='{"x": 1}')],
+                [delta(0, "b", "g", "")],
+                [delta(1, arguments='{"y":')],
+                [delta(1, arguments=" 2}")],
+            ],
+            TWO,
+            id="the rest of a call under another index",
+        ),
+        pytest.param(
+            [[delta(0, "a", "f", "{}")], [delta(1, arguments='{"x":')], [delta(1, arguments=" 1}")]],
+            TWO[:1],
+            id="an empty object, the rest under another index",
+        ),
+        pytest.param(
+            [
+                [delta(0, "a", "f", '{"x": 1}')],
+                [delta(1, "b", "g", "")],
+                [delta(0, arguments='{"y":')],
+                [delta(0, arguments=" 2}")],
+            ],
+            TWO,
+            id="the rest of a call under the index of the one before it",
+        ),
+        pytest.param(
+            [[delta(0, "a", "f", '{"x"')], [delta(3, "a", arguments=": 1}")]],
+            TWO[:1],
+            id="one id under two indexes",
+        ),
+        pytest.param(
             [[delta(0, name="f", arguments="{}")], [delta(0, name="f", arguments="{}")]],
             [("call_0", "f", "{}"), ("call_1", "f", "{}")],
             id="no id, the same call twice at index 0",
@@ -457,7 +539,8 @@ def test_calls_that_were_cut_short_are_left_out(finish_reason: str, arguments: s
 async def test_a_whole_answer_cut_short_by_its_length_has_no_calls() -> None:
     message = {"content": "I will", "tool_calls": [call("a", "f", '{"x": ')]}
     response = await told_by(script(completion(message, "length")))
-    assert (response.message, response.finish_reason) == ({"role": "assistant", "content": "I will"}, "length")
+    truncated = {"role": "assistant", "content": "I will", "metadata": {"truncated_tool_call": True}}
+    assert (response.message, response.finish_reason) == (truncated, "length")
     # An argument that a model got wrong by itself is for the tools to refuse.
     assert (await told_by(script(completion(message, "tool_calls")))).tool_calls[0].arguments == '{"x": '
 
@@ -498,6 +581,191 @@ async def test_half_a_character_in_a_whole_answer_can_be_sent_back() -> None:
 def test_a_call_without_a_name_is_a_failure() -> None:
     with pytest.raises(ProviderUnavailable, match="without naming the tool"):
         assembled([delta(0, "a", None, "{}")])
+    with pytest.raises(ProviderUnavailable, match="without naming the tool"):
+        assembled([delta(0, "a", "f", '{"x": 1}')], [delta(1, "b", None, '{"y": 2}')])
+    # The limit of the answer can cut a call before its name.
+    assert assembled([delta(0, "a", None, "")], [delta(0, arguments="{")], finish_reason="length") == []
+
+
+@pytest.mark.parametrize("arguments", ['{}{"x": 1}', 'null {"x": 1}', '{"x": 1}{"x": 1}', '""{"x": 1}{}'])
+async def test_arguments_of_a_whole_answer_are_repaired_like_those_of_a_stream(arguments: str) -> None:
+    response = await told_by(script(completion({"tool_calls": [call("a", "f", arguments)]}, "tool_calls")))
+    assert response.tool_calls[0].arguments == '{"x": 1}'
+
+
+@pytest.mark.parametrize("arguments", ['{"x": 1}{"x": 2}', '{"x": 1} done', "[1]", '{"x": ' * 3000])
+async def test_arguments_that_have_no_meaning_stay_as_the_model_wrote_them(arguments: str) -> None:
+    response = await told_by(script(completion({"tool_calls": [call("a", "f", arguments)]}, "tool_calls")))
+    assert response.tool_calls[0].arguments == arguments
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_refusal_has_its_words(streamed: bool) -> None:
+    pieces = [chunk({"role": "assistant", "refusal": "I can"}), chunk({"refusal": "not."}), chunk({}, "stop")]
+    whole = script(completion({"content": None, "refusal": "I cannot."}))
+    response = await told_by(stream(*pieces) if streamed else whole, streamed=streamed)
+    assert (response.finish_reason, response.message["refusal"]) == ("refusal", "I cannot.")
+    assert not response.message["content"]
+    bodies: list[dict[str, Any]] = []
+    client = over_transport(completion({"content": "4"}), bodies)
+    await client.generate([*ASK, response.message, *ASK])
+    await client.close()
+    assert bodies[0]["messages"][1] == {"role": "assistant", "content": "I cannot."}
+
+
+async def test_a_refusal_in_a_part_of_the_content_has_its_words() -> None:
+    parts = [{"type": "refusal", "refusal": "I cannot."}]
+    response = await told_by(script(completion({"content": parts})))
+    assert (response.finish_reason, response.message["refusal"]) == ("refusal", "I cannot.")
+    assert response.message["content"] == parts
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("stop", "stop"),
+        ("STOP", "stop"),
+        ("end_turn", "stop"),
+        ("eos_token", "stop"),
+        ("length", "length"),
+        ("max_tokens", "length"),
+        ("MAX_TOKENS", "length"),
+        ("FinishReason.MAX_TOKENS", "length"),
+        ("model_length", "length"),
+        ("content_filter", "content_filter"),
+        ("SAFETY", "content_filter"),
+        ("RECITATION", "content_filter"),
+        ("content_filter: PROHIBITED_CONTENT", "content_filter"),
+        ("guardrail_intervened", "content_filter"),
+        ("sensitive", "content_filter"),
+        ("refusal", "refusal"),
+        ("insufficient_system_resource", "insufficient_system_resource"),
+        ("pause_turn", "pause_turn"),
+    ],
+)
+async def test_finish_reasons_have_one_name(said: str, reason: str, streamed: bool) -> None:
+    answer = stream(chunk({"content": "x"}, said)) if streamed else script(completion({"content": "x"}, said))
+    assert (await told_by(answer, streamed=streamed)).finish_reason == reason
+
+
+async def test_the_reason_of_the_provider_of_a_gateway_is_known() -> None:
+    answer = completion({"content": ""})
+    answer["choices"][0]["native_finish_reason"] = "SAFETY"
+    assert (await told_by(script(answer))).finish_reason == "content_filter"
+    answer["choices"][0]["native_finish_reason"] = "completed"
+    assert (await told_by(script(answer))).finish_reason == "stop"
+
+
+EMPTY: list[dict[str, Any]] = [
+    {"role": "assistant", "content": None},
+    {"role": "assistant", "content": ""},
+    {"role": "assistant", "content": " \n"},
+    {"role": "assistant", "content": [], "tool_calls": []},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
+    {"role": "assistant", "content": "", "provider_fields": {"openai": {"reasoning_content": "hm"}}},
+    {"role": "assistant", "content": "", "metadata": {"truncated_tool_call": True}},
+]
+
+
+@pytest.mark.parametrize("message", EMPTY)
+async def test_an_empty_answer_is_not_sent_back(message: dict[str, Any]) -> None:
+    bodies: list[dict[str, Any]] = []
+    client = over_transport(completion({"content": "4"}), bodies)
+    await client.generate([*ASK, message, *ASK])
+    await client.close()
+    assert bodies[0]["messages"] == [*ASK, *ASK]
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ('{"p": 1}', {"p": 1}),
+        ('{"p": "x', {"INVALID_JSON": '{"p": "x'}),
+        ("[1]", {"INVALID_JSON": "[1]"}),
+        ("Oslo", {"INVALID_JSON": "Oslo"}),
+        ('{"p": NaN}', {"INVALID_JSON": '{"p": NaN}'}),
+        ("", {}),
+        ("null", {}),
+        (None, {}),
+        ([1], {"INVALID_JSON": "[1]"}),
+        ({"p": 1}, {"p": 1}),
+    ],
+)
+async def test_arguments_are_sent_back_as_an_object(written: Any, sent: dict[str, Any]) -> None:
+    message = {"role": "assistant", "content": "", "refusal": None, "annotations": [{"type": "x"}]}
+    message["tool_calls"] = [call("a", "f", written)]
+    bodies: list[dict[str, Any]] = []
+    client = over_transport(completion({"content": "4"}), bodies)
+    await client.generate([*ASK, message, {"role": "tool", "tool_call_id": "a", "content": "no JSON"}])
+    await client.close()
+    found = bodies[0]["messages"][1]
+    assert json.loads(found["tool_calls"][0]["function"]["arguments"]) == sent
+    assert found.keys() == {"role", "content", "tool_calls"}
+    assert found["content"] is None
+
+
+@pytest.mark.parametrize("calls", [[], [call("a", "weather", '{"city": "Oslo"}')]])
+async def test_a_server_that_does_not_stream_is_asked_once(calls: list[Any]) -> None:
+    message = {"content": None if calls else "4 °C", "tool_calls": calls}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    answer = completion(message, "tool_calls" if calls else "stop", usage=usage)
+    async with serving(script(answer)) as server:
+        client = over_server(server, retries=Retries(base=0))
+        chunks = [each async for each in client.stream(ASK)]
+        plain = await client.generate(ASK)
+        await client.close()
+    assert len(server.asked) == 2
+    assert "".join(each.delta for each in chunks) == ("" if calls else "4 °C")
+    assert chunks[-1].response is not None
+    assert (chunks[-1].response.message, chunks[-1].usage) == (plain.message, usage)
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", ""])
+async def test_a_stream_with_another_content_type_is_a_stream(content_type: str) -> None:
+    response = await told_by(Script(RECORDED, content_type=content_type), streamed=True)
+    assert (response.message["content"], len(response.tool_calls)) == ("Let me see.", 2)
+
+
+async def test_a_stream_with_the_whole_message_at_its_end_or_as_its_only_chunk() -> None:
+    whole = completion({"content": "4 °C"}, usage={"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5})
+    for answer in (stream(whole), stream(chunk({"content": "4 "}), chunk({"content": "°C"}), whole)):
+        response = await told_by(answer, streamed=True)
+        assert (response.message["content"], response.usage["total_tokens"]) == ("4 °C", 5)
+
+
+@pytest.mark.parametrize("reason", ["length", "stop", "content_filter"])
+async def test_a_choice_without_a_message_is_an_empty_answer(reason: str) -> None:
+    usage = {"prompt_tokens": 20, "total_tokens": 4116}
+    body = {**completion({}), "choices": [{"index": 0, "finish_reason": reason}], "usage": usage}
+    async with serving(script(body)) as server:
+        client = over_server(server, retries=Retries(base=0))
+        response = await client.generate(ASK)
+        await client.close()
+    assert (response.finish_reason, response.message["content"], len(server.asked)) == (reason, "", 1)
+    assert response.usage == {"prompt_tokens": 20, "completion_tokens": 4096, "total_tokens": 4116}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        chunk({}, "stop", usage={"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 500}),
+        chunk({}, "stop", x_groq={"usage": {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 500}}),
+        {
+            **chunk({}),
+            "choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": {"prompt_tokens": 20,
+            "total_tokens": 500}}],
+        },
+    ],
+)  # fmt: skip
+async def test_the_usage_of_a_stream_is_found_wherever_it_is(last: dict[str, Any]) -> None:
+    empty = {**chunk({}), "choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}}
+    response = await told_by(stream(chunk({"content": "4"}), last, empty), streamed=True)
+    assert response.usage == {"prompt_tokens": 20, "completion_tokens": 480, "total_tokens": 500}
+
+
+async def test_a_stream_without_usage_has_none() -> None:
+    assert (await told_by(stream(chunk({"content": "4"}, "stop")), streamed=True)).usage == {}
 
 
 def test_reasoning_comes_together_from_its_pieces() -> None:
@@ -617,6 +885,7 @@ async def test_what_a_failure_means(answer: Script, kind: type[ProviderError], r
     [
         (stream(STREAMED[1], error("server_error")), ProviderUnavailable),
         (stream(STREAMED[1], error("rate_limit_exceeded")), RateLimited),
+        (stream(STREAMED[1], error("tool_use_failed")), RequestRefused),
         (stream(STREAMED[1], error("context_length_exceeded")), ContextOverflow),
         (stream(STREAMED[1], error(None, kind="invalid_request_error")), RequestRefused),
         (stream(STREAMED[1], error(502)), ProviderUnavailable),
@@ -624,7 +893,7 @@ async def test_what_a_failure_means(answer: Script, kind: type[ProviderError], r
         (stream(STREAMED[1], end=""), StreamCut),
         (stream(STREAMED[1], end="", broken=True), StreamCut),
         (stream(end=""), StreamCut),
-        (script(error("server_error")), StreamCut),
+        (script(error("server_error")), ProviderUnavailable),
     ],
 )
 async def test_what_a_failure_in_a_stream_means(answer: Script, kind: type[ProviderError]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .._core.clock import SYSTEM, Clock
-from ..errors import CircuitOpen, NotConfigured, ProviderError, deciding_error
+from ..errors import CircuitOpen, NotConfigured, ProviderError, RequestRefused, deciding_error
 
 Key: TypeAlias = tuple[str, str, str]
 """Provider, endpoint, model."""
@@ -38,10 +38,14 @@ class CircuitPermit:
         self._settle(None, known=True)
 
     def failed(self, error: BaseException) -> None:
-        """Record an error. A retriable ProviderError counts as a failure; other errors of a provider are answers."""
+        """Record an error. A retriable ProviderError counts as a failure; other errors of a provider are answers.
+
+        RequestRefused is an answer too: the provider works, also if the model wrote something unreadable.
+        """
         error = deciding_error(error)
         if isinstance(error, ProviderError) and not isinstance(error, NotConfigured):
-            self._settle(error if error.retriable else None, known=True)
+            is_failure = error.retriable and not isinstance(error, RequestRefused)
+            self._settle(error if is_failure else None, known=True)
         else:
             self.dropped()
 

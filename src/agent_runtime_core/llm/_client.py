@@ -22,6 +22,7 @@ from ..errors import (
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
 from ._circuit_breaker import SHARED, Breakers
 from ._error_messages import explained
+from ._fallbacks import Fallbacks
 from ._prices import cost_usd, price_of
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._retries import RETRY_BUDGET, Retries, RetryBudget, RetryState
@@ -65,7 +66,8 @@ class ChatClient(LLMClient):
     3. A provider that keeps failing gets no requests for a while (CircuitOpen). Clients of one endpoint share this
        state.
     4. An answer is complete or an error: a stream that is truncated or stalls yields no response and no tool call.
-    5. Leaving a stream early, a timeout and a cancellation close the connection.
+    5. A request with a part that the provider rejects is sent once more without it, as `fallbacks` allow.
+    6. Leaving a stream early, a timeout and a cancellation close the connection.
 
     Args:
         wire: The adapter of the provider.
@@ -74,6 +76,7 @@ class ChatClient(LLMClient):
         retries: How often failed requests are retried.
         clock: Source of time, for tests.
         breakers: Circuit breakers; by default those of the process.
+        fallbacks: What is omitted from a request after the provider rejected it.
     """
 
     def __init__(
@@ -85,12 +88,14 @@ class ChatClient(LLMClient):
         retries: Retries | None = None,
         clock: Clock = SYSTEM,
         breakers: Breakers | None = None,
+        fallbacks: Fallbacks | None = None,
     ) -> None:
         self.default_model: str = default_model
         self._wire = wire
         self._timeouts = timeouts or Timeouts()
         self._retries = retries or Retries()
         self._clock = clock
+        self._fallbacks = fallbacks or Fallbacks()
         if breakers is None:
             breakers = SHARED if wire.endpoint and clock is SYSTEM else Breakers(clock)
         self._breakers = breakers
@@ -108,13 +113,13 @@ class ChatClient(LLMClient):
     ) -> LLMResponse:
         request = self._request(messages, model, tools, temperature, max_tokens, kwargs)
         state = self._retry_state(request.model)
-        if stream:
-            answer = await self._with_retries(state, lambda: self._complete_stream(request, state))
-        else:
-            answer = await self._with_retries(
-                state, lambda: self._one_request(state, lambda: self._wire.request(request))
-            )
-        return _response(answer, request)
+        answer: Completion | None = None
+        while answer is None:
+            try:
+                answer = await (self._complete_stream if stream else self._complete)(request, state)
+            except ProviderError as error:
+                request = await self._next_request(request, state, error)
+        return self._response(answer, request)
 
     async def stream(
         self,
@@ -141,8 +146,8 @@ class ChatClient(LLMClient):
             except ProviderError as error:
                 if yielded:
                     raise
-                await state.wait(error)
-        response = _response(answer, request)
+                request = await self._next_request(request, state, error)
+        response = self._response(answer, request)
         yield LLMStreamChunk(
             finish_reason=response.finish_reason,
             usage=response.usage,
@@ -193,7 +198,19 @@ class ChatClient(LLMClient):
             )
         if not messages:
             raise InvalidArgument("messages must not be empty")
-        return Request(messages_in(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts)
+        request = Request(messages_in(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts)
+        return self._fallbacks.known(request)
+
+    async def _next_request(self, request: Request, state: RetryState, error: ProviderError) -> Request:
+        """Return the request to send after an error: without what was rejected, or the same after a delay."""
+        changed = self._fallbacks.after(error, request)
+        if changed is None:
+            await state.wait(error)
+        return changed or request
+
+    def _response(self, answer: Completion, request: Request) -> LLMResponse:
+        self._fallbacks.remember(request)
+        return _response(answer, request)
 
     def _retry_state(self, model: str) -> RetryState:
         key = (self._wire.provider, self._wire.endpoint, model)
@@ -209,6 +226,9 @@ class ChatClient(LLMClient):
     async def _one_request(self, state: RetryState, ask: Callable[[], Awaitable[T]]) -> T:
         with self._one_attempt(state):
             return await _within(state, "total", ask())
+
+    async def _complete(self, request: Request, state: RetryState) -> Completion:
+        return await self._one_request(state, lambda: self._wire.request(request))
 
     async def _complete_stream(self, request: Request, state: RetryState) -> Completion:
         async with contextlib.aclosing(self._one_stream(request, state)) as chunks:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from ..errors import (
     AuthenticationFailed,
@@ -17,11 +19,46 @@ from ..errors import (
     RateLimited,
     RequestRefused,
 )
+from ._error_text import words_of
 
+#: Errors in a chain of causes that are searched for the server's answer.
+_CAUSES = 5
 _TRANSPORTS = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
+#: The words of each server for a request that exceeds the context window.
 _TOO_LONG = re.compile(
-    r"context[ _]?(length|window|limit)|maximum context|prompt is too long|too many (input )?tokens"
-    r"|reduce the length",
+    "|".join(
+        (
+            # OpenAI, DeepSeek, vLLM, llama.cpp, Groq, OpenRouter, Fireworks, LM Studio, Ollama, SGLang, Mistral
+            r"context[ _-]?(length|window|limit|size|overflow)|maximum context|reached context",
+            # xAI, vLLM, Copilot, GitHub Models
+            r"max(imum)? (prompt|model|input) (length|tokens)|model_max_prompt_tokens|max_model_len",
+            r"tokens_limit_reached|request body too large",
+            # Anthropic, Bedrock, Fireworks, Ollama, Zhipu
+            r"(prompt|input|request|conversation|messages?) (is|are|was) (too (long|large)|longer than)",
+            r"prompt too long|prompt exceeds max length|too many (input |prompt )?tokens|input tokens exceeded",
+            # Gemini, Vertex AI, OpenAI, Copilot, TensorRT-LLM, watsonx
+            r"\b(input|prompt) (tokens?|length|token count)\b.{0,60}\b(exceeds?|cannot exceed|only supports up to)\b",
+            r"number of input tokens",
+            # Cohere, TGI, Together
+            r"total number of tokens.{0,40}cannot exceed|inputs`? tokens \+ `?max_new_tokens",
+            r"inputs`? must have less than",
+            # Groq, Cerebras, Mistral, Moonshot, DashScope, Bedrock, OpenAI
+            r"reduce the length of the (messages|prompt|input)|too large for model with|exceeded model token limit",
+            r"range of input length|expected maxlength|messages\[\d+\].{0,40}string too long",
+        )
+    ),
+    re.I,
+)
+#: The limit of the answer is too large. Shorter messages would not help.
+_ANSWER_LIMIT = re.compile(r"maximum value for [`'\"]?max_(completion_)?tokens", re.I)
+#: OpenAI and Groq report a request that is larger than the limit of a whole minute as too many requests.
+_LARGER_THAN_A_MINUTE = re.compile(r"request too large for\b.{0,200}\b(must be reduced|reduce)", re.I)
+_OVERFLOW_STATUSES = (None, 400, 413, 422, 500, 502)
+#: The model wrote a call or JSON that its server cannot read. It mostly writes a correct one the next time.
+_UNREADABLE = re.compile(
+    r"tool_use_failed|json_validate_failed|output_parse_failed|malformed_(function|tool)_call"
+    r"|failed to (call a function|generate json|validate json|generate tool|parse tool call)"
+    r"|tool call validation failed|produced (an )?invalid (content|sequence|output|tool)",
     re.I,
 )
 _NO_MODEL = re.compile(r"model_not_found|model\b.{0,80}\b(does not exist|not found)", re.I)
@@ -29,7 +66,12 @@ _NO_MODEL = re.compile(r"model_not_found|model\b.{0,80}\b(does not exist|not fou
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "credit_exhausted"})
 # Servers repeat keys in their errors, completely or in part.
 _SHORTEST_KEY = 8
-_KEY = re.compile(r"\b(sk|pk|rk|key)-[\w*.\-]{4,}|(?<=Bearer )\S+")
+_KEY = re.compile(
+    r"\b(sk|pk|rk|key)-[\w*.\-]{4,}|(?<=Bearer )\S+"
+    r"|\b(gsk_|hf_|r8_|xai-|csk-|nvapi-|pplx-|fw_|AIza|AKIA|ya29\.)[\w*.\-]{8,}"
+)
+# litellm puts its own names before the words of the server.
+_LITELLM = re.compile(r"^litellm\.\w+: (\w+: )?(\w+Exception - )?")
 
 
 def translated(
@@ -41,7 +83,7 @@ def translated(
     """
     if isinstance(error, ProviderError):
         return error
-    message = without_keys(_message_in(error), key)
+    message = without_keys(_words_in(error), key)
     top = type(error).__module__.partition(".")[0]
     result: ProviderError
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
@@ -54,18 +96,38 @@ def translated(
         result = _transport_error(error, without_keys(str(error.__cause__), key) if error.__cause__ else message)
     else:
         status = getattr(error, "status_code", None)
-        code = without_keys(str(getattr(error, "code", None) or getattr(error, "type", None) or ""), key)
+        kind = without_keys(str(getattr(error, "type", None) or ""), key)
+        code = without_keys(str(getattr(error, "code", None) or ""), key) or kind
         if not isinstance(status, int) or status < 400:
             status = _status_of(code)
-        return of_status(status, f"{code} {message}", message, provider, model, code, _headers(error))
+        return of_status(status, f"{code} {kind} {message}", message, provider, model, code, _headers(error))
     result.provider, result.model = provider, model
     return result
 
 
-def _message_in(error: Exception) -> str:
-    body = getattr(error, "body", None)
-    reported = body.get("message") if isinstance(body, Mapping) else None
-    return str(reported or getattr(error, "message", None) or error)
+def _words_in(error: Exception) -> str:
+    """Return the words of the server; those of the SDK if the server sent none."""
+    cause: BaseException | None = error
+    # litellm's error has the SDK's error, with the answer, as its cause.
+    for _ in range(_CAUSES):
+        if cause is None:
+            break
+        if words := words_of(_body_of(cause)):
+            return words
+        cause = cause.__cause__ or cause.__context__
+    message = str(getattr(error, "message", None) or error)
+    return words_of(_LITELLM.sub("", message)) or message
+
+
+def _body_of(error: BaseException) -> Any:
+    """Return the body of the error's answer; the SDK's own copy of it lacks all but one field of some shapes."""
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
+    text = None
+    if isinstance(status, int) and status >= 400:
+        with contextlib.suppress(Exception):  # the answer was not read
+            text = response.text  # type: ignore[union-attr]
+    return text if isinstance(text, str) and text.strip() else getattr(error, "body", None)
 
 
 def _transport_error(error: Exception, message: str) -> ProviderError:
@@ -96,6 +158,8 @@ def of_status(
         retry_after=wait,
     )
     should = headers.get("x-should-retry")
+    if kind is RequestRefused and _UNREADABLE.search(evidence):
+        error.retriable = True
     if code in _QUOTA_CODES or should == "false":
         error.retriable = False
     elif should == "true":
@@ -103,8 +167,29 @@ def of_status(
     return error
 
 
+def malformed_call(provider: str, model: str) -> ProviderError:
+    """Return the error for an answer that only says that the model wrote an unreadable tool call."""
+    error = RequestRefused("the model wrote a malformed tool call", provider=provider, model=model)
+    error.retriable = True
+    return error
+
+
+def is_too_long(status: int | None, evidence: str) -> bool:
+    """Return whether a request was rejected because it exceeds the context window.
+
+    Args:
+        status: The HTTP status; None if the error is a part of an answer.
+        evidence: Code, type and words of the error.
+    """
+    if status == 429:
+        return bool(_LARGER_THAN_A_MINUTE.search(evidence))
+    if status not in _OVERFLOW_STATUSES or _ANSWER_LIMIT.search(evidence):
+        return False
+    return bool(_TOO_LONG.search(evidence))
+
+
 def _kind(status: int | None, evidence: str) -> type[ProviderError]:
-    if status == 413 or (status in (400, 422) and _TOO_LONG.search(evidence)):
+    if status == 413 or is_too_long(status, evidence):
         return ContextOverflow
     if status == 404 or (status in (400, 403) and _NO_MODEL.search(evidence)):
         return ModelNotFound
@@ -128,6 +213,8 @@ def _status_of(code: str) -> int | None:
         ("rate_limit", 429),
         ("insufficient_quota", 429),
         ("context_length", 400),
+        ("tool_use_failed", 400),
+        ("validate_failed", 400),
         ("invalid", 400),
         ("content_policy", 400),
         ("timeout", 408),

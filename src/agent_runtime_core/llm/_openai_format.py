@@ -1,31 +1,64 @@
-"""Convert messages, tool calls and usage to and from OpenAI's chat format."""
+"""Convert messages and tool calls to and from OpenAI's chat format."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .._core.ids import HALF
+from ._finish_reasons import COMPLETE
 
 #: Standard fields of assistant messages. Other fields belong to the provider.
 _KNOWN = frozenset({"role", "content", "tool_calls", "refusal"})
 _CALL_FIELDS = frozenset({"id", "type", "index", "function", "custom"})
-#: Finish reasons of answers that are not truncated.
-_COMPLETE = frozenset({"stop", "tool_calls", "function_call"})
-#: Fields of this library, which are not sent.
-_OURS = frozenset({"metadata", "provider_fields"})
+#: Fields of this library, which are not sent, and of answers that no server needs again.
+_NOT_SENT = frozenset({"metadata", "provider_fields", "annotations", "refusal"})
+#: The argument under which the model gets arguments back that were not a JSON object.
+_INVALID = "INVALID_JSON"
+#: Parts of a content that are not an answer.
+_THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def outgoing(messages: Iterable[Mapping[str, Any]], provider: str) -> list[dict[str, Any]]:
-    """Return the messages for `provider`: with its own fields merged in, without those of other providers."""
-    return [_outgoing(message, provider) for message in messages]
+    """Return the messages for `provider`: with its own fields merged in, without those of other providers.
+
+    An assistant message without text and tool calls is left out, because many servers reject it.
+    """
+    return [_outgoing(message, provider) for message in messages if not _is_empty_answer(message)]
+
+
+def _is_empty_answer(message: Mapping[str, Any]) -> bool:
+    if message.get("role") != "assistant":
+        return False
+    own = [fields for fields in (message.get("provider_fields") or {}).values() if isinstance(fields, Mapping)]
+    names = ("tool_calls", "function_call", "refusal", "audio", "images")
+    if any(message.get(name) for name in names) or any(fields.get(name) for fields in own for name in names[1:]):
+        return False
+    content = message.get("content")
+    if isinstance(content, list):
+        return not any(_says_something(part) for part in content)
+    return not content or (isinstance(content, str) and not content.strip())
+
+
+def _says_something(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return bool(part)
+    if part.get("type", "text") == "text":
+        return bool(str(part.get("text") or "").strip())
+    return part.get("type") not in _THOUGHTS
 
 
 def _outgoing(message: Mapping[str, Any], provider: str) -> dict[str, Any]:
     own: dict[str, Any] = dict((message.get("provider_fields") or {}).get(provider) or {})
     call_fields: dict[Any, dict[str, Any]] = own.pop("tool_calls", None) or {}
-    sent = own | {key: value for key, value in message.items() if key not in _OURS}
+    sent = {key: value for key, value in (own | dict(message)).items() if key not in _NOT_SENT}
+    if refusal := message.get("refusal"):
+        # Only OpenAI accepts this field. The model needs the words to know that it refused.
+        sent["content"] = sent.get("content") or refusal
     audio = sent.get("audio")
     if isinstance(audio, Mapping) and "id" in audio:
         # The audio of an earlier answer is referenced by id, not sent again.
@@ -34,6 +67,7 @@ def _outgoing(message: Mapping[str, Any], provider: str) -> dict[str, Any]:
         sent["content"] = json.dumps(sent["content"], ensure_ascii=False)
     calls: Sequence[dict[str, Any]] | None = sent.pop("tool_calls", None)
     if calls:
+        sent["content"] = sent.get("content") or None
         sent["tool_calls"] = [{**call_fields.get(call.get("id"), {}), **_outgoing_call(call)} for call in calls]
     return sent
 
@@ -44,7 +78,16 @@ def _outgoing_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, Mapping):
         return dict(call)
-    return {**call, "function": {"name": function.get("name"), "arguments": text_of(function)}}
+    return {**call, "function": {"name": function.get("name"), "arguments": _sendable(text_of(function))}}
+
+
+def _sendable(arguments: str) -> str:
+    """Return arguments that every server accepts; the result of the call reports that they were not an object."""
+    if is_whole(arguments, strict=True):
+        return arguments
+    if arguments.strip() in ("", "null"):
+        return "{}"
+    return json.dumps({_INVALID: arguments}, ensure_ascii=False)
 
 
 def text_of(function: Mapping[str, Any]) -> str:
@@ -56,35 +99,65 @@ def text_of(function: Mapping[str, Any]) -> str:
     return arguments.encode("utf-8", "backslashreplace").decode() or "{}"
 
 
-def is_whole(arguments: str) -> bool:
-    """Return whether the text is a complete JSON object."""
+def is_whole(arguments: str, *, strict: bool = False) -> bool:
+    """Return whether the text is a complete JSON object; `strict` excludes NaN and Infinity."""
+    if not arguments.rstrip().endswith("}"):
+        return False
     try:
-        return isinstance(json.loads(arguments), dict)
+        return isinstance(json.loads(arguments, parse_constant=_reject if strict else None), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _reject(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def repaired(arguments: str) -> str:
+    """Return the arguments without what some servers add: an empty object before them, or all of them twice."""
+    if is_whole(arguments):
+        return arguments
+    found: list[tuple[Any, str]] = []
+    start = _SPACE.match(arguments).end()  # type: ignore[union-attr]
+    while start < len(arguments):
+        try:
+            value, end = _DECODER.raw_decode(arguments, start)
+        except (ValueError, RecursionError):
+            return arguments
+        if value not in (None, "", {}):
+            found.append((value, arguments[start:end]))
+        start = _SPACE.match(arguments, end).end()  # type: ignore[union-attr]
+    if not found:
+        return "{}"
+    first, text = found[0]
+    return text if isinstance(first, dict) and all(value == first for value, _ in found) else arguments
 
 
 def incoming(reported: Mapping[str, Any], provider: str, finish_reason: str, taken: set[str]) -> dict[str, Any]:
     """Return a provider's assistant message in the format of this library.
 
-    Calls of a truncated answer are dropped if the arguments of any call are incomplete.
+    Calls of a truncated answer are dropped if the arguments of any call are incomplete. `truncated_tool_call` in
+    the message's metadata reports that.
 
     Args:
         reported: The provider's message.
         provider: The name of the provider.
-        finish_reason: Why the answer ended.
+        finish_reason: Why the answer ended, normalized.
         taken: The ids of the earlier calls in the conversation.
     """
-    requested: Sequence[Mapping[str, Any]] = reported.get("tool_calls") or ()
-    if finish_reason not in _COMPLETE and not all(_is_whole_call(call) for call in requested):
-        requested = ()
+    requested = [_repaired_call(call) for call in reported.get("tool_calls") or () if isinstance(call, Mapping)]
+    truncated = finish_reason not in COMPLETE and not all(_is_whole_call(call) for call in requested)
+    if truncated:
+        requested = []
     calls, call_fields = _incoming_calls(requested, taken)
     content = joined(reported.get("content"))
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     if calls:
         message["tool_calls"] = calls
-    if refusal := reported.get("refusal"):
+    if refusal := _refusal_in(reported):
         message["refusal"] = joined(refusal)
+    if truncated:
+        message["metadata"] = {"truncated_tool_call": True}
     own = {key: joined(value) for key, value in reported.items() if key not in _KNOWN and not _is_empty(value)}
     if call_fields:
         own["tool_calls"] = call_fields
@@ -107,9 +180,32 @@ def _is_empty(value: Any) -> bool:
     return value in (None, "", [])
 
 
+def _refusal_in(reported: Mapping[str, Any]) -> str:
+    """Return the words of a refusal, which are in a field, in parts of the content, or in litellm's own fields."""
+    fields = reported.get("provider_specific_fields")
+    parts = content if isinstance(content := reported.get("content"), list) else ()
+    found = [
+        reported.get("refusal"),
+        fields.get("refusal") if isinstance(fields, Mapping) else None,
+        "".join(str(part.get("refusal") or "") for part in parts if isinstance(part, Mapping)),
+    ]
+    return next((words for words in found if isinstance(words, str) and words), "")
+
+
+def _repaired_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str) or not arguments:
+        return call
+    return {**call, "function": {**function, "arguments": repaired(arguments)}}
+
+
 def _is_whole_call(call: Mapping[str, Any]) -> bool:
-    arguments = (call.get("function") or {}).get("arguments")
-    return is_whole(arguments) if isinstance(arguments, str) else True
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return True
+    arguments = function.get("arguments")
+    return bool(function.get("name")) and (is_whole(arguments) if isinstance(arguments, str) else True)
 
 
 def _incoming_calls(
@@ -141,43 +237,3 @@ def _incoming_calls(
 def ids_in(messages: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the ids of all tool calls in a conversation."""
     return {str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()}
-
-
-def usage_of(reported: Mapping[str, Any] | None) -> dict[str, int]:
-    """Return token counts under this library's names; counts that were not reported are missing."""
-    if not reported:
-        return {}
-    prompt_details = reported.get("prompt_tokens_details") or {}
-    completion_details = reported.get("completion_tokens_details") or {}
-    prompt, completion, total = (_count(reported.get(f"{each}_tokens")) for each in ("prompt", "completion", "total"))
-    reasoning = _count(completion_details.get("reasoning_tokens"))
-    if prompt is not None and completion is not None:
-        if reasoning and total == prompt + completion + reasoning:
-            # Some servers do not include reasoning in the completion.
-            completion += reasoning
-        total = prompt + completion if total is None else total
-    found = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": total,
-        "cached_tokens": _first(
-            prompt_details.get("cached_tokens"),
-            reported.get("cache_read_input_tokens"),
-            reported.get("prompt_cache_hit_tokens"),
-        ),
-        "cache_write_tokens": _first(
-            prompt_details.get("cache_write_tokens"),
-            prompt_details.get("cache_creation_tokens"),
-            reported.get("cache_creation_input_tokens"),
-        ),
-        "reasoning_tokens": reasoning,
-    }
-    return {name: count for name, count in found.items() if count is not None}
-
-
-def _first(*counts: Any) -> int | None:
-    return next((count for count in map(_count, counts) if count is not None), None)
-
-
-def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and value >= 0 else None

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ProviderUnavailable
-from ._openai_format import incoming, is_whole, joined, usage_of
+from ._finish_reasons import COMPLETE, native_reason, reason_of
+from ._openai_errors import malformed_call
+from ._openai_format import incoming, is_whole, joined
+from ._openai_usage import merged_usage, usage_of
 from ._provider import Completion
 
 #: Fields whose text arrives in parts; every other text field of a delta is complete.
@@ -23,6 +26,9 @@ class _Call:
         self.name = ""
         self.arguments = ""
         self.rest: dict[str, Any] = {}
+        self._last = ""
+        #: Whether each piece of the arguments begins with the one before it.
+        self._cumulative = True
 
     def add(self, delta: Mapping[str, Any]) -> None:
         function = delta.get("function") or {}
@@ -34,12 +40,23 @@ class _Call:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             self.arguments += arguments
+            if arguments:
+                self._cumulative = self._cumulative and arguments.startswith(self._last)
+                self._last = arguments
         elif arguments:
             self.rest["function"] = {"arguments": arguments}
         grow(self.rest, {k: v for k, v in delta.items() if k not in ("index", "id", "function") and v is not None})
 
+    @property
+    def is_open(self) -> bool:
+        """Whether arguments of this call are still to come."""
+        return self.arguments.strip() in ("", "{}") or not is_whole(self.arguments)
+
     def as_dict(self) -> dict[str, Any]:
         complete = (self.rest.get("function") or {}).get("arguments")
+        if self._cumulative and self._last != self.arguments and is_whole(self._last) and not is_whole(self.arguments):
+            # Each delta had all arguments so far.
+            complete = complete or self._last
         return {**self.rest, "id": self.id, "function": {"name": self.name, "arguments": complete or self.arguments}}
 
 
@@ -50,22 +67,38 @@ class Assembly:
         self._provider, self._model, self._taken = provider, model, taken
         self._text: list[str] = []
         self._half = ""
+        self._refusal = ""
         self._calls: list[_Call] = []
         self._at_index: dict[int, _Call] = {}
         self._rest: dict[str, Any] = {}
         self._usage: Mapping[str, Any] | None = None
         self.finish_reason: str = ""
+        #: The word of the model's provider for it, if a gateway passes it on.
+        self.native_reason: Any = None
+
+    def add_usage(self, reported: Any) -> None:
+        """Add a report of the usage so far."""
+        self._usage = merged_usage(self._usage, reported)
+
+    def add_refusal(self, chunk: Mapping[str, Any]) -> None:
+        """Add only the words of a refusal in a chunk."""
+        for choice in chunk.get("choices") or ():
+            self._refusal += str((choice.get("delta") or {}).get("refusal") or "")
 
     def add(self, chunk: Mapping[str, Any]) -> str:
         """Add a chunk; return the text that it adds."""
         self._model = chunk.get("model") or self._model
-        self._usage = chunk.get("usage") or self._usage
+        self.add_usage(chunk.get("usage"))
+        if isinstance(of_groq := chunk.get("x_groq"), Mapping):
+            self.add_usage(of_groq.get("usage"))
         added = ""
         for choice in chunk.get("choices") or ():
-            if choice.get("index"):
+            if not isinstance(choice, Mapping) or choice.get("index"):
                 continue
+            self.add_usage(choice.get("usage"))  # Moonshot's place for it
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            delta = choice.get("delta") or {}
+            self.native_reason = native_reason(choice) or self.native_reason
+            delta = self._delta_of(choice)
             added += plain_text(delta.get("content"))
             for call in delta.get("tool_calls") or ():
                 self._call_of(call).add(call)
@@ -78,9 +111,19 @@ class Assembly:
         self._text.append(text)
         return text
 
+    def _delta_of(self, choice: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what a choice adds; some servers send a complete message instead, or both."""
+        delta: Mapping[str, Any] = choice.get("delta") or {}
+        message = choice.get("message")
+        if not isinstance(message, Mapping) or any(delta.get(name) for name in ("content", "tool_calls")):
+            return delta
+        return delta if self._calls or any(self._text) else message
+
     def _call_of(self, delta: Mapping[str, Any]) -> _Call:
         index, call_id = delta.get("index"), delta.get("id")
         function = delta.get("function") or {}
+        if isinstance(index, int) and not function.get("name") and (call := self._continued(index, call_id, function)):
+            return call
         if isinstance(index, int):
             current = self._at_index.get(index)
         else:
@@ -94,19 +137,65 @@ class Assembly:
             self._at_index[index] = call
         return call
 
+    def _continued(self, index: int, call_id: Any, function: Mapping[str, Any]) -> _Call | None:
+        """Return the call that a delta without a name continues; some servers send its parts under two indexes."""
+        current = self._at_index.get(index)
+        last = self._calls[-1] if self._calls else None
+        if current is None and call_id:
+            current = next((call for call in self._calls if call.id == call_id), None)
+        if last is None or current is last:
+            return current
+        arguments = function.get("arguments")
+        if current is None:
+            if arguments and not last.is_open and arguments != last.arguments:
+                return None
+            if arguments:
+                self._at_index[index] = last
+            return last
+        return last if arguments and last.is_open and not current.is_open else current
+
     def answer(self) -> Completion | None:
         """Return the answer, or None if the provider has not finished it."""
         if not self.finish_reason:
             return None
+        reason = reason_of(self.finish_reason, self.native_reason)
         calls = [call.as_dict() for call in self._calls if call.name or call.arguments]
-        wrong = "the provider reported an error" if self.finish_reason == "error" else ""
-        if any(not call["function"]["name"] for call in calls):
+        wrong = "the provider reported an error" if reason == "error" else ""
+        if reason in COMPLETE and any(not call["function"]["name"] for call in calls):
             wrong = "the answer has a tool call without naming the tool"
         if wrong:
             raise ProviderUnavailable(wrong, provider=self._provider, model=self._model)
-        merged = {**self._rest, "content": "".join(self._text), "tool_calls": calls}
-        message = incoming(merged, self._provider, self.finish_reason, self._taken)
-        return Completion(message, usage_of(self._usage), self._model, self.finish_reason)
+        merged = {"refusal": self._refusal, **self._rest, "content": "".join(self._text), "tool_calls": calls}
+        return completion_of(merged, self._usage, reason, self._provider, self._model, self._taken)
+
+
+def completion_of(
+    reported: Mapping[str, Any],
+    usage: Mapping[str, Any] | None,
+    reason: str,
+    provider: str,
+    model: str,
+    taken: set[str],
+    raw: Any = None,
+) -> Completion:
+    """Return the answer for a complete message.
+
+    Args:
+        reported: The message.
+        usage: The usage as the server reported it.
+        reason: Why it ended, normalized.
+        provider: The name of the provider.
+        model: The model that answered.
+        taken: The ids of the earlier calls in the conversation.
+        raw: The response of the provider's package.
+    """
+    if reason == "malformed_call":
+        raise malformed_call(provider, model)
+    message = incoming(reported, provider, reason, taken)
+    if message.get("refusal") and not message.get("tool_calls"):
+        reason = "refusal"
+    answered = bool(message.get("content") or message.get("refusal") or reported.get("tool_calls"))
+    return Completion(message, usage_of(usage, answered=answered), model, reason, raw)
 
 
 def _starts_next_call(current: _Call, index: Any, call_id: Any, function: Mapping[str, Any]) -> bool:

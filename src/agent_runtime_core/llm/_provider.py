@@ -40,7 +40,10 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a model, in OpenAI's chat format; `extra` is passed to the provider unchanged."""
+    """A request to a model, in OpenAI's chat format; `extra` is passed to the provider unchanged.
+
+    `changes` are the names of the fallbacks that changed it.
+    """
 
     messages: Sequence[dict[str, Any]]
     model: str
@@ -49,6 +52,7 @@ class Request:
     max_tokens: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    changes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,16 @@ from ..errors import (
     ModelNotFound,
     NotConfigured,
     ProviderError,
+    RequestRefused,
 )
 from ._api_keys import is_loopback, refuse_sdk_options, usable
 from ._client import ChatClient
+from ._fallbacks import openai_fallbacks
 from ._openai_errors import translated, without_keys
 from ._openai_format import ids_in, outgoing
-from ._openai_stream import Assembly
+from ._openai_stream import Assembly, plain_text
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
-from .openai import answer_of, as_dict, chat_arguments, stream_chunks, vectors
+from .openai import answer_of, as_dict, chat_arguments, stream_chunks, vectors, whole_answer
 
 __all__ = ["LiteLLMClient"]
 
@@ -54,15 +56,26 @@ class LiteLLMClient(ChatClient):
 
     Args:
         default_model: The model of requests that name none, as "provider/model"; by default the configured one.
-        base_url: The server, instead of the provider's own. **options: `timeouts`, `retries`, `clock` and `breakers`
-            are those of ChatClient. Others are sent with every request,
-            such as `drop_params=True` or `api_key`. Without `api_key`, litellm reads its own environment variables.
+        base_url: The server, instead of the provider's own.
+        send_reasoning: Whether to send a model's reasoning back, as for OpenAIClient.
+        schema_in_prompt: Whether to describe `response_format` in the prompt, as for OpenAIClient.
+        **options: `timeouts`, `retries`, `clock` and `breakers` are those of ChatClient. Others are sent with every
+            request, such as `drop_params=True` or `api_key`. Without `api_key`, litellm reads its own environment
+            variables.
 
     Raises:
         MissingDependency: The litellm package is not installed.
     """
 
-    def __init__(self, default_model: str | None = None, base_url: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        default_model: str | None = None,
+        base_url: str | None = None,
+        *,
+        send_reasoning: bool | None = None,
+        schema_in_prompt: bool | None = None,
+        **options: Any,
+    ) -> None:
         chat = {name: options.pop(name) for name in _CHAT_OPTIONS & options.keys()}
         own = {"max_retries": "retries=", "num_retries": "retries=", "timeout": "timeouts="}
         refuse_sdk_options(options, own, "litellm")
@@ -73,7 +86,14 @@ class LiteLLMClient(ChatClient):
         if "api_key" in options:
             options["api_key"] = usable(options["api_key"], NotConfigured, LiteLLMWire.provider)
         wire = LiteLLMWire(options)
-        super().__init__(wire, default_model=default_model or get_config().default_model, **chat)
+        fallbacks = openai_fallbacks(
+            wire.provider,
+            str(options.get("api_base") or ""),
+            send_reasoning=send_reasoning,
+            schema_in_prompt=schema_in_prompt,
+            by_prefix=True,
+        )
+        super().__init__(wire, default_model=default_model or get_config().default_model, fallbacks=fallbacks, **chat)
         self._litellm = wire
 
     async def warm_up(self) -> None:
@@ -109,10 +129,22 @@ class LiteLLMWire(ProviderAdapter):
         sdk = await self.sdk()
         arguments = self._arguments(request, stream=True)
         stream = await sdk.acompletion(**arguments)
+        received = getattr(stream, "completion_stream", None)
+        if (whole := await whole_answer(received)) is not None:
+            whole_completion = answer_of(whole, self.provider, request, whole)
+            yield Chunk(plain_text(whole_completion.message.get("content")))
+            yield Chunk(answer=whole_completion)
+            return
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
+        if hasattr(received, "response"):
+            stream.completion_stream = _WithRefusal(received, assembly)
         async with contextlib.aclosing(stream_chunks(self, request, stream, assembly)) as chunks:
             async for chunk in chunks:
                 yield chunk
+        assembly.native_reason = getattr(stream, "received_finish_reason", None)
+        for chunk_of_server in getattr(stream, "chunks", None) or ():
+            # litellm's last chunk has a total of its own, without the reasoning that only the server's total has.
+            assembly.add_usage(as_dict(chunk_of_server).get("usage"))
         if (_is_finished(stream) or any(mock in arguments for mock in _MOCKS)) and (answer := assembly.answer()):
             yield Chunk(answer=answer)
 
@@ -122,6 +154,13 @@ class LiteLLMWire(ProviderAdapter):
         if "No module named" in message:
             return NotConfigured(
                 f"litellm needs another package for this model: {message}", provider=self.provider, model=model
+            )
+        if "Invalid response object" in message and "KeyError: 'message'" in message:
+            # The server completed and billed the answer, so another request would be billed in vain.
+            return RequestRefused(
+                "the answer has no message. If its reasoning used all tokens, pass a larger max_tokens",
+                provider=self.provider,
+                model=model,
             )
         if "LLM Provider NOT provided" in message:
             return ModelNotFound(
@@ -162,6 +201,24 @@ class LiteLLMWire(ProviderAdapter):
         httpx: Any = load("httpx", needed_by="LiteLLMClient")
         # Some providers of litellm accept only one number: the total.
         return httpx.Timeout(timeouts.total, connect=timeouts.connect)
+
+
+class _WithRefusal:
+    """The stream of an SDK, which passes the words of a refusal to `assembly`: litellm drops them."""
+
+    def __init__(self, stream: Any, assembly: Assembly) -> None:
+        self._stream, self._assembly = stream, assembly
+
+    def __aiter__(self) -> _WithRefusal:
+        return self
+
+    async def __anext__(self) -> Any:
+        chunk = await anext(self._stream)
+        self._assembly.add_refusal(as_dict(chunk))
+        return chunk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _installed() -> bool:

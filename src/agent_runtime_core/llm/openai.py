@@ -24,9 +24,13 @@ from ..errors import (
 from ._api_keys import OpenAIConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._client import ChatClient
 from ._client_per_loop import PerLoopClients
+from ._error_text import words_of
+from ._fallbacks import openai_fallbacks
+from ._finish_reasons import native_reason, reason_of
 from ._openai_errors import of_status, translated, without_keys
-from ._openai_format import ids_in, incoming, outgoing, usage_of
-from ._openai_stream import Assembly, plain_text
+from ._openai_format import ids_in, outgoing
+from ._openai_stream import Assembly, completion_of, plain_text
+from ._openai_usage import merged_usage
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._schemas import dialect_of, with_schemas
 
@@ -50,9 +54,13 @@ class OpenAIClient(ChatClient):
         api_key: The API key; by default the configured one, else OPENAI_API_KEY. A server on this machine needs none.
         default_model: The model of requests that name none; by default the configured one.
         organization: OpenAI's organization id.
-        base_url: The server; by default OPENAI_BASE_URL, else OpenAI's own. **options: `timeouts`, `retries`, `clock`
-            and `breakers` are those of ChatClient. Others go to the SDK's client, such
-            as `http_client`, a transport for tests and proxies.
+        base_url: The server; by default OPENAI_BASE_URL, else OpenAI's own.
+        send_reasoning: Whether to send a model's reasoning back to the server. By default it is sent until the server
+            rejects it, and not to servers that are known to reject it.
+        schema_in_prompt: Whether to describe `response_format` in a system text instead of sending it. By default it
+            is described after the server rejected it; False raises that error.
+        **options: `timeouts`, `retries`, `clock` and `breakers` are those of ChatClient. Others go to the SDK's client,
+            such as `http_client`, a transport for tests and proxies.
 
     Raises:
         OpenAIConfigurationError: There is no API key.
@@ -65,6 +73,9 @@ class OpenAIClient(ChatClient):
         default_model: str | None = None,
         organization: str | None = None,
         base_url: str | None = None,
+        *,
+        send_reasoning: bool | None = None,
+        schema_in_prompt: bool | None = None,
         **options: Any,
     ) -> None:
         chat = {name: options.pop(name) for name in _CHAT_OPTIONS & options.keys()}
@@ -81,7 +92,10 @@ class OpenAIClient(ChatClient):
         if default_model is None:
             default_model = config.default_model if config.model_provider == OpenAIWire.provider else _MODEL
         wire = OpenAIWire(sdk, make, endpoint, injected=options.get("http_client") is not None)
-        super().__init__(wire, default_model=default_model, **chat)
+        fallbacks = openai_fallbacks(
+            wire.provider, wire.endpoint, send_reasoning=send_reasoning, schema_in_prompt=schema_in_prompt
+        )
+        super().__init__(wire, default_model=default_model, fallbacks=fallbacks, **chat)
 
 
 class OpenAIWire(ProviderAdapter):
@@ -108,12 +122,17 @@ class OpenAIWire(ProviderAdapter):
     async def stream(self, request: Request) -> AsyncIterator[Chunk]:
         client = await self._clients.here()
         stream = await client.chat.completions.create(**self._arguments(request, stream=True))
+        if (whole := await whole_answer(stream)) is not None:
+            answer = answer_of(whole, self.provider, request, whole)
+            yield Chunk(plain_text(answer.message.get("content")))
+            yield Chunk(answer=answer)
+            return
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
         async with contextlib.aclosing(stream_chunks(self, request, stream, assembly)) as chunks:
             async for chunk in chunks:
                 yield chunk
-        if answer := assembly.answer():
-            yield Chunk(answer=answer)
+        if finished := assembly.answer():
+            yield Chunk(answer=finished)
 
     def translate(self, error: Exception, model: str) -> ProviderError | None:
         return translated(error, self.provider, model, (self._sdk.__name__,), self._clients.first.api_key)
@@ -181,6 +200,22 @@ def chat_arguments(
     }
 
 
+async def whole_answer(stream: Any) -> dict[str, Any] | None:
+    """Return the answer of a server that does not stream; None if the answer is a stream."""
+    response: Any = getattr(stream, "response", None)
+    if response is None:
+        return None
+    kind = str(response.headers.get("content-type") or "json").lower()
+    if "json" not in kind or "event-stream" in kind or "ndjson" in kind:
+        return None
+    try:
+        # A body that has been read can still be streamed, if it is a stream with the wrong content type.
+        whole = json.loads(await response.aread())
+    except (ValueError, RecursionError):
+        return None
+    return whole if isinstance(whole, dict) else None
+
+
 async def stream_chunks(
     wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly
 ) -> AsyncGenerator[Chunk, None]:
@@ -212,17 +247,25 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def answer_of(response: Mapping[str, Any], provider: str, request: Request, raw: Any) -> Completion:
     """Return the answer in a chat completion."""
-    choices = response.get("choices") or [{}]
-    message, finish_reason = choices[0].get("message"), choices[0].get("finish_reason") or "stop"
-    if error := response.get("error") or choices[0].get("error"):
+    choices = response.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+    if error := response.get("error") or choice.get("error"):
         raise embedded_error(error, provider, request.model)
-    if not isinstance(message, Mapping) or finish_reason == "error":
-        raise ProviderUnavailable("the answer is not a chat completion", provider=provider, model=request.model)
-    return Completion(
-        incoming(message, provider, finish_reason, ids_in(request.messages)),
-        usage_of(response.get("usage")),
+    message = choice.get("message") or choice.get("delta")
+    finish_reason = choice.get("finish_reason") or ("stop" if message else "")
+    if not finish_reason or finish_reason == "error":
+        words = "" if "choices" in response else without_keys(words_of(response))
+        raise ProviderUnavailable(
+            f"the answer is not a chat completion{words and ': '}{words}", provider=provider, model=request.model
+        )
+    return completion_of(
+        # Gemini leaves the message out if its reasoning used all tokens.
+        message if isinstance(message, Mapping) else {},
+        merged_usage(response.get("usage"), choice.get("usage")),
+        reason_of(finish_reason, native_reason(choice)),
+        provider,
         response.get("model") or request.model,
-        finish_reason,
+        ids_in(request.messages),
         raw,
     )
 
@@ -232,8 +275,8 @@ def embedded_error(error: Any, provider: str, model: str) -> ProviderError:
     reported = error if isinstance(error, Mapping) else {"message": str(error)}
     code = without_keys(str(reported.get("code") or reported.get("type") or ""))
     status = int(code) if code.isdecimal() and len(code) == 3 else None
-    message = without_keys(str(reported.get("message") or json.dumps(reported)))
-    return of_status(status, f"{code} {message}", message, provider, model, code)
+    message = without_keys(words_of(reported)) or code or "the provider reported an error"
+    return of_status(status, f"{code} {reported.get('type') or ''} {message}", message, provider, model, code)
 
 
 def as_stream_cut(error: ProviderError | None) -> StreamCut | None:

@@ -152,8 +152,14 @@ class ModelCalls:
     def _usage_of(self, response: Mapping[str, Any], estimate: int) -> tuple[Mapping[str, Any], float | None]:
         """Return usage and cost of a call; if a limit needs them and they were not reported, estimates."""
         usage, cost = response["usage"], response["cost_usd"]
-        if not self.usage_limited or tokens_of(usage):
+        if not self.usage_limited:
             return usage, cost
+        if tokens_of(usage):
+            if usage.get("completion_tokens") is not None or tokens_of(usage) != usage.get("prompt_tokens"):
+                return usage, cost
+            answer = _tokens_in(response["message"])  # some servers report only the prompt
+            usage = {**usage, "completion_tokens": answer, "total_tokens": tokens_of(usage) + answer}
+            return usage, self._cost(usage, response["model"])
         prompt, answer = estimate - self._max_answer(), _tokens_in(response["message"])
         usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
         return usage, self._cost(usage, response["model"]) if cost is None else cost

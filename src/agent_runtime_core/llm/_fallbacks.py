@@ -1,0 +1,255 @@
+"""Send a request once more without a part that its server rejects, and omit this part later."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..errors import ProviderError
+from ._provider import Request
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+#: Fields with a model's reasoning, under the names of all servers.
+REASONING_FIELDS = frozenset(
+    {"reasoning", "reasoning_content", "reasoning_details", "reasoning_items", "reasoning_text", "thinking",
+     "thinking_blocks", "thinking_content", "thoughts"}
+)  # fmt: skip
+#: Servers that return a model's reasoning and reject it in a request, or never return it.
+_WITHOUT_REASONING = ("openai.com", "azure.com", "groq.com", "cerebras.ai", "mistral.ai")
+_PREFIXES_WITHOUT_REASONING = ("groq", "cerebras", "mistral", "codestral", "azure")
+_STATUSES = (400, 422)
+_SCHEMA_STATUSES = (400, 404, 422, 501)
+_UNKNOWN_FIELD = re.compile(
+    r"(extra|additional|unexpected|unknown|unrecognized|unsupported|invalid) (request )?"
+    r"(inputs?|fields?|keys?|propert(y|ies)|names?|parameters?|arguments?|keyword)"
+    r"|additionalproperties"
+    r"|(propert(y|ies)|fields?|parameters?) .{0,80}(not (permitted|allowed|supported)|unsupported)",
+    re.I,
+)
+#: DeepSeek and Moonshot want the reasoning of some messages back.
+_WANTED = re.compile(r"\b(is|are) (missing|required)\b|must be (passed|provided|sent|included)|field required", re.I)
+_NO_SCHEMA = re.compile(
+    r"response[ _-]?(format|schema|mime[ _-]?type)|json[ _-]?(mode|schema|object|response|format|output)"
+    r"|structured[ _]?output|guided[ _](json|decoding)|schema produces a constraint",
+    re.I,
+)
+#: A mistake in the schema, which its author has to see.
+_WRONG_SCHEMA = re.compile(r"invalid (json )?schema", re.I)
+_NO_STREAM_OPTIONS = re.compile(r"stream[ _]options|include_usage", re.I)
+_ANSWER = "Your final answer must be {form}, without any other text."
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A change of rejected requests.
+
+    Attributes:
+        name: What the change omits, for the log.
+        statuses: The HTTP statuses of such a rejection.
+        rejected: Returns whether the words of the error complain about a part that the request has.
+        change: Returns the request without this part. Changing it twice is the same as once.
+        option: The option of the client that makes the change from the first request on, or "".
+    """
+
+    name: str
+    statuses: tuple[int, ...]
+    rejected: Callable[[str, Request], bool]
+    change: Callable[[Request], Request]
+    option: str = ""
+
+
+class Fallbacks:
+    """The changes that the requests of one client need, for each model.
+
+    Args:
+        table: All possible changes. The first that fits an error is tried.
+        always: Returns the names of the changes of every request to a model.
+    """
+
+    def __init__(
+        self, table: Sequence[Fallback] = (), always: Callable[[str], Collection[str]] = lambda model: ()
+    ) -> None:
+        self._table, self._always = table, always
+        self._remembered: dict[str, frozenset[str]] = {}
+
+    def known(self, request: Request) -> Request:
+        """Return a new request with the changes that its server is known to need."""
+        names = {*self._always(request.model), *self._remembered.get(request.model, ())}
+        for each in self._table:
+            if each.name in names:
+                request = _changed(each, request)
+        return request
+
+    def after(self, error: ProviderError, request: Request) -> Request | None:
+        """Return the request to send after an error; None if no further change helps."""
+        text = str(error)
+        for each in self._table:
+            if each.name not in request.changes and error.status in each.statuses and each.rejected(text, request):
+                log.info("%s, %s: rejected; sending it once more without %s", error.provider, error.model, each.name)
+                return _changed(each, request)
+        return None
+
+    def remember(self, request: Request) -> None:
+        """Make the changes of an answered request the ones of all later requests to its model."""
+        known = self._remembered.get(request.model, frozenset())
+        new = request.changes - known - frozenset(self._always(request.model))
+        if not new:
+            return
+        self._remembered[request.model] = known | new
+        for each in self._table:
+            if each.name in new:
+                how = f". {each.option} saves the rejected request" if each.option else ""
+                log.warning(
+                    "model %r: its server rejects %s, so later requests omit it%s", request.model, each.name, how
+                )
+
+
+def _changed(fallback: Fallback, request: Request) -> Request:
+    return replace(fallback.change(request), changes=request.changes | {fallback.name})
+
+
+def openai_fallbacks(
+    provider: str, endpoint: str, *, send_reasoning: bool | None, schema_in_prompt: bool | None, by_prefix: bool = False
+) -> Fallbacks:
+    """Return the fallbacks of a client for servers that are compatible with OpenAI.
+
+    Args:
+        provider: The provider whose fields the messages have.
+        endpoint: The server's URL, "" if it is unknown.
+        send_reasoning: Whether to send a model's reasoning back; None depends on the server.
+        schema_in_prompt: Whether to describe a response format in the prompt; None depends on the server.
+        by_prefix: Whether model names begin with the name of their provider.
+    """
+    reasoning = Fallback(
+        "reasoning",
+        _STATUSES,
+        lambda text, request: _complains(text, request, provider, _fields(request, provider) & REASONING_FIELDS),
+        lambda request: _without_fields(request, provider, lambda name: name in REASONING_FIELDS),
+        "send_reasoning=False",
+    )
+    kept = REASONING_FIELDS | {"tool_calls"}
+    others = Fallback(
+        "fields of its messages",
+        _STATUSES,
+        lambda text, request: _complains(text, request, provider, _fields(request, provider) - REASONING_FIELDS),
+        lambda request: _without_fields(request, provider, lambda name: name not in kept, top=False),
+    )
+    calls = Fallback(
+        "fields of its tool calls",
+        _STATUSES,
+        lambda text, request: _complains(text, request, provider, _call_fields(request, provider)),
+        lambda request: _without_fields(request, provider, lambda name: name == "tool_calls", top=False),
+    )
+    schema = Fallback(
+        "response_format", _SCHEMA_STATUSES, _rejects_schema, _with_schema_in_prompt, "schema_in_prompt=True"
+    )
+    options = Fallback(
+        "stream_options",
+        _STATUSES,
+        lambda text, request: bool(_NO_STREAM_OPTIONS.search(text)),
+        lambda request: replace(request, extra={**request.extra, "stream_options": None}),
+    )
+    table = [options, others, calls]
+    if schema_in_prompt is not False:
+        table.append(schema)
+    if send_reasoning is not True:
+        table.insert(0, reasoning)
+
+    def always(model: str) -> Collection[str]:
+        names = {schema.name} if schema_in_prompt else set()
+        if send_reasoning is False or (send_reasoning is None and _refuses_reasoning(endpoint, by_prefix, model)):
+            names.add(reasoning.name)
+        return names
+
+    return Fallbacks(table, always)
+
+
+def _refuses_reasoning(endpoint: str, by_prefix: bool, model: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    if any(host == known or host.endswith("." + known) for known in _WITHOUT_REASONING):
+        return True
+    return by_prefix and not host and model.partition("/")[0] in _PREFIXES_WITHOUT_REASONING
+
+
+def _own_fields(message: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
+    fields = (message.get("provider_fields") or {}).get(provider)
+    return fields if isinstance(fields, Mapping) else {}
+
+
+def _fields(request: Request, provider: str) -> set[str]:
+    """Return the names of the fields that only some servers accept."""
+    names: set[str] = set()
+    for message in request.messages:
+        if message.get("role") == "assistant":
+            names |= _own_fields(message, provider).keys() - {"tool_calls"} | message.keys() & REASONING_FIELDS
+    return names
+
+
+def _call_fields(request: Request, provider: str) -> set[str]:
+    return {
+        name
+        for message in request.messages
+        for fields in (_own_fields(message, provider).get("tool_calls") or {}).values()
+        for name in fields
+    }
+
+
+def _complains(text: str, request: Request, provider: str, names: Collection[str]) -> bool:
+    """Return whether an error complains about one of these fields, by its name or without any name."""
+    if any(_is_named(name, text) for name in names):
+        return not _WANTED.search(text)
+    if not names or not _UNKNOWN_FIELD.search(text):
+        return False
+    return not any(_is_named(name, text) for name in _fields(request, provider) | _call_fields(request, provider))
+
+
+def _is_named(name: str, text: str) -> bool:
+    return bool(re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", text))
+
+
+def _without_fields(request: Request, provider: str, omitted: Callable[[str], bool], *, top: bool = True) -> Request:
+    messages = []
+    for message in request.messages:
+        own = _own_fields(message, provider)
+        kept = {name: value for name, value in own.items() if not omitted(name)}
+        if message.get("role") == "assistant":
+            changed = {name: value for name, value in message.items() if not (top and omitted(name))}
+            if own:
+                changed["provider_fields"] = {**message["provider_fields"], provider: kept}
+            message = changed
+        messages.append(message)
+    return replace(request, messages=messages)
+
+
+def _rejects_schema(text: str, request: Request) -> bool:
+    wanted = request.extra.get("response_format")
+    is_json = isinstance(wanted, Mapping) and wanted.get("type") in ("json_schema", "json_object")
+    return is_json and bool(_NO_SCHEMA.search(text)) and not _WRONG_SCHEMA.search(text)
+
+
+def _with_schema_in_prompt(request: Request) -> Request:
+    """Return the request with a system text that describes the answer, instead of a response format."""
+    wanted = request.extra.get("response_format")
+    if not isinstance(wanted, Mapping) or wanted.get("type") not in ("json_schema", "json_object"):
+        return request
+    schema = (wanted.get("json_schema") or {}).get("schema")
+    text = _ANSWER.format(form="JSON that matches the JSON Schema below" if schema else "a JSON object")
+    if schema:
+        text += "\n" + json.dumps(schema, ensure_ascii=False)
+    first, *rest = request.messages
+    if first.get("role") in ("system", "developer"):
+        # Many servers accept only one system message.
+        content = first.get("content") or ""
+        part = {"type": "text", "text": text}
+        first = {**first, "content": [*content, part] if isinstance(content, list) else f"{content}\n\n{text}"}
+        messages = [first, *rest]
+    else:
+        messages = [{"role": "system", "content": text}, first, *rest]
+    extra = {name: value for name, value in request.extra.items() if name != "response_format"}
+    return replace(request, messages=messages, extra=extra)

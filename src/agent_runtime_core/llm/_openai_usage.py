@@ -1,0 +1,104 @@
+"""Token counts of a chat completion under this library's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> dict[str, int]:
+    """Return the token counts of an answer, never fewer than the server reports in any of its fields.
+
+    Counts that were not reported are missing, so that they can be estimated.
+
+    Args:
+        reported: The usage in the answer.
+        answered: Whether the answer has text or tool calls, so that 0 output tokens mean an unknown number.
+    """
+    if not isinstance(reported, Mapping):
+        return {}
+    details = _details(reported, "prompt") | _details(reported, "input")
+    read = _first(
+        details.get("cached_tokens"), reported.get("cache_read_input_tokens"), reported.get("prompt_cache_hit_tokens"),
+        reported.get("cached_tokens"),
+    )  # fmt: skip
+    written = _first(
+        details.get("cache_write_tokens"), details.get("cache_creation_tokens"),
+        reported.get("cache_creation_input_tokens"),
+    )  # fmt: skip
+    out_details = _details(reported, "completion") | _details(reported, "output")
+    reasoning = _first(out_details.get("reasoning_tokens"), reported.get("reasoning_tokens"))
+    prompt = _most(reported.get("prompt_tokens"), reported.get("input_tokens"))
+    completion = _most(reported.get("completion_tokens"), reported.get("output_tokens"))
+    total = _count(reported.get("total_tokens"))
+    if not (prompt or completion or total):
+        return {}  # litellm reports zeros if the server reports nothing
+    prompt, completion = _split(prompt, completion, total, (read or 0, written or 0), reasoning or 0)
+    if answered and not completion:
+        completion = None
+    counts = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": total if prompt is None or completion is None else prompt + completion,
+        "cached_tokens": read,
+        "cache_write_tokens": written,
+        "reasoning_tokens": reasoning,
+    }
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _split(
+    prompt: int | None, completion: int | None, total: int | None, cached: tuple[int, int], reasoning: int
+) -> tuple[int | None, int | None]:
+    """Return prompt and completion tokens, with those that only another field has."""
+    if total and prompt is None:
+        prompt = max(total - completion, 0) if completion else 0
+    if total and completion is None:
+        completion = max(total - (prompt or 0), 0)
+    if prompt is None or completion is None:
+        return prompt, completion
+    beyond = (total or 0) - prompt - completion
+    if sum(cached) and beyond in (*cached, sum(cached)) and beyond > 0:
+        # The prompt is counted without cached tokens.
+        prompt += beyond
+    elif beyond > 0:
+        # Gemini and others count reasoning only in the total.
+        completion += beyond
+    if sum(cached) > prompt:
+        prompt += sum(cached)
+    if reasoning > completion:
+        completion += reasoning
+    return prompt, completion
+
+
+def merged_usage(known: Mapping[str, Any] | None, reported: Any) -> Mapping[str, Any] | None:
+    """Return the usage of a stream after a further report; the largest of each count, since counts only grow."""
+    if not isinstance(reported, Mapping):
+        return known
+    merged = dict(known or {})
+    for name, value in reported.items():
+        previous = merged.get(name)
+        if isinstance(value, Mapping):
+            merged[name] = merged_usage(previous if isinstance(previous, Mapping) else None, value)
+        elif isinstance(value, int | float) and isinstance(previous, int | float):
+            merged[name] = max(previous, value)
+        elif value is not None:
+            merged[name] = value
+    return merged
+
+
+def _details(reported: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    found = reported.get(f"{kind}_tokens_details")
+    return {name: value for name, value in found.items() if value is not None} if isinstance(found, Mapping) else {}
+
+
+def _first(*counts: Any) -> int | None:
+    return next((count for count in map(_count, counts) if count is not None), None)
+
+
+def _most(*counts: Any) -> int | None:
+    return max((count for count in map(_count, counts) if count is not None), default=None)
+
+
+def _count(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and value >= 0 else None
