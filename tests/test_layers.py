@@ -116,7 +116,8 @@ ROWS: dict[str, list[str]] = {
         "anthropic litellm",
     ],
     "tools": [
-        "annotations arguments expression",
+        "annotation_metadata arguments docstrings expression json_in_text portable_schema",
+        "annotations",
         "schema structured_output",
         "tool",
         "base",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +13,11 @@ from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import is_union
 from ..errors import InvalidArgument, brief
 from .annotations import give_default, schema_of, typed
+from .docstrings import read_docstring
 
 __all__ = ["Binder", "context_parameter", "describe", "parameters_of", "place_context", "unbound"]
 
 _CONTEXT = "RunContext"
-_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Yields|Raises|Examples?|Notes?|Warnings?):\s*$")
-_ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def context_parameter(fn: Callable[..., Any]) -> str | None:
@@ -150,26 +148,8 @@ def _is_async(handler: Any) -> bool:
 
 
 def describe(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the docstring before its first section, and the descriptions of parameters in its "Args:" section."""
-    text: list[str] = []
-    descriptions: dict[str, str] = {}
-    section, current, margin = "", "", 0
-    for line in (inspect.getdoc(fn) or "").splitlines():
-        heading = _SECTION.match(line)
-        depth = len(line) - len(line.lstrip())
-        if heading:
-            section, current, margin = heading[1], "", 0
-        elif not section:
-            text.append(line)
-        elif section in ("Args", "Arguments", "Parameters") and line.strip():
-            margin = margin or depth
-            entry = _ENTRY.match(line.strip()) if depth <= margin else None
-            if entry:
-                current = entry[1]
-                descriptions[current] = entry[2]
-            elif current:
-                descriptions[current] = f"{descriptions[current]} {line.strip()}".strip()
-    return "\n".join(text).strip(), {name: description for name, description in descriptions.items() if description}
+    """Return the description of a function and those of its parameters, from its docstring."""
+    return read_docstring(inspect.getdoc(fn) or "")
 
 
 def _context_in(parameters: Mapping[str, tuple[inspect.Parameter, Any]]) -> str | None:
