@@ -69,8 +69,7 @@ def _array(origin: Any, args: tuple[Any, ...], where: str, outer: tuple[Any, ...
     if origin is tuple and args and args[-1] is not Ellipsis:
         items = [schema_of(item, where, outer) for item in args]
         return schema | {"prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    if args:
-        schema["items"] = schema_of(args[0], where, outer)
+    schema["items"] = schema_of(args[0], where, outer) if args else {}
     if origin in (set, frozenset):
         schema["uniqueItems"] = True
     return schema

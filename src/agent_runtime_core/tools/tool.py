@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from .._core.validation import is_number
 from ..errors import InvalidArgument, brief
+from .portable_schema import complete_parameters
 from .schema import describe, parameters_of, unbound
 
 __all__ = ["Tool", "ToolDefinition", "tool"]
@@ -104,8 +105,11 @@ class Tool:
         )
 
     def to_openai_format(self) -> dict[str, Any]:
-        """Return this tool in OpenAI's format."""
-        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        """Return this tool in OpenAI's format.
+
+        In the copy of the parameters each array has `items`, because OpenAI refuses an array without.
+        """
+        about = {"name": self.name, "description": self.description, "parameters": complete_parameters(self.parameters)}
         return {"type": "function", "function": about}
 
 
