@@ -116,7 +116,8 @@ ROWS: dict[str, list[str]] = {
         "anthropic litellm",
     ],
     "tools": [
-        "annotation_metadata arguments docstrings expression json_in_text portable_schema",
+        "annotation_metadata arguments docstrings expression json_in_text names "
+        "portable_schema",
         "annotations",
         "schema structured_output",
         "tool",

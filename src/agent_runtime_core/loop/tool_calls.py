@@ -19,6 +19,7 @@ from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
 from ..tools.invocation import BAD_ARGUMENTS, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call, answer_read
+from ..tools.names import tool_name
 from ..tools.tool import Tool, in_doubt_policy
 from .session import LoopSession
 from .state import TurnState
@@ -84,7 +85,7 @@ class ToolCalls:
         session = self.session
         concurrent: list[_IndexedCall] = []
         for index, call in enumerate(calls):
-            tool = session.tools.get(call.name)
+            tool = self._tool(call.name)
             if tool is None or not (tool.has_side_effects or tool.requires_confirmation or _agent(tool)):
                 concurrent.append((index, call, tool))
                 continue
@@ -95,6 +96,15 @@ class ToolCalls:
             if self.child is not None:
                 return
         await self._run_concurrently(key, concurrent, answers)
+
+    def _tool(self, name: str) -> Tool | None:
+        """Return the tool with a name. Runs of earlier versions called an agent by its key, whatever it contained."""
+        tools = self.session.tools
+        tool = tools.get(name)
+        if tool is None:
+            agents = (each for each in tools.list_tools() if _agent(each))
+            tool = next((each for each in agents if _key(_agent(each)).replace("-", "_") == name), None)
+        return tool
 
     async def _run_concurrently(self, key: str, calls: list[_IndexedCall], answers: dict[int, dict[str, Any]]) -> None:
         async def one(index: int, call: ToolCallDict, tool: Tool | None) -> None:
@@ -394,6 +404,12 @@ def _agent(tool: Tool) -> Any:
     return tool.metadata.get("agent")
 
 
+def _key(agent: Any) -> str:
+    """Return the key of an agent, which may be the key itself; empty if it is neither."""
+    key = agent if isinstance(agent, str) else getattr(agent, "key", None)
+    return key if isinstance(key, str) else ""
+
+
 def agent_tool(
     agent: Any, *, name: str | None = None, description: str = "", handoff: bool = False,
     limits: RunLimits | Mapping[str, Any] | None = None,
@@ -404,26 +420,27 @@ def agent_tool(
 
     Args:
         agent: An agent, or the key of a registered one.
-        name: The name of the tool, by default the agent's key with "_" for "-".
+        name: The name of the tool, by default the agent's key with "_" for "-". A key with other characters than
+            letters, digits, "_" and "-", or with more than 64, is shortened and gets a digest.
         description: What the agent does, for the model.
         handoff: Whether the agent's answer ends the loop.
         limits: Limits of the child, within what remains of the run's own. A child that reaches them fails, and its
-            parent
-            continues.
+            parent continues.
 
     Raises:
-        InvalidArgument: `agent` is neither an agent nor a key, or a limit is invalid.
+        InvalidArgument: `agent` is neither an agent nor a key, or the name or a limit is invalid.
     """
     child_limits = RunLimits.of(limits)
-    key = agent if isinstance(agent, str) else getattr(agent, "key", None)
-    if not isinstance(key, str) or not key:
+    key = _key(agent)
+    if not key:
         raise InvalidArgument(f"agent must be an agent or the key of one, got {brief(agent)}")
+    usual = key.replace("-", "_")
 
     def never(task: str) -> str:
         raise InvalidArgument(f"agent {brief(key)} must be run by the agent loop, not called as a function")
 
     return Tool(
-        name or key.replace("-", "_"),
+        name or (usual if tool_name(usual) == usual else tool_name(key)),
         description or f"Gives a task to the agent {key}.",
         {"type": "object", "properties": {"task": {"type": "string"}}, "required": ["task"]},
         never,

@@ -14,6 +14,7 @@ from .._core.timeouts import log_abandoned_thread, with_time_limit
 from ..errors import InvalidArgument, ToolTimeout, UnknownTool, brief, deciding_error
 from .arguments import BadArguments, check_arguments, read_arguments
 from .base import BaseTool
+from .names import check_name
 from .schema import Binder
 from .tool import Tool
 
@@ -53,7 +54,7 @@ class ToolRegistry:
         """Add a tool; it replaces one with the same name.
 
         Raises:
-            InvalidArgument: It is neither a Tool nor a BaseTool object.
+            InvalidArgument: It is neither a Tool nor a BaseTool object, or its name is invalid.
         """
         converted = tool.as_tool() if isinstance(tool, BaseTool) else tool
         if (
@@ -64,6 +65,7 @@ class ToolRegistry:
             raise InvalidArgument(
                 f"tool must be a Tool or a BaseTool object, got {brief(tool)}. Create one with Tool.from_function(fn)"
             )
+        check_name(converted.name)
         self._tools[converted.name] = converted
         self._base_tools.pop(converted.name, None)
         if isinstance(tool, BaseTool):

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from .._core.validation import is_number
 from ..errors import InvalidArgument, brief
+from .names import check_name
 from .portable_schema import complete_parameters
 from .schema import describe, parameters_of, unbound
 
@@ -23,7 +24,7 @@ class Tool:
     Calling a tool calls its handler.
 
     Args:
-        name: The name by which a model calls it.
+        name: The name by which a model calls it: at most 64 letters, digits, "_" and "-". `tool_name` converts others.
         description: What it does, for the model.
         parameters: JSON Schema of its arguments.
         handler: The function.
@@ -34,7 +35,7 @@ class Tool:
             in its thread, and its result is ignored.
 
     Raises:
-        InvalidArgument: `timeout` is not a number above 0.
+        InvalidArgument: The name is invalid, or `timeout` is not a number above 0.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Tool:
     timeout: float | None = None
 
     def __post_init__(self) -> None:
+        check_name(self.name)
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise InvalidArgument(
                 f"timeout must be a number of seconds above 0, or None for no limit, got {brief(self.timeout)}"
