@@ -116,13 +116,13 @@ ROWS: dict[str, list[str]] = {
         "anthropic litellm",
     ],
     "tools": [
-        "annotation_metadata arguments docstrings expression json_in_text names "
-        "portable_schema",
+        "annotation_metadata arguments docstrings expression json_in_text names portable_schema retries",
         "annotations",
         "schema structured_output",
         "tool",
         "base",
-        "calculator registry results todo",
+        "calculator results todo",
+        "registry",
         "invocation",
     ],
     "_execution": [

@@ -25,7 +25,7 @@ class About:
 class PydanticUndefinedType: ...
 
 
-def Field(default: Any = PydanticUndefinedType(), **attributes: Any) -> Any:  # noqa: B008, N802
+def Field(default: Any = PydanticUndefinedType(), **attributes: Any) -> Any:  # noqa: B008
     nested = [About(**{name: value}) for name, value in attributes.items() if name not in ("description", "title")]
     texts = {name: attributes.get(name) for name in ("description", "title")}
     given = {"default_factory": attributes.get("default_factory")}

@@ -163,7 +163,8 @@ def test_every_heading_of_parameters(heading: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "heading", ["Returns", "Yields", "Raises", "Note", "Notes", "Warning", "Warnings", "Example", "Examples", "See Also"]
+    "heading",
+    ["Returns", "Yields", "Raises", "Note", "Notes", "Warning", "Warnings", "Example", "Examples", "See Also"],
 )
 def test_every_heading_of_something_else(heading: str) -> None:
     expected = ("Look.\n\nIt is slow.", {"city": "The city."})
@@ -183,5 +184,7 @@ def test_text_that_only_looks_like_a_section_is_kept() -> None:
 
 
 def test_a_continuation_line_is_no_entry() -> None:
-    text = "Look.\n\nArgs:\n    city: One of these:\n        ulm: a city\n        http://example.com/cities\n    unit: U."
+    text = (
+        "Look.\n\nArgs:\n    city: One of these:\n        ulm: a city\n        http://example.com/cities\n    unit: U."
+    )
     assert read_docstring(text)[1] == {"city": "One of these: ulm: a city http://example.com/cities", "unit": "U."}

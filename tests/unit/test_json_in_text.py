@@ -36,7 +36,7 @@ def json_texts(text: str) -> list[str]:
         f"{A}\n\nThis is the answer [1].",
         f"<think>Which letter? {{a}} or [b]?</think>{A}",
         f"<think>\nIt may be {{'a': 1}}\n</think>\n\n{A}\n",
-        f"<thinking>The quote \" is open: {{\"a\": </thinking>{A}",
+        f'<thinking>The quote " is open: {{"a": </thinking>{A}',
         f"<THINK>x</THINK>{A}",
         f"<reasoning>x</reasoning>\n```json\n{A}\n```",
         f'<think>A draft: {{"a": "draft"}}</think>{A}',
@@ -45,12 +45,12 @@ def json_texts(text: str) -> list[str]:
         f"<think>The answer is {A}</think>",
         f"<think>The answer is {A}",
         f"<think>{A}",
-        f"The format is {{\"a\": ...}}. So: {A}",
+        f'The format is {{"a": ...}}. So: {A}',
         f"The set {{x | x > 1}} and the citation [see 1], then {A}",
         f"[not sure] {A}",
         f"[TODO: this] {A}",
         f"{{{{ template }}}} {A}",
-        f'It\'s 5" wide: {A}',
+        f"It's 5\" wide: {A}",
     ],
 )
 def test_the_likeliest_value_is_the_answer(text: str) -> None:
@@ -65,14 +65,14 @@ def test_the_likeliest_value_is_the_answer(text: str) -> None:
         f'{{"outer": {A}, "rest": oops }}',
         f"{{'outer': {A}}}",
         f"{{outer: {A}}}",
-        f"{{\n  // a comment\n  \"outer\": {A}}}",
-        f"{{\n  /* a comment */\n  \"outer\": {A}}}",
-        f'Here: [{A}, {A}',
+        f'{{\n  // a comment\n  "outer": {A}}}',
+        f'{{\n  /* a comment */\n  "outer": {A}}}',
+        f"Here: [{A}, {A}",
         f'Here: {{"x": "an example {A[:5]} [1, 2]',
         f'Here: {{"list": [1, 2], "n": None, "more": {A}}}',
         f'```json\n{{"outer": {A}, \n```',
-        f'[1, 2, {A} 3]',
-        f'[1 2 {A}]',
+        f"[1, 2, {A} 3]",
+        f"[1 2 {A}]",
         f'{{"a": [1, {A}}}, "b": 1}}',
     ],
 )
@@ -103,7 +103,25 @@ def test_a_value_that_is_no_object_or_array() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["{", "[", '{"', '["', '{"a":', '[1,', '{"a":"\\"', "[[", "{}", "<think>", "</think>", "```\n", '"', '\\"', "{'a': ", "\n```{ "]
+    "part",
+    [
+        "{",
+        "[",
+        '{"',
+        '["',
+        '{"a":',
+        "[1,",
+        '{"a":"\\"',
+        "[[",
+        "{}",
+        "<think>",
+        "</think>",
+        "```\n",
+        '"',
+        '\\"',
+        "{'a': ",
+        "\n```{ ",
+    ],
 )
 def test_a_hostile_text_ends(part: str) -> None:
     # Quadratic time would take hours, and the test would reach its time limit.

@@ -43,8 +43,9 @@ def lacking(schema: Any) -> bool:
 @pytest.mark.parametrize(
     "hint",
     [
-        list, set, frozenset, tuple, list[Any], list[list], tuple[list, int], tuple[int, ...], dict[str, list],
-        abc.Sequence, abc.Iterable[Any], list | None, Tagged, Row, list[Row | Tagged | list],
+        list, set, frozenset, tuple, list[Any], list[list], tuple[list, int], tuple[int, ...],  # type: ignore[type-arg]
+        dict[str, list], abc.Sequence, abc.Iterable[Any], list | None, Tagged, Row,  # type: ignore[type-arg]
+        list[Row | Tagged | list],  # type: ignore[type-arg]
     ],
 )  # fmt: skip
 def test_each_array_of_a_hint_has_items(hint: Any) -> None:

@@ -74,7 +74,15 @@ def test_an_invalid_name_is_refused_with_a_valid_one(name: str) -> None:
 def test_the_name_of_an_agent_is_made_of_its_key() -> None:
     assert agent_tool("research-agent").name == "research_agent"
     assert agent_tool("v2").name == "v2"
-    keys = ["research.agent:v2", "research.agent.v2", "research agent v2", "research_agent_v2", "研究", "k" * 65, "a.b-c"]
+    keys = [
+        "research.agent:v2",
+        "research.agent.v2",
+        "research agent v2",
+        "research_agent_v2",
+        "研究",
+        "k" * 65,
+        "a.b-c",
+    ]
     names = {agent_tool(key).name for key in [*keys, "a.b_c"]}
     assert len(names) == len(keys) + 1
     assert all(map(valid, names))

@@ -37,10 +37,13 @@ def with_default(schema: dict[str, Any], value: Any) -> dict[str, Any]:
     if not _is_plain(plain):
         return schema
     if misfit(plain, schema) is not None:
-        outside = {key: schema[key] for key in _ABOUT if key in schema}
+        outside: dict[str, Any] = {key: schema[key] for key in _ABOUT if key in schema}
         inside = {key: each for key, each in schema.items() if key not in outside}
         option = {"type": "null"} if plain is None else {"enum": [plain]}
-        schema = {"anyOf": [*inside.pop("anyOf"), option] if inside.keys() == {"anyOf"} else [inside, option], **outside}
+        schema = {
+            "anyOf": [*inside.pop("anyOf"), option] if inside.keys() == {"anyOf"} else [inside, option],
+            **outside,
+        }
     return {**schema, "default": plain}
 
 

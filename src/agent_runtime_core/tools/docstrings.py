@@ -8,15 +8,55 @@ from typing import Final
 __all__ = ["read_docstring"]
 
 _PARAMETERS: Final = frozenset(
-    "args arguments params parameters keyword_args keyword_arguments kwargs other_parameters other_params other_args "
-    "other_arguments".split()
+    [
+        "args",
+        "arguments",
+        "params",
+        "parameters",
+        "keyword_args",
+        "keyword_arguments",
+        "kwargs",
+        "other_parameters",
+        "other_params",
+        "other_args",
+        "other_arguments",
+    ]
 )
 _OTHERS: Final = frozenset(
-    "return returns yield yields receive receives raise raises except exceptions warns example examples note notes "
-    "warning warnings see_also references attributes todo tip hint important caution danger attention error "
-    "methods usage".split()
+    [
+        "return",
+        "returns",
+        "yield",
+        "yields",
+        "receive",
+        "receives",
+        "raise",
+        "raises",
+        "except",
+        "exceptions",
+        "warns",
+        "example",
+        "examples",
+        "note",
+        "notes",
+        "warning",
+        "warnings",
+        "see_also",
+        "references",
+        "attributes",
+        "todo",
+        "tip",
+        "hint",
+        "important",
+        "caution",
+        "danger",
+        "attention",
+        "error",
+        "methods",
+        "usage",
+    ]
 )
-_PROSE: Final = frozenset("example examples note notes see_also references warning warnings".split())
+_PROSE: Final = frozenset(["example", "examples", "note", "notes", "see_also", "references", "warning", "warnings"])
 _SECTIONS: Final = _PARAMETERS | _OTHERS
 _HEADING: Final = re.compile(r"([A-Za-z]+(?: [A-Za-z]+)?):[ \t]*$")
 _UNDERLINE: Final = re.compile(r"(-{3,}|={3,})[ \t]*$")
@@ -28,7 +68,7 @@ _FIELD_ENTRY: Final = re.compile(
     r"[:@](param|parameter|arg|argument|key|keyword|kwarg|type|return|returns|rtype|raise|raises|except|exception|"
     r"yield|yields|ytype|var|ivar|cvar|vartype|meta)\b([^:]*):(?:[ \t]+(.*)|$)"
 )
-_FIELD_NAMES: Final = frozenset("param parameter arg argument key keyword kwarg".split())
+_FIELD_NAMES: Final = frozenset(["param", "parameter", "arg", "argument", "key", "keyword", "kwarg"])
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:

@@ -14,7 +14,8 @@ _DEEPEST: Final = 200  # levels; a value nested more deeply is refused anyway
 _TAG: Final = r"<(/?)(think|thinking|thought|thoughts|reasoning|reflection)>"
 #: A tag, a code fence, or the start of a JSON object or array. Prose in brackets, such as [see below], is no start.
 _START: Final = re.compile(
-    rf"{_TAG}|(?:^|(?<=\n))[ \t]*(```+|~~~+)|(\{{)(?=\s*(?:[\"'}}]|//|/\*|\w+\s*:))|(\[)(?=\s*[\[\]{{\"\-0-9tfnNI])", re.IGNORECASE
+    rf"{_TAG}|(?:^|(?<=\n))[ \t]*(```+|~~~+)|(\{{)(?=\s*(?:[\"'}}]|//|/\*|\w+\s*:))|(\[)(?=\s*[\[\]{{\"\-0-9tfnNI])",
+    re.IGNORECASE,
 )
 # Possessive, so that an unterminated string takes linear time.
 _STRING: Final = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ _SCHEMAS: Final = ("items", "additionalProperties", "contains", "not", "if", "th
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _TABLES: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _NOT_AT_THE_ROOT: Final = frozenset({"anyOf", "oneOf", "allOf", "enum", "const", "not", "$ref"})
+#: A reference into a schema, except into its definitions, which stay at the root.
+_ELSEWHERE: Final = re.compile(r"#$|#/(?!(\$defs|definitions)/)")
 _DEFINITIONS: Final = ("$defs", "definitions", "$schema")
 
 
@@ -77,9 +80,8 @@ def _moved(tree: Any) -> Any:
         return tree
     made = {name: _moved(each) for name, each in tree.items()}
     target = made.get("$ref")
-    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
-        if not target.startswith(("#/$defs/", "#/definitions/")):
-            made["$ref"] = f"#/properties/{RESULT}{target[1:]}"
+    if isinstance(target, str) and _ELSEWHERE.match(target):
+        made["$ref"] = f"#/properties/{RESULT}{target[1:]}"
     return made
 
 

@@ -12,6 +12,7 @@ from .._core.validation import is_number
 from ..errors import InvalidArgument, brief
 from .names import check_name
 from .portable_schema import complete_parameters
+from .retries import RetryDelay, RetryOn, check_retries
 from .schema import describe, parameters_of, unbound
 
 __all__ = ["Tool", "ToolDefinition", "tool"]
@@ -31,11 +32,15 @@ class Tool:
         has_side_effects: False means that calls may run concurrently and may be repeated.
         requires_confirmation: Whether a person must approve each call.
         metadata: Further data of the application.
-        timeout: Time limit of a call in seconds, or None. After it a coroutine is cancelled; a plain function continues
-            in its thread, and its result is ignored.
+        timeout: Time limit of one attempt in seconds, or None. After it a coroutine is cancelled; a plain function
+            continues in its thread, and its result is ignored.
+        retries: Attempts after the first one. Each attempt of a tool with side effects has the same idempotency key.
+        retry_delay: Seconds before each retry, or a function such as `Backoff()`.
+        retry_on: Error types that are retried, or a function that decides for an error. Invalid arguments, and errors
+            that end the run, are never retried.
 
     Raises:
-        InvalidArgument: The name is invalid, or `timeout` is not a number above 0.
+        InvalidArgument: The name is invalid, `timeout` is not a number above 0, or a setting of the retries is invalid.
     """
 
     name: str
@@ -46,6 +51,9 @@ class Tool:
     requires_confirmation: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
     timeout: float | None = None
+    retries: int = 0
+    retry_delay: RetryDelay = 1.0
+    retry_on: RetryOn = Exception
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -53,6 +61,7 @@ class Tool:
             raise InvalidArgument(
                 f"timeout must be a number of seconds above 0, or None for no limit, got {brief(self.timeout)}"
             )
+        check_retries(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the handler."""
@@ -70,21 +79,27 @@ class Tool:
         requires_confirmation: bool = False,
         metadata: dict[str, Any] | None = None,
         timeout: float | None = None,
+        retries: int = 0,
+        retry_delay: RetryDelay = 1.0,
+        retry_on: RetryOn = Exception,
     ) -> Tool:
         """Create a tool from a function's name, docstring and type hints.
 
-        A Google-style "Args:" section describes the parameters. A parameter annotated `RunContext` receives the context
-        and is not part of the schema, nor is one that functools.partial has bound.
+        The docstring describes the parameters, in the style of Google, NumPy or Sphinx. A parameter annotated
+        `RunContext` receives the context and is not part of the schema, nor is one that functools.partial has bound.
 
         Args:
             fn: The function or coroutine function.
             name: By default the name of the function.
-            description: By default the docstring before its first section.
+            description: By default the docstring without its sections.
             parameters: JSON Schema of the arguments, by default from the type hints.
             has_side_effects: See `Tool`.
             requires_confirmation: See `Tool`.
             metadata: See `Tool`.
             timeout: See `Tool`.
+            retries: See `Tool`.
+            retry_delay: See `Tool`.
+            retry_on: See `Tool`.
 
         Raises:
             InvalidArgument: `fn` is not a function, has no name, or has a parameter without a JSON Schema.
@@ -104,6 +119,9 @@ class Tool:
             requires_confirmation=requires_confirmation,
             metadata={} if metadata is None else metadata,
             timeout=timeout,
+            retries=retries,
+            retry_delay=retry_delay,
+            retry_on=retry_on,
         )
 
     def to_openai_format(self) -> dict[str, Any]:
@@ -148,6 +166,9 @@ def tool(
     requires_confirmation: bool = False,
     metadata: dict[str, Any] | None = None,
     timeout: float | None = None,
+    retries: int = 0,
+    retry_delay: RetryDelay = 1.0,
+    retry_on: RetryOn = Exception,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
