@@ -268,7 +268,7 @@ async def test_a_result_without_a_json_form_repeats_no_effect(tmp_path: Path, ma
     async def on_tool_result(self: Any, ctx: Any, name: str, result: Any) -> Any:
         return Receipt()
 
-    members = {"on_tool_result": on_tool_result} if made == "hook" else {}
+    members: Any = {"on_tool_result": on_tool_result} if made == "hook" else {}
     async with AgentRunner.open(tmp_path / "runs.db") as runner:
         result = (await runner.execute(agent(pay, **members), "r", {"messages": HELLO})).raise_for_status()
     assert paid == [5]

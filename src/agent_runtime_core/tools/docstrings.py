@@ -87,7 +87,7 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
         if skip:  # the underline of a heading
             skip = False
         elif _UNDERLINE.match(following) and _section_name(line) in _SECTIONS:
-            reader.open(_section_name(line), numpy=True)
+            reader.start(_section_name(line), numpy=True)
             skip = True
         else:
             reader.line(line)
@@ -106,7 +106,7 @@ class _Reader:
         self._after_blank = False
         self._current: list[str] = []  # the parameters that the current line describes
 
-    def open(self, section: str, *, numpy: bool = False, margin: int | None = None) -> None:
+    def start(self, section: str, *, numpy: bool = False, margin: int | None = None) -> None:
         """Start a section or a field."""
         self._section, self._numpy, self._margin = section, numpy, margin
         self._after_blank, self._current = False, []
@@ -117,17 +117,17 @@ class _Reader:
         depth = len(line) - len(line.lstrip())
         heading = _HEADING.match(line)
         if heading and _key(heading[1]) in _SECTIONS:
-            self.open(_key(heading[1]))
+            self.start(_key(heading[1]))
         elif field := _FIELD_ENTRY.match(line):
-            self.open("field", margin=1)
+            self.start("field", margin=1)
             if field[1] in _FIELD_NAMES and field[2].split():
-                self._start(field[2].split()[-1], field[3] or "")
+                self._describe(field[2].split()[-1], field[3] or "")
         elif not self._section:
             self._text.append(line)
         elif not text:
             self._after_blank = True
         elif depth == 0 and self._left(text):
-            self.open("")
+            self.start("")
             self._text += ["", line]
         else:
             self._inside(text, depth)
@@ -153,12 +153,12 @@ class _Reader:
         if self._section in _PARAMETERS and depth <= self._margin:
             entry = (_NUMPY_ENTRY if self._numpy else _ENTRY).match(text)
             if entry:
-                self._start(entry[1], "" if self._numpy else entry[2] or "")
+                self._describe(entry[1], "" if self._numpy else entry[2] or "")
                 return
         for name in self._current:
             self._found[name].append(text)
 
-    def _start(self, names: str, description: str) -> None:
+    def _describe(self, names: str, description: str) -> None:
         self._current = [name.strip().lstrip("\\*") for name in names.split(",")]
         for name in self._current:
             self._found[name] = [description.strip()]
