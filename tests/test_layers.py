@@ -118,11 +118,13 @@ ROWS: dict[str, list[str]] = {
         "anthropic litellm",
     ],
     "tools": [
-        "annotations arguments expression",
+        "annotation_metadata arguments docstrings expression json_in_text names portable_schema retries",
+        "annotations",
         "schema structured_output",
         "tool",
         "base",
-        "calculator registry results todo",
+        "calculator results todo",
+        "registry",
         "invocation",
     ],
     "_execution": [

@@ -170,7 +170,7 @@ class ToolTimeout(AgentRuntimeError, TimeoutError):
     def __init__(self, tool: str, seconds: float, more: str = "") -> None:
         self.tool: str = tool
         self.seconds: float = seconds
-        super().__init__(f"tool {tool!r} returned no result within {seconds:g} s{more}")
+        super().__init__(f"tool {tool!r} took longer than {seconds:g} s{more}")
 
 
 class ToolFailed(AgentRuntimeError):

@@ -73,13 +73,12 @@ async def test_a_result_without_success_is_an_error_that_a_model_is_told() -> No
     assert (await answer_call(tools, Call("calculator", '{"operation": "pow"}'), None)).error == "bad_arguments"
 
 
-async def test_what_is_no_result_is_named() -> None:
-    class Wrong(Greeter):
+async def test_another_result_is_the_output_because_the_tool_ran() -> None:
+    class Plain(Greeter):
         async def execute(self, who: str, ctx: RunContext | None = None) -> Any:
             return who
 
-    with pytest.raises(InvalidArgument, match=r"Wrong\.execute must return a ToolResult, got 'Ada'"):
-        await registry(Wrong()).execute("greet", {"who": "Ada"})
+    assert await registry(Plain()).execute("greet", {"who": "Ada"}) == "Ada"
 
 
 async def test_its_time_limit_is_kept() -> None:

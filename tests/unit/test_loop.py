@@ -1294,7 +1294,9 @@ async def test_an_answer_that_a_hook_makes_unkeepable_is_told_to_the_model(tmp_p
     async with AgentRunner.open(tmp_path / "runs.db") as runner:
         result = (await runner.execute(parent, "r", {"messages": HELLO})).raise_for_status()
     assert result.final_output == {"response": "done"}
-    assert parent.asked.asked[1][-1]["content"].startswith("Error: the result of tool 'echo' cannot be stored: ")
+    told = parent.asked.asked[1][-1]
+    assert told["content"].startswith(f"Tool 'echo' ran, but its result of type {type(made).__name__} cannot be stored")
+    assert "metadata" not in told
 
 
 async def test_an_agent_that_nobody_registered_is_told_to_the_model(tmp_path: Path) -> None:

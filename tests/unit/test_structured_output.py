@@ -10,6 +10,7 @@ from typing import Any, Literal, NotRequired, Optional, TypedDict
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument
+from agent_runtime_core.schema import misfit
 from agent_runtime_core.tools.structured_output import Output
 
 
@@ -151,8 +152,8 @@ def test_a_fence_inside_a_text_is_part_of_it() -> None:
         (Place, '{"name": "Ulm"', "is not JSON"),
         (Place, '```json\n{"name": "Ulm"', "is not JSON"),
         (Place, "{'name': 'Ulm'}", "is not JSON"),
-        (Place, 'Here it is:\n```json\n{"name": "Ulm"}\n```', "is not JSON"),
-        (Place, '{"name": "Ulm"} {"name": "Bonn"}', "is not JSON"),
+        (Place, 'Here it is: {"name": "Ulm", "inner": {"name": "Bonn"}', "is not JSON"),
+        (list[int], 'Here it is: {"list": [1, 2], "n": ', "is not JSON"),
         (float, "NaN", "NaN"),
         (Place, '{"name": "Ulm", "height": Infinity}', "Infinity"),
         (Place, '{"name": "Ulm", "height": 1e999}', "1e999 is larger than any float"),
@@ -192,6 +193,90 @@ def test_what_is_wrong_is_named_to_the_model(wanted: Any, text: str, problem: st
     assert found in told
     assert json.dumps(output.schema) in told, "and what is wanted"
     assert len(told) < 5000, "a long answer is not told back"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Here it is:\n```json\n{"name": "Ulm"}\n```\nAnything else?',
+        'Here it is: {"name": "Ulm"}',
+        '{"name": "Ulm"} {"name": "Bonn"}',
+        '{"wrong": [1]} As [1] says: {"name": "Ulm"}',
+        '<think>{"name": "Bonn"}? No.</think>{"name": "Ulm"}',
+        'It may be {"name": "Bonn"}</think>\n{"name": "Ulm"}',
+        '<think>So the answer is {"name": "Ulm"}</think>',
+        '<think>So the answer is {"name": "Ulm"}',
+        '<think>{"name": "Ulm"}</think>\nThat is it.',
+    ],
+)
+def test_the_value_is_found_in_a_text(text: str) -> None:
+    output = Output(Place)
+    assert output.problem(text) is None
+    assert output.values(text) == (Place("Ulm"), {"name": "Ulm"})
+
+
+def test_the_problem_is_that_of_the_longest_value() -> None:
+    assert Output(Place).problem('As [1] says: {"name": 7}') == "$.name is int, the schema wants string"
+    assert Output(list[int]).problem('As 1 says: {"result": ["a"]}') == "$.result[0] is str, the schema wants integer"
+
+
+NODE: dict[str, Any] = {
+    "$ref": "#/$defs/Node",
+    "$defs": {"Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}, "required": ["n"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said", "value"),
+    [
+        (list[str], ["x"], ["x"]),
+        (set[int], [1], {1}),
+        (int, 7, 7),
+        (str, "text", "text"),
+        (Mood, "bad", Mood.BAD),
+        (Literal["a", "b"], "a", "a"),
+        (Place | Person, {"name": "Ulm"}, Place("Ulm")),
+        (Optional[Place], None, None),  # noqa: UP045
+        (Any, {"a": 1}, {"a": 1}),
+        ({"type": "array", "items": {"type": "integer"}}, [1], [1]),
+        ({"anyOf": [{"type": "object", "required": ["a"]}, {"type": "null"}]}, {"a": 1}, {"a": 1}),
+        ({"type": "object", "oneOf": [{"required": ["a"]}]}, {"a": 1}, {"a": 1}),
+        (NODE, {"n": 1, "next": {"n": 2}}, {"n": 1, "next": {"n": 2}}),
+        ({"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, [[None]], [[None]]),
+    ],
+)
+def test_the_model_answers_a_type_that_is_no_object_inside_of_one(wanted: Any, said: Any, value: Any) -> None:
+    given = json.loads(json.dumps(wanted)) if isinstance(wanted, dict) else None
+    output = Output(wanted)
+    assert output.schema["type"] == "object"
+    assert not {"anyOf", "oneOf", "enum", "$ref"} & output.schema.keys()
+    assert list(output.schema["properties"]) == output.schema["required"] == ["result"]
+    assert output.schema["additionalProperties"] is False
+    for text in (json.dumps({"result": said}), f"<think>[0]</think>As [1] says: {json.dumps({'result': said})}"):
+        assert output.problem(text) is None
+        assert output.values(text) == (value, said)
+        assert misfit(json.loads(text[text.index("{") :]), output.schema) is None
+    assert output.problem(json.dumps(said)) is None
+    assert output.values(json.dumps(said)) == (value, said)
+    assert given is None or wanted == given
+
+
+def test_references_of_a_schema_inside_of_another_object_still_resolve() -> None:
+    output = Output(NODE)
+    assert misfit({"result": {"n": 1, "next": {"n": 2}}}, output.schema) is None
+    assert misfit({"result": {"n": 1, "next": {}}}, output.schema) == "$.result.next lacks 'n'"
+    own = Output({"type": "array", "items": {"$ref": "#"}, "maxItems": 1})
+    assert misfit({"result": [[[]]]}, own.schema) is None
+    assert misfit({"result": [[[], []]]}, own.schema) == "$.result[0] has 2 items, the schema wants at most 1"
+
+
+def test_an_object_with_a_property_called_result_stays_as_it_is() -> None:
+    output = Output({"type": "object", "properties": {"result": {"type": "object"}}, "required": ["result"]})
+    assert output.values('{"result": {"result": 1}}')[1] == {"result": {"result": 1}}
+    either = Output({"anyOf": [{"type": "object", "properties": {"result": {"type": "integer"}}}, {"type": "null"}]})
+    assert either.values('{"result": {"result": 1}}')[1] == {"result": 1}
+    assert either.values('{"result": 1}')[1] == {"result": 1}
+    assert either.values('{"result": null}')[1] is None
 
 
 # -- what the model is shown

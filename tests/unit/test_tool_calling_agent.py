@@ -58,7 +58,7 @@ async def test_it_answers_and_tells_what_it_does() -> None:
     assert result.final_output == {"response": "21 degrees"}
     assert client.asked[0] == [{"role": "system", "content": "You know the weather."}, *HELLO]
     assert [m["role"] for m in result.final_messages] == ["user", "assistant", "tool", "assistant"]
-    assert result.final_messages[2]["content"] == str({"city": "Ulm", "degrees": 21})
+    assert result.final_messages[2]["content"] == '{"city": "Ulm", "degrees": 21}'
     assert result.usage["total_tokens"] == 240, "of all calls, not the last one"
     assert ctx.get_events() == [
         ("tool.call", {"tool_name": "weather", "tool_args": {"city": "Ulm"}, "tool_call_id": "c1"}),

@@ -7,11 +7,16 @@ import functools
 import json
 import sys
 import threading
+import types
+from collections import deque
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pytest
 
@@ -41,6 +46,8 @@ from agent_runtime_core.tools import (
     tool,
 )
 from tests.support.tool_corpus import BAD, GOOD, Bad, Good, registry
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 if TYPE_CHECKING:
     from agent_runtime_core.interfaces import RunContext
@@ -130,15 +137,104 @@ async def test_a_long_list_of_problems_is_cut() -> None:
 # -- good answers
 
 
-async def test_the_content_is_the_text_of_the_result() -> None:
-    for result, content in (
+@pytest.mark.parametrize(
+    ("result", "content"),
+    [
         ("plain", "plain"),
-        ({"a": [1, None]}, "{'a': [1, None]}"),
-        (None, "None"),
-        (3.5, "3.5"),
         ("", ""),
-    ):
-        assert await _answer(lambda result=result: result) == ToolAnswer(content, True, result, None)
+        ('"quoted"', '"quoted"'),
+        ({"a": [1, None, True], "ü": "é"}, '{"a": [1, null, true], "ü": "é"}'),
+        ([{"b": 1.5}], '[{"b": 1.5}]'),
+        ((1, "a"), '[1, "a"]'),
+        ({3, 1, 2}, "[1, 2, 3]"),
+        (None, "null"),
+        (True, "true"),
+        (3.5, "3.5"),
+        (7, "7"),
+        ([], "[]"),
+        (datetime(2026, 1, 2, 12, tzinfo=UTC), "2026-01-02T12:00:00+00:00"),
+        ({"at": date(2026, 1, 2), "cost": Decimal("1.50")}, '{"at": "2026-01-02", "cost": "1.50"}'),
+        ({"raw": b"text", "id": UUID(int=0)}, '{"raw": "text", "id": "00000000-0000-0000-0000-000000000000"}'),
+        (b"\xff\xfe", "//4="),
+    ],
+)
+async def test_the_content_is_the_result_as_json(result: Any, content: str) -> None:
+    assert await _answer(lambda: result) == ToolAnswer(content, True, result, None)
+
+
+@dataclass
+class Unregistered:
+    city: str
+    inner: Any = None
+
+
+class Level(Enum):
+    HIGH = 3
+
+
+class Model:
+    """An object like a pydantic model."""
+
+    def model_dump(self) -> dict[str, Any]:
+        return {"at": NOON, "level": Level.HIGH}
+
+
+class Attrs:
+    __attrs_attrs__ = (types.SimpleNamespace(name="a"),)
+    a = 1
+
+
+class Struct:
+    __struct_fields__ = ("a",)
+    a = 1
+
+
+class Array:
+    dtype = "int"
+
+    def tolist(self) -> list[int]:
+        return [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("result", "plain"),
+    [
+        (float("nan"), "NaN"),
+        ({"a": [float("inf"), float("-inf")]}, {"a": ["Infinity", "-Infinity"]}),
+        (Unregistered("Oslo", Unregistered("Ulm")), {"city": "Oslo", "inner": {"city": "Ulm", "inner": None}}),
+        (Level.HIGH, 3),
+        ({1: "a", None: "b", 2.5: "c", Level.HIGH: "d", UUID(int=0): "e"},
+         {"1": "a", "null": "b", "2.5": "c", "3": "d", "00000000-0000-0000-0000-000000000000": "e"}),
+        ([Model()], [{"at": "2026-01-02T12:00:00+00:00", "level": 3}]),
+        (Attrs(), {"a": 1}),
+        (Struct(), {"a": 1}),
+        (Array(), [1, 2]),
+        (range(3), [0, 1, 2]),
+        ({"a": 1}.keys(), ["a"]),
+        (deque([1]), [1]),
+        (Path("a/b"), "a/b"),
+        (bytearray(b"a"), "a"),
+        (types.MappingProxyType({"a": Level.HIGH}), {"a": 3}),
+    ],
+)  # fmt: skip
+async def test_a_result_with_an_obvious_json_form_is_converted(result: Any, plain: Any) -> None:
+    answer = await _answer(lambda: result)
+    assert (answer.ok, answer.error, answer.result) == (True, None, plain)
+    assert answer.content == (plain if isinstance(plain, str) else json.dumps(plain))
+
+
+async def test_a_plain_function_may_return_a_tool_result() -> None:
+    seen: list[Any] = []
+
+    async def after(name: str, result: Any) -> Any:
+        seen.append(result)
+        return result
+
+    assert (await _answer(lambda: ToolResult(True, {"a": 1}), after=after)).content == '{"a": 1}'
+    assert seen == [{"a": 1}]
+    failed = await _answer(lambda: ToolResult(False, error="no such city"))
+    assert (failed.ok, failed.error) == (False, "failed")
+    assert failed.content == "Error: ToolFailed: tool 't' did not succeed: no such city"
 
 
 async def test_the_context_reaches_the_handler() -> None:
@@ -160,17 +256,40 @@ async def test_a_call_is_any_object_with_a_name_and_arguments() -> None:
     assert (await answer_call(_only(lambda: 1, name="t"), Plain(), None)).result == 1
 
 
-async def test_a_result_that_cannot_be_kept_is_a_failure_with_the_reason() -> None:
-    for result, why in (
-        (object(), "$: an object has no JSON form here"),
-        ({"a": [float("nan")]}, "$.a[0]: "),
-        ("x" * 2**21, "larger than 1,048,576 bytes"),
-        (json.loads("[" * 100 + "]" * 100), "nested deeper than 100 levels"),  # where the call's record has it
-    ):
-        answer = await _answer(lambda result=result: result)
-        assert (answer.ok, answer.error, answer.result) == (False, "failed", None)
-        assert answer.content.startswith("Error: the result of tool 't' cannot be stored: ")
+@pytest.mark.parametrize(
+    ("result", "kind", "why"),
+    [
+        (object(), "object", "$: an object has no JSON form here"),
+        ({"a": [object()]}, "dict", "$.a[0]: "),
+        (Level, "EnumType", "the class Level has no JSON form here"),
+        ("x" * 2**21, "str", "larger than 1,048,576 bytes"),
+        (json.loads("[" * 100 + "]" * 100), "list", "nested deeper than 100 levels"),  # where the call's record has it
+    ],
+)
+async def test_a_tool_that_ran_did_not_fail_if_its_result_cannot_be_stored(result: Any, kind: str, why: str) -> None:
+    answer = await _answer(lambda: result)
+    assert (answer.ok, answer.error, answer.result) == (True, "no_result", None)
+    assert answer.content.startswith(f"Tool 't' ran, but its result of type {kind} cannot be stored: ")
+    assert why in answer.content
+
+
+def _same(_value: Any) -> Any:
+    return _value
+
+
+async def test_a_cycle_and_a_conversion_that_fails_are_described() -> None:
+    cycle: list[Any] = []
+    cycle.append({"a": cycle})
+
+    class Broken:
+        def model_dump(self) -> Any:
+            raise ValueError("secret")
+
+    for result, why in ((cycle, "a cycle"), (Broken(), "a Broken has no JSON form")):
+        answer = await _answer(functools.partial(_same, _value=result))
+        assert (answer.ok, answer.error) == (True, "no_result")
         assert why in answer.content
+        assert "secret" not in answer.content
 
 
 @dataclass
@@ -181,11 +300,6 @@ class Reading:
     inner: Reading | None = None
 
 
-@dataclass
-class Unkeepable:
-    x: InitVar[int]
-
-
 @register_type
 @dataclass
 class Registered:
@@ -194,9 +308,6 @@ class Registered:
 
 class Colour(Enum):
     RED = "red"
-
-
-NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def one() -> Reading:
@@ -218,8 +329,10 @@ def known() -> Registered:
 async def test_a_result_is_kept_by_the_annotated_return_type() -> None:
     plain = {"city": "Oslo", "colour": "RED", "at": NOON, "inner": None}
     for fn, result in ((one, plain), (some, [plain]), (colour, "RED"), (functools.partial(one), plain)):
-        assert await _answer(fn) == ToolAnswer(str(result), True, result, None)
-    assert await _answer(known) == ToolAnswer("Registered(a=1)", True, Registered(1), None)
+        answer = await _answer(fn)
+        assert (answer.ok, answer.result) == (True, result)
+        assert answer.content == (result if isinstance(result, str) else json.dumps(result, default=datetime.isoformat))
+    assert await _answer(known) == ToolAnswer('{"a": 1}', True, Registered(1), None)
 
 
 async def test_a_hook_is_given_the_result_as_the_tool_gave_it() -> None:
@@ -231,15 +344,12 @@ async def test_a_hook_is_given_the_result_as_the_tool_gave_it() -> None:
     assert answer.result["city"] == "Bergen"
 
 
-async def test_a_result_that_does_not_fit_its_annotated_type_is_a_failure_with_the_reason() -> None:
+async def test_a_result_that_does_not_fit_its_annotated_type_is_described() -> None:
     def wrong() -> Reading:
         return object()  # type: ignore[return-value]
 
     def inside() -> Reading:
         return Reading(object(), Colour.RED, NOON)  # type: ignore[arg-type]
-
-    def unkeepable() -> Unkeepable:
-        return Unkeepable(1)
 
     def large() -> list[Reading]:
         return [Reading("x" * 2**21, Colour.RED, NOON)]
@@ -260,13 +370,12 @@ async def test_a_result_that_does_not_fit_its_annotated_type_is_a_failure_with_t
     for fn, why in (
         (wrong, "$: the annotation says Reading, this is an object"),
         (inside, "$.city: an object has no JSON form here"),
-        (unkeepable, "Unkeepable.x is an InitVar"),
         (large, "larger than 1,048,576 bytes"),
         (Given().as_tool().handler, "$: an object has no JSON form here"),
     ):
         answer = await _answer(fn)
-        assert (answer.ok, answer.error, answer.result) == (False, "failed", None)
-        assert answer.content.startswith("Error: the result of tool 't' cannot be stored: ")
+        assert (answer.ok, answer.error, answer.result) == (True, "no_result", None)
+        assert answer.content.startswith("Tool 't' ran, but its result of type ")
         assert why in answer.content
 
 
@@ -323,7 +432,7 @@ async def test_a_function_that_leaves_the_process_has_failed(fn: Callable[..., A
         (TimeoutError("slow"), "Error: TimeoutError: slow"),
         (InvalidArgument("the handler's own"), "Error: InvalidArgument: the handler's own"),
         (BadArguments("another's", "other"), "Error: BadArguments: tool 'other': another's"),
-        (ToolTimeout("other", 1), "Error: ToolTimeout: tool 'other' returned no result within 1 s"),
+        (ToolTimeout("other", 1), "Error: ToolTimeout: tool 'other' took longer than 1 s"),
         (
             ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
             "Error: ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'",
@@ -473,7 +582,7 @@ async def test_hooks_see_the_call_and_replace_the_result() -> None:
         return a
 
     answer = await _answer(echo, '{"a": 1.0}', before=before, after=after)
-    assert answer == ToolAnswer("{'doubled': 10}", True, {"doubled": 10}, None)
+    assert answer == ToolAnswer('{"doubled": 10}', True, {"doubled": 10}, None)
     assert seen == [("t", {"a": 1.0}), ("t", 5)]
 
 
@@ -548,9 +657,9 @@ async def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
     tools = ToolRegistry()
     tools.register(endless)
     answer = await answer_call(tools, _call("endless"), None)
-    assert answer == ToolAnswer("Error: tool 'endless' returned no result within 0.01 s", False, None, "timed_out")
+    assert answer == ToolAnswer("Error: tool 'endless' took longer than 0.01 s", False, None, "timed_out")
     assert ended == ["cancelled"]
-    with pytest.raises(TimeoutError, match=r"tool 'endless' returned no result within 0\.01 s") as caught:
+    with pytest.raises(TimeoutError, match=r"tool 'endless' took longer than 0\.01 s") as caught:
         await tools.execute("endless", {})
     assert isinstance(caught.value, AgentRuntimeError)
     assert isinstance(caught.value, ToolTimeout)
@@ -569,7 +678,7 @@ async def test_a_thread_that_takes_too_long_is_left_behind() -> None:
     tools.register(blocking)
     answer = await answer_call(tools, _call("blocking"), None)
     assert answer.error == "timed_out"
-    assert answer.content.endswith("within 0.01 s; it continues in its thread and may still have effects")
+    assert answer.content.endswith("longer than 0.01 s; it continues in its thread and may still have effects")
     assert not ended.is_set()
     free.set()
     assert ended.wait(30)

@@ -171,7 +171,7 @@ def test_what_from_function_is_told_wins() -> None:
         (bool, {"type": "boolean"}),
         (None, {"type": "null"}),
         (Any, {}),
-        (list, {"type": "array"}),
+        (list, {"type": "array", "items": {}}),
         (list[int], {"type": "array", "items": {"type": "integer"}}),
         (Sequence[str], {"type": "array", "items": {"type": "string"}}),
         (set[str], {"type": "array", "items": {"type": "string"}, "uniqueItems": True}),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -34,8 +36,9 @@ def misfit(value: Any, schema: Mapping[str, Any], path: str = "$") -> str | None
     """Return why `value` does not match `schema`, or None if it does.
 
     Checks type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems, maxItems,
-    minimum, maximum, exclusiveMinimum, exclusiveMaximum, minLength, maxLength, allOf, anyOf, oneOf (as anyOf) and a
-    $ref into the schema itself (JSON Schema 2020-12). Other keywords are ignored.
+    minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, minLength, maxLength, pattern, allOf, anyOf, oneOf
+    (as anyOf) and a $ref into the schema itself (JSON Schema 2020-12). Other keywords are ignored, and so is a pattern
+    that is not a regular expression of Python.
     """
     return next(misfits(value, schema, path), None)
 
@@ -234,6 +237,8 @@ def _bounds(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
     size, low, high = value, schema.get("minimum"), schema.get("maximum")
     if isinstance(value, str):
         size, low, high = len(value), schema.get("minLength"), schema.get("maxLength")
+        if isinstance(schema.get("pattern"), str) and not _matches(value, schema["pattern"]):
+            yield f"{path} is {brief(value)}, which does not match the pattern {schema['pattern']!r}"
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         return
     else:
@@ -242,7 +247,28 @@ def _bounds(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
             yield f"{path} is {brief(value)}, not above {above}"
         if below is not None and value >= below:
             yield f"{path} is {brief(value)}, not below {below}"
+        factor = schema.get("multipleOf")
+        if factor is not None and not _is_multiple(value, factor):
+            yield f"{path} is {brief(value)}, not a multiple of {factor}"
     if low is not None and size < low:
         yield f"{path} is {brief(value)}, below {low}"
     if high is not None and size > high:
         yield f"{path} is {brief(value)}, above {high}"
+
+
+def _matches(value: str, pattern: str) -> bool:
+    try:
+        return re.search(pattern, value) is not None
+    except re.error:
+        return True
+
+
+def _is_multiple(value: float, factor: float) -> bool:
+    if isinstance(value, int) and isinstance(factor, int):
+        return not factor or value % factor == 0
+    try:
+        quotient = value / factor
+        # 0.3 / 0.1 is 2.9999999999999996.
+        return math.isclose(quotient, round(quotient), rel_tol=1e-9, abs_tol=1e-9)
+    except (OverflowError, ValueError, ZeroDivisionError):
+        return True

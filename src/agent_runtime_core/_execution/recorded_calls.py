@@ -14,6 +14,7 @@ from .._core.event_types import EventType
 from .._core.ids import step_id
 from .._journal.record import Record, is_copied
 from ..errors import StepCancelledError
+from ..tools.results import text_of_result
 from .checkpoint_writer import unsaved_steps
 from .context import Context
 from .journal_view import CONCURRENT_INFO
@@ -160,4 +161,4 @@ def _start_info(
 
 def _reviewed_tool_result(result: Any) -> dict[str, Any]:
     """Return the saved result of a tool call in doubt for the result that a reviewer entered."""
-    return {"content": str(result), "ok": True, "error": None, "result": result}
+    return {"content": text_of_result(result), "ok": True, "error": None, "result": result}

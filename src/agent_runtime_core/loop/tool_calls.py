@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from .._core.codec.json import MAX_PARSED, arguments_digest, encode, loads_strict
@@ -18,13 +19,28 @@ from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, Un
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
-from ..tools.invocation import BAD_ARGUMENTS, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call, answer_read
+from ..tools.invocation import (
+    BAD_ARGUMENTS,
+    ENDS_RUN,
+    FAILED,
+    UNKNOWN_TOOL,
+    ToolAnswer,
+    answer_call,
+    answer_read,
+    ran,
+)
+from ..tools.names import tool_name
+from ..tools.registry import ToolRegistry
+from ..tools.results import as_plain, text_of_result
+from ..tools.retries import is_retried
 from ..tools.tool import Tool, in_doubt_policy
 from .session import LoopSession
 from .state import TurnState
 
 _IndexedCall = tuple[int, ToolCallDict, Tool | None]  # a call, with its index in the answer and its tool
 
+_NOT_RUN = "Error: not run"
+_INTERRUPTED = "Error: the call was interrupted before it had a result. It may have taken effect"
 _REJECTED = "refused"  # the error of a call that a person rejected
 MALFORMED = 3  # turns in a row with only malformed tool calls, after which the loop fails
 
@@ -39,6 +55,9 @@ class ToolCalls:
         self.malformed: int = 0  # turns in a row
         #: How many calls with an in-doubt policy this loop has made, by tool and arguments.
         self.guarded: Counter[str] = Counter()
+        #: Errors of hooks after tools with side effects, by the index of the call. Raised after the call is recorded.
+        self.hook_errors: dict[int, Exception] = {}
+        self.started: set[int] = set()  # indexes of the calls of this turn whose tool was called
         self.recorded_seconds: float = 0.0  # seconds of the longest recorded call of a concurrent group
 
     async def run(self, key: str, calls: list[ToolCallDict]) -> None:
@@ -50,6 +69,7 @@ class ToolCalls:
         session = self.session
         session.state(TurnState.TOOL_EXECUTION)
         answers: dict[int, dict[str, Any]] = {}
+        self.started = set()
         try:
             session.check("tools")
             count = len(calls)
@@ -62,7 +82,7 @@ class ToolCalls:
             # Also after an error: providers reject a history in which a call has no answer.
             for index, call in enumerate(calls):
                 if (answer := answers.get(index)) is None:
-                    session.messages.append(not_run(call.id))
+                    session.messages.append(unanswered(call.id, _INTERRUPTED if index in self.started else _NOT_RUN))
                     continue
                 message = {"role": "tool", "tool_call_id": call.id, "content": answer["content"]}
                 if not answer["ok"]:
@@ -86,7 +106,7 @@ class ToolCalls:
         session = self.session
         concurrent: list[_IndexedCall] = []
         for index, call in enumerate(calls):
-            tool = session.tools.get(call.name)
+            tool = self._tool(call.name)
             if tool is None or not (tool.has_side_effects or tool.requires_confirmation or _agent(tool)):
                 concurrent.append((index, call, tool))
                 continue
@@ -98,9 +118,21 @@ class ToolCalls:
                 return
         await self._run_concurrently(key, concurrent, answers)
 
+    def _tool(self, name: str) -> Tool | None:
+        """Return the tool with a name. Runs of earlier versions called an agent by its key, whatever it contained."""
+        tools = self.session.tools
+        tool = tools.get(name)
+        if tool is None:
+            agents = (each for each in tools.list_tools() if _agent(each))
+            tool = next((each for each in agents if _key(_agent(each)).replace("-", "_") == name), None)
+        return tool
+
     async def _run_concurrently(self, key: str, calls: list[_IndexedCall], answers: dict[int, dict[str, Any]]) -> None:
         async def one(index: int, call: ToolCallDict, tool: Tool | None) -> None:
-            answers[index] = await self._one(f"{key}:{index}", call, tool)
+            answers[index] = await self._one(key, index, call, tool)
+            hook_error = self.hook_errors.pop(index, None)
+            if hook_error is not None:
+                raise hook_error
 
         if len(calls) < 2:
             for each in calls:
@@ -110,9 +142,9 @@ class ToolCalls:
         self.session.add_work_time(self.recorded_seconds)
         self.recorded_seconds = 0.0
 
-    async def _one(self, key: str, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
+    async def _one(self, turn: str, index: int, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
         """Return the answer to one call as it is recorded: {"content", "ok", "error", "result"}."""
-        session = self.session
+        session, key = self.session, f"{turn}:{index}"
         agent = None if tool is None else _agent(tool)
         # The call of a child agent is recorded after its events, so it is replayed after them.
         recorded = session.steps.replayed("tool", key) if agent else session.steps.recorded("tool", key)
@@ -136,16 +168,30 @@ class ToolCalls:
             return cast("dict[str, Any]", recorded)
         if rejection is not None:
             return await self._rejected(key, call, rejection)
+        return await self._recorded(key, index, call, tool)
+
+    async def _recorded(self, key: str, index: int, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
+        """Run a tool as a recorded step, and return its answer."""
+        session = self.session
         lazy = tool is None or not (tool.has_side_effects or tool.requires_confirmation)
         arguments = _read(call)
         call_record = {"name": call.name, "id": call.id, "args": _args(call) if arguments is None else arguments}
+        policy = _policy(tool, session.tools)
+
+        def attempt(number: int) -> Awaitable[dict[str, Any]]:
+            self.started.add(index)
+            # Read again for each retry, because a failed attempt may have changed them.
+            given = arguments if number == 1 else _read(call)
+            return self._answer(
+                call, call_record, tool, given, index,
+                lambda error: policy.delay(error, number, session.clock.random) is not None,
+            )  # fmt: skip
+
         answer: dict[str, Any] = await session.in_time(
             session.steps.run(
-                "tool", key, lambda attempt: self._answer(call, call_record, tool, arguments),
-                policy=Policy(on_in_doubt=in_doubt_policy(tool)),
-                tool=call_record, effect=self._effect(call, tool), lazy=lazy,
+                "tool", key, attempt, policy=policy, tool=call_record, effect=self._effect(call, tool), lazy=lazy
             )
-        )  # fmt: skip
+        )
         return answer
 
     def _effect(self, call: ToolCallDict, tool: Tool | None) -> str | None:
@@ -161,23 +207,16 @@ class ToolCalls:
         return f"{self.session.name}:{call.name}:{self.guarded[digest] - 1}"
 
     async def _answer(
-        self, call: ToolCallDict, call_record: Mapping[str, Any], tool: Tool | None, arguments: dict[str, Any] | None
-    ) -> dict[str, Any]:
+        self, call: ToolCallDict, call_record: Mapping[str, Any], tool: Tool | None, arguments: dict[str, Any] | None,
+        index: int, retries: Callable[[BaseException], bool],
+    ) -> dict[str, Any]:  # fmt: skip
         session = self.session
         hooks, ctx, traced = session.hooks, session.ctx, session.traced
         started = session.clock.wall() if traced else 0.0
         if tool is None or arguments is None:
             answer = await answer_call(session.tools, call, ctx, before=hooks.before_tool, after=hooks.after_tool)
         else:
-            answer = await answer_read(
-                session.tools,
-                call_record["name"],
-                tool,
-                dict(arguments),
-                ctx,
-                before=hooks.before_tool,
-                after=hooks.after_tool,
-            )
+            answer = await self._attempt(call_record["name"], index, tool, dict(arguments), retries)
         if traced:
             ctx.trace(
                 "tool.done",
@@ -188,6 +227,35 @@ class ToolCalls:
                 },
             )  # fmt: skip
         return _plain(answer)
+
+    async def _attempt(
+        self, name: str, index: int, tool: Tool, arguments: dict[str, Any], retries: Callable[[BaseException], bool]
+    ) -> ToolAnswer:
+        """Run a tool once, with its hooks.
+
+        If the hook after a tool with side effects fails, the call is recorded before the error is raised. Otherwise a
+        retry of the run would repeat the effect.
+        """
+        session, after = self.session, self.session.hooks.after_tool
+        run = partial(answer_read, session.tools, name, tool, arguments, session.ctx, retries=retries)
+        if after is None or not tool.has_side_effects:
+            return await run(before=session.hooks.before_tool, after=after)
+        failure: Exception | None = None
+
+        async def recorded(name: str, result: Any) -> Any:
+            nonlocal failure
+            try:
+                return await after(name, result)
+            except ENDS_RUN:
+                raise
+            except Exception as error:  # noqa: BLE001 - the error of a hook, raised after the call is recorded
+                failure = error
+
+        answer = await run(before=session.hooks.before_tool, after=recorded)
+        if failure is None:
+            return answer
+        self.hook_errors[index] = failure
+        return ran(name, f"the hook that follows it raised {type(failure).__name__}, so its result is missing")
 
     async def _ask_for_approval(self, key: str, call: ToolCallDict) -> str | None:
         """Ask a person to approve a call, perhaps with other arguments; return why it is rejected, or None."""
@@ -253,7 +321,7 @@ class ToolCalls:
         else:
             response = result.final_output.get("response", result.final_output)
             answer = await self._after_child(key, call, response)
-            if handoff and answer["ok"]:
+            if handoff and answer["ok"] and answer.get("error") is None:
                 self.child = replace(result, final_output={"response": answer["result"]})
         failed = {} if answer["ok"] else {"error": answer["content"]}
         await session.ctx.emit(EventType.TOOL_RESULT, {**event, "result": answer["result"], **failed})
@@ -287,8 +355,13 @@ class ToolCalls:
             result = await hook(call.name, response)
             try:
                 return _good(result)
+            except UnserialisableResult:
+                pass
+            try:
+                return _good(as_plain(result))
             except UnserialisableResult as error:
-                return _failed(f"the result of tool {call.name!r} cannot be stored: {error}")
+                kind = type(result).__name__
+                return _plain(ran(call.name, f"its result of type {kind} cannot be stored: {error}"))
 
         return await self._once(f"{key}:after", after)
 
@@ -310,14 +383,9 @@ class ToolCalls:
             )
 
 
-def not_run(call_id: str) -> dict[str, Any]:
-    """Return the answer to a tool call that was not run."""
-    return {
-        "role": "tool",
-        "tool_call_id": call_id,
-        "content": "Error: not run",
-        "metadata": {"is_error": True},
-    }
+def unanswered(call_id: str, content: str = _NOT_RUN) -> dict[str, Any]:
+    """Return the message for a tool call that has no answer; by default because it was not run."""
+    return {"role": "tool", "tool_call_id": call_id, "content": content, "metadata": {"is_error": True}}
 
 
 def _shared(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -335,6 +403,22 @@ async def _gather(tasks: list[asyncio.Task[None]]) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+def _policy(tool: Tool | None, registry: ToolRegistry) -> Policy:
+    """Return how the call of a tool is attempted."""
+    in_doubt = in_doubt_policy(tool)
+    # A registry that runs tools in another way retries them itself.
+    if tool is None or not tool.retries or type(registry).execute is not ToolRegistry.execute:
+        return Policy(on_in_doubt=in_doubt)
+    delay = tool.retry_delay
+    return Policy(
+        tool.retries,
+        0.0 if callable(delay) else delay,
+        retry_on=partial(is_retried, tool),
+        backoff=delay if callable(delay) else None,
+        on_in_doubt=in_doubt,
+    )
 
 
 def _read(call: ToolCallDict) -> dict[str, Any] | None:
@@ -374,7 +458,8 @@ def _plain(answer: ToolAnswer) -> dict[str, Any]:
 
 
 def _good(response: Any) -> dict[str, Any]:
-    content = response if isinstance(response, str) else encode([[response]])[2:-2]  # nested as in the result of a run
+    encode([[response]])  # nested as in the result of a run
+    content = text_of_result(response)
     return {"content": content, "ok": True, "result": response}
 
 
@@ -407,6 +492,12 @@ def _agent(tool: Tool) -> Any:
     return tool.metadata.get("agent")
 
 
+def _key(agent: Any) -> str:
+    """Return the key of an agent, which may be the key itself; empty if it is neither."""
+    key = agent if isinstance(agent, str) else getattr(agent, "key", None)
+    return key if isinstance(key, str) else ""
+
+
 def agent_tool(
     agent: Any, *, name: str | None = None, description: str = "", handoff: bool = False,
     limits: RunLimits | Mapping[str, Any] | None = None,
@@ -417,26 +508,27 @@ def agent_tool(
 
     Args:
         agent: An agent, or the key of a registered one.
-        name: The name of the tool, by default the agent's key with "_" for "-".
+        name: The name of the tool, by default the agent's key with "_" for "-". A key with other characters than
+            letters, digits, "_" and "-", or with more than 64, is shortened and gets a digest.
         description: What the agent does, for the model.
         handoff: Whether the agent's answer ends the loop.
         limits: Limits of the child, within what remains of the run's own. A child that reaches them fails, and its
-            parent
-            continues.
+            parent continues.
 
     Raises:
-        InvalidArgument: `agent` is neither an agent nor a key, or a limit is invalid.
+        InvalidArgument: `agent` is neither an agent nor a key, or the name or a limit is invalid.
     """
     child_limits = RunLimits.of(limits)
-    key = agent if isinstance(agent, str) else getattr(agent, "key", None)
-    if not isinstance(key, str) or not key:
+    key = _key(agent)
+    if not key:
         raise InvalidArgument(f"agent must be an agent or the key of one, got {brief(agent)}")
+    usual = key.replace("-", "_")
 
     def never(task: str) -> str:
         raise InvalidArgument(f"agent {brief(key)} must be run by the agent loop, not called as a function")
 
     return Tool(
-        name or key.replace("-", "_"),
+        name or (usual if tool_name(usual) == usual else tool_name(key)),
         description or f"Gives a task to the agent {key}.",
         {"type": "object", "properties": {"task": {"type": "string"}}, "required": ["task"]},
         never,

@@ -19,7 +19,7 @@ from .answers import LENGTH, ON_TRUNCATED, Flaw, finish_of, flaw_of, text_of_ans
 from .model_calls import ModelCalls
 from .session import Cancelled, LoopSession
 from .state import CancellationToken, Hooks, LoopResult, TurnState
-from .tool_calls import ToolCalls, not_run
+from .tool_calls import ToolCalls, unanswered
 
 RETRIES = 50  # retries of all model calls in one loop
 #: Keys of an input that are often written for `messages`.
@@ -217,7 +217,7 @@ class _Loop:
         error, partial = flaw.error(), self._partial()
         partial.final_output = {"response": flaw.text or None}
         # Providers reject a history in which a call has no answer.
-        partial.final_messages += [not_run(call.id) for call in calls]
+        partial.final_messages += [unanswered(call.id) for call in calls]
         error.result = partial
         return error
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .calculator import CalculatorTool as CalculatorTool
     from .invocation import ToolAnswer as ToolAnswer
     from .invocation import answer_call as answer_call
+    from .names import tool_name as tool_name
     from .registry import ToolRegistry as ToolRegistry
     from .registry import ToolTimeout as ToolTimeout
     from .registry import UnknownTool as UnknownTool
@@ -30,6 +31,7 @@ _MODULES = {
     "base": "BaseTool ToolFailed ToolResult",
     "calculator": "CalculatorTool",
     "invocation": "ToolAnswer answer_call",
+    "names": "tool_name",
     "registry": "ToolRegistry ToolTimeout UnknownTool",
     "todo": "Todo TodoStoreTool",
 }

@@ -17,20 +17,34 @@ from .._core.codec.typed import Policy, build, codec_of, is_union
 from .._core.json_schema import LARGEST_EXACT, SCALARS, choice, misfit
 from .._core.validation import Path, not_encodable
 from ..errors import InvalidArgument, UnserialisableResult, brief
+from .annotation_metadata import keywords_of
 
-__all__ = ["give_default", "schema_of", "typed"]
+__all__ = ["schema_of", "typed", "with_default"]
 
 _ARRAYS: Final = {list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection}
 _MAPPINGS: Final = {dict, abc.Mapping}
 _NAMED: Final = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+_ABOUT: Final = ("title", "description", "examples")
 _WRAPPERS: Final = {typing.Annotated, typing.Required, typing.NotRequired}
 
 
-def give_default(schema: dict[str, Any], value: Any) -> None:
-    """Add a parameter's default to its schema if JSON can express it."""
+def with_default(schema: dict[str, Any], value: Any) -> dict[str, Any]:
+    """Return the schema of a parameter with its default, if JSON can express it.
+
+    A default of another type than the parameter's, as in `unit: str = None`, is a valid value too.
+    """
     plain = value.value if isinstance(value, Enum) else value
-    if _is_plain(plain):
-        schema["default"] = plain
+    if not _is_plain(plain):
+        return schema
+    if misfit(plain, schema) is not None:
+        outside: dict[str, Any] = {key: schema[key] for key in _ABOUT if key in schema}
+        inside = {key: each for key, each in schema.items() if key not in outside}
+        option = {"type": "null"} if plain is None else {"enum": [plain]}
+        schema = {
+            "anyOf": [*inside.pop("anyOf"), option] if inside.keys() == {"anyOf"} else [inside, option],
+            **outside,
+        }
+    return {**schema, "default": plain}
 
 
 # -- type hint to JSON Schema
@@ -42,8 +56,8 @@ def schema_of(hint: Any, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
     if hint is Any or hint is object:
         return {}
     if origin is typing.Annotated:
-        texts = [extra for extra in args[1:] if isinstance(extra, str)]
-        return schema_of(args[0], where, outer) | ({"description": texts[0]} if texts else {})
+        schema = schema_of(args[0], where, outer)
+        return schema | keywords_of(args[1:], schema)
     if origin in _WRAPPERS:
         return schema_of(args[0], where, outer)
     if hint in SCALARS:
@@ -69,8 +83,7 @@ def _array(origin: Any, args: tuple[Any, ...], where: str, outer: tuple[Any, ...
     if origin is tuple and args and args[-1] is not Ellipsis:
         items = [schema_of(item, where, outer) for item in args]
         return schema | {"prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    if args:
-        schema["items"] = schema_of(args[0], where, outer)
+    schema["items"] = schema_of(args[0], where, outer) if args else {}
     if origin in (set, frozenset):
         schema["uniqueItems"] = True
     return schema
@@ -112,7 +125,7 @@ def _dataclass(hint: type, where: str, inside: tuple[Any, ...]) -> dict[str, Any
         if field.default is field.default_factory is dataclasses.MISSING:
             required.append(field.name)
         elif field.default is not dataclasses.MISSING:
-            give_default(properties[field.name], field.default)
+            properties[field.name] = with_default(properties[field.name], field.default)
     for name, parameter in inspect.signature(hint).parameters.items():
         if parameter.default is parameter.empty and parameter.kind in _NAMED and name not in properties:
             raise InvalidArgument(

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidArgument, ToolFailed, brief
+from ..errors import ToolFailed
+from .retries import RetryDelay, RetryOn
 from .tool import Tool
 
 __all__ = ["BaseTool", "ToolFailed", "ToolResult"]
@@ -44,8 +45,14 @@ class BaseTool(ABC):
 
     has_side_effects: bool = False
     requires_confirmation: bool = False
-    #: Time limit of a call in seconds; None means no limit.
+    #: Time limit of one attempt in seconds; None means no limit.
     timeout: float | None = None
+    #: Attempts after the first one, if an attempt raises an error or has no success.
+    retries: int = 0
+    #: Seconds before each retry.
+    retry_delay: RetryDelay = 1.0
+    #: Error types that are retried.
+    retry_on: RetryOn = Exception
 
     @abstractmethod
     def name(self) -> str:
@@ -77,13 +84,17 @@ class BaseTool(ABC):
             has_side_effects=self.has_side_effects,
             requires_confirmation=self.requires_confirmation,
             timeout=self.timeout,
+            retries=self.retries,
+            retry_delay=self.retry_delay,
+            retry_on=self.retry_on,
         )
 
 
 def _handler(tool: BaseTool) -> Callable[..., Any]:
     def output_of(result: Any) -> Any:
+        # The tool ran, so another result is its output: an error here would let the model repeat the call.
         if not isinstance(result, ToolResult):
-            raise InvalidArgument(f"{type(tool).__name__}.execute must return a ToolResult, got {brief(result)}")
+            return result
         if not result.success:
             raise ToolFailed(tool.name(), result.error or "no reason given")
         return result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,32 +11,36 @@ from typing import Any, Final
 from .._core.codec.json import encode
 from .._core.validation import MAX_DEPTH
 from ..errors import (
-    InvalidArgument,
     JournalMismatch,
     LeaseLost,
     LimitExceeded,
     Postponed,
     StepCancelledError,
     StorageError,
+    ToolFailed,
     ToolTimeout,
     UnserialisableResult,
     deciding_error,
     text_of,
 )
 from .arguments import BadArguments, check_arguments, read_arguments
+from .base import ToolResult
 from .registry import CallsTool, ToolRegistry, unknown_tool
-from .results import in_json
+from .results import in_json, text_of_result
 from .tool import Tool
 
-__all__ = ["BAD_ARGUMENTS", "FAILED", "TIMED_OUT", "UNKNOWN_TOOL", "ToolAnswer", "answer_call"]
+__all__ = ["BAD_ARGUMENTS", "FAILED", "NO_RESULT", "TIMED_OUT", "UNKNOWN_TOOL", "ToolAnswer", "answer_call"]
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 UNKNOWN_TOOL: Final = "unknown_tool"
 BAD_ARGUMENTS: Final = "bad_arguments"
 FAILED: Final = "failed"
 TIMED_OUT: Final = "timed_out"
+NO_RESULT: Final = "no_result"
 
 #: Errors that a model cannot fix: the run stops here, or continues on another worker.
-_ENDS_RUN: Final = (LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch, StorageError)
+ENDS_RUN: Final = (LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch, StorageError)
 _LARGEST: Final = 1024 * 1024  # bytes of a result as JSON, because a model has to read it
 _SURELY_SMALL: Final = _LARGEST // 12 - 1  # characters; JSON needs at most twelve bytes for one
 _LONGEST: Final = 4000  # characters of an error that a model gets
@@ -47,9 +52,11 @@ class ToolAnswer:
 
     Attributes:
         content: The text for the model.
-        ok: Whether the tool succeeded.
-        result: What the tool returned, in the JSON form of its annotated return type if it is not JSON itself.
-        error: None, or "unknown_tool", "bad_arguments", "failed" or "timed_out". Only for the last two the tool ran.
+        ok: Whether the tool succeeded. True also if the tool ran and only its result cannot be stored.
+        result: What the tool returned, in the JSON form of its annotated return type if it is not JSON itself. None if
+            it cannot be stored; `content` then says that the tool ran.
+        error: None, or "unknown_tool", "bad_arguments", "failed", "timed_out" or "no_result". The tool did not run for
+            the first two. For "no_result" it succeeded, and only its result is missing.
     """
 
     content: str
@@ -73,8 +80,9 @@ async def answer_call(
         call: The tool call.
         ctx: The context of the run, or None.
         before: Awaited with the name and the valid arguments, which it may change.
-        after: Awaited with the name and the result; returns the result to use, which must be JSON, by itself or by the
-            tool's return type.
+        after: Awaited with the name and the result; returns the result to use.
+
+    The content of a string result is the string, and of another result its JSON.
 
     Errors of `before` and `after` are raised. Of the tool's errors, only those are raised that a model cannot fix: a
     cancellation of this task, LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch and
@@ -100,21 +108,23 @@ async def answer_read(
     *,
     before: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None,
     after: Callable[[str, Any], Awaitable[Any]] | None = None,
+    retries: Callable[[BaseException], bool] | None = None,
 ) -> ToolAnswer:
-    """Like `answer_call`, with the arguments that `read_arguments` returned."""
+    """Like `answer_call`, with the arguments that `read_arguments` returned.
+
+    With `retries`, makes one attempt and raises an error of the tool for which it returns True: the caller retries.
+    """
     try:
         check_arguments(tool.parameters, arguments)
     except BadArguments as error:
         return _error_answer(BAD_ARGUMENTS, f"tool {name!r}: {error}")
     if before is not None:
         await before(name, arguments)
-    # A hook may have changed the arguments, and a subclass of the registry may override `execute`.
-    checked = before is None and type(registry).execute is ToolRegistry.execute
     try:
-        result = await (
-            registry.run_checked(tool, arguments, ctx) if checked else registry.execute(name, arguments, ctx)
+        result = _output(
+            name, await _execute(registry, name, tool, arguments, ctx, before is None, retries is not None)
         )
-    except _ENDS_RUN:
+    except ENDS_RUN:
         raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
@@ -122,20 +132,57 @@ async def answer_read(
             raise
         return _failed(name, error)  # something that the tool awaited was cancelled, not the tool
     except Exception as error:
-        ends = error.subgroup(_ENDS_RUN) if isinstance(error, ExceptionGroup) else None
+        ends = error.subgroup(ENDS_RUN) if isinstance(error, ExceptionGroup) else None
         if ends is not None:
             raise deciding_error(ends) from error
+        if retries is not None and retries(error):
+            raise
         return _failed(name, error)
     if after is not None:
         result = await after(name, result)
+    return answer_of(tool, result)
+
+
+def answer_of(tool: Tool, result: Any) -> ToolAnswer:
+    """Return the answer of a tool that ran. A result that cannot be stored is described, and is no failure.
+
+    A model repeats a call that failed. A call with side effects would take effect again.
+    """
+    if type(result) is str and len(result) <= _SURELY_SMALL:
+        return ToolAnswer(_sendable(result), True, result)
     try:
-        if type(result) is not str or len(result) > _SURELY_SMALL:
-            result, text = in_json(tool, result, _LARGEST)
-            if text.count("[") + text.count("{") >= MAX_DEPTH:
-                encode([result])  # nested as in the event and the record
-    except (UnserialisableResult, InvalidArgument) as error:
-        return _error_answer(FAILED, f"the result of tool {name!r} cannot be stored: {error}")
-    return ToolAnswer(_sendable(str(result)), True, result)
+        stored, text = in_json(tool, result, _LARGEST)
+        if text.count("[") + text.count("{") >= MAX_DEPTH:
+            encode([stored])  # nested as in the event and the record
+        return ToolAnswer(_sendable(text_of_result(stored)), True, stored)
+    except UnserialisableResult as error:
+        log.warning("tool %r ran, but its result cannot be stored: %s", tool.name, error)
+        return ran(tool.name, f"its result of type {type(result).__name__} cannot be stored: {error}")
+
+
+def ran(name: str, problem: str) -> ToolAnswer:
+    """Return the answer of a tool that ran, but whose result the model cannot get."""
+    return ToolAnswer(_sendable(f"Tool {name!r} ran, but {problem:.{_LONGEST}}"), True, None, NO_RESULT)
+
+
+def _execute(
+    registry: ToolRegistry, name: str, tool: Tool, arguments: dict[str, Any], ctx: Any, checked: bool, once: bool
+) -> Awaitable[Any]:
+    """Run a tool, in a single attempt if `once`. `checked` says that the arguments are unchanged since their check."""
+    if type(registry).execute is not ToolRegistry.execute:  # a subclass may run tools in another way
+        return registry.execute(name, arguments, ctx)
+    if not checked:
+        return registry.execute_read(name, arguments, ctx, once=once)
+    return registry.run_once(tool, arguments, ctx) if once else registry.run_checked(tool, arguments, ctx)
+
+
+def _output(name: str, result: Any) -> Any:
+    """Return the output of a ToolResult, which a plain function may return as well, and any other result unchanged."""
+    if not isinstance(result, ToolResult):
+        return result
+    if not result.success:
+        raise ToolFailed(name, result.error or "no reason given")
+    return result.output
 
 
 def _failed(name: str, error: BaseException) -> ToolAnswer:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
+from .._core.clock import SYSTEM, Clock
 from .._core.event_types import EventType
 from .._core.threads import in_thread
 from .._core.timeouts import log_abandoned_thread, with_time_limit
-from ..errors import InvalidArgument, ToolTimeout, UnknownTool, brief, deciding_error
+from ..errors import InvalidArgument, ToolTimeout, UnknownTool, UnserialisableResult, brief, deciding_error
 from .arguments import BadArguments, check_arguments, read_arguments
 from .base import BaseTool
+from .names import check_name
+from .results import in_json
+from .retries import delay_before_retry
 from .schema import Binder
 from .tool import Tool
 
@@ -53,7 +59,7 @@ class ToolRegistry:
         """Add a tool; it replaces one with the same name.
 
         Raises:
-            InvalidArgument: It is neither a Tool nor a BaseTool object.
+            InvalidArgument: It is neither a Tool nor a BaseTool object, or its name is invalid.
         """
         converted = tool.as_tool() if isinstance(tool, BaseTool) else tool
         if (
@@ -64,6 +70,7 @@ class ToolRegistry:
             raise InvalidArgument(
                 f"tool must be a Tool or a BaseTool object, got {brief(tool)}. Create one with Tool.from_function(fn)"
             )
+        check_name(converted.name)
         self._tools[converted.name] = converted
         self._base_tools.pop(converted.name, None)
         if isinstance(tool, BaseTool):
@@ -110,19 +117,54 @@ class ToolRegistry:
         Raises:
             UnknownTool: No tool has that name (also a KeyError).
             BadArguments: The arguments are invalid; the message lists every problem.
-            ToolTimeout: The tool returned no result within its `timeout`.
-            Exception: Any error of the handler.
+            ToolTimeout: The last attempt took longer than the tool's `timeout`.
+            Exception: Any error of the handler, in the last attempt.
         """
+        return await self.execute_read(name, arguments, ctx, extra)
+
+    async def execute_read(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | str | None,
+        ctx: Any = None,
+        extra: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        once: bool = False,
+    ) -> Any:
+        """Like `execute`; with `once` the tool is not retried."""
         tool = self._require(name)
         try:
             checked = read_arguments(arguments)
             check_arguments(tool.parameters, checked, extra)
         except InvalidArgument as error:
             raise BadArguments(str(error), name) from error
-        return await self.run_checked(tool, {**checked, **extra}, ctx)
+        run = self.run_once if once else self.run_checked
+        return await run(tool, {**checked, **extra}, ctx)
 
     def run_checked(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Awaitable[Any]:
-        """Return an awaitable that runs a tool; the arguments must match its `parameters`."""
+        """Return an awaitable that runs a tool with its retries; the arguments must match its `parameters`."""
+        return (
+            self._run_attempts(tool, arguments, ctx)
+            if getattr(tool, "retries", 0)
+            else self.run_once(tool, arguments, ctx)
+        )
+
+    async def _run_attempts(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any) -> Any:
+        clock: Clock = getattr(ctx, "clock", SYSTEM)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                # A copy, because a failed attempt may have changed it.
+                return await self.run_once(tool, copy.deepcopy(dict(arguments)), ctx)
+            except Exception as error:
+                delay = delay_before_retry(tool, error, attempt, clock.random)
+                if delay is None:
+                    raise
+            await clock.sleep(delay)
+
+    def run_once(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Awaitable[Any]:
+        """Return an awaitable that makes one attempt to run a tool; the arguments must match its `parameters`."""
         name = tool.name
         binder = self._binder(tool)
         try:
@@ -143,7 +185,9 @@ class ToolRegistry:
         arguments = read_arguments(tool_call.arguments)
         await ctx.emit(EventType.TOOL_CALL, {"tool_name": name, "tool_args": arguments, "tool_call_id": call_id})
         result = await self.execute(name, arguments, ctx, **kwargs)
-        await ctx.emit(EventType.TOOL_RESULT, {"tool_name": name, "tool_call_id": call_id, "result": result})
+        # The tool ran. An event that cannot be stored must not make its call a failure.
+        event = {"tool_name": name, "tool_call_id": call_id, "result": _for_event(self._require(name), result)}
+        await ctx.emit(EventType.TOOL_RESULT, event)
         return result
 
     def _binder(self, tool: Tool) -> Binder:
@@ -173,6 +217,13 @@ def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
     else:
         hint = ": no tools are registered"
     return UnknownTool(f"unknown tool {shown!r}{hint}")
+
+
+def _for_event(tool: Tool, result: Any) -> Any:
+    try:
+        return in_json(tool, result)[0]
+    except UnserialisableResult as error:
+        return f"a {type(result).__name__} that cannot be stored: {error}"
 
 
 async def _in_thread(name: str, call: Callable[[], Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +12,14 @@ from typing import Any
 from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import is_union
 from ..errors import InvalidArgument, brief
-from .annotations import give_default, schema_of, typed
+from .annotation_metadata import FieldDefault, field_default, keywords_of
+from .annotations import schema_of, typed, with_default
+from .docstrings import read_docstring
 
 __all__ = ["Binder", "context_parameter", "describe", "parameters_of", "place_context", "unbound"]
 
 _CONTEXT = "RunContext"
 _CONTEXTS = frozenset({_CONTEXT, "SyncRunContext"})
-_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Yields|Raises|Examples?|Notes?|Warnings?):\s*$")
-_ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def context_parameter(fn: Callable[..., Any]) -> str | None:
@@ -62,17 +61,32 @@ def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             raise InvalidArgument(f"{where} cannot be passed by name, as a model passes arguments")
-        properties[name] = schema_of(hint, where, ())
-        if name in descriptions:
-            properties[name]["description"] = descriptions[name]
-        if parameter.default is parameter.empty:
+        properties[name], is_required = _property(parameter, hint, where, descriptions.get(name))
+        if is_required:
             required.append(name)
-        else:
-            give_default(properties[name], parameter.default)
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": others}
 
 
+def _property(
+    parameter: inspect.Parameter, hint: Any, where: str, description: str | None
+) -> tuple[dict[str, Any], bool]:
+    """Return the schema of one parameter, and whether it has no default."""
+    schema = schema_of(hint, where, ())
+    default = parameter.default
+    field = field_default(default)
+    if field is not None:
+        schema |= keywords_of([field.field], schema)
+    if description is not None:
+        schema["description"] = description
+    if default is parameter.empty or (field is not None and field.required):
+        return schema, True
+    if field is not None and field.has_factory:
+        return schema, False
+    return with_default(schema, default if field is None else field.value()), False
+
+
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_JSON_TYPES = (str, int, float, bool, type(None), list, dict)
 _SINGLE = (*_BY_NAME, inspect.Parameter.POSITIONAL_ONLY)
 
 
@@ -94,6 +108,15 @@ class Binder:
         parameters = [] if self._signature is None else self._signature.parameters.values()
         self._named = {each.name for each in parameters if each.kind in _BY_NAME}
         self._needed = {each.name for each in parameters if each.kind in _SINGLE and each.default is each.empty}
+        #: Defaults that a JSON value may stand for, although they do not have the annotated type.
+        self._defaults = {each.name: each.default for each in parameters if type(each.default) in _JSON_TYPES}
+        self._fields: dict[str, FieldDefault] = {}
+        for each in parameters:
+            field = field_default(each.default)
+            if field is not None:
+                self._fields[each.name] = field
+                if not field.required and not field.has_factory:
+                    self._defaults[each.name] = field.value()
 
     def bind(self, arguments: Mapping[str, Any], ctx: Any = None) -> dict[str, Any]:
         """Return the keyword arguments for a call, converted to their types; InvalidArgument if they do not match."""
@@ -105,8 +128,13 @@ class Binder:
         context = self._context
         bound = dict(arguments)
         for name, value in arguments.items():
-            if self._unconverted.get(name) is not type(value):
+            if self._unconverted.get(name) is not type(value) and not self._is_default(name, value):
                 bound[name] = typed(value, self._hint(name), name)
+        for name, field in self._fields.items():
+            if name not in bound:
+                if field.required:
+                    raise InvalidArgument(f"missing a required argument: {name!r}")
+                bound[name] = field.value()
         if context is not None and ctx is not None:
             bound[context] = ctx
         elif context is not None and self._parameters[context][0].default is inspect.Parameter.empty:
@@ -117,6 +145,9 @@ class Binder:
             except TypeError as error:
                 raise InvalidArgument(str(error)) from None
         return bound
+
+    def _is_default(self, name: str, value: Any) -> bool:
+        return name in self._defaults and type(value) is type(self._defaults[name]) and value == self._defaults[name]
 
     def _hint(self, name: str) -> Any:
         known = self._parameters.get(name)
@@ -151,26 +182,8 @@ def _is_async(handler: Any) -> bool:
 
 
 def describe(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the docstring before its first section, and the descriptions of parameters in its "Args:" section."""
-    text: list[str] = []
-    descriptions: dict[str, str] = {}
-    section, current, margin = "", "", 0
-    for line in (inspect.getdoc(fn) or "").splitlines():
-        heading = _SECTION.match(line)
-        depth = len(line) - len(line.lstrip())
-        if heading:
-            section, current, margin = heading[1], "", 0
-        elif not section:
-            text.append(line)
-        elif section in ("Args", "Arguments", "Parameters") and line.strip():
-            margin = margin or depth
-            entry = _ENTRY.match(line.strip()) if depth <= margin else None
-            if entry:
-                current = entry[1]
-                descriptions[current] = entry[2]
-            elif current:
-                descriptions[current] = f"{descriptions[current]} {line.strip()}".strip()
-    return "\n".join(text).strip(), {name: description for name, description in descriptions.items() if description}
+    """Return the description of a function and those of its parameters, from its docstring."""
+    return read_docstring(inspect.getdoc(fn) or "")
 
 
 def _context_in(parameters: Mapping[str, tuple[inspect.Parameter, Any]]) -> str | None:

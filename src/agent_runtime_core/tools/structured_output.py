@@ -4,41 +4,82 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._core.codec.json import MAX_PARSED, encode, loads_strict
 from .._core.json_schema import misfit
 from ..errors import InvalidArgument, UnserialisableResult
 from .annotations import schema_of, typed
+from .json_in_text import json_texts
+from .portable_schema import RESULT, as_object
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 class Output:
-    """The type of an answer: a dataclass, a TypedDict, any type with a JSON form, or a JSON Schema."""
+    """The type of an answer: a dataclass, a TypedDict, any type with a JSON form, or a JSON Schema.
+
+    If it is not an object, the model gets the schema of an object with the value in its property `result`, because
+    providers accept no other schemas. Answers with and without that object are valid.
+    """
 
     def __init__(self, wanted: Any) -> None:
         self._type: Any = None if isinstance(wanted, Mapping) else wanted
-        self.schema: dict[str, Any] = (
+        self._value_schema: dict[str, Any] = (
             dict(wanted) if isinstance(wanted, Mapping) else schema_of(wanted, "the output type", ())
         )
+        self.schema: dict[str, Any]
+        self.schema, self._wrapped = as_object(self._value_schema)
         # Providers accept only such names of schemas.
-        name = _NOT_IN_A_NAME.sub("_", str(self.schema.get("title") or getattr(wanted, "__name__", "answer")))[:64]
+        title = self._value_schema.get("title") or getattr(wanted, "__name__", "answer")
+        name = _NOT_IN_A_NAME.sub("_", str(title))[:64]
         self.response_format: dict[str, Any] = {
             "type": "json_schema",
             "json_schema": {"name": name or "answer", "schema": self.schema},
         }
 
     def problem(self, text: str) -> str | None:
-        """Return why the text does not have the requested type, or None."""
+        """Return why the text does not contain a value of the requested type, or None."""
+        return self._find(text)[0]
+
+    def values(self, text: str) -> tuple[Any, Any]:
+        """Return the typed value and the plain JSON of a valid text."""
+        plain = self._find(text)[1]
+        return self._converted(plain), plain
+
+    def repair(self, problem: str) -> str:
+        """Return the message that asks the model to correct an invalid answer."""
+        return (
+            f"Your answer cannot be used: {problem}. Answer again with nothing but JSON that fits this schema: "
+            f"{json.dumps(self.schema)}"
+        )
+
+    def _find(self, text: str) -> tuple[str | None, Any]:
+        """Return None and the first JSON value in the text that has the type; otherwise the problem of the longest."""
         if len(text) > MAX_PARSED:
-            return f"it has {len(text):,} characters, the maximum is {MAX_PARSED:,}"
-        try:
-            found = _read(text)
-        except (ValueError, RecursionError) as error:
-            return f"it is not JSON ({error})"
-        mismatch = misfit(found, self.schema)
+            return f"it has {len(text):,} characters, the maximum is {MAX_PARSED:,}", None
+        problems: list[tuple[int, str]] = []
+        for texts in json_texts(text):
+            values = _parsed(texts, problems)
+            if self._wrapped:
+                # First, because prose may contain values of many types, such as [1], but no such object.
+                for size, value in values:
+                    if isinstance(value, dict) and value.keys() == {RESULT}:
+                        problem = self._problem_of(value[RESULT], f"$.{RESULT}")
+                        if problem is None:
+                            return None, value[RESULT]
+                        problems.append((size + 1, problem))
+            for size, value in values:
+                problem = self._problem_of(value, "$")
+                if problem is None:
+                    return None, value
+                problems.append((size, problem))
+        return max(problems, key=lambda each: each[0])[1], None
+
+    def _problem_of(self, found: Any, path: str) -> str | None:
+        """Return why a JSON value does not have the requested type, or None."""
+        mismatch = misfit(found, self._value_schema, path)
         if mismatch is not None:
             return mismatch
         try:
@@ -48,33 +89,19 @@ class Output:
         try:
             encode([[found]])  # nested as in the result of a run
         except UnserialisableResult as error:
-            return f"{error.path.replace('$[0][0]', '$', 1)} is {error.reason}"
+            return f"{error.path.replace('$[0][0]', path, 1)} is {error.reason}"
         return None
-
-    def values(self, text: str) -> tuple[Any, Any]:
-        """Return the typed value and the plain JSON of a valid text."""
-        found = _read(text)
-        return self._converted(found), found
 
     def _converted(self, found: Any) -> Any:
         return found if self._type is None else typed(found, self._type)
 
-    def repair(self, problem: str) -> str:
-        """Return the message that asks the model to correct an invalid answer."""
-        return (
-            f"Your answer cannot be used: {problem}. Answer again with nothing but JSON that fits this schema: "
-            f"{json.dumps(self.schema)}"
-        )
 
-
-def _read(text: str) -> Any:
-    return loads_strict(_without_fence(text))
-
-
-def _without_fence(text: str) -> str:
-    """Return the text without the code fence that models often put around JSON."""
-    text = text.strip()
-    if text.startswith("```") and text.endswith("```"):
-        text = text[3:-3].strip()
-        text = text[4:].strip() if text[:4].lower() == "json" else text
-    return text
+def _parsed(texts: Sequence[str], problems: list[tuple[int, str]]) -> list[tuple[int, Any]]:
+    """Return the value and the length of each text that is JSON; add the problem of the others."""
+    values = []
+    for text in texts:
+        try:
+            values.append((len(text), loads_strict(text)))
+        except (ValueError, RecursionError) as error:
+            problems.append((-1, f"it is not JSON ({error})"))
+    return values

@@ -10,6 +10,9 @@ from typing import Any, overload
 
 from .._core.validation import is_number
 from ..errors import InvalidArgument, brief
+from .names import check_name
+from .portable_schema import complete_parameters
+from .retries import RetryDelay, RetryOn, check_retries
 from .schema import describe, parameters_of, unbound
 
 __all__ = ["Tool", "ToolDefinition", "tool"]
@@ -22,18 +25,22 @@ class Tool:
     Calling a tool calls its handler.
 
     Args:
-        name: The name by which a model calls it.
+        name: The name by which a model calls it: at most 64 letters, digits, "_" and "-". `tool_name` converts others.
         description: What it does, for the model.
         parameters: JSON Schema of its arguments.
         handler: The function.
         has_side_effects: False means that calls may run concurrently and may be repeated.
         requires_confirmation: Whether a person must approve each call.
         metadata: Further data of the application.
-        timeout: Time limit of a call in seconds, or None. After it a coroutine is cancelled; a plain function continues
-            in its thread, and its result is ignored.
+        timeout: Time limit of one attempt in seconds, or None. After it a coroutine is cancelled; a plain function
+            continues in its thread, and its result is ignored.
+        retries: Attempts after the first one. Each attempt of a tool with side effects has the same idempotency key.
+        retry_delay: Seconds before each retry, or a function such as `Backoff()`.
+        retry_on: Error types that are retried, or a function that decides for an error. Invalid arguments, and errors
+            that end the run, are never retried.
 
     Raises:
-        InvalidArgument: `timeout` is not a number above 0.
+        InvalidArgument: The name is invalid, `timeout` is not a number above 0, or a setting of the retries is invalid.
     """
 
     name: str
@@ -44,12 +51,17 @@ class Tool:
     requires_confirmation: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
     timeout: float | None = None
+    retries: int = 0
+    retry_delay: RetryDelay = 1.0
+    retry_on: RetryOn = Exception
 
     def __post_init__(self) -> None:
+        check_name(self.name)
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise InvalidArgument(
                 f"timeout must be a number of seconds above 0, or None for no limit, got {brief(self.timeout)}"
             )
+        check_retries(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the handler."""
@@ -67,21 +79,27 @@ class Tool:
         requires_confirmation: bool = False,
         metadata: dict[str, Any] | None = None,
         timeout: float | None = None,
+        retries: int = 0,
+        retry_delay: RetryDelay = 1.0,
+        retry_on: RetryOn = Exception,
     ) -> Tool:
         """Create a tool from a function's name, docstring and type hints.
 
-        A Google-style "Args:" section describes the parameters. A parameter annotated `RunContext` receives the context
-        and is not part of the schema, nor is one that functools.partial has bound.
+        The docstring describes the parameters, in the style of Google, NumPy or Sphinx. A parameter annotated
+        `RunContext` receives the context and is not part of the schema, nor is one that functools.partial has bound.
 
         Args:
             fn: The function or coroutine function.
             name: By default the name of the function.
-            description: By default the docstring before its first section.
+            description: By default the docstring without its sections.
             parameters: JSON Schema of the arguments, by default from the type hints.
             has_side_effects: See `Tool`.
             requires_confirmation: See `Tool`.
             metadata: See `Tool`.
             timeout: See `Tool`.
+            retries: See `Tool`.
+            retry_delay: See `Tool`.
+            retry_on: See `Tool`.
 
         Raises:
             InvalidArgument: `fn` is not a function, has no name, or has a parameter without a JSON Schema.
@@ -101,11 +119,17 @@ class Tool:
             requires_confirmation=requires_confirmation,
             metadata={} if metadata is None else metadata,
             timeout=timeout,
+            retries=retries,
+            retry_delay=retry_delay,
+            retry_on=retry_on,
         )
 
     def to_openai_format(self) -> dict[str, Any]:
-        """Return this tool in OpenAI's format."""
-        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        """Return this tool in OpenAI's format.
+
+        In the copy of the parameters each array has `items`, because OpenAI refuses an array without.
+        """
+        about = {"name": self.name, "description": self.description, "parameters": complete_parameters(self.parameters)}
         return {"type": "function", "function": about}
 
 
@@ -142,6 +166,9 @@ def tool(
     requires_confirmation: bool = False,
     metadata: dict[str, Any] | None = None,
     timeout: float | None = None,
+    retries: int = 0,
+    retry_delay: RetryDelay = 1.0,
+    retry_on: RetryOn = Exception,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
