@@ -63,6 +63,7 @@ from .outcomes import (
     without_result,
 )
 from .settings import RunnerConfig
+from .unread_messages import UnreadMessages
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -73,6 +74,14 @@ HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime
 ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_enclosing_runs")
 #: Temporary errors, after which the run resumes.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
+
+
+class _NotSaved(Exception):
+    """The messages of a run were not appended to its conversation; `reason` is the error."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__()
+        self.reason: Exception = reason
 
 
 def _finished_error(run: str) -> StorageClosed:
@@ -243,6 +252,7 @@ class RunExecution:
             The run's result; None if it may start.
         """
         row = self.row
+        self._completed, self._completed_at_start = journal.view.completed, len(journal.view.completed)
         if journal.view.end_record is not None and journal.view.end_record.attempt == row.generation:
             return await self._finish_interrupted_end(journal.view.end_record)
         crashes = 0
@@ -295,7 +305,6 @@ class RunExecution:
             self.claim.clock.boot() + self.config.run_timeout_seconds - self._deferred_seconds
             - self.control.paused_seconds
         )  # fmt: skip
-        self._completed, self._completed_at_start = journal.view.completed, len(journal.view.completed)
         try:
             ctx = Context(self.row, journal, self.services, self.control, await self.limit_overrides())
         except UnserialisableResult as unknown:
@@ -404,28 +413,29 @@ class RunExecution:
             returned = copy(returned)
             returned.usage, returned.error = returned.usage or ctx.usage, None
             try:
-                await self.end(End(RunStatus.CANCELLED, returned, {}))
+                await self.end(End(RunStatus.CANCELLED, returned, {}), ctx)
                 return
             except UnserialisableResult as refusal:
                 log.warning(
                     "the result that %s returned when it was cancelled is not stored: %s",
                     self.claim.label, type(refusal).__name__,
                 )  # fmt: skip
-        await self.end(End(RunStatus.CANCELLED, RunResult(usage=ctx.usage), {}))
+        await self.end(End(RunStatus.CANCELLED, RunResult(usage=ctx.usage), {}), ctx)
 
     async def _end_or_fail(self, end: End, ctx: Context | None) -> Decision:
         """Finish the run. If a success cannot be saved, decide again; a failure is stored without its result."""
         succeeded = end.status == RunStatus.SUCCEEDED
-        if succeeded and ctx is not None and (refusal := await self._save(end.result, ctx)) is not None:
-            return await self._apply_error(refusal, ctx)
         try:
-            await self.end(end)
+            await self.end(end, ctx)
+        except _NotSaved as refused:
+            assert ctx is not None
+            return await self._apply_error(refused.reason, ctx)
         except UnserialisableResult as refusal:
             if succeeded and ctx is not None:
                 return await self._apply_error(refusal, ctx)
             if end.status != RunStatus.FAILED:
                 raise
-            await self.end(without_result(end, refusal))
+            await self.end(without_result(end, refusal), ctx)
         return end
 
     async def _save(self, result: RunResult, ctx: Context) -> Exception | None:
@@ -436,11 +446,22 @@ class RunExecution:
             self.services.not_kept(self.row)
         return None
 
-    async def end(self, end: End) -> RunResult:
+    async def end(self, end: End, ctx: Context | None = None) -> RunResult:
         """Finish the run as the policy decided, and return its result."""
-        omitted = None if self.recorder is None else self.recorder.omitted_history(end.result)
-        self.result = await self.claim.end(end.status, end.result, end.event, omitted)
-        return self.result
+        unread = UnreadMessages(self.claim, ctx, self._completed.values())
+        while True:
+            result = await unread.added_to(end.result)
+            saved = ctx if end.status == RunStatus.SUCCEEDED else None
+            if saved is not None and (refusal := await self._save(result, saved)) is not None:
+                raise _NotSaved(refusal)
+            omitted = None if self.recorder is None else self.recorder.omitted_history(result)
+            try:
+                self.result = await self.claim.end(end.status, result, end.event, omitted, unread.cursor)
+            except RowChanged:
+                if not await unread.arrived():
+                    raise
+            else:
+                return self.result
 
     async def _retry(self, retry: Retry) -> None:
         """Wait for the next attempt in this process, or queue it."""
