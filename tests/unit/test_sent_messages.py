@@ -429,7 +429,7 @@ async def test_other_mail_during_the_last_commit_changes_nothing(where: Path | N
         async def body(ctx: Any) -> str:
             return "done"
 
-        end, sent = rig.runner.queue.commits.commit, []
+        end, sent = rig.runner.queue.commits.commit, list[int]()
 
         async def late(guard: Any, ops: Any) -> Any:
             if not sent and any(op.name == "queue.settle" for op in ops):
@@ -495,7 +495,7 @@ async def test_a_late_message_is_in_the_conversation(tmp_path: Path, whole: bool
 
 def patch(rig: Rig, commit: Any) -> None:
     """Replace the commits of the rig's runner."""
-    rig.runner.queue.commits.commit = commit
+    rig.runner.queue.commits.commit = commit  # type: ignore[method-assign]
 
 
 def send_before_end(rig: Rig, *texts: str) -> None:
@@ -798,7 +798,9 @@ async def test_a_failed_call_gives_the_messages_back() -> None:
     ctx.send("one")
     with pytest.raises(LimitExceeded) as reached:
         await run_turn_loop(ctx, Scripted(LimitExceeded("x", 1, 1, "y")))
-    assert [each["content"] for each in reached.value.result.final_messages] == ["hello"]
+    partial = reached.value.result
+    assert isinstance(partial, RunResult)
+    assert [each["content"] for each in partial.final_messages] == ["hello"]
     assert await ctx.messages() == [user("one")]
 
 
