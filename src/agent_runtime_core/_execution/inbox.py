@@ -93,7 +93,9 @@ class Inbox:
         """Return whether there is an unread message, as the store has it now."""
         if self._journal.writer.closed_error is not None:  # the run has succeeded before, and is only replayed
             return False
+        await self._journal.control.ensure_open()
         await self._read()
+        await self._journal.control.ensure_open()  # a call of an ended run must not take messages that are lost then
         return self.first() is not None
 
     async def take(self) -> Sequence[MailboxMessage]:

@@ -121,7 +121,16 @@ class ConversationHistory:
 
     def _message(self, chat: Mapping[str, Any], number: int, branch: UUID | None) -> ConversationMessage:
         when = aware(self.clock.wall())
-        return message_of(chat, uuid5(self.run_id, f"message:{number}"), timestamp=when, branch_id=branch)
+        metadata = dict(chat.get("metadata") or {})
+        unanswered = metadata.pop("unanswered", None) is True
+        if unanswered:  # a mark of the stored message, and not of what a model gets
+            chat = {
+                name: value for name, value in {**chat, "metadata": metadata}.items() if value or name != "metadata"
+            }
+        message = message_of(chat, uuid5(self.run_id, f"message:{number}"), timestamp=when, branch_id=branch)
+        if unanswered:
+            message.metadata = {**message.metadata, "unanswered": True}
+        return message
 
 
 async def merged_history(
