@@ -121,7 +121,8 @@ class ConversationHistory:
 
     def _message(self, chat: Mapping[str, Any], number: int, branch: UUID | None) -> ConversationMessage:
         when = aware(self.clock.wall())
-        metadata = dict(chat.get("metadata") or {})
+        given = chat.get("metadata")
+        metadata = dict(given) if isinstance(given, Mapping) else {}
         unanswered = metadata.pop("unanswered", None) is True
         if unanswered:  # a mark of the stored message, and not of what a model gets
             chat = {
