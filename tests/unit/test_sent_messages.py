@@ -12,6 +12,7 @@ import pytest
 from agent_runtime_core import open_run
 from agent_runtime_core._core.codec.json import decode
 from agent_runtime_core._execution.context import conversation_id
+from agent_runtime_core._journal.record import Record
 from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.errors import IllegalTransition, InvalidArgument, LimitExceeded, UnknownRun
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk, RunResult, Tool, ToolRegistry
@@ -620,6 +621,69 @@ async def test_a_cancelled_run_is_not_interrupted() -> None:
             return ""
 
         assert (await go(rig, loop(Model(hangs)))).status == "cancelled"
+
+
+async def test_an_interrupt_ends_one_of_two_calls(where: Path | None) -> None:
+    async with Rig(where) as rig:
+        both, go_on = asyncio.Barrier(3), asyncio.Event()
+
+        async def hangs(messages: list[Any]) -> str:
+            await both.wait()
+            await until(go_on)
+            return "first"
+
+        async def again(messages: list[Any]) -> str:
+            go_on.set()
+            return "second"
+
+        model = Model(hangs, hangs, again)
+
+        async def send() -> None:
+            await both.wait()
+            await rig.runner.send("r", "stop", when="interrupt")
+
+        async def body(ctx: Any) -> RunResult:
+            one, two, _ = await asyncio.gather(run_turn_loop(ctx, model), run_turn_loop(ctx, model), send())
+            return RunResult({"texts": sorted([str(one.text), str(two.text)])})
+
+        result = await go(rig, body)
+        assert result.final_output == {"texts": ["first", "second"]}
+        assert model.asked == [[user("hello")], [user("hello")], [user("hello"), user("stop")]]
+
+
+async def test_a_concurrent_call_with_messages_is_recorded_as_concurrent() -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            await rig.runner.send("r", "one")
+            await asyncio.gather(run_turn_loop(ctx, Model("a"), limits=RunLimits(max_tokens=100_000)))
+
+        await go(rig, body)
+        records = [each for each in await rig.records() if each.name == "model"]
+        assert [(each.kind, "beside" in (each.info or "")) for each in records] == [("started", True), ("done", True)]
+        assert '"mail":[1]' in (records[1].info or "")
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_messages_of_an_unconfirmed_call_are_unread_if_it_has_no_record(recorded: bool) -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> bool:
+            await rig.runner.send("r", "one")
+            unconfirmed, step = ctx.journal.unconfirmed, ("model", "k:l:0:0")
+
+            async def resolve() -> None:
+                unconfirmed.pending.clear()
+                if recorded:
+                    ctx.journal.view.completed[step] = Record(0, "done", *step)
+
+            taken = await ctx.inbox.take()
+            unconfirmed.resolve = resolve
+            unconfirmed.pending.append(None)
+            ctx.inbox.put_back(taken, step)
+            return bool(await ctx.inbox.has_new())
+
+        assert (await go(rig, body)).final_output == {"value": not recorded}
 
 
 # -- ctx.messages
