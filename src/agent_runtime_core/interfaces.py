@@ -362,6 +362,14 @@ class RunContext(Protocol):
             WaitTimeout: No answer arrived in time.
         """
 
+    async def messages(self, timeout: float | None = 0, *, key: str | None = None) -> list[dict[str, Any]]:
+        """Return the messages that `runner.send` stored for this run since the last call, as chat messages.
+
+        Args:
+            timeout: Seconds to wait for a first message, or None for no limit. 0 only looks.
+            key: Identifies the call among others.
+        """
+
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
         """Run another agent as a child of this run, and return its result.
 

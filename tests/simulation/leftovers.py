@@ -6,9 +6,11 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from agent_runtime_core._execution.inbox import message_of
 from agent_runtime_core._journal.record import DONE
 from agent_runtime_core.events.event import Event
-from agent_runtime_core.queue.records import LIVE, RunFilter, RunRow
+from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.queue.records import LIVE, MESSAGE, RunFilter, RunRow
 
 from .plans import RunPlan
 from .script import expected, payload_of, read_effects
@@ -95,6 +97,8 @@ class Rest:
             watch.wrong(
                 f"a follower of {plan.run_id} saw {len(followed)} events that differ from the {len(events)} kept"
             )
+        if row.status in ("succeeded", "failed"):
+            await self._check_messages(plan, result)
         match row.status:
             case "succeeded":
                 self._check_output(plan, result.final_output["out"])
@@ -112,6 +116,15 @@ class Rest:
             case _:
                 watch.wrong(f"run {plan.run_id} is {row.status}")
 
+    async def _check_messages(self, plan: RunPlan, result: RunResult) -> None:
+        """Each accepted message is in the history once, in the order of the mailbox."""
+        mail = await self.runner.queue.mail(self.play.uuid(plan.run_id))
+        sent = [message_of(each)["content"] for each in mail if each.kind == MESSAGE]
+        kept = [each["content"] for each in result.final_messages if each["role"] == "user"]
+        missed = [] if not self.apart else sent[len(kept) :]  # on several engines, one may come during the end
+        if sorted(sent) != sorted(self.play.accepted[plan.run_id]) or kept + missed != sent:
+            self.watch.wrong(f"run {plan.run_id} was sent {sent}, and its history has {kept}")
+
     def _check_output(self, plan: RunPlan, out: list[Any]) -> None:
         due = expected(plan.items)
         if self.scenario.edited:
@@ -120,6 +133,8 @@ class Rest:
         for (kind, name, number), want, got in zip(plan.items, due, out, strict=True):
             if kind == "signal":  # each of them, once
                 got, want = sorted(got), [payload_of(plan.run_id, name, i) for i in range(number)]
+            elif kind == "hear":
+                want = got
             elif kind == "late":
                 want = got if got == "late" else payload_of(plan.run_id, name, 0)
             if want != got:

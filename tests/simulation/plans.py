@@ -97,6 +97,8 @@ def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
         runs.append(RunPlan("poison", [["step", "first", 0], ["poison", "boom", 0], ["step", "never", 0]]))
     actions = _actions(chance, workers, runs, layout)
     forks = [] if edited else _add_forks(random.Random(f"forks {seed}"), runs, actions)
+    if not edited:
+        _add_messages(random.Random(f"messages {seed}"), runs, actions)
     return Scenario(
         seed=seed,
         layout=layout,
@@ -169,6 +171,18 @@ def _add_forks(chance: random.Random, runs: list[RunPlan], actions: list[tuple[f
         actions.append((chance.uniform(0.2, 2.5), "fork", forks[-1]))
     actions.sort(key=lambda action: action[0])
     return forks
+
+
+def _add_messages(chance: random.Random, runs: list[RunPlan], actions: list[tuple[float, str, Any]]) -> None:
+    """Messages to the agents of some runs, which most of these read: drawn apart, as the graphs."""
+    for run in runs:
+        if run.run_id not in ("poison", "payer") and chance.random() < 0.3:
+            for i in range(chance.choice((0, 1, 2))):
+                run.items.insert(chance.randint(0, len(run.items)), ["hear", f"hear{i}", 0])
+            for i in range(chance.choice((1, 2, 4))):
+                at = run.at + chance.choice((chance.uniform(0.05, 2.0), chance.uniform(0.05, 6.0)))
+                actions.append((at, "send", (run.run_id, i, chance.choice(("client0", "client1")))))
+    actions.sort(key=lambda action: action[0])
 
 
 def _actions(chance: random.Random, workers: int, runs: list[RunPlan], layout: Layout) -> list[tuple[float, str, Any]]:

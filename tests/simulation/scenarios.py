@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from uuid import UUID
 from agent_runtime_core._core.ids import run_uuid
 from agent_runtime_core.errors import (
     IdempotencyConflict,
+    IllegalTransition,
     InvalidArgument,
     StorageBusy,
     StorageClosed,
@@ -56,6 +58,7 @@ class Play:
         self.world.agents = [Script(self.world, scenario), Child(self.world, scenario)]
         self.submitted: dict[str, set[str]] = {}  # run ids as clients were told
         self.told: dict[str, RunResult] = {}
+        self.accepted: dict[str, list[str]] = defaultdict(list)  # messages to the agent of each run
         self.forked: set[str] = set()
         self.unforked: set[str] = set()  # forks that came to nothing
         self.followed: dict[str, list[Event]] = {}
@@ -222,6 +225,9 @@ class Play:
                     await asked
             case "fork":
                 await self._as(world.hosts["client0"], self._fork(world.hosts["client0"], about))
+            case "send":
+                *rest, by = about
+                await self._as(world.hosts[by], self._send(world.hosts[by], *rest))
             case "signal":
                 *rest, by = about
                 await self._as(world.hosts[by], self._signal(world.hosts[by], *rest))
@@ -288,6 +294,14 @@ class Play:
             await asyncio.sleep(0.3)
         payload = payload_of(run_id, name, number)
         await self._patiently(lambda: host.runner.signal(self.uuid(run_id), name, payload, message_id=payload))
+
+    async def _send(self, host: Host, run_id: str, number: int) -> None:
+        while not self._known(run_id):  # noqa: ASYNC110 - the watch has no event for it
+            await asyncio.sleep(0.3)
+        text = payload_of(run_id, "message", number)
+        with suppress(IllegalTransition):  # the run has finished
+            await self._patiently(lambda: host.runner.send(self.uuid(run_id), text, message_id=text))
+            self.accepted[run_id].append(text)
 
 
 @dataclass(frozen=True)

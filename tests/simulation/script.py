@@ -101,6 +101,8 @@ class Script(AgentRuntime):
                 return self._mine(name, await ctx.transaction(name, self.write, str(ctx.run_id), name))
             case "signal":
                 return [await ctx.wait_for_signal(name) for _ in range(number)]
+            case "hear":
+                return [each["content"] for each in await ctx.messages()]
             case "late":
                 try:
                     return await ctx.wait_for_signal(name, timeout=number)

@@ -127,9 +127,23 @@ def test_seeds_meet_every_layout_and_every_kind_of_trouble() -> None:
         *APART,
         *(" ".join([place] * 3) for place in ("memory-a", "remote-a", "sqlite-a")),
     }
-    assert kinds == {"kill", "pause", "go on", "suspend", "wake", "stop", "jump", "cut", "cancel", "signal", "fork"}
+    assert kinds == {
+        "kill",
+        "pause",
+        "go on",
+        "suspend",
+        "wake",
+        "stop",
+        "jump",
+        "cut",
+        "cancel",
+        "signal",
+        "fork",
+        "send",
+    }
     assert items == {
         "step", "chain", "map", "graph", "signal", "sleep", "emit", "call", "late", "transaction", "poison", "pay",
+        "hear",
     }  # fmt: skip
     for fault in ("lost", "unanswered", "doubled", "dropped", "crash", "late_bell", "cut"):
         assert any(getattr(scenario.faults, fault) > 0 for scenario in scenarios)

@@ -419,6 +419,40 @@ def test_what_is_not_said_is_true_for_an_approval_and_null_for_a_signal(run: Run
     assert on(url, finish) == {"value": [None, True]}
 
 
+def test_a_message_is_sent_to_an_agent(run: Run, url: str) -> None:
+    async def reads(ctx: Any) -> Any:
+        return await ctx.messages()
+
+    on(url, lambda runner: runner.submit("reader", run_id="reads"))
+    assert run("send", "reads", "one", "--url", url) == (0, "the message is stored for run reads\n", "")
+    for _ in range(2):
+        code, out, _ = run("send", "reads", "two", "--interrupt", "--message-id", "2", "--url", url, "--json")
+        sent = {**json.loads(out), "id": ""}
+        assert (code, sent) == (0, {"id": "", "message_id": "2", "stored": True, "status": "pending"})
+
+    async def finish(runner: AgentRunner) -> Any:
+        runner.registry.register(Script(reads, "reader"))
+        assert await runner.run_once()
+        received = [
+            each.payload["when"]
+            for each in await runner.event_bus.get_events(stored_id("reads"))
+            if each.event_type == "message.received"
+        ]
+        return received, (await runner.wait("reads")).final_output
+
+    user = [{"role": "user", "content": text} for text in ("one", "two")]
+    assert on(url, finish) == (["next_turn", "interrupt"], {"value": user})
+    code, out, err = run("send", "reads", "three", "--url", url)
+    assert (code, out) == (1, "")
+    assert err == (
+        "agent-runtime: run reads has finished (succeeded) and accepts no messages. "
+        "Start a new run: runner.submit('reader', {'messages': [...]})\n"
+    )
+    assert run("send", "nix", "text", "--url", url)[0] == 1
+    code, _, err = run("send", "reads", "", "--url", url)
+    assert (code, "must have a content that is not empty" in err) == (2, True)
+
+
 def test_the_version_needs_no_command(run: Run) -> None:
     assert run("--version") == (0, f"agent-runtime {__version__}\n", "")
 
@@ -596,6 +630,7 @@ def test_what_is_configured_one_by_one_serves_too(run: Run, url: str) -> None:
         ["show", "x"],
         ["cancel", "x"],
         ["signal", "x", "go"],
+        ["send", "x", "text"],
         ["approve", "x", "plan"],
         ["resume", "x"],
         ["fork", "x"],

@@ -353,10 +353,11 @@ async def test_a_loop_that_outlives_its_run_is_collected_without_a_word(
     """What it asks of the run then never returns: one day it is closed, in a context that is not its own."""
     said: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda about: said.append(about.exc_value))
-    answered, left = asyncio.Event(), asyncio.Event()
+    called, answered, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Late(Scripted):
         async def stream(self, messages: Any, **options: Any) -> AsyncIterator[LLMStreamChunk]:
+            called.set()
             await answered.wait()
             left.set()
             yield LLMStreamChunk("hello")
@@ -366,6 +367,7 @@ async def test_a_loop_that_outlives_its_run_is_collected_without_a_word(
 
         async def run(self, ctx: RunContext) -> RunResult:
             async def fail() -> None:
+                await called.wait()
                 raise ValueError("one of them")
 
             await asyncio.gather(fail(), run_turn_loop(ctx, Late(), stream=True))

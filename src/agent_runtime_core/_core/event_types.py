@@ -21,6 +21,7 @@ class EventType(str, Enum):  # noqa: UP042 (str() of a member is part of the pub
     ASSISTANT_MESSAGE = "assistant.message"
     TOOL_CALL = "tool.call"
     TOOL_RESULT = "tool.result"
+    MESSAGE_RECEIVED = "message.received"
     STATE_CHECKPOINT = "state.checkpoint"
     CHECKPOINT = STATE_CHECKPOINT
     STEP_STARTED = "step.started"

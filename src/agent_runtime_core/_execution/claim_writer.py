@@ -93,6 +93,9 @@ class ClaimWriter:
         self.is_newest: Callable[[Sequence[Record]], bool] = buffer.is_newest
         self.withdraw: Callable[[Record], bool] = buffer.withdraw
         self.merge_begin_and_end: Callable[[Record], Record] = buffer.merge_begin_and_end
+        self.unmerge: Callable[[], None] = buffer.unmerge
+        #: Whether the end of the run is one commit.
+        self.ends_at_once: bool = self._state is self._bus is self._queue
         self._first_new_event = 0  # an earlier claim has reported the events with lower sequence numbers
         self._partially_written = False  # a write failed after it was committed on one of its engines
 

@@ -21,6 +21,7 @@ from ..queue.records import RunRow
 from ..retry import Delay
 from ..tools.registry import ToolRegistry
 from .context_steps import ContextSteps
+from .inbox import Inbox
 from .run_control import RunControl, Services
 from .step_function import step_function
 from .step_journal import RunJournal
@@ -105,6 +106,16 @@ class Context:
         if self._waits is None:
             self._waits = Waits(self.journal, self._row, self._services, self.control, self._steps.where)
         return self._waits
+
+    @property
+    def inbox(self) -> Inbox:
+        """The messages that were sent to the agent of this run."""
+        return self.waits.inbox
+
+    @property
+    def messages_read(self) -> int:
+        """The number of the last mailbox message that this claim has read."""
+        return 0 if self._waits is None else self._waits.messages_read
 
     @property
     def waiting_tasks(self) -> list[asyncio.Task[Any]]:
@@ -424,6 +435,22 @@ class Context:
         """
         await self.control.ensure_open()
         return await self.waits.approve(name, details, schema, timeout, key)
+
+    async def messages(self, timeout: float | None = 0, *, key: str | None = None) -> list[dict[str, Any]]:
+        """Return the messages that `runner.send` stored for this run since the last call, as chat messages.
+
+        They are recorded: a resumed run gets the same messages. An agent loop takes the messages that arrive while it
+        runs, before its next model call.
+
+        Args:
+            timeout: Seconds to wait for a first message, None for no limit. 0 only looks.
+            key: As for `sleep`.
+
+        Returns:
+            The messages in the order in which they were sent; none if `timeout` has passed.
+        """
+        await self.control.ensure_open()
+        return await self.waits.messages(timeout, key)
 
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
         """Run another agent as a child run and return its result.

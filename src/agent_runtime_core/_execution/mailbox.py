@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from bisect import bisect
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..queue.base import RunQueue
@@ -25,6 +26,20 @@ def answer_id(request_id: str, message_id: str | None = None) -> str:
 def answered_request(msg_id: str) -> str | None:
     """Return the id of the request that a message answers, None if the message may answer any request."""
     return msg_id.removeprefix(_ANSWER).partition(":")[0] if msg_id.startswith(_ANSWER) else None
+
+
+def consumed_numbers(info: str | None) -> Sequence[int]:
+    """Return the numbers of the messages that a record names in its `info`."""
+    mail = json.loads(info).get("mail") if info is not None and '"mail"' in info else None
+    return mail if isinstance(mail, list) else [mail] if mail else []
+
+
+def with_consumed(info: str | None, numbers: Sequence[int]) -> str | None:
+    """Return the `info` of a record that names these messages as consumed."""
+    if not numbers:
+        return info
+    field = f'"mail":{json.dumps([*numbers])}'
+    return f"{{{field}}}" if info is None else f"{info[:-1]},{field}}}"
 
 
 class MailboxReader:
@@ -69,6 +84,10 @@ class MailboxReader:
     ) -> MailboxMessage | None:
         """Return the first unread message of that kind and name that `fits`."""
         return next((message for message in self._unread.get((kind, name), ()) if fits(message)), None)
+
+    def unread(self, kind: str, name: str) -> Sequence[MailboxMessage]:
+        """Return all unread messages of that kind and name."""
+        return tuple(self._unread.get((kind, name), ()))
 
     def is_last(self, message: MailboxMessage) -> bool:
         """Return whether no later message of the same kind and name is unread."""

@@ -5,7 +5,7 @@ They publish no STEP_* events, and their errors are raised unwrapped.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..tools.results import text_of_result
 from .checkpoint_writer import unsaved_steps
 from .context import Context
 from .journal_view import CONCURRENT_INFO
+from .mailbox import with_consumed
 from .run_control import RunControl
 from .step_failure import original_error
 from .step_journal import StepJournal
@@ -53,6 +54,16 @@ class RecordedCalls:
 
     def _recorded(self, name: str, key: str) -> Record | None:
         return self.journal.lookup(name, f"k:{key}")
+
+    def has_ended(self, name: str, key: str) -> bool:
+        """Return whether the step has a saved result, or failed and the code continued after it."""
+        identity = (name, f"k:{key}")
+        return self._recorded(name, key) is not None or identity in self.journal.view.swallowed_failures
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the journal has records that this claim has not replayed yet."""
+        return self.journal.is_replaying
 
     def duration(self, name: str, key: str) -> float:
         """Return the seconds that the recorded step took; 0 if this run has no record of it, or only a copied one."""
@@ -93,7 +104,7 @@ class RecordedCalls:
     async def run(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = DEFAULT_POLICY,
         tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
-        lazy: bool = False,
+        lazy: bool = False, mail: Sequence[int] = (),
     ) -> Any:  # fmt: skip
         """Run a step without a saved result, unless an unconfirmed write turns out to have saved one.
 
@@ -106,6 +117,7 @@ class RecordedCalls:
             effect: The key by which forks find the effect of a guarded call.
             reserve: Usage that is reserved for the call, recorded with its start.
             lazy: Write the DONE record with the next record that is not lazy.
+            mail: Numbers of the mailbox messages that the DONE record consumes.
 
         Returns:
             The result.
@@ -133,7 +145,7 @@ class RecordedCalls:
             call,
             policy,
             position=journal.records.next_position(),
-            info=info,
+            info=with_consumed(info, mail),
             no_events=tool is None,
             start_info=_start_info(tool, effect, reserve),
             raise_unwrapped=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,10 +41,11 @@ class RunRecorder(Protocol):
         The run has not ended yet, so this may be called again.
         """
 
-    async def save_unanswered(self, *, rejected: bool) -> None:
+    async def save_unanswered(self, sent: Sequence[dict[str, Any]], *, rejected: bool) -> None:
         """Append the user's messages of a run that did not succeed to its conversation, marked as unanswered.
 
         Args:
+            sent: The messages that were sent to the run while it was executed.
             rejected: Whether the provider rejected the request, so that it would reject the messages again.
         """
 

@@ -262,7 +262,7 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
         info["description"] = work.description
     if in_doubt and attempt == 1:
         info["in_doubt"] = True
-    if work.info == CONCURRENT_INFO:
+    if work.info is not None and work.info.startswith(CONCURRENT_INFO[:-1]):
         info["beside"] = True
     return journal.records.started(
         work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.policy.retries + 1,

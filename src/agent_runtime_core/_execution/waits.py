@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -20,7 +20,8 @@ from ..queue.records import LIVE, MailboxMessage, RowChanged, RunRow
 from ..state.base import APPROVED
 from ..status import RunStatus
 from .effects import effect_row, join_lineage, other_rows
-from .mailbox import MailboxReader, answered_request
+from .inbox import Inbox, message_of
+from .mailbox import MailboxReader, answered_request, consumed_numbers
 from .parking import TIMED_OUT, Parking
 from .result_codec import result_from_payload, result_payload
 from .run_control import RunControl, Services
@@ -45,10 +46,9 @@ def _reviewed(answer: Any, read: Callable[[Any], Any]) -> tuple[str, Any]:
     )
 
 
-def _consumed_number(record: Record) -> int:
-    """Return the number of the message that ended this wait, 0 if none did."""
-    info = record.info
-    return int(json.loads(info).get("mail", 0)) if info is not None and '"mail"' in info else 0
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
+        raise InvalidArgument(f"timeout must be a number of seconds of at least 0, got {brief(timeout)}")
 
 
 class Waits:
@@ -66,13 +66,19 @@ class Waits:
         self, journal: RunJournal, row: RunRow, services: Services, control: RunControl,
         where: Callable[[], dict[str, Any]],
     ) -> None:  # fmt: skip
-        ended = (record for record in journal.view.completed.values() if record.info is not None)
-        consumed = {number for record in ended if (number := _consumed_number(record))}
+        consumed = {number for record in journal.view.completed.values() for number in consumed_numbers(record.info)}
         self._mailbox = MailboxReader(journal.writer.queue, row.run_id, control.mail, consumed)
         self._parking = Parking(journal, row, services, control, self._mailbox)
         self._journal, self._row, self._services = journal, row, services
         self._writer, self._clock = journal.writer, services.clock
         self._where = where
+        #: The messages that were sent to the agent.
+        self.inbox: Inbox = Inbox(journal, self._mailbox)
+
+    @property
+    def messages_read(self) -> int:
+        """The number of the last mailbox message that this claim has read."""
+        return self._mailbox.cursor
 
     @property
     def tasks(self) -> list[asyncio.Task[Any]]:
@@ -120,10 +126,18 @@ class Waits:
         late: bool = False,
         digest: str | None = None,
         approval: str | None = None,
+        messages: Sequence[MailboxMessage] = (),
+        lazy: bool = False,
     ) -> Record:
-        """Record how a wait ended; `approval` is the digest of its details, if it is an approval that was answered."""
+        """Record how a wait ended.
+
+        `approval` is the digest of its details, if it is an approval that was answered. `messages` are those to the
+        agent that ended it. With `lazy` the record is written with the next one.
+        """
         journal = self._journal
         info: dict[str, Any] = {"mail": message.seq} if message is not None else {"late": True} if late else {}
+        if messages:
+            info["mail"] = [each.seq for each in messages]
         if approval is not None:
             info["approval"] = approval
             self._writer.effects[name, key] = effect_row(journal, name, key, approval, APPROVED)
@@ -131,10 +145,11 @@ class Waits:
         record = journal.value_record(name, key, text, encode(info) if info else None, digest)
         with self._parking.committing():
             try:
-                await journal.write((record,), (), CURRENT_STEP.get())
+                await journal.write((record,), (), CURRENT_STEP.get(), lazy=lazy)
             except BaseException as error:
-                if message is not None and not isinstance(error, OUTCOME_UNKNOWN):
-                    self._mailbox.put_back(message)
+                if not isinstance(error, OUTCOME_UNKNOWN):
+                    for each in (*messages, *((message,) if message is not None else ())):
+                        self._mailbox.put_back(each)
                 raise
         journal.view.started.pop((name, key), None)
         journal.view.wait_deadlines.pop((name, key), None)
@@ -244,8 +259,7 @@ class Waits:
         approval: str | None = None,
     ) -> Any:
         """Wait for a signal that `answers` accepts; `ask` publishes the request when the wait begins."""
-        if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
-            raise InvalidArgument(f"timeout must be a number of seconds of at least 0, got {brief(timeout)}")
+        _check_timeout(timeout)
         name = f"signal:{signal}"
         key = self._journal.key_for("w", name, given_key)
         async with self._journal.keys.exclusive(name, key):
@@ -266,6 +280,27 @@ class Waits:
             self._journal.keys.failed_try_keys.add((name, key))
             raise WaitTimeout(f"no {reason:.300} came {'in time' if timeout is None else f'within {timeout:g} s'}")
         return decode(record.result or "null")
+
+    # -- messages to the agent
+
+    async def messages(self, timeout: float | None, given_key: str | None = None) -> list[dict[str, Any]]:
+        """Return the new messages to the agent, waiting for the first one."""
+        _check_timeout(timeout)
+        name, key = "messages", self._journal.key_for("w", "messages", given_key)
+        async with self._journal.keys.exclusive(name, key):
+            record = await self._replayed(name, key)
+            if record is None:
+                taken = await self.inbox.take()
+                if not taken and timeout != 0:
+                    until = await self._begin(name, key, timeout)
+                    first = await self._parking.wait(self.inbox.first, until, "messages")
+                    if first is not TIMED_OUT:
+                        self._mailbox.put_back(first)
+                        taken = await self.inbox.take()
+                # That there was none need not be durable before the code acts on it: it consumes nothing.
+                chats = [message_of(each) for each in taken]
+                record = await self._end(name, key, chats, messages=taken, lazy=not taken)
+        return cast("list[dict[str, Any]]", decode(record.result or "[]"))
 
     # -- a child run
 

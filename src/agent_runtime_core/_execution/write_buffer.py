@@ -37,6 +37,7 @@ class WriteBuffer:
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._next_seq = 0
+        self._merged: Record | None = None  # the beginning of an attempt that `merge_begin_and_end` has removed
 
     # -- the numbers of records
 
@@ -123,5 +124,11 @@ class WriteBuffer:
         if self._next_seq != end.seq + 1 or end.seq != began.seq + 1:
             return end
         del ops[0]
-        self._next_seq = end.seq
+        self._next_seq, self._merged = end.seq, began
         return with_beginning(end, began)
+
+    def unmerge(self) -> None:
+        """Buffer the beginning of an attempt again, because the record that contained it was not written."""
+        if self._merged is not None:
+            self.add([Op("journal.append", (self.guard.key, self._merged))])
+            self._merged = None

@@ -1,4 +1,4 @@
-"""The commands that change the store: `cancel`, `signal`, `approve`, `resume`, `fork`, `vacuum`, `carry-over`."""
+"""Commands that change the store: `cancel`, `send`, `signal`, `approve`, `resume`, `fork`, `vacuum`, `carry-over`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,21 @@ async def signal(args: Namespace) -> int:
     # The run was resumed after the signal was rejected.
     finished = f"run {args.id!r} had finished when the signal arrived. Send it again"
     return _report_message(args, row, "signal", None if stored else _finished_reason(args, row) or finished)
+
+
+async def send(args: Namespace) -> int:
+    """Send a message to the agent of a run."""
+    sent, refusal = None, None
+    async with existing_store(args) as runner:
+        await require_run(runner, args.id)
+        try:
+            when = "interrupt" if args.interrupt else "next_turn"
+            sent = await runner.send(args.id, args.text, when=when, message_id=args.message_id)
+        except IllegalTransition as error:
+            refusal = str(error)
+        row = await require_run(runner, args.id)
+    data = {"id": row.run_id, "message_id": sent, "stored": sent is not None, "status": row.status}
+    return report(args, data, f"the message is stored for run {args.id}", refusal)
 
 
 async def approve(args: Namespace) -> int:

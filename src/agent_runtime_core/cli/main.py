@@ -21,7 +21,7 @@ from .._core.validation import redacted
 from .._execution.step_policy import EFFECTS
 from ..errors import AgentRuntimeError, UnknownRun, brief
 from ..status import RunStatus
-from .control import approve, cancel, fork, migrate_files, resume, signal, vacuum
+from .control import approve, cancel, fork, migrate_files, resume, send, signal, vacuum
 from .dead_letters import discard, list_dead, requeue
 from .output import escaped, trace, warn
 from .runs import runs, show
@@ -122,6 +122,11 @@ def _add_control(commands: Any, parent: argparse.ArgumentParser) -> None:
     one.add_argument("id", metavar="RUN", help=_RUN)
     cancelling = commands.add_parser("cancel", parents=[one], help="request cancellation of a run and its child runs")
     cancelling.set_defaults(command=cancel)
+    sending = commands.add_parser("send", parents=[one], help="send a message to the agent of a run")
+    sending.add_argument("text", metavar="TEXT", help="the message of the user")
+    sending.add_argument("--interrupt", action="store_true", help="end the model call in flight")
+    sending.add_argument("--message-id", metavar="ID", help="messages with the same id are stored once")
+    sending.set_defaults(command=send)
     for verb, command, default, what, name, payload in (
         ("signal", signal, None, "send a signal to a run", "signal name", "payload, default null"),
         ("approve", approve, True, "answer an approval that a run has requested",

@@ -18,6 +18,7 @@ from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import UNSEEN_TOKENS, tokens_of
 from ..llm._prices import cost_usd, price_of
 from ..llm._recording import recorded_form, require_price, traced
+from .received import INTERRUPTED
 from .session import Cancelled, LoopSession
 from .state import TurnState
 
@@ -73,11 +74,19 @@ class ModelCalls:
             LimitExceeded: A limit forbids the call.
         """
         session = self.session
-        estimate = self._estimate_tokens() if self.usage_limited else 0
         recorded = session.steps.recorded("model", key)
         session.copied = recorded is not UNRECORDED and session.steps.from_fork("model", key)
         if recorded is UNRECORDED:
-            recorded = await self._call_now(key, estimate)
+            await session.received.take()
+        else:
+            session.received.replay(recorded)
+        estimate = self._estimate_tokens() if self.usage_limited else 0
+        if recorded is UNRECORDED:
+            try:
+                recorded = await self._call_now(key, estimate)
+            except BaseException:
+                session.received.give_back(key)
+                raise
         else:
             session.state(TurnState.STREAMING)
             session.add_work_time(session.steps.duration("model", key))
@@ -117,7 +126,13 @@ class ModelCalls:
             extra_fields = {"asked": self._request_record(sent), "doubted": in_doubt}
             try:
                 return await session.in_time(
-                    session.steps.run("model", key, lambda attempt: self._call(sent, extra_fields), reserve=reserve)
+                    session.steps.run(
+                        "model",
+                        key,
+                        lambda attempt: self._call(sent, extra_fields),
+                        reserve=reserve,
+                        mail=session.received.numbers,
+                    )
                 )
             except (asyncio.CancelledError, LimitExceeded, Cancelled):
                 # Interrupted: the provider reports no usage.
@@ -205,16 +220,20 @@ class ModelCalls:
     def _request_record(self, sent: list[dict[str, Any]]) -> dict[str, Any]:
         """Return those parts of the request that earlier records do not imply, so that the journal can reproduce it."""
         session = self.session
+        received = session.received.current
         if session.new_messages is session.messages:
+            first = session.messages[: len(session.messages) - len(received)]
             initial = getattr(session.ctx, "initial_messages", None) or []
-            added = len(session.messages) - len(initial)
+            added = len(first) - len(initial)
             record: dict[str, Any] = (
-                {"said": session.messages[:added], "input": len(initial)}
-                if added >= 0 and session.messages[added:] == initial
-                else {"said": list(session.messages)}
+                {"said": first[:added], "input": len(initial)}
+                if added >= 0 and first[added:] == initial
+                else {"said": first}
             )
         else:
             record = {"said": session.new_messages} if session.new_messages else {}
+        if received:
+            record["received"] = received
         if sent is not session.messages:
             indexes = {id(message): index for index, message in enumerate(session.messages)}
             kept = [indexes.get(id(message), -1) for message in sent]
@@ -233,20 +252,34 @@ class ModelCalls:
         )
 
     async def _request(self, messages: list[dict[str, Any]], extra_fields: Mapping[str, Any]) -> dict[str, Any]:
-        client, options = self.session.client, self.request_options
-        if self.stream:
-            response = await streamed(client, messages, options, self._publish, self.session.clock)
-        else:
-            response = await client.generate(messages=messages, **options)
+        partial = StreamBuffer()
+        response = await self.session.received.unless_interrupted(self._respond(messages, partial))
+        interrupted = response is None
+        if response is None:
+            response = await self._interrupted(partial)
         message = _with_ids(response.message)
         cost = response.cost_usd
-        if cost is None:
+        if cost is None and not interrupted:
             cost = self._cost(response.usage or {}, response.model)
         answer = recorded_form(response, message, cost)
         for name, value in extra_fields.items():
             if value:
                 answer[name] = value
         return answer
+
+    async def _respond(self, messages: list[dict[str, Any]], partial: StreamBuffer) -> LLMResponse:
+        client, options = self.session.client, self.request_options
+        if self.stream:
+            return await streamed(client, messages, options, self._publish, self.session.clock, partial)
+        return await client.generate(messages=messages, **options)
+
+    async def _interrupted(self, partial: StreamBuffer) -> LLMResponse:
+        """Return the answer of a call that a message interrupted: what was streamed of its text."""
+        text = partial.text
+        if unpublished := text[self._streamed :]:
+            await self._publish(unpublished)
+        message = {"role": "assistant", "content": text, "metadata": {"partial": True}}
+        return LLMResponse(message, {}, self._requested_model(), INTERRUPTED)
 
     async def _publish(self, delta: str) -> None:
         self._streamed += len(delta)
@@ -255,9 +288,12 @@ class ModelCalls:
 
 async def streamed(
     client: LLMClient, messages: list[Any], options: Mapping[str, Any], publish: Callable[[str], Awaitable[None]],
-    clock: Clock,
+    clock: Clock, received: StreamBuffer | None = None,
 ) -> LLMResponse:  # fmt: skip
-    """Stream an answer, publish its text, and return it; a client without a stream answers at once."""
+    """Stream an answer, publish its text, and return it; a client without a stream answers at once.
+
+    `received` has what was streamed so far, also if this is cancelled.
+    """
     stream: Any = getattr(client, "stream", None)
     if stream is not None:
         try:
@@ -265,17 +301,17 @@ async def streamed(
             # In a custom client, `stream` may be a coroutine that returns the chunks or raises NotSupported.
             if inspect.isawaitable(chunks):
                 chunks = await chunks
-            return await _stream_chunks(chunks, publish, clock, options.get("model"))
+            return await _stream_chunks(chunks, publish, clock, options.get("model"), received or StreamBuffer())
         except (NotImplementedError, NotSupported):
             pass
     return await client.generate(messages=messages, **options)
 
 
 async def _stream_chunks(
-    chunks: AsyncIterator[LLMStreamChunk], publish: Callable[[str], Awaitable[None]], clock: Clock, model: str | None
-) -> LLMResponse:
+    chunks: AsyncIterator[LLMStreamChunk], publish: Callable[[str], Awaitable[None]], clock: Clock, model: str | None,
+    received: StreamBuffer,
+) -> LLMResponse:  # fmt: skip
     buffered, published_at = "", clock.boot()
-    received = StreamBuffer()
     try:
         async for chunk in chunks:
             buffered += chunk.delta
@@ -300,6 +336,11 @@ class StreamBuffer:
         self._calls: list[Any] = []
         self._usage: dict[str, Any] = {}
 
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
     def take(self, chunk: LLMStreamChunk) -> None:
         """Add a chunk."""
         self._texts.append(chunk.delta)
@@ -313,7 +354,7 @@ class StreamBuffer:
         last = self.last
         if last.response is not None:
             return last.response
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts) or None}
+        message: dict[str, Any] = {"role": "assistant", "content": self.text or None}
         if self._calls:
             if last.finish_reason is None:
                 raise StreamCut(

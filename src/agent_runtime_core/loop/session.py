@@ -13,6 +13,7 @@ from ..errors import LimitExceeded, StepCancelledError
 from ..interfaces import LLMClient
 from ..limits import Budget, RunLimits
 from ..tools.registry import ToolRegistry
+from .received import ReceivedMessages
 from .state import CancellationToken, Hooks, TurnState
 
 
@@ -40,6 +41,8 @@ class LoopSession:
         self.steps: RecordedCalls = RecordedCalls(ctx)
         #: Distinguishes the steps of this loop from those of other loops in the run.
         self.name: str = self.steps.journal.keys.next_key("l", "loop")
+        #: The messages that are sent to the run while the loop runs.
+        self.received: ReceivedMessages = ReceivedMessages(ctx, self.steps, self.budget, messages)
         #: Whether the last answer was copied from the run that this one was forked from, which paid for it.
         self.copied: bool = False
         self._work_started = 0.0  # when the present period of work began

@@ -17,6 +17,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
 from .answers import LENGTH, ON_TRUNCATED, Flaw, finish_of, flaw_of, text_of_answer
 from .model_calls import ModelCalls
+from .received import INTERRUPTED
 from .session import Cancelled, LoopSession
 from .state import CancellationToken, Hooks, LoopResult, TurnState
 from .tool_calls import ToolCalls, unanswered
@@ -189,8 +190,10 @@ class _Loop:
         self.turns += 1
         if not session.copied:
             session.budget.turn()
-        session.messages.append(response["message"])
         self.finish_reason = finish_of(response["finish_reason"])
+        interrupted = self.finish_reason == INTERRUPTED
+        if not interrupted or response["message"]["content"]:  # providers reject an empty message
+            session.messages.append(response["message"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         flaw = self._flaw(response["message"])
         if flaw is not None and not self._was_used(key, calls):
@@ -203,7 +206,8 @@ class _Loop:
         if self.tool_calls.child is not None:
             return self._handed_off(self.tool_calls.child)
         # After `pause_turn` the provider continues when it gets its message back.
-        return None if calls or self.finish_reason == "pause_turn" else self._answered(response)
+        continues = calls or interrupted or self.finish_reason == "pause_turn"
+        return None if continues else await self._answered(response)
 
     def _flaw(self, message: Mapping[str, Any]) -> Flaw | None:
         """Return why the answer must not be used, or None. A typed answer that was truncated must fit its type."""
@@ -228,20 +232,26 @@ class _Loop:
             return True
         return any(steps.replayed("tool", f"{key}:{index}") is not UNRECORDED for index in range(len(calls)))
 
-    def _answered(self, response: Mapping[str, Any]) -> LoopResult | None:
+    async def _answered(self, response: Mapping[str, Any]) -> LoopResult | None:
         session = self.session
         text = text_of_answer(response["message"].get("content"))
         if self.output is None:
-            return self._ended(TurnState.YIELDING, text)
+            return await self._yielded(text)
         problem = self.output.problem(text)
         if problem is None:
-            return self._ended(TurnState.YIELDING, text, *self.output.values(text))
+            return await self._yielded(text, *self.output.values(text))
         self.repairs += 1
         if self.repairs > REPAIRS:
             raise self._mismatch(f"the model's answer does not have the requested type: {problem}", text)
         session.new_messages = [{"role": "user", "content": self.output.repair(problem)}]
         session.messages += session.new_messages
         return None
+
+    async def _yielded(self, text: str, output: Any = None, plain: Any = None) -> LoopResult | None:
+        """End the loop with this answer, unless new messages have arrived for the model."""
+        if await self.session.received.has_more(f"{self.session.name}:{self.turns}"):
+            return None
+        return self._ended(TurnState.YIELDING, text, output, plain)
 
     def _mismatch(self, reason: str, text: str) -> OutputMismatch:
         mismatch = OutputMismatch(reason, text)

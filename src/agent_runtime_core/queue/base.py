@@ -472,7 +472,7 @@ class RunQueue(Backend):
 
         Args:
             run_id: The run.
-            kind: "signal", "child", "cancel" or "limits".
+            kind: "signal", "child", "message", "cancel" or "limits".
             name: Name of the signal, run id of the child, or "".
             payload: JSON.
             msg_id: A second message with the same id is dropped; None for a new id.

@@ -14,6 +14,7 @@ LIVE = ("pending", "running", "waiting")
 #: SET_ASIDE: an inline run whose process has ended, until its process or a caller takes it again; others may go first.
 QUEUED_BEHIND, SET_ASIDE = 1, 2
 LIMITS = "limits"  # kind of a mailbox message that sets limits of its run
+MESSAGE = "message"  # kind of a mailbox message that `runner.send` stored for the agent
 CANCELLED_BY_CALLER = "cancel"  # reason of a run that was cancelled while no worker had a claim on it
 
 
@@ -192,7 +193,7 @@ class MailboxMessage(NamedTuple):
     A backend stores the messages of each run by `seq` until the run is deleted, and finds one by its `msg_id`.
     """
 
-    kind: str  # "signal", "child" (the result of a child run), "cancel" or "limits"
+    kind: str  # "signal", "child" (the result of a child run), "message" (for the agent), "cancel" or "limits"
     name: str  # of the signal, or run id of the child; else ""
     payload: str  # JSON
     msg_id: str  # unique in the mailbox; a second message with the same id is dropped

@@ -226,8 +226,9 @@ class HeldClaim:
     # -- end
 
     async def end(
-        self, status: RunStatus, result: RunResult, event: dict[str, Any] | None, omitted: OmittedHistory | None
-    ) -> RunResult:
+        self, status: RunStatus, result: RunResult, event: dict[str, Any] | None, omitted: OmittedHistory | None,
+        cursor: int = -1,
+    ) -> RunResult:  # fmt: skip
         """Finish the run.
 
         Args:
@@ -235,9 +236,13 @@ class HeldClaim:
             result: What the run returned.
             event: The payload of the last event; None for the result itself.
             omitted: The part of the conversation that the stored result refers to instead of holding it.
+            cursor: The number of the last mailbox message that the result takes into account; -1: do not check.
 
         Returns:
             A copy of the result with status and run id.
+
+        Raises:
+            RowChanged: There are later messages; nothing was written.
         """
         row = self.row
         result = copy(result)  # the agent may return the same object from all of its runs
@@ -248,7 +253,7 @@ class HeldClaim:
             text, info=info, nev=1,
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
-        update = self.run_update(name, stalls=row.stalls, reason=reason)
+        update = self.run_update(name, stalls=row.stalls, reason=reason, cursor=cursor)
         ops = await self._notify_relatives(name, text)
         events = await self._completion_operations(result)
         await self._end_and_claim_next(update, [self.writer.merge_begin_and_end(record)], ops, events)

@@ -89,19 +89,29 @@ class ConversationHistory:
         if self.executed_before:
             await self._mark_answered({each.id for each in messages})
 
-    async def save_unanswered(self, *, rejected: bool) -> None:
-        """Append the messages of the input of a run that did not succeed; those of the user are marked as unanswered.
+    async def save_unanswered(self, sent: Sequence[Mapping[str, Any]], *, rejected: bool) -> None:
+        """Append the messages to a run that did not succeed; those of the user are marked as unanswered.
 
         The next run of the conversation then sees what the user asked, unless the provider `rejected` the request.
+
+        Args:
+            sent: The messages that were sent to the run while it was executed. They follow those of its input.
+            rejected: Whether to mark the messages so that no later request has them.
         """
         mark = {UNANSWERED: True, REJECTED: True} if rejected else {UNANSWERED: True}
-        if not self._input_messages:
+        new = [*self._input_messages, *sent]
+        if not new:
             return
-        messages = self._with_ids(self._input_messages)
-        for each in messages[-len(self._input_messages) :]:
+        messages = self._with_ids(new)
+        for number, each in enumerate(messages[-len(new) :], -len(self._input_messages)):
+            if number >= 0:  # if the run is resumed and succeeds, these have other numbers
+                each.id = self._sent_id(number)
             if each.role == "user":
                 each.metadata = {**each.metadata, **mark}
         await self._append(messages)
+
+    def _sent_id(self, number: int) -> UUID:
+        return uuid5(self.run_id, f"sent:{number}")
 
     async def _append(self, messages: Sequence[ConversationMessage]) -> None:
         if not self._stored and await self.store.get(self.conversation_id) is None:
@@ -109,12 +119,17 @@ class ConversationHistory:
         await self.store.append(self.conversation_id, messages)
 
     async def _mark_answered(self, ids: Collection[UUID]) -> None:
-        """Remove the mark of messages that an earlier execution of this run left unanswered."""
+        """Remove the marks and copies that an earlier execution of this run left of messages without an answer."""
         stored = await self.store.get(self.conversation_id)
-        marked = [] if stored is None else [each for each in stored.messages if each.id in ids and _is_marked(each)]
+        if stored is None:
+            return
+        copies = {self._sent_id(number) for number in range(len(stored.messages))}
+        kept = [each for each in stored.messages if each.id not in copies]
+        marked = [each for each in kept if each.id in ids and _is_marked(each)]
         for each in marked:
             each.metadata = {name: value for name, value in each.metadata.items() if name not in (UNANSWERED, REJECTED)}
-        if stored is not None and marked:
+        if marked or len(kept) < len(stored.messages):
+            stored.messages = kept
             await self.store.save(stored)
 
     def omitted(self, result: RunResult) -> OmittedHistory | None:
@@ -156,7 +171,17 @@ class ConversationHistory:
 
     def _message(self, chat: Mapping[str, Any], number: int, branch: UUID | None) -> ConversationMessage:
         when = aware(self.clock.wall())
-        return message_of(chat, uuid5(self.run_id, f"message:{number}"), timestamp=when, branch_id=branch)
+        given = chat.get("metadata")
+        metadata = dict(given) if isinstance(given, Mapping) else {}
+        unanswered = metadata.pop(UNANSWERED, None) is True
+        if unanswered:  # a mark of the stored message, and not of what a model gets
+            chat = {
+                name: value for name, value in {**chat, "metadata": metadata}.items() if value or name != "metadata"
+            }
+        message = message_of(chat, uuid5(self.run_id, f"message:{number}"), timestamp=when, branch_id=branch)
+        if unanswered:
+            message.metadata = {**message.metadata, UNANSWERED: True}
+        return message
 
 
 async def merged_history(

@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
@@ -28,10 +28,8 @@ from .._execution.sync_context import in_agent, run_agent
 from .._journal.record import ATTEMPT, RESUMED, Record
 from ..errors import (
     AgentRuntimeError,
-    ContextOverflow,
     InvalidArgument,
     LeaseLost,
-    RequestRefused,
     StorageBusy,
     StorageClosed,
     StorageCorrupt,
@@ -39,7 +37,6 @@ from ..errors import (
     UnserialisableResult,
     brief,
     deciding_error,
-    text_of,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM
@@ -66,7 +63,9 @@ from .outcomes import (
     no_usage,
     without_result,
 )
+from .run_conversation import NotSaved, RunConversation
 from .settings import RunnerConfig
+from .unread_messages import UnreadMessages
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -75,10 +74,6 @@ _RUNNING = RunStatus.RUNNING.value
 HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_held_concurrency_keys")
 #: The ids of all runs that this task is part of, the outermost first.
 ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_enclosing_runs")
-#: Temporary errors, after which the run resumes.
-OUTAGES = (LeaseLost, StorageBusy, StorageFull)
-#: Errors of a provider that the messages of the run may have caused.
-_REJECTIONS = (RequestRefused.__name__, ContextOverflow.__name__)
 
 
 def _finished_error(run: str) -> StorageClosed:
@@ -109,6 +104,10 @@ class RunExecution:
         self.policy: OutcomePolicy = OutcomePolicy(config)
         make = services.recorder
         self.recorder: RunRecorder | None = None if make is None else make(row)
+        self._conversation = RunConversation(
+            self.recorder, self.calls, self.claim.label, self._context,
+            keep_unanswered=config.keep_unanswered, not_kept=self._report_not_kept,
+        )  # fmt: skip
         self.started: bool = False  # something was done under this claim
         self.result: RunResult | None = None
         self._tracing = False
@@ -249,6 +248,7 @@ class RunExecution:
             The run's result; None if it may start.
         """
         row = self.row
+        self._completed, self._completed_at_start = journal.view.completed, len(journal.view.completed)
         if journal.view.end_record is not None and journal.view.end_record.attempt == row.generation:
             return await self._finish_interrupted_end(journal.view.end_record)
         crashes = 0
@@ -302,7 +302,6 @@ class RunExecution:
             self.claim.clock.boot() + self.config.run_timeout_seconds - self._deferred_seconds
             - self.control.paused_seconds
         )  # fmt: skip
-        self._completed, self._completed_at_start = journal.view.completed, len(journal.view.completed)
         try:
             ctx = Context(self.row, journal, self.services, self.control, await self.limit_overrides())
         except UnserialisableResult as unknown:
@@ -310,7 +309,7 @@ class RunExecution:
                 raise
             # Another attempt may succeed, unlike after other errors of this class: another worker may know the type.
             return await self._apply(self.policy.failed(RunResult(), describe(unknown), self._facts()), None)
-        if self.recorder is not None and (refusal := await self._call_store(self.recorder.load(ctx))) is not None:
+        if (refusal := await self._conversation.load(ctx)) is not None:
             return await self._apply_error(refusal, ctx)
         self.control.task = task = self._start_agent(ctx)
         if self.control.cancelled or self.control.lost or self.control.release_requested:
@@ -411,60 +410,55 @@ class RunExecution:
             returned = copy(returned)
             returned.usage, returned.error = returned.usage or ctx.usage, None
             try:
-                await self.end(End(RunStatus.CANCELLED, returned, {}))
+                await self.end(End(RunStatus.CANCELLED, returned, {}), ctx)
                 return
             except UnserialisableResult as refusal:
                 log.warning(
                     "the result that %s returned when it was cancelled is not stored: %s",
                     self.claim.label, type(refusal).__name__,
                 )  # fmt: skip
-        await self.end(End(RunStatus.CANCELLED, RunResult(usage=ctx.usage), {}))
+        await self.end(End(RunStatus.CANCELLED, RunResult(usage=ctx.usage), {}), ctx)
 
     async def _end_or_fail(self, end: End, ctx: Context | None) -> Decision:
         """Finish the run. If a success cannot be saved, decide again; a failure is stored without its result."""
         succeeded = end.status == RunStatus.SUCCEEDED
-        if succeeded and ctx is not None and (refusal := await self._save(end.result, ctx)) is not None:
-            return await self._apply_error(refusal, ctx)
-        if not succeeded and ctx is not None:
-            await self._save_unanswered(end.result.error, ctx)
         try:
-            await self.end(end)
+            await self.end(end, ctx, save=True)
+        except NotSaved as refused:
+            assert ctx is not None
+            return await self._apply_error(refused.reason, ctx)
         except UnserialisableResult as refusal:
             if succeeded and ctx is not None:
                 return await self._apply_error(refusal, ctx)
             if end.status != RunStatus.FAILED:
                 raise
-            await self.end(without_result(end, refusal))
+            await self.end(without_result(end, refusal), ctx, save=True)
         return end
 
-    async def _save(self, result: RunResult, ctx: Context) -> Exception | None:
-        """Append the run's messages to its conversation; return what was wrong with them."""
-        if self.recorder is not None:
-            return await self._call_store(self.recorder.save(result))
-        if ctx.conversation_id is not None and not ctx.owns_conversation and self.services.not_kept is not None:
-            self.services.not_kept(self.row)
-        return None
+    async def end(self, end: End, ctx: Context | None = None, *, save: bool = False) -> RunResult:
+        """Finish the run as the policy decided, and return its result.
 
-    async def _save_unanswered(self, error: ErrorInfo | None, ctx: Context) -> None:
-        """Keep the user's messages of a run that did not succeed. The run ends as decided, also if its store fails."""
-        if self.recorder is None or not self.config.keep_unanswered:
-            return
-        rejected = error is not None and error.type in _REJECTIONS
-        what = f"the conversation store of {self.claim.label}"
-        try:
-            await self.calls.call(
-                self.recorder.save_unanswered(rejected=rejected), what, context=self._context(), within=False
-            )
-        except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
-            if isinstance(cause := deciding_error(error), LeaseLost):
-                raise cause from None
-            log.warning("the messages of %s are not in its conversation: %s", self.claim.label, text_of(error))
+        Args:
+            end: The decision.
+            ctx: The context of the run; None if its code was not started.
+            save: Whether to append the messages of the run to its conversation.
 
-    async def end(self, end: End) -> RunResult:
-        """Finish the run as the policy decided, and return its result."""
-        omitted = None if self.recorder is None else self.recorder.omitted_history(end.result)
-        self.result = await self.claim.end(end.status, end.result, end.event, omitted)
-        return self.result
+        Raises:
+            NotSaved: The run has succeeded, and its messages cannot be saved.
+        """
+        unread = UnreadMessages(self.claim, ctx, self._completed.values())
+        while True:
+            result = await unread.added_to(end.result)
+            if save and ctx is not None:
+                await self._conversation.save(end.status, result, unread.sent, ctx)
+            omitted = None if self.recorder is None else self.recorder.omitted_history(result)
+            try:
+                self.result = await self.claim.end(end.status, result, end.event, omitted, unread.cursor)
+            except RowChanged:
+                if not await unread.arrived():
+                    raise
+            else:
+                return self.result
 
     async def _retry(self, retry: Retry) -> None:
         """Wait for the next attempt in this process, or queue it."""
@@ -492,19 +486,9 @@ class RunExecution:
     async def _hook(self, name: str, ctx: Context, *args: Any, within: bool = True) -> Any:
         return await self.calls.hook(self.agent, name, (ctx, *args), self._context(), within=within)
 
-    async def _call_store(self, work: Coroutine[Any, Any, None]) -> Exception | None:
-        """Have stores do something under the claim of this run, and return the error that is a fault of the run.
-
-        Raises:
-            LeaseLost, StorageBusy, StorageFull: The store is not available, or the claim is lost.
-        """
-        try:
-            await self.calls.call(work, f"a store of {self.claim.label}", context=self._context())
-        except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
-            if isinstance(cause := deciding_error(error), OUTAGES):
-                raise cause from None
-            return error
-        return None
+    def _report_not_kept(self) -> None:
+        if self.services.not_kept is not None:
+            self.services.not_kept(self.row)
 
     # -- the agent's task
 

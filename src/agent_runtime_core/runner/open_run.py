@@ -123,7 +123,8 @@ class OpenRunSession:
         self, status: RunStatus, event: dict[str, Any] | None = None, error: ErrorInfo | None = None
     ) -> None:
         result = RunResult(usage=self.ctx.usage, error=error)
-        await self.execution.end(End(status, result, event if error is None else error_payload(error) or {}))
+        end = End(status, result, event if error is None else error_payload(error) or {})
+        await self.execution.end(end, self.ctx)
 
     def _refusal(self) -> Exception:
         """Return the error of calls on the context after the block, or after the lease was lost."""

@@ -11,10 +11,11 @@ from uuid import UUID
 
 from .._core.arguments import checked_int, checked_seconds, checked_time
 from .._core.codec.json import decode_dict, encode
-from .._core.ids import stored_id, unbroken
+from .._core.ids import new_ulid, stored_id, unbroken
 from .._core.json_schema import misfit
 from .._core.lazy_import import load
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
+from .._execution.inbox import checked_when, mailbox_id, mailbox_payload, user_message
 from .._execution.mailbox import answer_id, answered_request
 from .._execution.result_codec import decode_result, error_in, omitted_history_in
 from .._execution.run_control import RunRecorder
@@ -25,7 +26,7 @@ from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
 from ..portal import call, iterate
 from ..queue.base import RunQueue
-from ..queue.records import LIMITS, LIVE, RowChanged, RunFilter, RunRow
+from ..queue.records import LIMITS, LIVE, MESSAGE, RowChanged, RunFilter, RunRow
 from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus
@@ -45,6 +46,17 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 def _manager(name: str) -> Any:
     return load(f"..persistence.manager:{name}", package=__package__)
+
+
+def _no_messages(row: RunRow, run_id: UUID | str) -> str:
+    """Return why a finished run accepts no messages, and how to continue its conversation."""
+    conversation = row.decoded("input", decode_dict).get("conversation_id")
+    fields = "'messages': [...]" if conversation is None else f"'messages': [...], 'conversation_id': {conversation!r}"
+    where = "" if conversation is None else " of its conversation"
+    return (
+        f"run {run_id} has finished ({row.status}) and accepts no messages. "
+        f"Start a new run{where}: runner.submit({row.agent!r}, {{{fields}}})"
+    )
 
 
 class RunClient:
@@ -299,6 +311,45 @@ class RunClient:
         if status == "unknown":
             raise UnknownRun(f"no run {run_id} is stored here")
         return status in LIVE
+
+    async def send(
+        self,
+        run_id: UUID | str,
+        message: str | Mapping[str, Any],
+        *,
+        when: str = "next_turn",
+        message_id: str | None = None,
+    ) -> str:
+        """Send a message to an agent that works on a run. It is stored when this returns.
+
+        An agent loop takes new messages before each model call. If there are new ones when the model has answered, the
+        loop continues. Other agents read messages with `ctx.messages()`.
+
+        Args:
+            run_id: The run.
+            message: The text of the user, or a chat message with the role "user".
+            when: "next_turn" waits for the end of the model call in flight, "interrupt" ends it. Running tools are
+                never interrupted.
+            message_id: Messages with the same id are stored once.
+
+        Returns:
+            The id of the message, as the "message.received" event has it.
+
+        Raises:
+            IllegalTransition: The run has finished.
+            InvalidArgument: The message is empty, or not a message of the user.
+            UnknownRun: No such run is stored.
+        """
+        self._refuse_closed()
+        payload = mailbox_payload(user_message(message), checked_when(when))
+        sent_id = unbroken("a message_id", message_id) if message_id else new_ulid(self.queue.clock)
+        key = stored_id(run_id)
+        status, number = await self.queue.post(key, MESSAGE, "", payload, mailbox_id(sent_id))
+        if status == "unknown":
+            raise UnknownRun(f"no run {run_id} is stored here")
+        if status not in LIVE and not number:  # with a number, it was stored before the run finished
+            raise IllegalTransition(_no_messages(await self.queue.require(run_id), run_id))
+        return sent_id
 
     async def approve(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from .._core.codec.json import decode_known
@@ -51,10 +52,10 @@ class StoredRunRecorder:
         if self.history is not None and not self._owned:
             await self.history.save(result)
 
-    async def save_unanswered(self, *, rejected: bool) -> None:
+    async def save_unanswered(self, sent: Sequence[dict[str, Any]], *, rejected: bool) -> None:
         """Append the user's messages of a run that did not succeed."""
         if self.history is not None and not self._owned:
-            await self.history.save_unanswered(rejected=rejected)
+            await self.history.save_unanswered(sent, rejected=rejected)
 
     def omitted_history(self, result: RunResult) -> OmittedHistory | None:
         """Return which messages of a result need not be recorded, because the conversation has them."""

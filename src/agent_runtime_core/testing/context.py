@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import inspect
@@ -9,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar, cast, overload
 from uuid import UUID
 
@@ -16,8 +18,10 @@ from .._core.clock import SYSTEM, Clock, aware
 from .._core.codec.json import MAX_RESULT, decode, encode
 from .._core.event_types import EventType
 from .._core.ids import run_uuid, trace_id, unbroken
+from .._core.per_loop import call_in_loop
 from .._core.threads import AGENT_CONTEXT
 from .._core.validation import MAX_DEPTH
+from .._execution.inbox import checked_when, interrupts, mailbox_payload, message_of, user_message
 from .._execution.step_function import call_in_thread
 from .._execution.sync_context import is_async, run_agent
 from ..errors import (
@@ -36,6 +40,7 @@ from ..limits import Budget, RunLimits
 from ..llm import _override, use_llm_client
 from ..llm._client import forbid_remote
 from ..persistence.manager import PersistenceManager
+from ..queue.records import MESSAGE, MailboxMessage
 from ..registry import get_runtime
 from ..retry import Delay
 from ..tools.registry import ToolRegistry
@@ -46,6 +51,57 @@ from .models import latest_mock
 __all__ = ["MockRunContext", "create_test_context", "run_agent_test"]
 
 T = TypeVar("T")
+
+
+class SentMessages:
+    """The messages of a test to its agent: what an agent loop uses of a real run's inbox."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._unread: list[MailboxMessage] = []
+        self._ids: set[str] = set()
+        self._interrupted: set[int] = set()
+        self._watching: set[asyncio.Future[None]] = set()
+
+    def add(self, message: Mapping[str, Any], when: str, message_id: str | None) -> str:
+        """Store a message, unless one with this id is known; return its id."""
+        sent_id = message_id or f"message-{len(self._ids) + 1}"
+        if sent_id not in self._ids:
+            self._ids.add(sent_id)
+            payload = mailbox_payload(message, when)
+            stored = MailboxMessage(MESSAGE, "", payload, sent_id, self._clock.wall(), len(self._ids))
+            self._unread.append(stored)
+            for each in tuple(self._watching):
+                call_in_loop(each.get_loop(), partial(_resolve, each))
+        return sent_id
+
+    async def has_new(self) -> bool:
+        return bool(self._unread)
+
+    async def take(self) -> list[MailboxMessage]:
+        taken, self._unread = self._unread, []
+        return taken
+
+    def put_back(self, messages: Iterable[MailboxMessage], step: object) -> None:
+        self._unread[:0] = messages
+
+    async def interrupted(self) -> None:
+        while True:
+            for each in self._unread:
+                if each.seq not in self._interrupted and interrupts(each):
+                    self._interrupted.add(each.seq)
+                    return
+            arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._watching.add(arrived)
+            try:
+                await arrived
+            finally:
+                self._watching.discard(arrived)
+
+
+def _resolve(arrived: asyncio.Future[None]) -> None:
+    if not arrived.done():
+        arrived.set_result(None)
 
 
 class MockRunContext:
@@ -87,6 +143,8 @@ class MockRunContext:
         self.owns_conversation: bool = False
         self._clock = clock
         self._signals: dict[str, deque[Any]] = {}
+        #: The messages of `send` that neither `messages` nor an agent loop has taken.
+        self.inbox: SentMessages = SentMessages(clock)
         self._cancelled = False
         self._persistence: PersistenceManager | None = None
 
@@ -184,6 +242,10 @@ class MockRunContext:
         """Same as `wait_for_signal`: send the answer with `signal`."""
         return await self.wait_for_signal(name, timeout=timeout)
 
+    async def messages(self, timeout: float | None = 0, *, key: str | None = None) -> list[dict[str, Any]]:
+        """Return the messages of `send` that were not taken yet. It never waits."""
+        return [message_of(each) for each in await self.inbox.take()]
+
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
         """Run the agent immediately, in a new MockRunContext.
 
@@ -238,14 +300,19 @@ class MockRunContext:
         """Send the payload that a later `wait_for_signal` or `approve` of this name returns."""
         self._signals.setdefault(unbroken("a signal's name", name), deque()).append(payload)
 
+    def send(self, message: str | Mapping[str, Any], *, when: str = "next_turn", message_id: str | None = None) -> str:
+        """Send a message, as `runner.send` does: an agent loop or `messages` takes it. Return its id."""
+        return self.inbox.add(user_message(message), checked_when(when), message_id)
+
     def cancel(self) -> None:
         """Make `is_cancelled()` return True."""
         self._cancelled = True
 
     def clear(self) -> None:
-        """Delete events, checkpoints, sleeps and signals; reset the cancellation and `owns_conversation`."""
+        """Delete events, checkpoints, sleeps, signals and messages; reset the cancellation and `owns_conversation`."""
         for recorded in (self.events, self.checkpoints, self.sleeps, self._signals):
             recorded.clear()
+        self.inbox = SentMessages(self._clock)
         self._cancelled = False
         self.owns_conversation = False
 

@@ -12,6 +12,7 @@ from .._core.codec.json import decode
 from .._execution.context import conversation_id
 from .._journal.record import DONE, Record
 from ..errors import InvalidArgument
+from ..loop.received import INTERRUPTED
 from ..runner.conversation_history import merged_history
 from .cassettes import Cassette
 
@@ -98,13 +99,15 @@ def _add_calls(
                 "Record runs before messages of their conversation are deleted"
             )
         messages += first_messages[: request.get("input", 0)]
+        messages += request.get("received") or []
         sent = request.get("sent")
         if sent is None:
             ranges = request.get("kept", [[0, len(messages)]])
             sent = [message for first, end in ranges for message in messages[first:end]]
         response = {part: turn[part] for part in ("message", "usage", "model", "finish_reason", "cost_usd")}
         cassette.add({"messages": sent, "model": None}, response)
-        messages.append(turn["message"])
+        if turn["finish_reason"] != INTERRUPTED or turn["message"]["content"]:  # as the loop does
+            messages.append(turn["message"])
         for index, call in enumerate(turn["message"].get("tool_calls") or ()):
             result = tool_results.get(f"{name}:{number}:{index}") or {"content": "Error: not run", "ok": False}
             message = {"role": "tool", "tool_call_id": call["id"], "content": result["content"]}

@@ -1,0 +1,111 @@
+"""The messages that are sent to a run while its agent loop runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from .._core.context_vars import start_helper
+from .._execution.inbox import message_of
+from .._execution.recorded_calls import RecordedCalls
+from ..errors import AgentRuntimeError, LimitExceeded
+from ..limits import Budget
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+T = TypeVar("T")
+
+#: The finish_reason of a model call that a message interrupted.
+INTERRUPTED = "interrupted"
+
+
+class ReceivedMessages:
+    """Takes the messages for a loop, before its model calls.
+
+    The record of a model call names the messages that were taken for it, and has their text. So they are in the history
+    once: after a crash before that record they are taken again, and after it they come from the record.
+
+    Args:
+        ctx: The context of the run. A context without an `inbox` has no messages.
+        steps: The recorded calls of the loop.
+        budget: The budget of the loop.
+        messages: Its conversation.
+
+    Attributes:
+        current: The messages that were taken for the present model call, at the end of the conversation.
+    """
+
+    def __init__(self, ctx: Any, steps: RecordedCalls, budget: Budget, messages: list[dict[str, Any]]) -> None:
+        self._steps, self._budget, self._messages = steps, budget, messages
+        # A loop inside a step takes none: on a resume the step is not executed, and its messages would be lost.
+        inside_step = getattr(ctx, "step_id", None) is not None
+        self._inbox: Any = None if inside_step else getattr(ctx, "inbox", None)
+        self._stored: Sequence[Any] = ()
+        self.current: list[dict[str, Any]] = []
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the current messages in the mailbox of the run."""
+        return [each.seq for each in self._stored]
+
+    async def take(self) -> None:
+        """Add the new messages to the conversation, for a model call without a record."""
+        self._stored = () if self._inbox is None else await self._inbox.take()
+        self.current = [message_of(each) for each in self._stored]
+        self._messages += self.current
+
+    def replay(self, recorded: Mapping[str, Any]) -> None:
+        """Add the messages that the record of a model call has."""
+        self._stored = ()
+        self.current = (recorded.get("asked") or {}).get("received") or []
+        self._messages += self.current
+
+    def give_back(self, key: str) -> None:
+        """Remove the current messages from the conversation, because the model call was not recorded."""
+        if self._stored:
+            del self._messages[-len(self.current) :]
+            self._inbox.put_back(self._stored, ("model", f"k:{key}"))
+            self._stored, self.current = (), []
+
+    async def has_more(self, key: str) -> bool:
+        """Return whether messages have arrived for another model call, the step `key`, after the model has answered.
+
+        A resumed run does what it did before: if its journal has later records, the loop ended here, or it has the
+        record of that call.
+        """
+        if self._steps.has_ended("model", key):
+            return True
+        if self._inbox is None or self._steps.is_replaying:
+            return False
+        with contextlib.suppress(LimitExceeded):
+            self._budget.before_turn()
+            return bool(await self._inbox.has_new())
+        return False  # the run has its answer: it must not fail because another call would exceed a limit
+
+    async def unless_interrupted(self, work: Awaitable[T]) -> T | None:
+        """Return the result of a model call, or None if a message interrupted it."""
+        if self._inbox is None:
+            return await work
+        try:
+            async with asyncio.timeout(None) as call:
+                watch = start_helper(self._watch(call))
+                try:
+                    return await work
+                finally:
+                    watch.cancel()
+        except TimeoutError:
+            if call.expired():
+                return None
+            raise
+
+    async def _watch(self, call: asyncio.Timeout) -> None:
+        """End the call when a message interrupts it."""
+        try:
+            await self._inbox.interrupted()
+        except AgentRuntimeError as error:  # the loop takes the message after the call
+            log.warning("new messages cannot interrupt a model call: %s", error)
+        else:
+            call.reschedule(asyncio.get_running_loop().time())
