@@ -82,11 +82,13 @@ async def wait_cancelled(
     for task in tasks:
         _abandoned.add(task)
         task.add_done_callback(_retrieve)
-    _, left = await asyncio.wait(tasks, timeout=grace)
+    try:
+        _, left = await asyncio.wait(tasks, timeout=grace)
+    except asyncio.CancelledError:  # the caller waits no longer
+        _leave(tasks)
+        raise
     if left:
-        for task in left:
-            if (leave := _when_left.get(task)) is not None:
-                leave()
+        _leave(left)
         log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
     return left
 
@@ -98,7 +100,7 @@ def is_abandoned(task: asyncio.Task[Any]) -> bool:
 
 @contextlib.contextmanager
 def when_left(task: asyncio.Task[Any], leave: Callable[[], object]) -> Iterator[None]:
-    """Inside the block, call `leave` if the task is cancelled and outlives its grace, so that no caller awaits it."""
+    """Inside the block, call `leave` if the task is cancelled and outlives its grace, or no caller awaits it longer."""
     outer = _when_left.get(task)
     _when_left[task] = leave
     try:
@@ -119,6 +121,12 @@ def log_abandoned_thread(what: str) -> asyncio.Handle:
         what,
         GRACE,
     )
+
+
+def _leave(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        if not task.done() and (leave := _when_left.get(task)) is not None:
+            leave()
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

@@ -2,8 +2,9 @@
 
 "left": its loop ends and nothing was closed. "sys.exit": in the middle of a loop. "synchronous": the main thread
 ends while another one waits in `execute_sync`. "plain": its loop ends while the plain `run` of an agent computes in its
-thread. "thread": the main thread ends while another one has a loop, finishes its run and closes the file. "abandoned":
-a loop is closed in the middle of everything, the runner in another after it.
+thread; "plain worker": the same in a worker that gets SIGTERM. "thread": the main thread ends while another one has a
+loop, finishes its run and closes the file. "abandoned": a loop is closed in the middle of everything, the runner in
+another after it.
 
 The others call the library when the program has ended. "generator": one that was not used up is closed, with an open
 run inside. "stream": the same for the events of a run that does not end. "__del__ NAME": the finalizer of an object
@@ -17,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +28,7 @@ from typing import Any
 from agent_runtime_core import (
     AgentRunner,
     AgentRuntime,
+    RunnerConfig,
     RunResult,
     SyncRunContext,
     open_run,
@@ -74,6 +78,16 @@ async def leave_plain(db: str, run_id: str) -> None:
     await asyncio.to_thread(begun.wait)
     task.cancel()
     await asyncio.wait({task})
+
+
+async def stop_worker(db: str, run_id: str) -> None:
+    register_runtime(EndlessPlain())
+    runner = AgentRunner.open(db, config=RunnerConfig(grace_seconds=0.1))
+    await runner.submit("endless", {}, run_id=run_id)
+    worker = asyncio.ensure_future(runner.run_loop())
+    await asyncio.to_thread(begun.wait)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await worker
 
 
 async def leave(db: str, run_id: str) -> None:
@@ -163,6 +177,8 @@ def main(how: str, db: str, run_id: str) -> None:
         case "plain":
             timeouts.GRACE = 0.2  # type: ignore[misc]
             asyncio.run(leave_plain(db, run_id))
+        case "plain worker":
+            asyncio.run(stop_worker(db, run_id))
         case "stream":
             runner = AgentRunner.open(db)
             threading.Thread(target=lambda: runner.execute_sync(EndlessPlain(), run_id, {}), daemon=True).start()
