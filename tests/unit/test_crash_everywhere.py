@@ -294,7 +294,7 @@ async def test_an_agent_with_tools() -> None:
     asked = {"messages": [{"role": "user", "content": "How warm is it?"}]}
     with use_llm_client(model):
         report = await crash_everywhere(Weather, asked)
-    assert report.outcome.final_output == {"response": "It has {'degrees': 4}"}
+    assert report.outcome.final_output == {"response": 'It has {"degrees": 4}'}
     assert report.kills == 2 * report.writes
     assert model.get_call_count() > 2 * (report.kills / 2)
 
@@ -332,14 +332,14 @@ async def test_a_tool_that_is_confirmed() -> None:
     asked = {"messages": [{"role": "user", "content": "How warm is it?"}]}
     with use_llm_client(MockLLMClient(response_fn=answer)):
         report = await crash_everywhere(Pays, asked, signals={"tool:look_up": True})
-    assert report.outcome.final_output == {"response": "It has {'degrees': 4}"}
+    assert report.outcome.final_output == {"response": 'It has {"degrees": 4}'}
 
 
 async def test_a_conversation_is_kept_once() -> None:
     asked = {"messages": [{"role": "user", "content": "How warm is it?"}], "conversation_id": "talk"}
     with use_llm_client(MockLLMClient(response_fn=answer)):
         report = await crash_everywhere(Weather, asked, persistence=True)
-    assert report.outcome.final_output == {"response": "It has {'degrees': 4}"}
+    assert report.outcome.final_output == {"response": 'It has {"degrees": 4}'}
     assert len(report.outcome.final_messages) == 5
 
     async def says(ctx: Any) -> Any:

@@ -95,6 +95,7 @@ def test_a_tag_inside_of_a_value_is_part_of_it() -> None:
 
 def test_a_value_that_is_no_object_or_array() -> None:
     assert json_texts('"text"') == ['"text"']
+    assert json_texts('"[1]"') == ['"[1]"']
     assert json_texts("<think>Say yes.</think>\n\ntrue\n")[1:] == ["true"]
     assert json_texts("Here:\n```json\n42\n```")[1:] == ["42"]
     assert json_texts("```\n42\n```") == ["42"]

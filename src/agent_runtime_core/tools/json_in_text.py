@@ -19,6 +19,7 @@ _START: Final = re.compile(
 )
 # Possessive, so that an unterminated string takes linear time.
 _STRING: Final = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
+_WHOLE_STRING: Final = re.compile(_STRING)
 _TOKEN: Final = re.compile(
     rf"[ \t\r\n]*+(?:({_STRING})|(-?[0-9][0-9.eE+\-]*+|true\b|false\b|null\b|NaN\b|-?Infinity\b)|([\[\]{{}},:]))"
 )
@@ -37,6 +38,8 @@ def json_texts(text: str) -> tuple[list[str], list[str]]:
     """
     whole = text.strip()
     fenced = _without_fence(whole)
+    if _WHOLE_STRING.fullmatch(fenced):
+        return [fenced], []
     answers: list[str] = []
     thoughts: list[str] = []
     inside = False
