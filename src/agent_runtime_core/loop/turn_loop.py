@@ -152,7 +152,7 @@ class _Loop:
         if not session.copied:
             session.budget.turn()
         interrupted = response["finish_reason"] == INTERRUPTED
-        if not interrupted or response["message"]["content"]:  # providers reject an empty message
+        if not interrupted or response["message"]["content"].strip():  # providers reject an empty message
             session.messages.append(response["message"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         if calls:
