@@ -53,6 +53,7 @@ from .outcomes import (
     Cancelled,
     Decision,
     End,
+    NotSaved,
     OutcomePolicy,
     Released,
     Retry,
@@ -74,14 +75,6 @@ HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime
 ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_enclosing_runs")
 #: Temporary errors, after which the run resumes.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
-
-
-class _NotSaved(Exception):
-    """The messages of a run were not appended to its conversation; `reason` is the error."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__()
-        self.reason: Exception = reason
 
 
 def _finished_error(run: str) -> StorageClosed:
@@ -427,7 +420,7 @@ class RunExecution:
         succeeded = end.status == RunStatus.SUCCEEDED
         try:
             await self.end(end, ctx)
-        except _NotSaved as refused:
+        except NotSaved as refused:
             assert ctx is not None
             return await self._apply_error(refused.reason, ctx)
         except UnserialisableResult as refusal:
@@ -448,20 +441,16 @@ class RunExecution:
 
     async def end(self, end: End, ctx: Context | None = None) -> RunResult:
         """Finish the run as the policy decided, and return its result."""
-        unread = UnreadMessages(self.claim, ctx, self._completed.values())
-        while True:
-            result = await unread.added_to(end.result)
+
+        async def write(result: RunResult, cursor: int) -> RunResult:
             saved = ctx if end.status == RunStatus.SUCCEEDED else None
             if saved is not None and (refusal := await self._save(result, saved)) is not None:
-                raise _NotSaved(refusal)
+                raise NotSaved(refusal)
             omitted = None if self.recorder is None else self.recorder.omitted_history(result)
-            try:
-                self.result = await self.claim.end(end.status, result, end.event, omitted, unread.cursor)
-            except RowChanged:
-                if not await unread.arrived():
-                    raise
-            else:
-                return self.result
+            return await self.claim.end(end.status, result, end.event, omitted, cursor)
+
+        self.result = await UnreadMessages(self.claim, ctx, self._completed.values()).end_with(end.result, write)
+        return self.result
 
     async def _retry(self, retry: Retry) -> None:
         """Wait for the next attempt in this process, or queue it."""
