@@ -345,6 +345,52 @@ async def test_a_resumed_run_takes_what_the_failed_one_left(where: Path | None) 
         assert (await rig.runner.wait("r")).final_messages == [user("hello"), user("one"), assistant("ok")]
 
 
+@pytest.mark.parametrize("inline", [True, False])
+async def test_the_next_attempt_takes_the_messages_of_the_last_one(where: Path | None, inline: bool) -> None:
+    async with Rig(where, max_retries=2, retry_backoff_base=0) as rig:
+
+        async def fails(messages: list[Any]) -> str:
+            await rig.runner.send("r", "two", message_id="2")
+            raise ValueError("no")
+
+        model = Model(fails, "ok")
+        rig.register(loop(model))
+        await rig.runner.submit("script", HELLO, run_id="r")
+        await rig.runner.send("r", "one")
+        if inline:
+            await rig.runner.execute("script", "r", HELLO)
+        else:
+            while await rig.runner.run_once():
+                pass
+        texts = [user("hello"), user("one"), user("two")]
+        assert model.asked == [texts[:2], texts]
+        assert (await rig.runner.wait("r")).final_messages == [*texts, assistant("ok")]
+
+
+async def test_a_message_to_a_run_that_waits_for_an_approval_comes_after_its_tool(where: Path | None) -> None:
+    async with Rig(where, park_after=0) as rig:
+
+        async def ask(messages: list[Any]) -> Any:
+            return asks(call("pay"))
+
+        def pay() -> str:
+            return "paid"
+
+        tool = Tool.from_function(pay)
+        tool.requires_confirmation = True
+        model = Model(ask, "done")
+        rig.register(loop(model, tool))
+        await rig.runner.submit("script", HELLO, run_id="r")
+        await rig.runner.run_once()
+        await rig.runner.send("r", "be quick", when="interrupt")
+        await rig.runner.run_once()
+        assert (await rig.runner.get_run("r")).reason == "approval tool:pay"
+        await rig.runner.approve("r", "tool:pay")
+        await rig.runner.run_once()
+        contents = [each["content"] for each in (await rig.runner.wait("r")).final_messages]
+        assert contents == ["hello", None, "paid", "be quick", "done"]
+
+
 async def test_a_fork_has_the_received_messages_and_none_of_the_unread(where: Path | None) -> None:
     async with Rig(where) as rig:
 

@@ -192,7 +192,7 @@ class _Loop:
             session.budget.turn()
         self.finish_reason = finish_of(response["finish_reason"])
         interrupted = self.finish_reason == INTERRUPTED
-        if not interrupted or response["message"]["content"]:  # providers reject an empty message
+        if not interrupted or response["message"]["content"].strip():  # providers reject an empty message
             session.messages.append(response["message"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         flaw = self._flaw(response["message"])

@@ -54,6 +54,7 @@ from .outcomes import (
     Cancelled,
     Decision,
     End,
+    NotSaved,
     OutcomePolicy,
     Released,
     Retry,
@@ -63,7 +64,7 @@ from .outcomes import (
     no_usage,
     without_result,
 )
-from .run_conversation import NotSaved, RunConversation
+from .run_conversation import RunConversation
 from .settings import RunnerConfig
 from .unread_messages import UnreadMessages
 
@@ -447,18 +448,15 @@ class RunExecution:
             NotSaved: The run has succeeded, and its messages cannot be saved.
         """
         unread = UnreadMessages(self.claim, ctx, self._completed.values())
-        while True:
-            result = await unread.added_to(end.result)
+
+        async def write(result: RunResult, cursor: int) -> RunResult:
             if save and ctx is not None:
                 await self._conversation.save(end.status, result, unread.sent, ctx)
             omitted = None if self.recorder is None else self.recorder.omitted_history(result)
-            try:
-                self.result = await self.claim.end(end.status, result, end.event, omitted, unread.cursor)
-            except RowChanged:
-                if not await unread.arrived():
-                    raise
-            else:
-                return self.result
+            return await self.claim.end(end.status, result, end.event, omitted, cursor)
+
+        self.result = await unread.end_with(end.result, write)
+        return self.result
 
     async def _retry(self, retry: Retry) -> None:
         """Wait for the next attempt in this process, or queue it."""

@@ -52,6 +52,14 @@ FINAL_ERRORS = (
 )  # fmt: skip
 
 
+class NotSaved(Exception):
+    """The messages of a run were not appended to its conversation; `reason` is the error."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__()
+        self.reason: Exception = reason
+
+
 class TimeLimitReached(Exception):
     """A call under the run's time limit was not awaited any longer."""
 

@@ -13,6 +13,7 @@ from ..errors import ContextOverflow, LeaseLost, RequestRefused, StorageBusy, St
 from ..interfaces import RunResult
 from ..status import RunStatus
 from .guarded_calls import GuardedCalls
+from .outcomes import NotSaved
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -20,14 +21,6 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
 #: Errors of a provider that the messages of the run may have caused.
 _REJECTIONS = (RequestRefused.__name__, ContextOverflow.__name__)
-
-
-class NotSaved(Exception):
-    """The messages of a run were not appended to its conversation; `reason` is the error."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__()
-        self.reason: Exception = reason
 
 
 class RunConversation:

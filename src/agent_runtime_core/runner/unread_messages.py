@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from .._execution.inbox import message_of
 from .._execution.mailbox import consumed_numbers
 from .._journal.record import Record
 from ..interfaces import RunResult
-from ..queue.records import MESSAGE, MailboxMessage
+from ..queue.records import MESSAGE, MailboxMessage, RowChanged
 from .claim import HeldClaim
 
 
@@ -31,7 +31,22 @@ class UnreadMessages:
         self._claim, self._ctx, self._records = claim, ctx, records
         self._known = max(claim.row.mail_seq, 0 if ctx is None else ctx.messages_read)
 
-    async def added_to(self, result: RunResult) -> RunResult:
+    async def end_with(self, result: RunResult, write: Callable[[RunResult, int], Awaitable[RunResult]]) -> RunResult:
+        """Have the end of the run written, again whenever a message has arrived before it.
+
+        Args:
+            result: What the run returned.
+            write: Writes the end with this result, checked against this cursor.
+        """
+        while True:
+            whole = await self._added_to(result)
+            try:
+                return await write(whole, self.cursor)
+            except RowChanged:
+                if not await self._arrived():
+                    raise
+
+    async def _added_to(self, result: RunResult) -> RunResult:
         """Return the result with the unread messages, marked as unanswered."""
         claim = self._claim
         if self._known == 0 and claim.writer.ends_at_once:  # the usual run, without any message
@@ -50,7 +65,7 @@ class UnreadMessages:
         marked = [_unanswered(message_of(each)) for each in unread]
         return replace(result, final_messages=[*before, *marked])
 
-    async def arrived(self) -> bool:
+    async def _arrived(self) -> bool:
         """Return whether the end was refused because of new messages, and not because the claim is lost."""
         claim = self._claim
         row = await claim.backends.queue.row(claim.row.run_id)

@@ -106,7 +106,7 @@ def _add_calls(
             sent = [message for first, end in ranges for message in messages[first:end]]
         response = {part: turn[part] for part in ("message", "usage", "model", "finish_reason", "cost_usd")}
         cassette.add({"messages": sent, "model": None}, response)
-        if turn["finish_reason"] != INTERRUPTED or turn["message"]["content"]:  # as the loop does
+        if turn["finish_reason"] != INTERRUPTED or turn["message"]["content"].strip():  # as the loop does
             messages.append(turn["message"])
         for index, call in enumerate(turn["message"].get("tool_calls") or ()):
             result = tool_results.get(f"{name}:{number}:{index}") or {"content": "Error: not run", "ok": False}
