@@ -14,7 +14,7 @@ from ..llm._retries import RETRY_BUDGET, RetryBudget
 from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
 from .model_calls import ModelCalls
-from .received import INTERRUPTED
+from .received import joins_history, was_interrupted
 from .session import Cancelled, LoopSession
 from .state import CancellationToken, Hooks, LoopResult, TurnState
 from .tool_calls import ToolCalls
@@ -151,8 +151,7 @@ class _Loop:
         self.turns += 1
         if not session.copied:
             session.budget.turn()
-        interrupted = response["finish_reason"] == INTERRUPTED
-        if not interrupted or response["message"]["content"].strip():  # providers reject an empty message
+        if joins_history(response):
             session.messages.append(response["message"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         if calls:
@@ -162,7 +161,7 @@ class _Loop:
         if self.tool_calls.child is not None:
             return self._handed_off(self.tool_calls.child)
         # After `pause_turn` the provider continues when it gets its message back.
-        continues = calls or interrupted or response["finish_reason"] == "pause_turn"
+        continues = calls or was_interrupted(response) or response["finish_reason"] == "pause_turn"
         return None if continues else await self._answered(response)
 
     async def _answered(self, response: Mapping[str, Any]) -> LoopResult | None:
