@@ -1,7 +1,7 @@
 """An agent of five model calls that goes on when it is told to: steered.py URL.
 
-It says "call", or "last", when the model was called, and "tool" when its tool runs, each with a number. Then it waits for a
-line with that number.
+It says "call", or "last", when the model was called, and "tool" when its tool runs, each with a number. Then it waits
+for a line with that number.
 """
 
 from __future__ import annotations
