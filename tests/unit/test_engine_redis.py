@@ -317,7 +317,7 @@ async def test_a_cancelled_caller_knows_the_outcome_before_it_goes() -> None:
 
 
 async def test_it_waits_for_a_server_that_is_away_at_first(caplog: pytest.LogCaptureFixture) -> None:
-    with RedisServer(appendonly="yes") as server:
+    with RedisServer(appendonly="yes", appendfsync="always") as server:
         server.kill()
         with one(server.url) as engine:
             first = asyncio.ensure_future(put(engine, "a", "1"))
@@ -328,7 +328,7 @@ async def test_it_waits_for_a_server_that_is_away_at_first(caplog: pytest.LogCap
 
 
 async def test_one_that_stays_away_is_busy_in_time() -> None:
-    with RedisServer(appendonly="yes") as server, one(server.url, 0.3) as engine:
+    with RedisServer(appendonly="yes", appendfsync="always") as server, one(server.url, 0.3) as engine:
         server.kill()
         done = await asyncio.gather(*(put(engine, str(n), "1") for n in range(BATCH + 9)), return_exceptions=True)
         assert {type(each) for each in done} == {StorageBusy}
@@ -340,7 +340,7 @@ async def test_one_that_stays_away_is_busy_in_time() -> None:
 async def test_of_one_that_stayed_away_it_is_told_that_nothing_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine the caller would go before the thread can tell it that.
     monkeypatch.setattr(RedisEngine, "_caller_timeout", lambda engine: PATIENT)
-    with RedisServer(appendonly="yes") as server, one(server.url, 0.3) as engine:
+    with RedisServer(appendonly="yes", appendfsync="always") as server, one(server.url, 0.3) as engine:
         server.kill()
         done = await asyncio.gather(*(put(engine, str(n), "1") for n in range(BATCH + 9)), return_exceptions=True)
         assert {type(each) for each in done} == {StorageBusy}
@@ -370,7 +370,7 @@ async def test_a_busy_connection_that_is_lost_is_told_as_unknown_and_made_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "IDLE", 3600.0)  # however long the restart takes
-    with RedisServer(appendonly="yes") as server, one(server.url) as engine:
+    with RedisServer(appendonly="yes", appendfsync="always") as server, one(server.url) as engine:
         await put(engine, "a", "1")
         server.restart()
         with pytest.raises(StorageBusy, match="whether the write landed is unknown, repeating it is safe"):
@@ -460,7 +460,7 @@ async def _held(server: RedisServer, url: str, letter: str) -> None:
 
 async def test_a_server_that_is_still_loading_is_waited_for() -> None:
     # It looks at its connections after each 1024 commands of its log.
-    with RedisServer(appendonly="yes") as server:
+    with RedisServer(appendonly="yes", appendfsync="always") as server:
         with server.link() as link:
             for n in range(6000):
                 link.send("SET", f"k{n}", "x")

@@ -625,6 +625,16 @@ async def test_an_interrupt_before_any_text_adds_no_message(stream: bool) -> Non
         assert result.usage["turns"] == 2
 
 
+async def test_an_answer_that_a_provider_calls_interrupted_is_an_answer() -> None:
+    async with Rig() as rig:
+
+        class Other(Model):
+            async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
+                return LLMResponse(assistant("done"), {}, "model", "interrupted")
+
+        assert (await go(rig, loop(Other()))).final_output == {"response": "done"}
+
+
 async def test_a_message_for_the_next_turn_does_not_interrupt() -> None:
     async with Rig() as rig:
 

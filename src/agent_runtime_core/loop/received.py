@@ -22,6 +22,20 @@ T = TypeVar("T")
 INTERRUPTED = "interrupted"
 
 
+def was_interrupted(answer: Mapping[str, Any]) -> bool:
+    """Return whether this answer is what was streamed of a call that a message interrupted.
+
+    Some providers may use the same finish_reason for an answer of their own.
+    """
+    metadata = answer["message"].get("metadata")
+    return answer["finish_reason"] == INTERRUPTED and isinstance(metadata, Mapping) and metadata.get("partial") is True
+
+
+def joins_history(answer: Mapping[str, Any]) -> bool:
+    """Return whether the message of an answer is added to the conversation: providers reject an empty message."""
+    return not was_interrupted(answer) or bool(answer["message"]["content"].strip())
+
+
 class ReceivedMessages:
     """Takes the messages for a loop, before its model calls.
 
@@ -42,7 +56,9 @@ class ReceivedMessages:
         self._steps, self._budget, self._messages = steps, budget, messages
         # A loop inside a step takes none: on a resume the step is not executed, and its messages would be lost.
         inside_step = getattr(ctx, "step_id", None) is not None
-        self._inbox: Any = None if inside_step else getattr(ctx, "inbox", None)
+        inbox = getattr(ctx, "inbox", None)
+        # A custom context may have another attribute of that name.
+        self._inbox: Any = None if inside_step or not hasattr(inbox, "interrupted") else inbox
         self._stored: Sequence[Any] = ()
         self.current: list[dict[str, Any]] = []
 

@@ -17,7 +17,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
 from .answers import LENGTH, ON_TRUNCATED, Flaw, finish_of, flaw_of, text_of_answer
 from .model_calls import ModelCalls
-from .received import INTERRUPTED
+from .received import joins_history, was_interrupted
 from .session import Cancelled, LoopSession
 from .state import CancellationToken, Hooks, LoopResult, TurnState
 from .tool_calls import ToolCalls, unanswered
@@ -191,8 +191,7 @@ class _Loop:
         if not session.copied:
             session.budget.turn()
         self.finish_reason = finish_of(response["finish_reason"])
-        interrupted = self.finish_reason == INTERRUPTED
-        if not interrupted or response["message"]["content"].strip():  # providers reject an empty message
+        if joins_history(response):
             session.messages.append(response["message"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         flaw = self._flaw(response["message"])
@@ -206,7 +205,7 @@ class _Loop:
         if self.tool_calls.child is not None:
             return self._handed_off(self.tool_calls.child)
         # After `pause_turn` the provider continues when it gets its message back.
-        continues = calls or interrupted or self.finish_reason == "pause_turn"
+        continues = calls or was_interrupted(response) or self.finish_reason == "pause_turn"
         return None if continues else await self._answered(response)
 
     def _flaw(self, message: Mapping[str, Any]) -> Flaw | None:

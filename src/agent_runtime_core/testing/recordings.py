@@ -12,7 +12,7 @@ from .._core.codec.json import decode
 from .._execution.context import conversation_id
 from .._journal.record import DONE, Record
 from ..errors import InvalidArgument
-from ..loop.received import INTERRUPTED
+from ..loop.received import joins_history
 from ..runner.conversation_history import merged_history
 from .cassettes import Cassette
 
@@ -106,7 +106,7 @@ def _add_calls(
             sent = [message for first, end in ranges for message in messages[first:end]]
         response = {part: turn[part] for part in ("message", "usage", "model", "finish_reason", "cost_usd")}
         cassette.add({"messages": sent, "model": None}, response)
-        if turn["finish_reason"] != INTERRUPTED or turn["message"]["content"].strip():  # as the loop does
+        if joins_history(turn):
             messages.append(turn["message"])
         for index, call in enumerate(turn["message"].get("tool_calls") or ()):
             result = tool_results.get(f"{name}:{number}:{index}") or {"content": "Error: not run", "ok": False}

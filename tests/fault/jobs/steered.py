@@ -1,6 +1,7 @@
 """An agent of five model calls that goes on when it is told to: steered.py URL.
 
-It says "call" when the model was called and "tool" when its tool runs, and waits for a line each time.
+It says "call", or "last", when the model was called, and "tool" when its tool runs, each with a number. Then it waits
+for a line with that number.
 """
 
 from __future__ import annotations
@@ -22,13 +23,29 @@ CALLS = 5  # model calls, if no message arrives
 SETTINGS = RunnerConfig(worker_id="one", lease_ttl_seconds=1, max_retries=1000)
 
 
+class Orders:
+    """The lines that the agent is told."""
+
+    def __init__(self) -> None:
+        self.lines: asyncio.Queue[str] = asyncio.Queue()
+        self.number = 0
+
+    async def wait(self, what: str) -> None:
+        """Say where the agent is, and wait for the answer to just that: a call that was interrupted leaves its own."""
+        self.number += 1
+        number = f"{self.number}"
+        say(f"{what} {number}")
+        while (await self.lines.get()).strip() != number:
+            pass
+
+
 class Paced(LLMClient):
     """Streams a word, waits for a line, and streams the rest; it asks for the tool in all calls but the last."""
 
     default_model = "paced"
 
-    def __init__(self, lines: asyncio.Queue[str]) -> None:
-        self.lines = lines
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
 
     async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
         raise NotImplementedError
@@ -36,8 +53,7 @@ class Paced(LLMClient):
     async def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:
         said = sum(bool(each.get("tool_calls")) for each in messages)
         yield LLMStreamChunk("Well, ")
-        say(f"call {said}")
-        await self.lines.get()
+        await self.orders.wait("last" if said >= CALLS - 1 else "call")
         message = asks(call("look", id=f"look-{said}"), content="Well, I look")
         if said >= CALLS - 1:
             message = {"role": "assistant", "content": "Well, done"}
@@ -54,14 +70,13 @@ class Steered(ToolCallingAgent):
     stream = True
     max_iterations = 1000
 
-    def __init__(self, lines: asyncio.Queue[str]) -> None:
-        self.client = Paced(lines)
+    def __init__(self, orders: Orders) -> None:
+        self.client = Paced(orders)
         self.tools = ToolRegistry()
 
         async def look() -> str:
             """Look."""
-            say("tool")
-            await lines.get()
+            await orders.wait("tool")
             return "seen"
 
         self.tools.register(Tool.from_function(look))
@@ -71,17 +86,17 @@ class Steered(ToolCallingAgent):
 
 
 async def main(url: str) -> None:
-    lines: asyncio.Queue[str] = asyncio.Queue()
+    orders = Orders()
     loop = asyncio.get_running_loop()
 
     def read() -> None:
         for line in sys.stdin:
-            loop.call_soon_threadsafe(lines.put_nowait, line)
+            loop.call_soon_threadsafe(orders.lines.put_nowait, line)
 
     threading.Thread(target=read, daemon=True).start()
     async with AgentRunner.open(url, config=SETTINGS) as runner:
         asked = {"messages": [{"role": "user", "content": "hello"}], "conversation_id": CHAT}
-        result = await runner.execute(Steered(lines), "steered", asked, raise_on_error=True)
+        result = await runner.execute(Steered(orders), "steered", asked, raise_on_error=True)
     say("done " + json.dumps(result.final_messages))
 
 
