@@ -85,7 +85,7 @@ async def test_a_property_is_a_setting_and_a_method_is_the_users_own() -> None:
     ("fields", "words"),
     [
         ({"temperature": "hot"}, "temperature of agent 'a' must be a number from 0 to 2, got 'hot'"),
-        ({"max_tokens": 0}, "max_tokens of agent 'a' must be a whole number above 0, got 0"),
+        ({"max_tokens": 0}, "max_tokens of agent 'a' must be an integer of at least 1, got 0"),
         ({"seed": True}, "seed of agent 'a' must be a whole number, got True"),
         ({"stop": [""]}, "stop of agent 'a' must be a text or a list of texts"),
         ({"model_settings": [1]}, "model_settings of agent 'a' must be a dict or None"),
