@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
 from ._core.codec.tagged import NOT_STORED, stored_as_dict
+from ._core.error_groups import deciding_error
 from ._core.event_types import EventType
-from .errors import InvalidArgument, NotSupported, RunFailed, brief, deciding_error, shortened, text_of
+from .errors import InvalidArgument, NotSupported, RunFailed, brief, shortened, text_of
 from .retry import Delay
 from .status import RunStatus
 from .tools.registry import ToolRegistry

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .._core.clock import SYSTEM, Clock
-from ..errors import CircuitOpen, NotConfigured, ProviderError, RequestRefused, deciding_error
+from .._core.error_groups import deciding_error
+from ..errors import CircuitOpen, NotConfigured, ProviderError, RequestRefused
 
 Key: TypeAlias = tuple[str, str, str]
 """Provider, endpoint, model."""

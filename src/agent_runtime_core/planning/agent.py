@@ -6,8 +6,9 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .._core.error_groups import deciding_error
 from .._core.settings import POSITIVE
-from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed, brief, deciding_error
+from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed, brief
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..tools.base import BaseTool

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid5
 
+from .._core.error_groups import holds
 from .._journal.record import event_id
-from ..errors import LeaseLost, UnserialisableResult, holds
+from ..errors import LeaseLost, UnserialisableResult
 from ..events.event import Event, id_of
 from ..interfaces import RunResult
 from ..persistence.base.audit import AuditStore

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .._core.codec.json import encode
+from .._core.error_groups import deciding_error
 from .._core.validation import MAX_DEPTH
 from ..errors import (
     JournalMismatch,
@@ -20,7 +21,6 @@ from ..errors import (
     ToolFailed,
     ToolTimeout,
     UnserialisableResult,
-    deciding_error,
     text_of,
 )
 from .arguments import BadArguments, check_arguments, read_arguments

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
 
+from .._core.error_groups import holds
 from .._core.validation import is_number
 from ..errors import (
     EffectAlreadyDone,
@@ -22,7 +23,6 @@ from ..errors import (
     StorageError,
     UnserialisableResult,
     brief,
-    holds,
     leaves_of,
 )
 
