@@ -364,7 +364,7 @@ class RunContext(Protocol):
         """
 
     async def messages(self, timeout: float | None = 0, *, key: str | None = None) -> list[dict[str, Any]]:
-        """Return the messages that `runner.send` stored for this run since the last call, as chat messages.
+        """Return the messages of `runner.send` for this run since the last call; an empty list if none arrived.
 
         Args:
             timeout: Seconds to wait for a first message, or None for no limit. 0 only looks.

@@ -213,7 +213,7 @@ async def test_a_tool_may_be_the_handler_of_a_tool() -> None:
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "3"])
 def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
     with pytest.raises(
-        InvalidArgument, match="timeout must be a number of seconds above 0, or None for no limit, got "
+        InvalidArgument, match="timeout of tool 't' must be a number of seconds above 0, or None for no limit, got "
     ):
         Tool("t", "", {}, print, timeout=timeout)
     with pytest.raises(InvalidArgument, match="timeout"):

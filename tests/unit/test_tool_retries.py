@@ -71,7 +71,7 @@ class Flaky:
         ({"retry_delay": -1}, "retry_delay of tool 'flaky' must be a number of seconds"),
         ({"retry_on": 3}, "retry_on of tool 'flaky' must be an exception class"),
         ({"retry_on": (ValueError, int)}, "retry_on of tool 'flaky' must be an exception class"),
-        ({"timeout": 0}, "timeout must be a number of seconds above 0"),
+        ({"timeout": 0}, "timeout of tool 'flaky' must be a number of seconds above 0"),
     ],
 )
 def test_invalid_settings_are_refused(options: dict[str, Any], problem: str) -> None:

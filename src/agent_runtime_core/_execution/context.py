@@ -437,7 +437,7 @@ class Context:
         return await self.waits.approve(name, details, schema, timeout, key)
 
     async def messages(self, timeout: float | None = 0, *, key: str | None = None) -> list[dict[str, Any]]:
-        """Return the messages that `runner.send` stored for this run since the last call, as chat messages.
+        """Return the messages of `runner.send` for this run since the last call; an empty list if none arrived.
 
         They are recorded: a resumed run gets the same messages. An agent loop takes the messages that arrive while it
         runs, before its next model call.

@@ -59,7 +59,8 @@ class Tool:
         check_name(self.name)
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise InvalidArgument(
-                f"timeout must be a number of seconds above 0, or None for no limit, got {brief(self.timeout)}"
+                f"timeout of tool {self.name!r} must be a number of seconds above 0, or None for no limit, "
+                f"got {brief(self.timeout)}"
             )
         check_retries(self)
 
