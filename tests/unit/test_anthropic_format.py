@@ -863,7 +863,7 @@ def test_one_tool_at_a_time() -> None:
     assert options_of({"parallel_tool_calls": False}, tools=None) == {}
     assert options_of({"parallel_tool_calls": True}, tools=TOOLS) == {}
     assert options_of({"tool_choice": "auto"}, tools=None) == options_of({"tool_choice": "none"}, tools=None) == {}
-    with pytest.raises(RequestRefused, match=r"tool_choice must be .*'perhaps'"):
+    with pytest.raises(InvalidArgument, match=r"tool_choice must be .*'perhaps'"):
         options_of({"tool_choice": "perhaps"}, tools=TOOLS)
 
 

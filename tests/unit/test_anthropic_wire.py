@@ -408,7 +408,7 @@ async def test_sampling_is_sent_to_the_version_that_takes_it() -> None:
 async def test_an_argument_anthropic_does_not_have_is_refused_by_name() -> None:
     transport = Transport(said([text("ok")]))
     async with client_of(transport) as client:
-        with pytest.raises(RequestRefused, match=r"no argument logit_bias, seed. Remove it, or .* extra_body="):
+        with pytest.raises(InvalidArgument, match=r"no argument logit_bias, seed. Remove it, or .* extra_body="):
             await client.generate(HELLO, seed=1, logit_bias={})
         with pytest.raises(NotSupported, match="Use a schema"):
             await client.generate(HELLO, response_format={"type": "json_object"})

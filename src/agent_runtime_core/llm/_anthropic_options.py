@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import InvalidArgument, NotSupported, brief
-from ._anthropic_content import refused
 from ._schemas import output_schema, tool_parameters
 
 # Options of OpenAI that need no equivalent: Anthropic always reports the usage of a stream, and gives one answer.
@@ -162,7 +161,7 @@ def _choice(choice: Any, names: list[str]) -> dict[str, Any] | None:
             return {"type": "tool", "name": name}
         case {"type": "auto" | "any" | "none" | "tool"}:
             return dict(choice)
-    raise refused(
+    raise InvalidArgument(
         f"tool_choice must be 'auto', 'none', 'required', the name of a tool or a function with its name, "
         f"got {brief(choice)}"
     )

@@ -14,7 +14,7 @@ from typing import Any
 from .._core.clock import SYSTEM, Clock
 from .._core.lazy_import import load
 from ..config import get_config
-from ..errors import AuthenticationFailed, ProviderError, RequestRefused, StreamCut
+from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, StreamCut
 from ._anthropic_content import PROVIDER
 from ._anthropic_errors import error_of
 from ._anthropic_format import conversation_of
@@ -171,10 +171,8 @@ class AnthropicWire(ProviderAdapter):
             "max_tokens": request.max_tokens or limit or _default_limit(request.model, options),
         }
         if unknown := sorted(arguments.keys() - self._known):
-            raise RequestRefused(
-                f"Anthropic has no argument {', '.join(unknown)}. Remove it, or send it in extra_body=",
-                provider=PROVIDER,
-                model=request.model,
+            raise InvalidArgument(
+                f"Anthropic has no argument {', '.join(unknown)}. Remove it, or send it in extra_body="
             )
         return self._with_sampling(arguments, sampling) if sampling else arguments
 
