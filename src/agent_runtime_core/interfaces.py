@@ -13,7 +13,7 @@ from uuid import UUID
 from ._core.codec.tagged import NOT_STORED, stored_as_dict
 from ._core.error_groups import deciding_error
 from ._core.event_types import EventType
-from .errors import InvalidArgument, NotSupported, RunFailed, brief, shortened, text_of
+from .errors import InvalidArgument, NotSupported, OutputMismatch, RunFailed, brief, shortened, text_of
 from .retry import Delay
 from .status import RunStatus
 from .tools.registry import ToolRegistry
@@ -83,7 +83,10 @@ class ErrorInfo:
 def describe(error: BaseException) -> ErrorInfo:
     """Return the ErrorInfo of an error; for a group, the deciding error with the traceback of the whole group."""
     cause = deciding_error(error)
-    return ErrorInfo(type(cause).__name__, text_of(cause), shortened("".join(traceback.format_exception(error))))
+    stack = shortened("".join(traceback.format_exception(error)))
+    reason = cause.finish_reason if isinstance(cause, OutputMismatch) else ""
+    details = {"finish_reason": reason} if reason else {}
+    return ErrorInfo(type(cause).__name__, text_of(cause), stack, details=details)
 
 
 @dataclass

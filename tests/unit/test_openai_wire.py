@@ -201,6 +201,17 @@ async def test_another_server_is_told_its_own_word_for_the_limit(model: str, nam
     assert len({"max_tokens", "max_completion_tokens"} & server.asked[0].keys()) == 1
 
 
+async def test_a_tool_can_be_chosen_by_its_name() -> None:
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+    bodies: list[dict[str, Any]] = []
+    client = over_transport(completion({"content": "4"}), bodies)
+    await client.generate(ASK, tools=tools, tool_choice="find")
+    await client.generate(ASK, tools=tools, tool_choice="required")
+    await client.close()
+    assert bodies[0]["tool_choice"] == {"type": "function", "function": {"name": "find"}}
+    assert bodies[1]["tool_choice"] == "required"
+
+
 async def test_the_message_handed_in_is_left_alone() -> None:
     before = json.dumps(HISTORY)
     client = over_transport(completion({"content": "4"}), [])

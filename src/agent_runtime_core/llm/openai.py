@@ -187,6 +187,9 @@ def chat_arguments(
     request: Request, provider: str, timeout: Any, *, limit: str = "max_tokens", stream: bool = False
 ) -> dict[str, Any]:
     """Return the arguments of a chat completion; `limit` is the name of the one for the length of the answer."""
+    extra = dict(request.extra)
+    if extra.get("tool_choice") in [tool.get("function", {}).get("name") for tool in request.tools or ()]:
+        extra["tool_choice"] = {"type": "function", "function": {"name": extra["tool_choice"]}}
     return {
         "model": request.model,
         "messages": outgoing(request.messages, provider),
@@ -195,7 +198,7 @@ def chat_arguments(
         limit: request.max_tokens,
         "timeout": timeout,
         **({"stream_options": {"include_usage": True}} if stream else {}),
-        **request.extra,
+        **extra,
         **({"stream": True} if stream else {}),
     }
 
