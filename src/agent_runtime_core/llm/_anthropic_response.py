@@ -11,20 +11,8 @@ from .._core.ids import HALF
 from ..errors import ProviderUnavailable
 from ._anthropic_content import PROVIDER, Block
 from ._anthropic_format import as_unreadable, message_of, object_of, without_final_thinking
+from ._finish_reasons import FILTERED, LENGTH, REFUSAL, normal_reason
 
-_FINISH = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "content_filtered": "content_filter",
-    "guardrail_intervened": "content_filter",
-}
-# The model did not stop by itself, so the last block may be incomplete.
-_CUTS = frozenset({"max_tokens", "model_context_window_exceeded", "stop_sequence"})
-# The answer was stopped for its content, so its tool calls must not run.
-_STOPPED = frozenset({"refusal", "content_filter", "content_filtered", "guardrail_intervened"})
 # Nesting levels of an input. The stored answer adds several levels, and 100 is the limit.
 _DEEPEST = 64
 
@@ -36,7 +24,11 @@ def answer_of(answer: Mapping[str, Any], *, call_is_whole: bool = False) -> tupl
     truncated answer unless `call_is_whole`, and every call of an answer that was refused or filtered. The field
     `refusal` of a refused answer has Anthropic's explanation, or else the text of the model.
     """
-    stop = str(answer.get("stop_reason") or "")
+    finish = normal_reason(answer.get("stop_reason"))
+    # The answer was stopped for its content, so its tool calls must not run.
+    is_stopped = finish in (REFUSAL, FILTERED)
+    # The model did not stop by itself, so the last block may be incomplete.
+    is_cut = is_stopped or finish == LENGTH or answer.get("stop_reason") == "stop_sequence"
     given = answer.get("content") or ()
     content = [dict(block) for block in ([{"type": "text", "text": given}] if isinstance(given, str) else given)]
     for block in content:
@@ -44,21 +36,21 @@ def answer_of(answer: Mapping[str, Any], *, call_is_whole: bool = False) -> tupl
             if not (block.get("id") and block.get("name")):
                 raise invalid_answer("returned a tool call without an id or a name")
             block["input"] = _input_of(block.get("input"))
-    if stop in _STOPPED:
+    if is_stopped:
         content = [block for block in content if block.get("type") != "tool_use"]
     dropped: Block = {}
-    if content and (stop in _CUTS or stop in _STOPPED) and _is_cut(content[-1], call_is_whole):
+    if content and is_cut and _is_cut(content[-1], call_is_whole):
         dropped = content.pop()
     message = message_of(without_final_thinking(content))
     if dropped.get("type") == "tool_use":
         message["metadata"] = {"truncated_tool_call": True}
-    if stop == "refusal":
+    if finish == REFUSAL:
         details = answer.get("stop_details")
         explanation = details.get("explanation") if isinstance(details, Mapping) else None
         if words := explanation or message["content"]:
             message["refusal"] = words
     answered = bool(message["content"] or message.get("tool_calls"))
-    return message, usage_of(answer.get("usage") or {}, answered=answered), _FINISH.get(stop, stop)
+    return message, usage_of(answer.get("usage") or {}, answered=answered), finish
 
 
 def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str, int]:

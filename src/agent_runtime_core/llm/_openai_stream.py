@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ProviderUnavailable
-from ._finish_reasons import COMPLETE, native_reason, reason_of
+from ._finish_reasons import COMPLETE, MALFORMED, native_reason, reason_of
 from ._openai_errors import malformed_call
 from ._openai_format import incoming, is_whole, joined
 from ._openai_usage import merged_usage, usage_of
@@ -189,7 +189,7 @@ def completion_of(
         taken: The ids of the earlier calls in the conversation.
         raw: The response of the provider's package.
     """
-    if reason == "malformed_call":
+    if reason == MALFORMED:
         raise malformed_call(provider, model)
     message = incoming(reported, provider, reason, taken)
     if message.get("refusal") and not message.get("tool_calls"):
