@@ -122,11 +122,6 @@ class OpenAIWire(ProviderAdapter):
     async def stream(self, request: Request) -> AsyncIterator[Chunk]:
         client = await self._clients.here()
         stream = await client.chat.completions.create(**self._arguments(request, stream=True))
-        if (whole := await whole_answer(stream)) is not None:
-            answer = answer_of(whole, self.provider, request, whole)
-            yield Chunk(plain_text(answer.message.get("content")))
-            yield Chunk(answer=answer)
-            return
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
         async with contextlib.aclosing(stream_chunks(self, request, stream, assembly)) as chunks:
             async for chunk in chunks:
@@ -200,26 +195,44 @@ def chat_arguments(
     }
 
 
-async def whole_answer(stream: Any) -> dict[str, Any] | None:
-    """Return the answer of a server that does not stream; None if the answer is a stream."""
+def body_of(stream: Any) -> Callable[[], dict[str, Any]]:
+    """Return a function that returns the answer of a server that does not stream, after `stream` was read to its end.
+
+    It returns {} for a real stream. The content type says little: servers send both kinds with that of the other.
+    """
+    parts: list[bytes] = []
     response: Any = getattr(stream, "response", None)
-    if response is None:
-        return None
-    kind = str(response.headers.get("content-type") or "json").lower()
-    if "json" not in kind or "event-stream" in kind or "ndjson" in kind:
-        return None
-    try:
-        # A body that has been read can still be streamed, if it is a stream with the wrong content type.
-        whole = json.loads(await response.aread())
-    except (ValueError, RecursionError):
-        return None
-    return whole if isinstance(whole, dict) else None
+    received: Any = getattr(response, "aiter_bytes", None)
+
+    async def aiter_bytes(*args: Any, **options: Any) -> AsyncGenerator[bytes, None]:
+        streams = False
+        async with contextlib.aclosing(received(*args, **options)) as body:
+            async for part in body:
+                streams = streams or (not parts and part.strip()[:1] not in (b"", b"{"))
+                if not streams:
+                    parts.append(part)
+                yield part
+
+    def whole() -> dict[str, Any]:
+        try:
+            found = json.loads(b"".join(parts))
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    if received is not None:
+        response.aiter_bytes = aiter_bytes
+    return whole
 
 
 async def stream_chunks(
-    wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly
+    wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly, received: Any = None
 ) -> AsyncGenerator[Chunk, None]:
-    """Feed a stream to `assembly`, yield the text of each chunk, and close the stream."""
+    """Feed a stream to `assembly`, yield the text of each chunk, and close the stream.
+
+    If the server does not stream, yield its text and its answer. `received` is the SDK's stream, if `stream` wraps it.
+    """
+    body = body_of(received or stream)
     try:
         async for chunk in stream:
             # Also without text: a model that only reasons or calls tools has not stalled.
@@ -232,6 +245,10 @@ async def stream_chunks(
         close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
         if close is not None:
             await close()
+    if whole := body():
+        answer = answer_of(whole, wire.provider, request, whole)
+        yield Chunk(plain_text(answer.message.get("content")))
+        yield Chunk(answer=answer)
 
 
 def as_dict(value: Any) -> dict[str, Any]:
