@@ -28,10 +28,11 @@ def outgoing(messages: Iterable[Mapping[str, Any]], provider: str) -> list[dict[
 
     An assistant message without text and tool calls is left out, because many servers reject it.
     """
-    return [_outgoing(message, provider) for message in messages if not _is_empty_answer(message)]
+    return [_outgoing(message, provider) for message in messages if not is_empty_answer(message)]
 
 
-def _is_empty_answer(message: Mapping[str, Any]) -> bool:
+def is_empty_answer(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is one of the model that has nothing to send."""
     if message.get("role") != "assistant":
         return False
     own = [fields for fields in (message.get("provider_fields") or {}).values() if isinstance(fields, Mapping)]
