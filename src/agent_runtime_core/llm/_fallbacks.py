@@ -54,7 +54,7 @@ _NO_STREAM_OPTIONS = re.compile(r"stream[ _]options|include_usage", re.I)
 #: Chat templates that demand alternating roles; llama.cpp reports their errors with status 500.
 _TEMPLATE_STATUSES = (400, 422, 500, None)
 _ALTERNATING = (
-    r"\balternat|\b(successive|consecutive|interleave)\b|unexpected role|expected last role|same role"
+    r"\balternat(e|es|ing)\b|\b(successive|consecutive|interleave)\b|unexpected role|expected last role|same role"
     r"|roles? in a row|role of message with (even|odd) index"
 )
 _ONE_SYSTEM_MESSAGE = (
