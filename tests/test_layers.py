@@ -118,7 +118,7 @@ ROWS: dict[str, list[str]] = {
         "anthropic litellm",
     ],
     "tools": [
-        "annotation_metadata arguments docstrings expression json_in_text names portable_schema retries",
+        "annotation_metadata arguments docstrings expression json_in_text names retries",
         "annotations",
         "schema structured_output",
         "tool",

@@ -351,3 +351,12 @@ def test_thinking_comes_together_from_its_pieces() -> None:
         {"type": "redacted_thinking", "data": "x"},
         {"type": "thinking", "thinking": "Three", "signature": "s2"},
     ]
+
+
+async def test_schemas_are_sent_as_openai_accepts_them() -> None:
+    parameters = {"anyOf": [{"properties": {"a": {"type": "array"}}}]}
+    async with asking(script(completion({"content": "4 °C"}))) as (client, server):
+        await client.generate(ASK, tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    (sent,) = server.asked[0]["tools"]
+    assert sent["function"]["parameters"]["type"] == "object"
+    assert sent["function"]["parameters"]["properties"] == {"a": {"type": "array", "items": {}}}

@@ -188,7 +188,8 @@ class LiteLLMWire(ProviderAdapter):
         return int(await asyncio.to_thread(sdk.token_counter, model=model, messages=sent, tools=tools and list(tools)))
 
     def _arguments(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
-        arguments = chat_arguments(request, self.provider, self._timeout(request.timeouts), stream=stream)
+        timeout = self._timeout(request.timeouts)
+        arguments = chat_arguments(request, self.provider, self.endpoint, timeout, stream=stream)
         arguments = {**self._options, **arguments, **_NO_RETRIES}
         return {name: value for name, value in arguments.items() if value is not None}
 

@@ -163,8 +163,8 @@ class OpenAIWire(ProviderAdapter):
 
     def _arguments(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
         timeout = self._timeout(request.timeouts)
-        arguments = chat_arguments(request, self.provider, timeout, limit=self._limit(request.model), stream=stream)
-        arguments = with_schemas(arguments, dialect_of(self.endpoint))
+        limit = self._limit(request.model)
+        arguments = chat_arguments(request, self.provider, self.endpoint, timeout, limit=limit, stream=stream)
         # The server may accept arguments that this SDK does not know.
         body = {name: arguments.pop(name) for name in arguments.keys() - self._parameters}
         if body:
@@ -179,10 +179,10 @@ class OpenAIWire(ProviderAdapter):
 
 
 def chat_arguments(
-    request: Request, provider: str, timeout: Any, *, limit: str = "max_tokens", stream: bool = False
+    request: Request, provider: str, endpoint: str, timeout: Any, *, limit: str = "max_tokens", stream: bool = False
 ) -> dict[str, Any]:
     """Return the arguments of a chat completion; `limit` is the name of the one for the length of the answer."""
-    return {
+    arguments = {
         "model": request.model,
         "messages": outgoing(request.messages, provider),
         "tools": list(request.tools) if request.tools else None,
@@ -193,6 +193,7 @@ def chat_arguments(
         **request.extra,
         **({"stream": True} if stream else {}),
     }
+    return with_schemas(arguments, dialect_of(endpoint))
 
 
 def body_of(stream: Any) -> Callable[[], dict[str, Any]]:
