@@ -10,8 +10,9 @@ from typing import Any
 from .._core.ids import HALF
 from ..errors import ProviderUnavailable
 from ._anthropic_content import PROVIDER, Block
-from ._anthropic_format import as_unreadable, message_of, object_of, without_final_thinking
+from ._anthropic_format import message_of, object_of, without_final_thinking
 from ._finish_reasons import FILTERED, LENGTH, REFUSAL, normal_reason
+from ._openai_format import as_unreadable, repaired
 
 # Nesting levels of an input. The stored answer adds several levels, and 100 is the limit.
 _DEEPEST = 64
@@ -109,34 +110,9 @@ def _input_of(given: Any) -> dict[str, Any]:
 
 
 def parsed_input(text: str) -> dict[str, Any] | None:
-    """Return the input that a model wrote as text, or None if it is not one storable object.
-
-    Some servers begin with an empty object, or send the whole object twice.
-    """
-    found: list[dict[str, Any]] = []
-    for part in _objects_in(text):
-        parsed = object_of(part)
-        if parsed is None or not is_storable(parsed):
-            return None
-        if parsed and parsed not in found:
-            found.append(parsed)
-    if len(found) > 1:
-        return None
-    return found[0] if found else {}
-
-
-def _objects_in(text: str) -> list[str]:
-    """Return the JSON objects that follow each other in a text; the whole text if it is anything else."""
-    decoder = json.JSONDecoder()
-    rest, objects = text.strip(), list[str]()
-    while rest:
-        try:
-            _, end = decoder.raw_decode(rest)
-        except (ValueError, RecursionError):
-            return [text]
-        objects.append(rest[:end])
-        rest = rest[end:].lstrip()
-    return objects
+    """Return the input that a model wrote as text, or None if it is not one storable object."""
+    parsed = object_of(repaired(text))
+    return parsed if parsed is not None and is_storable(parsed) else None
 
 
 def is_storable(given: Any, levels: int = _DEEPEST) -> bool:

@@ -28,8 +28,8 @@ from ._error_text import words_of
 from ._fallbacks import openai_fallbacks
 from ._finish_reasons import native_reason, reason_of
 from ._openai_errors import of_status, translated, without_keys
-from ._openai_format import ids_in, outgoing
-from ._openai_stream import Assembly, completion_of, plain_text
+from ._openai_format import ids_in, outgoing, text_of_answer
+from ._openai_stream import Assembly, completion_of
 from ._openai_usage import merged_usage
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._schemas import dialect_of, with_schemas
@@ -248,7 +248,7 @@ async def stream_chunks(
             await close()
     if whole := body():
         answer = answer_of(whole, wire.provider, request, whole)
-        yield Chunk(plain_text(answer.message.get("content")))
+        yield Chunk(text_of_answer(answer.message.get("content")))
         yield Chunk(answer=answer)
 
 
@@ -335,7 +335,7 @@ def _count_tokens(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]
 def _only_text(content: Any) -> str:
     if isinstance(content, list) and any(part.get("type") != "text" for part in content):
         raise NotSupported("count_tokens() counts only text, but a message has another part")
-    return plain_text(content)
+    return text_of_answer(content)
 
 
 def _encoding(model: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from .._core.settings import SettingType, choice
 from ..errors import AnswerRefused, OutputMismatch
 from ..llm._finish_reasons import FILTERED, LENGTH, MALFORMED, REFUSAL, normal_reason
+from ..llm._openai_format import text_of_answer
 from ..tools.arguments import BadArguments, read_arguments
 
 #: What a loop does with a text that was cut at its length: fail, or return it as the answer.
@@ -54,13 +55,6 @@ def flaw_of(message: Mapping[str, Any], finish_reason: Any, *, accept_truncated:
     if finish != LENGTH or calls or (accept_truncated and text):
         return None
     return Flaw(LENGTH, _truncated("before it was complete" if text else "before it had any text"), text)
-
-
-def text_of_answer(content: Any) -> str:
-    """Return the text of an answer, which may be a list of parts; other parts are ignored."""
-    if isinstance(content, list):
-        return "".join(text_of_answer(part.get("text")) for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else "" if content is None else str(content)
 
 
 def _truncated(where: str) -> str:

@@ -13,10 +13,11 @@ from ..errors import InvalidArgument, LimitExceeded, OutputMismatch, brief
 from ..interfaces import LLMClient, RunResult, ToolCallDict, messages_in
 from ..limits import RunLimits
 from ..llm._finish_reasons import LENGTH, normal_reason
+from ..llm._openai_format import text_of_answer
 from ..llm._retries import RETRY_BUDGET, RetryBudget
 from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
-from .answers import ON_TRUNCATED, Flaw, flaw_of, text_of_answer
+from .answers import ON_TRUNCATED, Flaw, flaw_of
 from .model_calls import ModelCalls
 from .received import joins_history, was_interrupted
 from .session import Cancelled, LoopSession
