@@ -13,6 +13,7 @@ from ._anthropic_content import PROVIDER, Block
 from ._anthropic_format import message_of, object_of, without_final_thinking
 from ._finish_reasons import FILTERED, LENGTH, REFUSAL, normal_reason
 from ._openai_format import as_unreadable, repaired
+from ._openai_usage import count_of, known_counts, most
 
 # Nesting levels of an input. The stored answer adds several levels, and 100 is the limit.
 _DEEPEST = 64
@@ -64,18 +65,17 @@ def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str
         answered: Whether the answer has text or tool calls, so that 0 output tokens mean an unknown number.
     """
     by_age = reported.get("cache_creation")
-    read = _count(reported.get("cache_read_input_tokens"))
-    written = _count(reported.get("cache_creation_input_tokens"))
+    read = count_of(reported.get("cache_read_input_tokens"))
+    written = count_of(reported.get("cache_creation_input_tokens"))
     if isinstance(by_age, Mapping):
-        written = max(written or 0, sum(_count(count) or 0 for count in by_age.values()))
-    given = _count(reported.get("input_tokens"))
+        written = max(written or 0, sum(count_of(count) or 0 for count in by_age.values()))
+    given = count_of(reported.get("input_tokens"))
     # Some servers of other models use the names of OpenAI, whose prompt includes the cached tokens.
-    prompt = _count(reported.get("prompt_tokens")) if given is None else given + (read or 0) + (written or 0)
+    prompt = count_of(reported.get("prompt_tokens")) if given is None else given + (read or 0) + (written or 0)
     prompt = prompt or (read or 0) + (written or 0)
     details = reported.get("output_tokens_details")
-    reasoning = _count(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
-    output = (_count(reported.get(name)) for name in ("output_tokens", "completion_tokens"))
-    completion = max((count for count in output if count is not None), default=None)
+    reasoning = count_of(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
+    completion = most(reported.get("output_tokens"), reported.get("completion_tokens"))
     if reasoning is not None and reasoning > (completion or 0):
         # This server counts thoughts separately.
         completion = (completion or 0) + reasoning
@@ -83,19 +83,7 @@ def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str
         return {}
     if answered and not completion:
         completion = None
-    counts = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": None if completion is None else prompt + completion,
-        "cached_tokens": read,
-        "cache_write_tokens": written,
-        "reasoning_tokens": reasoning,
-    }
-    return {name: count for name, count in counts.items() if count is not None}
-
-
-def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and value >= 0 else None
+    return known_counts(prompt, completion, None, read, written, reasoning)
 
 
 def _input_of(given: Any) -> dict[str, Any]:
