@@ -12,6 +12,7 @@ from .._core.json_schema import misfit
 from ..errors import InvalidArgument, UnserialisableResult
 from .annotations import schema_of, typed
 from .json_in_text import json_texts
+from .names import INVALID_PART
 
 #: The property that contains an answer whose schema is not that of an object.
 RESULT: Final = "result"
@@ -19,7 +20,6 @@ _NOT_AT_THE_ROOT: Final = frozenset({"anyOf", "oneOf", "allOf", "enum", "const",
 #: A reference into a schema, except into its definitions, which stay at the root.
 _ELSEWHERE: Final = re.compile(r"#$|#/(?!(\$defs|definitions)/)")
 _DEFINITIONS: Final = ("$defs", "definitions", "$schema")
-_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 class Output:
@@ -39,7 +39,7 @@ class Output:
         self.schema, self._wrapped = _as_object(self._value_schema)
         # Providers accept only such names of schemas.
         title = self._value_schema.get("title") or getattr(wanted, "__name__", "answer")
-        name = _NOT_IN_A_NAME.sub("_", str(title))[:64]
+        name = INVALID_PART.sub("_", str(title))[:64]
         self.response_format: dict[str, Any] = {
             "type": "json_schema",
             "json_schema": {"name": name or "answer", "schema": self.schema},
