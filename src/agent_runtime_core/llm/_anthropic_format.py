@@ -9,6 +9,7 @@ from typing import Any
 
 from .._core.codec.json import loads_strict
 from ..errors import brief
+from ..interfaces import SYSTEM_ROLES
 from ._anthropic_content import PROVIDER, THINKING, Block, is_blank, parts, plain_or_blocks, refused, with_mark
 from ._anthropic_turns import arranged
 from ._openai_format import INVALID, as_unreadable, text_of_answer
@@ -35,7 +36,7 @@ def conversation_of(
     turns: list[Block] = []
     for index, message in enumerate(messages):
         where, role = f"messages[{index}]", message.get("role")
-        if role in ("system", "developer"):
+        if role in SYSTEM_ROLES:
             system += with_mark(parts(message.get("content"), where), message.get("cache_control"))
         elif role == "tool":
             turns.append({"role": "user", "content": [_result(message, where)]})

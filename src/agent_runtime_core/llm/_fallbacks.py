@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ProviderError
+from ..interfaces import SYSTEM_ROLES
 from ._message_order import (
-    SYSTEM,
     Messages,
     joined,
     merged,
@@ -286,7 +286,7 @@ def _with_schema_in_prompt(request: Request) -> Request:
     if schema:
         text += "\n" + json.dumps(schema, ensure_ascii=False)
     first, *rest = request.messages
-    if first.get("role") in SYSTEM:
+    if first.get("role") in SYSTEM_ROLES:
         # Many servers accept only one system message.
         messages = [{**first, "content": joined(first.get("content"), text)}, *rest]
     else:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, Final
 
+from ..interfaces import SYSTEM_ROLES
 from ._openai_format import is_empty_answer
 
 Messages = Sequence[Mapping[str, Any]]
-SYSTEM: Final = ("system", "developer")
 #: What the model says between the result of a tool and a message of the user.
 _ACKNOWLEDGED: Final = {"role": "assistant", "content": "OK."}
 
@@ -32,8 +32,8 @@ def merged(messages: Messages) -> list[dict[str, Any]]:
 
 def with_one_system_message(messages: Messages) -> list[dict[str, Any]]:
     """Return the messages with the contents of all system messages in one at the beginning."""
-    system = [dict(each) for each in messages if each.get("role") in SYSTEM]
-    rest = [dict(each) for each in messages if each.get("role") not in SYSTEM]
+    system = [dict(each) for each in messages if each.get("role") in SYSTEM_ROLES]
+    rest = [dict(each) for each in messages if each.get("role") not in SYSTEM_ROLES]
     if not system:
         return rest
     return [{**system[0], "content": reduce(joined, map(_content, system))}, *rest]
@@ -41,7 +41,7 @@ def with_one_system_message(messages: Messages) -> list[dict[str, Any]]:
 
 def without_system_messages(messages: Messages) -> list[dict[str, Any]]:
     """Return the messages with the system messages as text of the user."""
-    return merged([{**each, "role": "user"} if each.get("role") in SYSTEM else each for each in messages])
+    return merged([{**each, "role": "user"} if each.get("role") in SYSTEM_ROLES else each for each in messages])
 
 
 def with_answers_to_results(messages: Messages) -> list[dict[str, Any]]:
