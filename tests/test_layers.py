@@ -110,15 +110,15 @@ ROWS: dict[str, list[str]] = {
     "llm": [
         "_anthropic_content _api_keys _circuit_breaker _client_per_loop "
         "_error_messages _error_text _finish_reasons _openai_usage _prices _provider _schemas",
-        "_anthropic_options _anthropic_turns _fallbacks _openai_errors _openai_format _recording _retries",
-        "_anthropic_errors _anthropic_format _client _openai_stream",
-        "_anthropic_response",
-        "_anthropic_stream",
+        "_anthropic_options _anthropic_turns _openai_errors _openai_format _recording _retries",
+        "_anthropic_errors _anthropic_format _message_order _openai_stream",
+        "_anthropic_response _fallbacks",
+        "_anthropic_stream _client",
         "openai",
         "anthropic litellm",
     ],
     "tools": [
-        "annotation_metadata arguments docstrings expression json_in_text names portable_schema retries",
+        "annotation_metadata arguments docstrings expression json_in_text names retries",
         "annotations",
         "schema structured_output",
         "tool",

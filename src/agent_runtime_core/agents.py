@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from ._core.event_types import EventType
+from ._execution.sync_context import call_method
 from .errors import InvalidArgument, LimitExceeded, OutputMismatch, brief
 from .interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from .limits import RunLimits
@@ -31,7 +32,8 @@ class ToolCallingAgent(AgentRuntime):
 
     In a durable run every model call and tool call is recorded. A tool that fails, and invalid arguments, are reported
     to the model. A subclass defines its settings as attributes or as properties. Any other attribute is its own, but a
-    misspelled setting raises UnknownSetting when the agent is registered.
+    misspelled setting raises UnknownSetting when the agent is registered. The hooks `before_run`, `after_run`,
+    `on_tool_call` and `on_tool_result` may be plain functions, which run in a thread and receive a SyncRunContext.
     """
 
     if TYPE_CHECKING:  # Any, so that a subclass may define attributes or properties
@@ -91,19 +93,35 @@ class ToolCallingAgent(AgentRuntime):
         """Return the model client; by default the configured one, which all runs share."""
         return configured_client()
 
-    async def before_run(self, ctx: RunContext) -> None:
-        """Prepare an attempt of the run, before its first model call."""
+    if TYPE_CHECKING:
+        # A subclass defines each of these with `async def`, or with `def` and a `SyncRunContext`: therefore Any.
 
-    async def after_run(self, ctx: RunContext, result: RunResult) -> RunResult:
-        """Return the result of a run that succeeded, changed or not."""
-        return result
+        def before_run(self, ctx: Any) -> Coroutine[Any, Any, None] | Any:
+            """Prepare an attempt of the run."""
 
-    async def on_tool_call(self, ctx: RunContext, tool_name: str, tool_args: dict[str, Any]) -> None:
-        """Called before a tool runs; it may change `tool_args` in place."""
+        def after_run(self, ctx: Any, result: RunResult) -> Coroutine[Any, Any, RunResult] | Any:
+            """Return the result of a run that succeeded."""
 
-    async def on_tool_result(self, ctx: RunContext, tool_name: str, result: Any) -> Any:
-        """Return the result of a tool, changed or not."""
-        return result
+        def on_tool_call(self, ctx: Any, tool_name: str, tool_args: dict[str, Any]) -> Coroutine[Any, Any, None] | Any:
+            """Called before a tool runs."""
+
+        def on_tool_result(self, ctx: Any, tool_name: str, result: Any) -> Coroutine[Any, Any, Any] | Any:
+            """Return the result of a tool."""
+    else:
+
+        async def before_run(self, ctx: RunContext) -> None:
+            """Prepare an attempt of the run, before its first model call."""
+
+        async def after_run(self, ctx: RunContext, result: RunResult) -> RunResult:
+            """Return the result of a run that succeeded, changed or not."""
+            return result
+
+        async def on_tool_call(self, ctx: RunContext, tool_name: str, tool_args: dict[str, Any]) -> None:
+            """Called before a tool runs; it may change `tool_args` in place."""
+
+        async def on_tool_result(self, ctx: RunContext, tool_name: str, result: Any) -> Any:
+            """Return the result of a tool, changed or not."""
+            return result
 
     def trim(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages to send, out of all messages; keep each tool call together with its results."""
@@ -112,7 +130,7 @@ class ToolCallingAgent(AgentRuntime):
     async def run(self, ctx: RunContext) -> RunResult:
         given = ctx.input_messages
         given = list(given) if isinstance(given, list) else given
-        await self.before_run(ctx)
+        await call_method(self.before_run, ctx)
         if ctx.input_messages == given:  # else the agent has read its input itself
             require_messages(ctx)
         prompt = {"role": "system", "content": self.system_prompt}
@@ -136,7 +154,7 @@ class ToolCallingAgent(AgentRuntime):
                 details={"limit": limit.limit, "allowed": limit.allowed, "used": limit.used},
             )  # fmt: skip
             return partial
-        return await self.after_run(ctx, await self._result(ctx, done))
+        return cast("RunResult", await call_method(self.after_run, ctx, await self._result(ctx, done)))
 
     def cancellation(self, ctx: RunContext) -> CancellationToken | None:
         """Return a token that ends the loop from outside, or None. A cancelled run needs no token."""
@@ -161,10 +179,10 @@ class ToolCallingAgent(AgentRuntime):
         kind = type(self)
 
         async def before(name: str, args: dict[str, Any]) -> None:
-            await self.on_tool_call(ctx, name, args)
+            await call_method(self.on_tool_call, ctx, name, args)
 
         async def after(name: str, result: Any) -> Any:
-            return await self.on_tool_result(ctx, name, result)
+            return await call_method(self.on_tool_result, ctx, name, result)
 
         return Hooks(
             before_tool=None if kind.on_tool_call is ToolCallingAgent.on_tool_call else before,

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
 from ._core.codec.tagged import NOT_STORED, stored_as_dict
@@ -48,6 +48,10 @@ class Message(TypedDict, total=False):
     tool_call_id: str
     tool_calls: list[dict[str, Any]]
     metadata: dict[str, Any]
+
+
+#: Two names of the role of a prompt.
+SYSTEM_ROLES: Final = ("system", "developer")
 
 
 def messages_in(given: Any) -> list[Any]:

@@ -12,7 +12,8 @@ import pytest
 from agent_runtime_core import AgentRunner, ToolCallingAgent, ToolRegistry, agent_tool, run_turn_loop
 from agent_runtime_core.errors import AnswerRefused, InvalidArgument, OutputMismatch, PlanningError, RunFailed
 from agent_runtime_core.interfaces import LLMResponse, RunContext
-from agent_runtime_core.loop.answers import finish_of, flaw_of
+from agent_runtime_core.llm._finish_reasons import normal_reason
+from agent_runtime_core.loop.answers import flaw_of
 from agent_runtime_core.loop.model_calls import free_choice
 from agent_runtime_core.loop.state import TurnState
 from agent_runtime_core.planning import LLMPlanner, Plan, PlanStep, StepKind, execute_plan
@@ -64,7 +65,7 @@ class _Reason(enum.Enum):
         ("guardrail_intervened", "content_filter"),
         ("MALFORMED_FUNCTION_CALL", "malformed_tool_call"),
         ("stop", "stop"),
-        ("end_turn", "end_turn"),
+        ("end_turn", "stop"),
         ("tool_calls", "tool_calls"),
         ("pause_turn", "pause_turn"),
         ("x", "x"),
@@ -73,7 +74,7 @@ class _Reason(enum.Enum):
     ],
 )
 def test_finish_reasons_of_providers_have_one_spelling(given: Any, reason: str) -> None:
-    assert finish_of(given) == reason
+    assert normal_reason(given) == reason
 
 
 @pytest.mark.parametrize(

@@ -261,8 +261,12 @@ async def test_a_malformed_call_is_asked_for_again(stream_it: bool) -> None:
     assert len(server.asked) == 2
 
 
-async def test_a_server_that_does_not_stream_is_asked_once() -> None:
-    async with asking(script(completion({"content": "4 °C"})), retries=Retries(base=0)) as (client, server):
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream", "text/plain"])
+async def test_a_server_that_does_not_stream_is_asked_once(content_type: str) -> None:
+    async with asking(script(completion({"content": "4 °C"}), content_type=content_type), retries=Retries(base=0)) as (
+        client,
+        server,
+    ):
         assert (await streamed(client)).message["content"] == "4 °C"
     assert len(server.asked) == 1
 
@@ -347,3 +351,12 @@ def test_thinking_comes_together_from_its_pieces() -> None:
         {"type": "redacted_thinking", "data": "x"},
         {"type": "thinking", "thinking": "Three", "signature": "s2"},
     ]
+
+
+async def test_schemas_are_sent_as_openai_accepts_them() -> None:
+    parameters = {"anyOf": [{"properties": {"a": {"type": "array"}}}]}
+    async with asking(script(completion({"content": "4 °C"}))) as (client, server):
+        await client.generate(ASK, tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    (sent,) = server.asked[0]["tools"]
+    assert sent["function"]["parameters"]["type"] == "object"
+    assert sent["function"]["parameters"]["properties"] == {"a": {"type": "array", "items": {}}}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -352,3 +355,157 @@ async def test_a_server_that_fails_gets_the_same_request() -> None:
             await client.generate([*ASK, called(**THOUGHTS), RESULT])
         await client.close()
     assert len(server.asked) == 1
+
+
+def by_template(*, system: bool = True, tools: bool = True) -> Callable[[dict[str, Any]], str | None]:
+    """Return the check of a strict chat template: it returns its complaint about the roles of the messages."""
+
+    def complaint(asked: dict[str, Any]) -> str | None:
+        roles = [each["role"] for each in asked["messages"]]
+        if not system and "system" in roles:
+            return "System role not supported"
+        if "system" in roles[1:]:
+            return "System message must be at the beginning."
+        pairs = list(pairwise(roles))
+        if any(first == second != "tool" for first, second in pairs):
+            return "Conversation roles must alternate user/assistant/user/assistant/..."
+        return None if tools or ("tool", "user") not in pairs else "Unexpected role 'user' after role 'tool'"
+
+    return complaint
+
+
+PART = {"type": "text", "text": "And in Rome?"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+BRIEF = {"role": "system", "content": "Be brief."}
+LATER = {"role": "system", "content": "Answer now."}
+EMPTY = {"role": "assistant", "content": ""}
+STRICT: list[tuple[dict[str, bool], list[dict[str, Any]], list[dict[str, Any]], int]] = [
+    (
+        {},
+        [*ASK, {"role": "user", "content": "Please."}],
+        [{"role": "user", "content": f"{ASK[0]['content']}\n\nPlease."}],
+        1,
+    ),
+    ({}, [*ASK, EMPTY, *ASK], [{"role": "user", "content": f"{ASK[0]['content']}\n\n{ASK[0]['content']}"}], 1),
+    (
+        {},
+        [*ASK, {"role": "user", "content": [PART, IMAGE]}],
+        [{"role": "user", "content": [{"type": "text", "text": ASK[0]["content"]}, PART, IMAGE]}],
+        1,
+    ),
+    (
+        {},
+        [*ASK, {"role": "assistant", "content": "Let me see."}, called(), RESULT],
+        [*ASK, {**called(), "content": "Let me see."}, RESULT],
+        1,
+    ),
+    ({}, [BRIEF, *ASK, LATER], [{"role": "system", "content": "Be brief.\n\nAnswer now."}, *ASK], 1),
+    (
+        {},
+        [BRIEF, *ASK, LATER, *ASK],
+        [
+            {"role": "system", "content": "Be brief.\n\nAnswer now."},
+            {"role": "user", "content": "\n\n".join([ASK[0]["content"]] * 2)},
+        ],
+        2,
+    ),
+    ({"system": False}, [BRIEF, *ASK], [{"role": "user", "content": f"Be brief.\n\n{ASK[0]['content']}"}], 1),
+    (
+        {"tools": False},
+        [*ASK, called(), RESULT, *ASK],
+        [*ASK, called(), RESULT, {"role": "assistant", "content": "OK."}, *ASK],
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("template", "messages", "sent", "rejections"), STRICT, ids=range(len(STRICT)))
+async def test_messages_are_arranged_for_a_strict_chat_template(
+    template: dict[str, bool], messages: list[Any], sent: list[Any], rejections: int, streamed: bool
+) -> None:
+    check = by_template(**template)
+    before = copy.deepcopy(messages)
+
+    def answer(asked: dict[str, Any]) -> Script:
+        return refused(words, 500 if streamed else 400) if (words := check(asked)) else answered(asked)
+
+    async with serving(answer) as server:
+        client = over(server)
+        for _ in range(2):
+            assert (await client.generate(messages, stream=streamed)).message["content"] == "done"
+        await client.close()
+    assert [check(asked) is None for asked in server.asked] == [False] * rejections + [True, True]
+    wanted = [{name: value for name, value in each.items() if name != "provider_fields"} for each in sent]
+    assert server.asked[-1]["messages"] == server.asked[-2]["messages"] == wanted
+    assert messages == before
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "After the optional system message, conversation roles must alternate user and assistant roles",
+        'messages: roles must alternate between "user" and "assistant", but found multiple "user" roles in a row',
+        "A conversation must alternate between user and assistant roles.",
+        "After the (optional) system message(s), user and assistant roles should be alternating.",
+        "Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant",
+        "Unexpected role 'user' after role 'user'",
+        "deepseek-reasoner does not support successive user or assistant messages (messages[1] and messages[2])",
+        "the role of message with even index in the messages must be assistant",
+    ],
+)
+async def test_servers_have_many_words_for_alternating_roles(message: str) -> None:
+    async with serving(lambda asked: refused(message) if asked["messages"][1:] else answered(asked)) as server:
+        client = over(server)
+        assert (await client.generate([*ASK, *ASK])).message["content"] == "done"
+        with pytest.raises(RequestRefused):  # nothing can be joined
+            await client.generate([*ASK, {"role": "assistant", "content": "4"}, *ASK])
+        await client.close()
+    assert [len(asked["messages"]) for asked in server.asked] == [2, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "System message must be at the beginning",
+        "only one system message is allowed",
+        "Multiple system messages are not supported",
+        "system message must be the first message",
+        "Unexpected role 'system' after role 'user'",
+    ],
+)
+async def test_servers_have_many_words_for_one_system_message(message: str) -> None:
+    messages = [BRIEF, *ASK, {"role": "assistant", "content": "4"}, LATER]
+    async with serving(lambda asked: refused(message) if asked["messages"][3:] else answered(asked)) as server:
+        client = over(server)
+        assert (await client.generate(messages)).message["content"] == "done"
+        await client.close()
+    assert [[each["role"] for each in asked["messages"]] for asked in server.asked] == [
+        ["system", "user", "assistant", "system"],
+        ["system", "user", "assistant"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "System role not supported",
+        "Developer instruction is not enabled for models/gemma-3-27b-it",
+        "Unsupported value: 'messages[0].role' does not support 'system' with this model.",
+    ],
+)
+async def test_a_schema_in_the_prompt_of_a_model_without_system_messages(message: str) -> None:
+    def answer(asked: dict[str, Any]) -> Script:
+        if any(each["role"] == "system" for each in asked["messages"]):
+            return refused(message)
+        return refused("json mode is not supported") if "response_format" in asked else answered(asked)
+
+    async with serving(answer) as server:
+        client = over(server)
+        for _ in range(2):
+            await client.generate([BRIEF, *ASK], response_format={"type": "json_object"})
+        await client.close()
+    assert len(server.asked) == 4
+    (last,) = server.asked[-1]["messages"]
+    assert last["content"].startswith("Be brief.\n\n")
+    assert "must be a JSON object" in last["content"]

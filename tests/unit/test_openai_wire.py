@@ -716,12 +716,14 @@ async def test_arguments_are_sent_back_as_an_object(written: Any, sent: dict[str
     assert found["content"] is None
 
 
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream", "text/plain", ""])
 @pytest.mark.parametrize("calls", [[], [call("a", "weather", '{"city": "Oslo"}')]])
-async def test_a_server_that_does_not_stream_is_asked_once(calls: list[Any]) -> None:
+async def test_a_server_that_does_not_stream_is_asked_once(calls: list[Any], content_type: str) -> None:
     message = {"content": None if calls else "4 °C", "tool_calls": calls}
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     answer = completion(message, "tool_calls" if calls else "stop", usage=usage)
-    async with serving(script(answer)) as server:
+    pretty = Script(json.dumps(answer, indent=2).encode(), content_type=content_type)
+    async with serving(pretty, script(answer)) as server:
         client = over_server(server, retries=Retries(base=0))
         chunks = [each async for each in client.stream(ASK)]
         plain = await client.generate(ASK)

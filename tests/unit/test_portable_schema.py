@@ -1,4 +1,4 @@
-"""Schemas that providers accept: each array has `items`, and the root is an object with properties."""
+"""Schemas that OpenAI accepts: each array has `items`, and the root of parameters is a plain object."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 import pytest
 
 from agent_runtime_core import Tool
+from agent_runtime_core.llm._schemas import tool_parameters, with_schemas
 from agent_runtime_core.tools import BaseTool, ToolRegistry, ToolResult
-from agent_runtime_core.tools.portable_schema import complete, complete_parameters
 from agent_runtime_core.tools.structured_output import Output
 
 
@@ -53,8 +53,8 @@ def test_each_array_of_a_hint_has_items(hint: Any) -> None:
 
     fn.__annotations__ = {"a": hint}
     tool = Tool.from_function(fn)
-    assert not lacking(tool.to_openai_format())
-    assert not lacking(Output(hint).schema)
+    arguments = {"tools": [tool.to_openai_format()], "response_format": Output(hint).response_format}
+    assert not lacking(with_schemas(arguments, "openai"))
 
 
 GIVEN = {
@@ -73,7 +73,7 @@ GIVEN = {
 
 def test_a_given_schema_is_completed_in_a_copy() -> None:
     given = copy.deepcopy(GIVEN)
-    made = complete(given)
+    made = tool_parameters(given, "openai")
     assert given == GIVEN
     assert made["properties"] == {
         "type": {"type": "array", "items": {}},
@@ -97,7 +97,9 @@ def test_a_given_schema_is_completed_in_a_copy() -> None:
 
 @pytest.mark.parametrize("parameters", [{}, {"type": "object"}, MappingProxyType({"type": "object"})])
 def test_arguments_have_properties(parameters: Any) -> None:
-    assert complete_parameters(parameters) == {"type": "object", "properties": {}}
+    tool = Tool("t", "", parameters, print).to_openai_format()
+    (sent,) = with_schemas({"tools": [tool]}, "openai")["tools"]
+    assert sent["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
 def test_every_way_of_defining_a_tool() -> None:
@@ -118,6 +120,38 @@ def test_every_way_of_defining_a_tool() -> None:
     tools.register(Tool("by_hand", "", GIVEN, print))
     tools.register(Tool.from_function(print, name="given", parameters=GIVEN))
     tools.register(Listed())
-    for each in tools.to_openai_format():
-        assert each["function"]["parameters"] == complete(GIVEN)
+    for each in with_schemas({"tools": tools.to_openai_format()}, "openai")["tools"]:
+        assert each["function"]["parameters"] == tool_parameters(GIVEN, "openai")
     assert all(tool.parameters is GIVEN for tool in tools.list_tools())
+
+
+PLAIN = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "required"),
+    [
+        ({"anyOf": [PLAIN, {"type": "object", "properties": {"b": {"type": "array"}}}]}, None),
+        ({"type": "object", "oneOf": [PLAIN]}, None),
+        ({"allOf": [PLAIN, {"properties": {"b": {"type": "array"}}}]}, ["a"]),
+        ({"allOf": [{"allOf": [PLAIN, {"required": ["a"]}]}, {"anyOf": [{"properties": {"b": {}}}]}]}, ["a"]),
+        ({"$ref": "#/$defs/A", "$defs": {"A": PLAIN}}, ["a"]),
+        ({"$ref": "#/$defs/B", "$defs": {"A": PLAIN, "B": {"anyOf": [{"$ref": "#/$defs/A"}]}}}, None),
+        ({**PLAIN, "not": {"required": ["b"]}, "enum": [{"a": "x"}]}, ["a"]),
+    ],
+)
+def test_the_root_of_parameters_is_a_plain_object(given: dict[str, Any], required: list[str] | None) -> None:
+    before = copy.deepcopy(given)
+    sent = tool_parameters(given, "openai")
+    assert given == before
+    assert sent["type"] == "object"
+    assert not sent.keys() & {"anyOf", "oneOf", "allOf", "$ref", "not", "enum", "const"}
+    assert sent["properties"]["a"] == {"type": "string"}
+    assert sent.get("required") == required
+    assert not lacking(sent)
+
+
+def test_parameters_that_refer_to_themselves_accept_everything() -> None:
+    given = {"$ref": "#/$defs/A", "$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}, PLAIN]}}}
+    sent = tool_parameters(given, "openai")
+    assert (sent["type"], sent["properties"]) == ("object", {})

@@ -27,6 +27,7 @@ from agent_runtime_core import (
     RunStatus,
     StepExecutor,
     SyncRunContext,
+    Tool,
     ToolCallingAgent,
     ToolRegistry,
     create_test_context,
@@ -43,6 +44,8 @@ from agent_runtime_core.queue.records import RunFilter
 from agent_runtime_core.steps import Step
 from agent_runtime_core.testing import MockLLMClient, crash_everywhere
 from tests.support.runs import Rig, Script, soon
+from tests.support.scripted_model import Scripted, asks
+from tests.support.scripted_model import call as model_call
 
 NAME: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="")
 WAIT = 10.0  # seconds a thread of a test may take for anything
@@ -414,6 +417,54 @@ async def test_a_plain_override_of_a_tool_agent_may_return_its_run(place: Path |
         assert result.raise_for_status().final_output["response"] == "Hello!"
         result = await rig.runner.execute(Blocking(), "s", question)
         assert result.raise_for_status().final_output == {"said": "Hello!"}
+
+
+async def test_the_hooks_of_a_tool_agent_may_be_plain(place: Path | None) -> None:
+    main, seen = threading.get_ident(), []
+
+    def note(ctx: SyncRunContext, what: Any) -> None:
+        assert threading.get_ident() != main
+        seen.append(what)
+        ctx.emit("seen", {"what": what})
+
+    def weather(city: str) -> dict[str, Any]:
+        return {"city": city, "degrees": 21}
+
+    class Hooked(ToolCallingAgent):
+        key = "hooked"
+        system_prompt = "Be brief"
+        tools = ToolRegistry()
+        tools.register(Tool.from_function(weather))
+
+        def before_run(self, ctx: SyncRunContext) -> None:
+            note(ctx, ctx.step("before", lambda: "before"))
+
+        def after_run(self, ctx: SyncRunContext, result: RunResult) -> RunResult:
+            note(ctx, "after")
+            return RunResult({"said": result.final_output["response"]})
+
+        def on_tool_call(self, ctx: SyncRunContext, tool_name: str, tool_args: dict[str, Any]) -> None:
+            tool_args["city"] = "Oslo"
+            note(ctx, tool_name)
+
+        def on_tool_result(self, ctx: SyncRunContext, tool_name: str, result: Any) -> Any:
+            note(ctx, result["city"])
+            return "warm"
+
+        def get_llm_client(self) -> Any:
+            return Scripted(asks(model_call("weather", {"city": "Ulm"}, "c1")), "It is warm.")
+
+    class Wrapped(Hooked):
+        key = "wrapped"
+
+        def run(self, ctx: Any) -> Any:
+            return super().run(ctx)
+
+    async with Rig(place) as rig:
+        for agent in (Hooked(), Wrapped()):
+            result = await rig.runner.execute(agent, agent.key, {"messages": [{"role": "user", "content": "Hi"}]})
+            assert result.raise_for_status().final_output == {"said": "It is warm."}
+    assert seen == ["before", "weather", "Oslo", "after"] * 2
 
 
 # -- cancellation, time limits, parking

@@ -305,8 +305,12 @@ async def run_plain(fn: Callable[..., Any], ctx: Any, *args: Any) -> Any:
 
 def run_agent(agent: AgentRuntime, ctx: Any) -> Awaitable[Any]:
     """Return the awaitable of an agent's `run`, which may be a coroutine function or a plain one."""
-    run = agent.run
-    return cast("Awaitable[Any]", run(ctx)) if is_async(run) else run_plain(run, ctx)
+    return call_method(agent.run, ctx)
+
+
+def call_method(method: Callable[..., Any], ctx: Any, *args: Any) -> Awaitable[Any]:
+    """Return the awaitable of a method of an agent, which may be a coroutine function or a plain one."""
+    return cast("Awaitable[Any]", method(ctx, *args)) if is_async(method) else run_plain(method, ctx, *args)
 
 
 def in_agent(traceback: TracebackType) -> TracebackType:

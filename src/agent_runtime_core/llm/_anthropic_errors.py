@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from html import unescape
 from typing import Any
 
 from ..errors import ProviderError
 from ._anthropic_content import PROVIDER
+from ._error_text import words_of
 from ._openai_errors import of_status, without_keys
 
 # An error in the middle of a stream has the status of the stream, 200.
@@ -26,14 +24,6 @@ _STATUSES = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-# How Anthropic, Bedrock and Vertex word that the prompt is too long.
-_TOO_LONG = re.compile(r"(prompt|input|request|conversation) is too long|input length and|context limit", re.I)
-# The fields that may have the words of an error, in the order in which they are looked for.
-_WORDS = ("message", "Message", "error", "errorMessage", "error_description", "detail", "msg", "reason")
-_HIDDEN = re.compile(r"<(script|style|head)\b.*?</\1>", re.I | re.S)
-_TAG = re.compile(r"<[^>]+>")
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.I | re.S)
-_DEEPEST = 4
 
 
 def error_of(
@@ -50,43 +40,10 @@ def error_of(
         headers: The headers of the answer.
     """
     kind = _kind_in(body)
-    message = without_keys(words_in(body) or fallback or kind, key)
+    message = without_keys(words_of(body) or fallback or kind, key)
     if status is None or status < 400:
         status = _STATUSES.get(kind)
-    evidence = f"{message} (context length)" if _TOO_LONG.search(message) else message
-    return of_status(status, evidence, message, PROVIDER, model, kind, headers)
-
-
-def words_in(body: Any, depth: int = 0) -> str:
-    """Return the words of an error in any JSON, in HTML or in text; "" if there are none."""
-    if depth > _DEEPEST:
-        return ""
-    if isinstance(body, str):
-        return _text_in(body, depth)
-    if isinstance(body, list):
-        return "; ".join(words for words in (words_in(each, depth + 1) for each in body) if words)
-    if isinstance(body, Mapping):
-        for name in _WORDS:
-            if words := words_in(body.get(name), depth + 1):
-                return words
-        return json.dumps(body, ensure_ascii=False, default=str) if body and not depth else ""
-    return ""
-
-
-def _text_in(text: str, depth: int) -> str:
-    text = text.strip()
-    if text[:1] in ("{", "["):
-        # A proxy repeats the answer of the provider as text.
-        try:
-            return words_in(json.loads(text), depth + 1) or text
-        except (ValueError, RecursionError):
-            return text
-    if text[:1] == "<":
-        title = _TITLE.search(text)
-        shown = " ".join(unescape(_TAG.sub(" ", _HIDDEN.sub(" ", text))).split())
-        heading = " ".join(unescape(title.group(1)).split()) if title else ""
-        return heading if heading and heading in shown else f"{heading} {shown}".strip()
-    return text
+    return of_status(status, message, message, PROVIDER, model, kind, headers)
 
 
 def _kind_in(body: Any) -> str:

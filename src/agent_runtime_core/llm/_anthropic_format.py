@@ -9,11 +9,11 @@ from typing import Any
 
 from .._core.codec.json import loads_strict
 from ..errors import brief
+from ..interfaces import SYSTEM_ROLES
 from ._anthropic_content import PROVIDER, THINKING, Block, is_blank, parts, plain_or_blocks, refused, with_mark
 from ._anthropic_turns import arranged
+from ._openai_format import INVALID, as_unreadable, text_of_answer
 
-# Anthropic's recommendation for arguments that a model wrote and that cannot be parsed.
-UNREADABLE = "INVALID_JSON"
 _NOT_IN_AN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
@@ -36,7 +36,7 @@ def conversation_of(
     turns: list[Block] = []
     for index, message in enumerate(messages):
         where, role = f"messages[{index}]", message.get("role")
-        if role in ("system", "developer"):
+        if role in SYSTEM_ROLES:
             system += with_mark(parts(message.get("content"), where), message.get("cache_control"))
         elif role == "tool":
             turns.append({"role": "user", "content": [_result(message, where)]})
@@ -98,13 +98,9 @@ def _converted(message: Mapping[str, Any], where: str) -> list[Block]:
 
 def _is_same(stored: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> bool:
     converted = message_of([dict(block) for block in stored])
-    return (converted["content"] or "") == _text(message.get("content")) and _calls(converted) == _calls(message)
-
-
-def _text(content: Any) -> Any:
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
-    return content or ""
+    return (converted["content"] or "") == text_of_answer(message.get("content")) and _calls(converted) == _calls(
+        message
+    )
 
 
 def _calls(message: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
@@ -156,11 +152,6 @@ def _result(message: Mapping[str, Any], where: str) -> Block:
     return with_mark([block], mark)[0]
 
 
-def as_unreadable(text: str) -> dict[str, Any]:
-    """Return an input as the text that the model wrote; a lone surrogate becomes its JSON escape."""
-    return {UNREADABLE: text.encode("utf-8", "backslashreplace").decode()}
-
-
 def message_of(content: list[Block]) -> dict[str, Any]:
     """Return the message in OpenAI's format, with Anthropic's own blocks where that format loses information."""
     calls = [block for block in content if block.get("type") == "tool_use"]
@@ -169,14 +160,14 @@ def message_of(content: list[Block]) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = [_call(block) for block in calls]
     blocks = [_without_defaults(block) for block in content if not is_blank(block)]
-    if any(UNREADABLE in (block.get("input") or {}) for block in calls) or blocks != _converted(message, "the answer"):
+    if any(INVALID in (block.get("input") or {}) for block in calls) or blocks != _converted(message, "the answer"):
         message["provider_fields"] = {PROVIDER: {"content": content}}
     return message
 
 
 def _call(block: Block) -> dict[str, Any]:
     arguments_object = block.get("input") or {}
-    unreadable = arguments_object.get(UNREADABLE) if len(arguments_object) == 1 else None
+    unreadable = arguments_object.get(INVALID) if len(arguments_object) == 1 else None
     arguments = unreadable if isinstance(unreadable, str) else json.dumps(arguments_object, ensure_ascii=False)
     function = {"name": block.get("name"), "arguments": arguments}
     return {"id": block.get("id"), "type": "function", "function": function}

@@ -10,21 +10,11 @@ from typing import Any
 from .._core.ids import HALF
 from ..errors import ProviderUnavailable
 from ._anthropic_content import PROVIDER, Block
-from ._anthropic_format import as_unreadable, message_of, object_of, without_final_thinking
+from ._anthropic_format import message_of, object_of, without_final_thinking
+from ._finish_reasons import FILTERED, LENGTH, REFUSAL, normal_reason
+from ._openai_format import as_unreadable, repaired
+from ._openai_usage import count_of, known_counts, most
 
-_FINISH = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "content_filtered": "content_filter",
-    "guardrail_intervened": "content_filter",
-}
-# The model did not stop by itself, so the last block may be incomplete.
-_CUTS = frozenset({"max_tokens", "model_context_window_exceeded", "stop_sequence"})
-# The answer was stopped for its content, so its tool calls must not run.
-_STOPPED = frozenset({"refusal", "content_filter", "content_filtered", "guardrail_intervened"})
 # Nesting levels of an input. The stored answer adds several levels, and 100 is the limit.
 _DEEPEST = 64
 
@@ -36,7 +26,11 @@ def answer_of(answer: Mapping[str, Any], *, call_is_whole: bool = False) -> tupl
     truncated answer unless `call_is_whole`, and every call of an answer that was refused or filtered. The field
     `refusal` of a refused answer has Anthropic's explanation, or else the text of the model.
     """
-    stop = str(answer.get("stop_reason") or "")
+    finish = normal_reason(answer.get("stop_reason"))
+    # The answer was stopped for its content, so its tool calls must not run.
+    is_stopped = finish in (REFUSAL, FILTERED)
+    # The model did not stop by itself, so the last block may be incomplete.
+    is_cut = is_stopped or finish == LENGTH or answer.get("stop_reason") == "stop_sequence"
     given = answer.get("content") or ()
     content = [dict(block) for block in ([{"type": "text", "text": given}] if isinstance(given, str) else given)]
     for block in content:
@@ -44,21 +38,21 @@ def answer_of(answer: Mapping[str, Any], *, call_is_whole: bool = False) -> tupl
             if not (block.get("id") and block.get("name")):
                 raise invalid_answer("returned a tool call without an id or a name")
             block["input"] = _input_of(block.get("input"))
-    if stop in _STOPPED:
+    if is_stopped:
         content = [block for block in content if block.get("type") != "tool_use"]
     dropped: Block = {}
-    if content and (stop in _CUTS or stop in _STOPPED) and _is_cut(content[-1], call_is_whole):
+    if content and is_cut and _is_cut(content[-1], call_is_whole):
         dropped = content.pop()
     message = message_of(without_final_thinking(content))
     if dropped.get("type") == "tool_use":
         message["metadata"] = {"truncated_tool_call": True}
-    if stop == "refusal":
+    if finish == REFUSAL:
         details = answer.get("stop_details")
         explanation = details.get("explanation") if isinstance(details, Mapping) else None
         if words := explanation or message["content"]:
             message["refusal"] = words
     answered = bool(message["content"] or message.get("tool_calls"))
-    return message, usage_of(answer.get("usage") or {}, answered=answered), _FINISH.get(stop, stop)
+    return message, usage_of(answer.get("usage") or {}, answered=answered), finish
 
 
 def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str, int]:
@@ -71,18 +65,17 @@ def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str
         answered: Whether the answer has text or tool calls, so that 0 output tokens mean an unknown number.
     """
     by_age = reported.get("cache_creation")
-    read = _count(reported.get("cache_read_input_tokens"))
-    written = _count(reported.get("cache_creation_input_tokens"))
+    read = count_of(reported.get("cache_read_input_tokens"))
+    written = count_of(reported.get("cache_creation_input_tokens"))
     if isinstance(by_age, Mapping):
-        written = max(written or 0, sum(_count(count) or 0 for count in by_age.values()))
-    given = _count(reported.get("input_tokens"))
+        written = max(written or 0, sum(count_of(count) or 0 for count in by_age.values()))
+    given = count_of(reported.get("input_tokens"))
     # Some servers of other models use the names of OpenAI, whose prompt includes the cached tokens.
-    prompt = _count(reported.get("prompt_tokens")) if given is None else given + (read or 0) + (written or 0)
+    prompt = count_of(reported.get("prompt_tokens")) if given is None else given + (read or 0) + (written or 0)
     prompt = prompt or (read or 0) + (written or 0)
     details = reported.get("output_tokens_details")
-    reasoning = _count(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
-    output = (_count(reported.get(name)) for name in ("output_tokens", "completion_tokens"))
-    completion = max((count for count in output if count is not None), default=None)
+    reasoning = count_of(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
+    completion = most(reported.get("output_tokens"), reported.get("completion_tokens"))
     if reasoning is not None and reasoning > (completion or 0):
         # This server counts thoughts separately.
         completion = (completion or 0) + reasoning
@@ -90,19 +83,7 @@ def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str
         return {}
     if answered and not completion:
         completion = None
-    counts = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": None if completion is None else prompt + completion,
-        "cached_tokens": read,
-        "cache_write_tokens": written,
-        "reasoning_tokens": reasoning,
-    }
-    return {name: count for name, count in counts.items() if count is not None}
-
-
-def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and value >= 0 else None
+    return known_counts(prompt, completion, None, read, written, reasoning)
 
 
 def _input_of(given: Any) -> dict[str, Any]:
@@ -117,34 +98,9 @@ def _input_of(given: Any) -> dict[str, Any]:
 
 
 def parsed_input(text: str) -> dict[str, Any] | None:
-    """Return the input that a model wrote as text, or None if it is not one storable object.
-
-    Some servers begin with an empty object, or send the whole object twice.
-    """
-    found: list[dict[str, Any]] = []
-    for part in _objects_in(text):
-        parsed = object_of(part)
-        if parsed is None or not is_storable(parsed):
-            return None
-        if parsed and parsed not in found:
-            found.append(parsed)
-    if len(found) > 1:
-        return None
-    return found[0] if found else {}
-
-
-def _objects_in(text: str) -> list[str]:
-    """Return the JSON objects that follow each other in a text; the whole text if it is anything else."""
-    decoder = json.JSONDecoder()
-    rest, objects = text.strip(), list[str]()
-    while rest:
-        try:
-            _, end = decoder.raw_decode(rest)
-        except (ValueError, RecursionError):
-            return [text]
-        objects.append(rest[:end])
-        rest = rest[end:].lstrip()
-    return objects
+    """Return the input that a model wrote as text, or None if it is not one storable object."""
+    parsed = object_of(repaired(text))
+    return parsed if parsed is not None and is_storable(parsed) else None
 
 
 def is_storable(given: Any, levels: int = _DEEPEST) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ._anthropic_content import Block
-from ._anthropic_format import as_unreadable
 from ._anthropic_response import invalid_answer, parsed_input
+from ._openai_format import as_unreadable
 
 # The blocks whose start a server may omit.
 _STARTED_BY = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "thinking"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from html import unescape
 from typing import Any
 
 #: Fields that have the words, or an object with the words; the most specific first.
@@ -82,8 +83,8 @@ def _in_object(body: Mapping[Any, Any], depth: int) -> Iterator[str]:
             yield prefix + words
     if some or depth < _DEPTH - 2:
         return
-    if codes := [str(fields[name]) for name in _CODES if fields.get(name)]:
-        yield " ".join(codes)
+    if codes := [f"{name} {fields[name]}" for name in _CODES if fields.get(name)]:
+        yield ", ".join(codes)
     else:
         # The errors of a form have the fields of the request as names.
         for name, value in fields.items():
@@ -95,4 +96,4 @@ def _without_tags(text: str) -> str:
     """Return the text of an HTML page."""
     first, *rest = _HIDDEN.split(text)
     shown = [first] + [part[end.end() :] for part in rest if (end := _HIDDEN_END.search(part))]
-    return _TAG.sub(" ", " ".join(shown))
+    return unescape(_TAG.sub(" ", " ".join(shown)))

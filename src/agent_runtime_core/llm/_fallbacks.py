@@ -1,4 +1,4 @@
-"""Send a request once more without a part that its server rejects, and omit this part later."""
+"""Change a request that its server rejects, send it once more, and change later requests before they are sent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ProviderError
+from ..interfaces import SYSTEM_ROLES
+from ._message_order import (
+    Messages,
+    joined,
+    merged,
+    with_answers_to_results,
+    with_one_system_message,
+    without_system_messages,
+)
 from ._provider import Request
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -42,6 +51,21 @@ _NO_SCHEMA = re.compile(
 #: A mistake in the schema, which its author has to see.
 _WRONG_SCHEMA = re.compile(r"invalid (json )?schema", re.I)
 _NO_STREAM_OPTIONS = re.compile(r"stream[ _]options|include_usage", re.I)
+#: Chat templates that demand alternating roles; llama.cpp reports their errors with status 500.
+_TEMPLATE_STATUSES = (400, 422, 500, None)
+_ALTERNATING = (
+    r"\balternat(e|es|ing)\b|\b(successive|consecutive|interleave)\b|unexpected role|expected last role|same role"
+    r"|roles? in a row|role of message with (even|odd) index"
+)
+_ONE_SYSTEM_MESSAGE = (
+    r"system.{0,60}\b(beginning|start|first|once|only|after role)\b"
+    r"|\b(one|single|multiple|several|more than one|two)\b.{0,15}system|" + _ALTERNATING
+)
+_NO_SYSTEM_MESSAGE = (
+    r"(system|developer)['\"`]? (role|messages?|prompts?|instructions?)\b.{0,20}"
+    r"(not|n't|un) ?(be )?(support|allow|enabl)"
+    r"|(not|n't) (support|allow)\w* ['\"`]?(system|developer)"
+)
 _ANSWER = "Your final answer must be {form}, without any other text."
 
 
@@ -51,14 +75,14 @@ class Fallback:
 
     Attributes:
         name: What the change omits, for the log.
-        statuses: The HTTP statuses of such a rejection.
+        statuses: The HTTP statuses of such a rejection; None is an error in a stream.
         rejected: Returns whether the words of the error complain about a part that the request has.
         change: Returns the request without this part. Changing it twice is the same as once.
         option: The option of the client that makes the change from the first request on, or "".
     """
 
     name: str
-    statuses: tuple[int, ...]
+    statuses: tuple[int | None, ...]
     rejected: Callable[[str, Request], bool]
     change: Callable[[Request], Request]
     option: str = ""
@@ -80,11 +104,7 @@ class Fallbacks:
 
     def known(self, request: Request) -> Request:
         """Return a new request with the changes that its server is known to need."""
-        names = {*self._always(request.model), *self._remembered.get(request.model, ())}
-        for each in self._table:
-            if each.name in names:
-                request = _changed(each, request)
-        return request
+        return self._changed(request, {*self._always(request.model), *self._remembered.get(request.model, ())})
 
     def after(self, error: ProviderError, request: Request) -> Request | None:
         """Return the request to send after an error; None if no further change helps."""
@@ -92,8 +112,15 @@ class Fallbacks:
         for each in self._table:
             if each.name not in request.changes and error.status in each.statuses and each.rejected(text, request):
                 log.info("%s, %s: rejected; sending it once more without %s", error.provider, error.model, each.name)
-                return _changed(each, request)
+                # All changes, because this one may add what an earlier one omits.
+                return self._changed(request, {*request.changes, each.name})
         return None
+
+    def _changed(self, request: Request, names: Collection[str]) -> Request:
+        for each in self._table:
+            if each.name in names:
+                request = each.change(request)
+        return replace(request, changes=frozenset(names))
 
     def remember(self, request: Request) -> None:
         """Make the changes of an answered request the ones of all later requests to its model."""
@@ -106,12 +133,27 @@ class Fallbacks:
             if each.name in new:
                 how = f". {each.option} saves the rejected request" if each.option else ""
                 log.warning(
-                    "model %r: its server rejects %s, so later requests omit it%s", request.model, each.name, how
+                    "model %r: its server rejects %s, so later requests have none%s", request.model, each.name, how
                 )
 
 
-def _changed(fallback: Fallback, request: Request) -> Request:
-    return replace(fallback.change(request), changes=request.changes | {fallback.name})
+def _reordered(name: str, rejection: str, change: Callable[[Messages], list[dict[str, Any]]]) -> Fallback:
+    """Return the fallback that changes the order of messages, if that changes anything."""
+    pattern = re.compile(rejection, re.I)
+    return Fallback(
+        name,
+        _TEMPLATE_STATUSES,
+        lambda text, request: bool(pattern.search(text)) and change(request.messages) != list(request.messages),
+        lambda request: replace(request, messages=change(request.messages)),
+    )
+
+
+_ORDER = [
+    _reordered("system messages after the first message", _ONE_SYSTEM_MESSAGE, with_one_system_message),
+    _reordered("system messages", _NO_SYSTEM_MESSAGE, without_system_messages),
+    _reordered("consecutive messages of one role", _ALTERNATING, merged),
+    _reordered("messages of the user after results of tools", _ALTERNATING, with_answers_to_results),
+]
 
 
 def openai_fallbacks(
@@ -160,6 +202,7 @@ def openai_fallbacks(
         table.append(schema)
     if send_reasoning is not True:
         table.insert(0, reasoning)
+    table += _ORDER
 
     def always(model: str) -> Collection[str]:
         names = {schema.name} if schema_in_prompt else set()
@@ -243,12 +286,9 @@ def _with_schema_in_prompt(request: Request) -> Request:
     if schema:
         text += "\n" + json.dumps(schema, ensure_ascii=False)
     first, *rest = request.messages
-    if first.get("role") in ("system", "developer"):
+    if first.get("role") in SYSTEM_ROLES:
         # Many servers accept only one system message.
-        content = first.get("content") or ""
-        part = {"type": "text", "text": text}
-        first = {**first, "content": [*content, part] if isinstance(content, list) else f"{content}\n\n{text}"}
-        messages = [first, *rest]
+        messages = [{**first, "content": joined(first.get("content"), text)}, *rest]
     else:
         messages = [{"role": "system", "content": text}, first, *rest]
     extra = {name: value for name, value in request.extra.items() if name != "response_format"}

@@ -1,42 +1,44 @@
-"""Why an answer ended, in OpenAI's words, whatever word the server has for it."""
+"""Why an answer ended, in OpenAI's words, whatever word the provider has for it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
+LENGTH, REFUSAL, FILTERED, MALFORMED = "length", "refusal", "content_filter", "malformed_tool_call"
 #: Finish reasons of answers that are not truncated.
 COMPLETE = frozenset({"stop", "tool_calls", "function_call"})
-_NAMES = {
-    "stop": ("stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "finish_reason_unspecified"),
-    "length": (
-        "length", "max_tokens", "max_token", "max_output_tokens", "max_length", "model_length", "token_limit",
-        "context_length", "context_window", "model_context_window_exceeded", "incomplete", "continuation",
-    ),
-    "tool_calls": ("tool_calls", "tool_call", "tool_use"),
-    "content_filter": (
-        "content_filter", "content_filtered", "safety", "recitation", "blocklist", "prohibited_content", "spii",
-        "image_safety", "image_prohibited_content", "image_recitation", "guardrail_intervened", "error_toxic",
-        "sensitive", "moderation",
-    ),
-    "refusal": ("refusal", "refused"),
-    "malformed_call": (
-        "malformed_function_call", "malformed_tool_call", "malformed_tool_use", "malformed_response",
-        "malformed_model_output", "unexpected_tool_call",
-    ),
-}  # fmt: skip
-_NORMAL = {name: normal for normal, names in _NAMES.items() for name in names}
 # The most telling word first: "function_call_filter: MALFORMED_FUNCTION_CALL", "content_filter: SAFETY".
-_BY_WEIGHT = ("malformed_call", "refusal", "content_filter", "length", "tool_calls", "stop")
+_NAMES: Final = {
+    MALFORMED: "malformed_function_call malformed_tool_call malformed_tool_use malformed_response "
+    "malformed_model_output unexpected_tool_call",
+    REFUSAL: "refusal refused",
+    FILTERED: "content_filter content_filtered content_filtering filtered blocked safety recitation blocklist "
+    "prohibited_content spii sensitive moderation guardrail guardrails guardrail_intervened model_armor "
+    "image_safety image_prohibited_content image_recitation error_toxic",
+    LENGTH: "length max_tokens max_token max_output_tokens max_completion_tokens max_length model_length token_limit "
+    "length_limit error_limit truncated context_length context_length_exceeded context_window context_window_exceeded "
+    "model_context_window_exceeded max_context_length incomplete continuation",
+    "tool_calls": "tool_calls tool_call tool_use",
+    "stop": "stop end_turn stop_sequence eos eos_token complete unspecified",
+}
+_NORMAL: Final = {name: normal for normal, names in _NAMES.items() for name in names.split()}
 #: What a server cannot express with "stop", and therefore reports in a field of its own.
-_NATIVE = frozenset({"malformed_call", "refusal", "content_filter", "length"})
+_NATIVE: Final = frozenset({MALFORMED, REFUSAL, FILTERED, LENGTH})
+_WORD_START: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_BETWEEN: Final = re.compile(r"[^a-z0-9_\- ]+")
+_SEPARATORS: Final = re.compile(r"[_\- ]+")
 
 
-def normal_reason(reason: str) -> str:
-    """Return the finish reason in OpenAI's words; "malformed_call" for an unreadable call, others unchanged."""
-    found = {_NORMAL.get(word) for word in re.findall(r"[a-z_]+", reason.lower().replace("-", "_"))}
-    return next((normal for normal in _BY_WEIGHT if normal in found), reason)
+def normal_reason(reason: Any) -> str:
+    """Return a finish reason in OpenAI's words: "length" for `MAX_TOKENS`. Other reasons stay as they are."""
+    text = str(reason.value if isinstance(reason, Enum) else reason or "")
+    # str() of some enums is "FinishReason.SAFETY", and some gateways return two words.
+    words = _BETWEEN.split(_WORD_START.sub("_", text).lower())
+    found = {_NORMAL.get(_SEPARATORS.sub("_", word).strip("_").removeprefix("finish_reason_")) for word in words}
+    return next((normal for normal in _NAMES if normal in found), text)
 
 
 def reason_of(reported: Any, native: Any) -> str:
@@ -46,8 +48,7 @@ def reason_of(reported: Any, native: Any) -> str:
         reported: Its finish reason.
         native: The word of the model's provider, if a gateway passes it on.
     """
-    reason = normal_reason(str(reported or ""))
-    own = normal_reason(str(native or ""))
+    reason, own = normal_reason(reported), normal_reason(native)
     return own if reason == "stop" and own in _NATIVE else reason
 
 

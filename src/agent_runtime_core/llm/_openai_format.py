@@ -15,8 +15,8 @@ _KNOWN = frozenset({"role", "content", "tool_calls", "refusal"})
 _CALL_FIELDS = frozenset({"id", "type", "index", "function", "custom"})
 #: Fields of this library, which are not sent, and of answers that no server needs again.
 _NOT_SENT = frozenset({"metadata", "provider_fields", "annotations", "refusal"})
-#: The argument under which the model gets arguments back that were not a JSON object.
-_INVALID = "INVALID_JSON"
+#: The argument under which the model gets arguments back that were not a JSON object: Anthropic's recommendation.
+INVALID = "INVALID_JSON"
 #: Parts of a content that are not an answer.
 _THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _DECODER = json.JSONDecoder()
@@ -28,10 +28,11 @@ def outgoing(messages: Iterable[Mapping[str, Any]], provider: str) -> list[dict[
 
     An assistant message without text and tool calls is left out, because many servers reject it.
     """
-    return [_outgoing(message, provider) for message in messages if not _is_empty_answer(message)]
+    return [_outgoing(message, provider) for message in messages if not is_empty_answer(message)]
 
 
-def _is_empty_answer(message: Mapping[str, Any]) -> bool:
+def is_empty_answer(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is one of the model that has nothing to send."""
     if message.get("role") != "assistant":
         return False
     own = [fields for fields in (message.get("provider_fields") or {}).values() if isinstance(fields, Mapping)]
@@ -87,7 +88,12 @@ def _sendable(arguments: str) -> str:
         return arguments
     if arguments.strip() in ("", "null"):
         return "{}"
-    return json.dumps({_INVALID: arguments}, ensure_ascii=False)
+    return json.dumps(as_unreadable(arguments), ensure_ascii=False)
+
+
+def as_unreadable(arguments: str) -> dict[str, Any]:
+    """Return arguments as the text that the model wrote; a lone surrogate becomes its JSON escape."""
+    return {INVALID: arguments.encode("utf-8", "backslashreplace").decode()}
 
 
 def text_of(function: Mapping[str, Any]) -> str:
@@ -164,6 +170,13 @@ def incoming(reported: Mapping[str, Any], provider: str, finish_reason: str, tak
     if own:
         message["provider_fields"] = {provider: own}
     return message
+
+
+def text_of_answer(content: Any) -> str:
+    """Return the text of an answer, which may be a list of parts; other parts are ignored."""
+    if isinstance(content, list):
+        return "".join(text_of_answer(part.get("text")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else "" if content is None else str(content)
 
 
 def joined(text: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ProviderUnavailable
-from ._finish_reasons import COMPLETE, native_reason, reason_of
+from ._finish_reasons import COMPLETE, MALFORMED, native_reason, reason_of
 from ._openai_errors import malformed_call
-from ._openai_format import incoming, is_whole, joined
+from ._openai_format import incoming, is_whole, joined, text_of_answer
 from ._openai_usage import merged_usage, usage_of
 from ._provider import Completion
 
@@ -99,7 +99,7 @@ class Assembly:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             self.native_reason = native_reason(choice) or self.native_reason
             delta = self._delta_of(choice)
-            added += plain_text(delta.get("content"))
+            added += text_of_answer(delta.get("content"))
             for call in delta.get("tool_calls") or ():
                 self._call_of(call).add(call)
             skipped = ("role", "content", "tool_calls", "function_call")
@@ -189,7 +189,7 @@ def completion_of(
         taken: The ids of the earlier calls in the conversation.
         raw: The response of the provider's package.
     """
-    if reason == "malformed_call":
+    if reason == MALFORMED:
         raise malformed_call(provider, model)
     message = incoming(reported, provider, reason, taken)
     if message.get("refusal") and not message.get("tool_calls"):
@@ -207,13 +207,6 @@ def _starts_next_call(current: _Call, index: Any, call_id: Any, function: Mappin
     if index is not None and name == current.name and not call_id and function.get("arguments") in (None, ""):
         return False  # some servers repeat the name in a last, empty delta
     return bool(call_id and current.id) or is_whole(current.arguments) or (index is None and name != current.name)
-
-
-def plain_text(content: Any) -> str:
-    """Return the text of a content, which may be a list of parts."""
-    if isinstance(content, list):
-        return "".join(plain_text(part.get("text")) for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else ""
 
 
 def grow(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:

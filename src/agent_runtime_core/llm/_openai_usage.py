@@ -28,14 +28,22 @@ def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> d
     )  # fmt: skip
     out_details = _details(reported, "completion") | _details(reported, "output")
     reasoning = _first(out_details.get("reasoning_tokens"), reported.get("reasoning_tokens"))
-    prompt = _most(reported.get("prompt_tokens"), reported.get("input_tokens"))
-    completion = _most(reported.get("completion_tokens"), reported.get("output_tokens"))
-    total = _count(reported.get("total_tokens"))
+    prompt = most(reported.get("prompt_tokens"), reported.get("input_tokens"))
+    completion = most(reported.get("completion_tokens"), reported.get("output_tokens"))
+    total = count_of(reported.get("total_tokens"))
     if not (prompt or completion or total):
         return {}  # litellm reports zeros if the server reports nothing
     prompt, completion = _split(prompt, completion, total, (read or 0, written or 0), reasoning or 0)
     if answered and not completion:
         completion = None
+    return known_counts(prompt, completion, total, read, written, reasoning)
+
+
+def known_counts(
+    prompt: int | None, completion: int | None, total: int | None, read: int | None, written: int | None,
+    reasoning: int | None,
+) -> dict[str, int]:  # fmt: skip
+    """Return the counts that are not None; `total` is that of a server that does not report both of its parts."""
     counts = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -93,12 +101,12 @@ def _details(reported: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _first(*counts: Any) -> int | None:
-    return next((count for count in map(_count, counts) if count is not None), None)
+    return next((count for count in map(count_of, counts) if count is not None), None)
 
 
-def _most(*counts: Any) -> int | None:
-    return max((count for count in map(_count, counts) if count is not None), default=None)
+def most(*counts: Any) -> int | None:
+    return max((count for count in map(count_of, counts) if count is not None), default=None)
 
 
-def _count(value: Any) -> int | None:
+def count_of(value: Any) -> int | None:
     return int(value) if isinstance(value, int | float) and value >= 0 else None

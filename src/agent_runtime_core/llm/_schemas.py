@@ -3,6 +3,9 @@
 Providers reject a request if a schema in it has keywords that they do not know. Such keywords are left out here, and
 their meaning is added to the description, so that the model still knows it. The caller of the model checks arguments
 and answers against the full schema.
+
+Tools and types of answers have schemas without regard to a provider. Only `tools/structured_output.py` puts a value
+that is not an object into one, because it has to take the value out again.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ _NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties", "
 _SILENT = frozenset(
     {"$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "discriminator", "deprecated", "readOnly"}
 )
+# OpenAI refuses these at the root of a tool's parameters.
+_NOT_AT_THE_ROOT = ("anyOf", "oneOf", "enum", "const", "not")
 _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 _ANTHROPIC_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"}
@@ -50,8 +55,8 @@ def tool_parameters(schema: Schema | None, dialect: Dialect) -> dict[str, Any]:
     """Return the schema of a tool's parameters as the provider accepts it; its root is always an object."""
     given = _changed(schema or {}, _modern)
     try:
-        root = _as_object(given)
-    except _NoEquivalent:  # a reference to nothing, or to itself
+        root = _as_object(given, given) | {name: given[name] for name in ("$defs", "definitions") if name in given}
+    except (_NoEquivalent, RecursionError):  # a reference to nothing, or to itself
         root = _described({"type": "object", "properties": {}}, given)
     if dialect == "openai":
         root = _changed(root, _with_items)
@@ -85,9 +90,12 @@ def with_schemas(arguments: Mapping[str, Any], dialect: Dialect) -> dict[str, An
 
 def _with_parameters(tool: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
     function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, Mapping) or not function.get("parameters"):
+    if tool.get("type") != "function" or not isinstance(function, Mapping):
         return dict(tool)
-    return {**tool, "function": {**function, "parameters": tool_parameters(function["parameters"], dialect)}}
+    parameters = function.get("parameters")
+    if not isinstance(parameters, Mapping):
+        return dict(tool)
+    return {**tool, "function": {**function, "parameters": tool_parameters(parameters, dialect)}}
 
 
 def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -119,9 +127,21 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_items(schema: dict[str, Any]) -> dict[str, Any]:
-    if "array" in _kinds(schema) and "items" not in schema:
-        schema["items"] = {}
+    if "array" in _kinds(schema) and not isinstance(schema.get("items"), Mapping):
+        # OpenAI also refuses `items: false` after `prefixItems`. maxItems says the same.
+        no_more = schema.get("items") is False
+        schema["items"] = _any_of(schema.get("prefixItems") or ()) if no_more else {}
     return schema
+
+
+def _any_of(schemas: Sequence[Any]) -> dict[str, Any]:
+    different: list[Any] = []
+    for each in schemas:
+        if each not in different:
+            different.append(each)
+    if not different:
+        return {}
+    return different[0] if len(different) == 1 else {"anyOf": different}
 
 
 def _kinds(schema: Schema) -> list[str]:
@@ -129,32 +149,25 @@ def _kinds(schema: Schema) -> list[str]:
     return [kinds] if isinstance(kinds, str) else list(kinds or ())
 
 
-def _as_object(schema: dict[str, Any]) -> dict[str, Any]:
+def _as_object(schema: Schema, top: Schema, within: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the schema with a plain object as root; alternatives at the root are merged, which all providers need."""
-    definitions: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    root, _ = _unwrapped(schema, schema, (), inline=True)
+    given, within = _unwrapped(schema, top, within, inline=True)
     parts = [
-        (_unwrapped(part, schema, (), inline=True)[0], name == "allOf")
+        (_as_object(part, top, within), name == "allOf")
         for name in ("allOf", "anyOf", "oneOf")
-        for part in root.get(name) or ()
+        for part in given.get(name) or ()
         if isinstance(part, Mapping)
     ]
-    if parts:
-        left: dict[str, Any] = {name: root[name] for name in ("anyOf", "oneOf") if name in root}
-        root = {name: value for name, value in root.items() if name not in ("allOf", "anyOf", "oneOf")}
-        properties: dict[str, Any] = {}
-        for part, _ in parts:
-            properties |= part.get("properties") or {}
-        always = [name for part, all_of in parts if all_of for name in part.get("required") or ()]
-        root["properties"] = properties | dict(root.get("properties") or {})
-        if required := list(dict.fromkeys([*(root.get("required") or ()), *always])):
-            root["required"] = required
-        root = _described(root, left)
-    root = {**root, **definitions}
-    if root.get("type") != "object":
-        root["type"] = "object"
-    root.setdefault("properties", {})
-    return root
+    root = {name: value for name, value in given.items() if name != "allOf" and name not in _NOT_AT_THE_ROOT}
+    root["type"] = "object"
+    properties: dict[str, Any] = {}
+    for part, _ in parts:
+        properties |= part["properties"]
+    root["properties"] = properties | dict(root.get("properties") or {})
+    always = [name for part, all_of in parts if all_of for name in part.get("required") or ()]
+    if required := list(dict.fromkeys([*(root.get("required") or ()), *always])):
+        root["required"] = required
+    return _described(root, {name: given[name] for name in _NOT_AT_THE_ROOT if name in given})
 
 
 def _unwrapped(
@@ -278,14 +291,9 @@ class _AnthropicOutput:
     def _array(self, left: dict[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
         items = left.pop("items", None)
         if first := left.get("prefixItems"):
-            options: list[dict[str, Any]] = []
             # Items after the first ones, unless there can be none.
             rest = [items] if isinstance(items, Mapping) and items and left.get("maxItems") != len(first) else []
-            for each in [*first, *rest]:
-                converted = self.convert(each, within)
-                if converted not in options:
-                    options.append(converted)
-            kept: dict[str, Any] = {"items": options[0] if len(options) == 1 else {"anyOf": options}}
+            kept: dict[str, Any] = {"items": _any_of([self.convert(each, within) for each in [*first, *rest]])}
         else:
             kept = {"items": self.convert(items, within)}
         if least := left.get("minItems"):

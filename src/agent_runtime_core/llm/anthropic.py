@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import json
 import logging
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -28,7 +27,7 @@ from ._client_per_loop import PerLoopClients
 from ._openai_errors import translated, without_keys
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._retries import Retries
-from .openai import as_stream_cut
+from .openai import as_stream_cut, body_of
 
 __all__ = ["AnthropicClient", "AnthropicWire"]
 
@@ -95,16 +94,16 @@ class AnthropicWire(ProviderAdapter):
         assembly = Assembly()
         client = await self._clients.here()
         events = await client.messages.create(**self._arguments(request), stream=True)
+        body = body_of(events)
         try:
-            if unstreamed := await _unstreamed(events):
-                yield Chunk(self._add(assembly, unstreamed, request.model))
-            else:
-                async for event in events:
-                    # Also without text, so that the time limit between chunks does not end a working stream.
-                    yield Chunk(self._add(assembly, self._dict(event), request.model))
-                    if assembly.ended:
-                        await _read_out(events)
-                        break
+            async for event in events:
+                # Also without text, so that the time limit between chunks does not end a working stream.
+                yield Chunk(self._add(assembly, self._dict(event), request.model))
+                if assembly.ended:
+                    await _read_out(events)
+                    break
+            if unstreamed := body():  # its type may be missing
+                yield Chunk(self._add(assembly, {"type": "message", **unstreamed}, request.model))
         except Exception as error:
             if cut := as_stream_cut(self.translate(error, request.model)):
                 raise cut from error
@@ -277,18 +276,6 @@ def _default_limit(model: str, options: Mapping[str, Any]) -> int:
     # Anthropic rejects a limit that is not above the budget for thoughts.
     budget = (options.get("thinking") or {}).get("budget_tokens") or 0
     return default_max_tokens(model) + int(budget)
-
-
-async def _unstreamed(events: Any) -> dict[str, Any] | None:
-    """Return the answer of a server that does not stream; None if the response is a stream."""
-    response: Any = events.response
-    if not response.headers.get("content-type", "").startswith("application/json"):
-        return None
-    body = await response.aread()
-    if not body.lstrip().startswith(b"{"):
-        return None  # a stream with the wrong content type; `events` reads it from memory
-    # The type may be missing.
-    return {"type": "message", **json.loads(body)}
 
 
 def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Completion:

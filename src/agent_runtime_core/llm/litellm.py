@@ -24,9 +24,9 @@ from ._client import ChatClient
 from ._fallbacks import openai_fallbacks
 from ._openai_errors import translated, without_keys
 from ._openai_format import ids_in, outgoing
-from ._openai_stream import Assembly, plain_text
+from ._openai_stream import Assembly
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
-from .openai import answer_of, as_dict, chat_arguments, stream_chunks, vectors, whole_answer
+from .openai import answer_of, as_dict, chat_arguments, stream_chunks, vectors
 
 __all__ = ["LiteLLMClient"]
 
@@ -130,15 +130,10 @@ class LiteLLMWire(ProviderAdapter):
         arguments = self._arguments(request, stream=True)
         stream = await sdk.acompletion(**arguments)
         received = getattr(stream, "completion_stream", None)
-        if (whole := await whole_answer(received)) is not None:
-            whole_completion = answer_of(whole, self.provider, request, whole)
-            yield Chunk(plain_text(whole_completion.message.get("content")))
-            yield Chunk(answer=whole_completion)
-            return
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
         if hasattr(received, "response"):
             stream.completion_stream = _WithRefusal(received, assembly)
-        async with contextlib.aclosing(stream_chunks(self, request, stream, assembly)) as chunks:
+        async with contextlib.aclosing(stream_chunks(self, request, stream, assembly, received)) as chunks:
             async for chunk in chunks:
                 yield chunk
         assembly.native_reason = getattr(stream, "received_finish_reason", None)
@@ -193,7 +188,8 @@ class LiteLLMWire(ProviderAdapter):
         return int(await asyncio.to_thread(sdk.token_counter, model=model, messages=sent, tools=tools and list(tools)))
 
     def _arguments(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
-        arguments = chat_arguments(request, self.provider, self._timeout(request.timeouts), stream=stream)
+        timeout = self._timeout(request.timeouts)
+        arguments = chat_arguments(request, self.provider, self.endpoint, timeout, stream=stream)
         arguments = {**self._options, **arguments, **_NO_RETRIES}
         return {name: value for name, value in arguments.items() if value is not None}
 

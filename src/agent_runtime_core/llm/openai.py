@@ -28,8 +28,8 @@ from ._error_text import words_of
 from ._fallbacks import openai_fallbacks
 from ._finish_reasons import native_reason, reason_of
 from ._openai_errors import of_status, translated, without_keys
-from ._openai_format import ids_in, outgoing
-from ._openai_stream import Assembly, completion_of, plain_text
+from ._openai_format import ids_in, outgoing, text_of_answer
+from ._openai_stream import Assembly, completion_of
 from ._openai_usage import merged_usage
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._schemas import dialect_of, with_schemas
@@ -122,11 +122,6 @@ class OpenAIWire(ProviderAdapter):
     async def stream(self, request: Request) -> AsyncIterator[Chunk]:
         client = await self._clients.here()
         stream = await client.chat.completions.create(**self._arguments(request, stream=True))
-        if (whole := await whole_answer(stream)) is not None:
-            answer = answer_of(whole, self.provider, request, whole)
-            yield Chunk(plain_text(answer.message.get("content")))
-            yield Chunk(answer=answer)
-            return
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
         async with contextlib.aclosing(stream_chunks(self, request, stream, assembly)) as chunks:
             async for chunk in chunks:
@@ -168,8 +163,8 @@ class OpenAIWire(ProviderAdapter):
 
     def _arguments(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
         timeout = self._timeout(request.timeouts)
-        arguments = chat_arguments(request, self.provider, timeout, limit=self._limit(request.model), stream=stream)
-        arguments = with_schemas(arguments, dialect_of(self.endpoint))
+        limit = self._limit(request.model)
+        arguments = chat_arguments(request, self.provider, self.endpoint, timeout, limit=limit, stream=stream)
         # The server may accept arguments that this SDK does not know.
         body = {name: arguments.pop(name) for name in arguments.keys() - self._parameters}
         if body:
@@ -184,13 +179,13 @@ class OpenAIWire(ProviderAdapter):
 
 
 def chat_arguments(
-    request: Request, provider: str, timeout: Any, *, limit: str = "max_tokens", stream: bool = False
+    request: Request, provider: str, endpoint: str, timeout: Any, *, limit: str = "max_tokens", stream: bool = False
 ) -> dict[str, Any]:
     """Return the arguments of a chat completion; `limit` is the name of the one for the length of the answer."""
     extra = dict(request.extra)
     if extra.get("tool_choice") in [tool.get("function", {}).get("name") for tool in request.tools or ()]:
         extra["tool_choice"] = {"type": "function", "function": {"name": extra["tool_choice"]}}
-    return {
+    arguments = {
         "model": request.model,
         "messages": outgoing(request.messages, provider),
         "tools": list(request.tools) if request.tools else None,
@@ -201,28 +196,47 @@ def chat_arguments(
         **extra,
         **({"stream": True} if stream else {}),
     }
+    return with_schemas(arguments, dialect_of(endpoint))
 
 
-async def whole_answer(stream: Any) -> dict[str, Any] | None:
-    """Return the answer of a server that does not stream; None if the answer is a stream."""
+def body_of(stream: Any) -> Callable[[], dict[str, Any]]:
+    """Return a function that returns the answer of a server that does not stream, after `stream` was read to its end.
+
+    It returns {} for a real stream. The content type says little: servers send both kinds with that of the other.
+    """
+    parts: list[bytes] = []
     response: Any = getattr(stream, "response", None)
-    if response is None:
-        return None
-    kind = str(response.headers.get("content-type") or "json").lower()
-    if "json" not in kind or "event-stream" in kind or "ndjson" in kind:
-        return None
-    try:
-        # A body that has been read can still be streamed, if it is a stream with the wrong content type.
-        whole = json.loads(await response.aread())
-    except (ValueError, RecursionError):
-        return None
-    return whole if isinstance(whole, dict) else None
+    received: Any = getattr(response, "aiter_bytes", None)
+
+    async def aiter_bytes(*args: Any, **options: Any) -> AsyncGenerator[bytes, None]:
+        streams = False
+        async with contextlib.aclosing(received(*args, **options)) as body:
+            async for part in body:
+                streams = streams or (not parts and part.strip()[:1] not in (b"", b"{"))
+                if not streams:
+                    parts.append(part)
+                yield part
+
+    def whole() -> dict[str, Any]:
+        try:
+            found = json.loads(b"".join(parts))
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    if received is not None:
+        response.aiter_bytes = aiter_bytes
+    return whole
 
 
 async def stream_chunks(
-    wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly
+    wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly, received: Any = None
 ) -> AsyncGenerator[Chunk, None]:
-    """Feed a stream to `assembly`, yield the text of each chunk, and close the stream."""
+    """Feed a stream to `assembly`, yield the text of each chunk, and close the stream.
+
+    If the server does not stream, yield its text and its answer. `received` is the SDK's stream, if `stream` wraps it.
+    """
+    body = body_of(received or stream)
     try:
         async for chunk in stream:
             # Also without text: a model that only reasons or calls tools has not stalled.
@@ -235,6 +249,10 @@ async def stream_chunks(
         close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
         if close is not None:
             await close()
+    if whole := body():
+        answer = answer_of(whole, wire.provider, request, whole)
+        yield Chunk(text_of_answer(answer.message.get("content")))
+        yield Chunk(answer=answer)
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -320,7 +338,7 @@ def _count_tokens(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]
 def _only_text(content: Any) -> str:
     if isinstance(content, list) and any(part.get("type") != "text" for part in content):
         raise NotSupported("count_tokens() counts only text, but a message has another part")
-    return plain_text(content)
+    return text_of_answer(content)
 
 
 def _encoding(model: str) -> Any:

@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from .._core.settings import SettingType, choice
 from ..errors import AnswerRefused, OutputMismatch
+from ..llm._finish_reasons import FILTERED, LENGTH, MALFORMED, REFUSAL, normal_reason
+from ..llm._openai_format import text_of_answer
 from ..tools.arguments import BadArguments, read_arguments
 
 #: What a loop does with a text that was cut at its length: fail, or return it as the answer.
 ON_TRUNCATED: Final[SettingType] = choice("fail", "accept")
-
-LENGTH, REFUSAL, FILTERED, MALFORMED = "length", "refusal", "content_filter", "malformed_tool_call"
-
-#: The spellings of providers. Clients of this library use the four names; other clients may pass on any of these.
-_SPELLINGS: Final[dict[str, str]] = {
-    spelling: name
-    for name, spellings in {
-        LENGTH: "length max_tokens max_output_tokens max_completion_tokens max_length model_length token_limit "
-        "length_limit error_limit truncated context_length context_length_exceeded context_window_exceeded "
-        "model_context_window_exceeded max_context_length",
-        REFUSAL: "refusal refused",
-        FILTERED: "content_filter content_filtered content_filtering filtered blocked safety recitation blocklist "
-        "prohibited_content spii sensitive moderation guardrail guardrails guardrail_intervened model_armor "
-        "image_safety image_prohibited_content image_recitation error_toxic",
-        MALFORMED: "malformed_function_call malformed_tool_call malformed_tool_use malformed_model_output "
-        "unexpected_tool_call",
-    }.items()
-    for spelling in spellings.split()
-}
-_WORD_START: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_SEPARATORS: Final = re.compile(r"[^a-z0-9]+")
-
-
-def finish_of(reason: Any) -> str:
-    """Return a finish reason as this library spells it: `MAX_TOKENS` is "length". Other reasons stay as they are."""
-    text = str(reason.value if isinstance(reason, Enum) else reason or "")
-    last = text.rpartition(".")[2]  # str() of some enums is "FinishReason.SAFETY"
-    last = last if last.isupper() else _WORD_START.sub("_", last)
-    return _SPELLINGS.get(_SEPARATORS.sub("_", last.lower()).strip("_").removeprefix("finish_reason_"), text)
 
 
 class Flaw(NamedTuple):
@@ -67,7 +38,7 @@ def flaw_of(message: Mapping[str, Any], finish_reason: Any, *, accept_truncated:
     used only if `accept_truncated`. An answer that was truncated after complete tool calls is used: the model
     continues after their results.
     """
-    finish, text = finish_of(finish_reason), text_of_answer(message.get("content"))
+    finish, text = normal_reason(finish_reason), text_of_answer(message.get("content"))
     calls = message.get("tool_calls") or []
     if refused := text_of_answer(message.get("refusal")):
         return Flaw(REFUSAL, f"the model refused to answer: {refused}", refused)
@@ -84,13 +55,6 @@ def flaw_of(message: Mapping[str, Any], finish_reason: Any, *, accept_truncated:
     if finish != LENGTH or calls or (accept_truncated and text):
         return None
     return Flaw(LENGTH, _truncated("before it was complete" if text else "before it had any text"), text)
-
-
-def text_of_answer(content: Any) -> str:
-    """Return the text of an answer, which may be a list of parts; other parts are ignored."""
-    if isinstance(content, list):
-        return "".join(text_of_answer(part.get("text")) for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else "" if content is None else str(content)
 
 
 def _truncated(where: str) -> str:

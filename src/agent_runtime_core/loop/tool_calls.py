@@ -16,7 +16,7 @@ from .._core.event_types import EventType
 from .._execution.recorded_calls import UNRECORDED
 from .._execution.step_policy import Policy
 from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
-from ..interfaces import RunResult, ToolCallDict
+from ..interfaces import SYSTEM_ROLES, RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
 from ..tools.invocation import (
@@ -390,7 +390,7 @@ def unanswered(call_id: str, content: str = _NOT_RUN) -> dict[str, Any]:
 
 def _shared(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the messages that another agent gets in a handoff: all except prompts, which belong to the first agent."""
-    return [each for each in messages if each.get("role") not in ("system", "developer")]
+    return [each for each in messages if each.get("role") not in SYSTEM_ROLES]
 
 
 async def _gather(tasks: list[asyncio.Task[None]]) -> None:

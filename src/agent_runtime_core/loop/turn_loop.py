@@ -12,10 +12,12 @@ from .._execution.recorded_calls import UNRECORDED
 from ..errors import InvalidArgument, LimitExceeded, OutputMismatch, brief
 from ..interfaces import LLMClient, RunResult, ToolCallDict, messages_in
 from ..limits import RunLimits
+from ..llm._finish_reasons import LENGTH, normal_reason
+from ..llm._openai_format import text_of_answer
 from ..llm._retries import RETRY_BUDGET, RetryBudget
 from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
-from .answers import LENGTH, ON_TRUNCATED, Flaw, finish_of, flaw_of, text_of_answer
+from .answers import ON_TRUNCATED, Flaw, flaw_of
 from .model_calls import ModelCalls
 from .received import joins_history, was_interrupted
 from .session import Cancelled, LoopSession
@@ -190,7 +192,7 @@ class _Loop:
         self.turns += 1
         if not session.copied:
             session.budget.turn()
-        self.finish_reason = finish_of(response["finish_reason"])
+        self.finish_reason = normal_reason(response["finish_reason"])
         if joins_history(response):
             session.messages.append(response["message"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]

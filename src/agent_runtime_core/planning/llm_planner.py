@@ -9,7 +9,8 @@ from typing import Any, Final
 from .._core.settings import COUNT
 from ..errors import InvalidArgument, PlanningError, brief
 from ..interfaces import LLMClient
-from ..loop.answers import flaw_of, text_of_answer
+from ..llm._openai_format import text_of_answer
+from ..loop.answers import flaw_of
 from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
 from ..tools.tool import Tool

@@ -20,7 +20,7 @@ from .._execution.context import Context
 from .._execution.effects import FORKED_FROM
 from .._execution.result_codec import OmittedHistory, encode_result
 from ..errors import InvalidArgument
-from ..interfaces import RunResult
+from ..interfaces import SYSTEM_ROLES, RunResult
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.chat_format import chat_of, message_of, paired, same_chat
 from ..persistence.message_tree import history
@@ -34,7 +34,6 @@ MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON up to which a saved result conta
 #: would reject every later request of the conversation.
 UNANSWERED, REJECTED = "unanswered", "rejected"
 _UNLIMITED = 1 << 40
-_SYSTEM_ROLES = ("system", "developer")  # two names of the same role
 
 
 class ConversationHistory:
@@ -248,7 +247,7 @@ def _uuid(text: str | None) -> UUID | None:
 def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
     """Return the leading prompts, which belong to the agent, and the conversation after them."""
     at = 0
-    while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") in _SYSTEM_ROLES:
+    while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") in SYSTEM_ROLES:
         at += 1
     return list(messages[:at]), [each for each in messages[at:] if isinstance(each, Mapping)]
 

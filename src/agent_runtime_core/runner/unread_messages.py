@@ -13,6 +13,7 @@ from .._journal.record import Record
 from ..interfaces import RunResult
 from ..queue.records import MESSAGE, MailboxMessage, RowChanged
 from .claim import HeldClaim
+from .conversation_history import UNANSWERED
 
 
 class UnreadMessages:
@@ -84,4 +85,4 @@ class UnreadMessages:
 
 
 def _unanswered(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "metadata": {**(message.get("metadata") or {}), "unanswered": True}}
+    return {**message, "metadata": {**(message.get("metadata") or {}), UNANSWERED: True}}

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import InvalidArgument, brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
-from ..loop.answers import flaw_of, text_of_answer
+from ..llm._openai_format import text_of_answer
+from ..loop.answers import flaw_of
 
 __all__ = ["LLMEvaluator", "MockLLMClient", "MockLLMResponse"]
 

@@ -12,7 +12,7 @@ __all__ = ["check_name", "tool_name"]
 
 _LONGEST: Final = 64
 _VALID: Final = re.compile(rf"[a-zA-Z0-9_-]{{1,{_LONGEST}}}")
-_INVALID_PART: Final = re.compile(r"[^a-zA-Z0-9_-]+")
+INVALID_PART: Final = re.compile(r"[^a-zA-Z0-9_-]+")
 _DIGITS: Final = 8  # of the digest
 
 
@@ -30,7 +30,7 @@ def tool_name(text: str) -> str:
     if _VALID.fullmatch(text):
         return text
     digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_DIGITS]
-    start = _INVALID_PART.sub("_", text).strip("_-")[: _LONGEST - _DIGITS - 1] or "tool"
+    start = INVALID_PART.sub("_", text).strip("_-")[: _LONGEST - _DIGITS - 1] or "tool"
     return f"{start}_{digest}"
 
 

@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from .._core.codec.json import MAX_PARSED, encode, loads_strict
 from .._core.json_schema import misfit
 from ..errors import InvalidArgument, UnserialisableResult
 from .annotations import schema_of, typed
 from .json_in_text import json_texts
-from .portable_schema import RESULT, as_object
+from .names import INVALID_PART
 
-_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
+#: The property that contains an answer whose schema is not that of an object.
+RESULT: Final = "result"
+_NOT_AT_THE_ROOT: Final = frozenset({"anyOf", "oneOf", "allOf", "enum", "const", "not", "$ref"})
+#: A reference into a schema, except into its definitions, which stay at the root.
+_ELSEWHERE: Final = re.compile(r"#$|#/(?!(\$defs|definitions)/)")
+_DEFINITIONS: Final = ("$defs", "definitions", "$schema")
 
 
 class Output:
     """The type of an answer: a dataclass, a TypedDict, any type with a JSON form, or a JSON Schema.
 
     If it is not an object, the model gets the schema of an object with the value in its property `result`, because
-    providers accept no other schemas. Answers with and without that object are valid.
+    providers accept no other schemas. Answers with and without that object are valid. The model client changes what
+    else its provider does not accept.
     """
 
     def __init__(self, wanted: Any) -> None:
@@ -30,10 +36,10 @@ class Output:
             dict(wanted) if isinstance(wanted, Mapping) else schema_of(wanted, "the output type", ())
         )
         self.schema: dict[str, Any]
-        self.schema, self._wrapped = as_object(self._value_schema)
+        self.schema, self._wrapped = _as_object(self._value_schema)
         # Providers accept only such names of schemas.
         title = self._value_schema.get("title") or getattr(wanted, "__name__", "answer")
-        name = _NOT_IN_A_NAME.sub("_", str(title))[:64]
+        name = INVALID_PART.sub("_", str(title))[:64]
         self.response_format: dict[str, Any] = {
             "type": "json_schema",
             "json_schema": {"name": name or "answer", "schema": self.schema},
@@ -105,3 +111,31 @@ def _parsed(texts: Sequence[str], problems: list[tuple[int, str]]) -> list[tuple
         except (ValueError, RecursionError) as error:
             problems.append((-1, f"it is not JSON ({error})"))
     return values
+
+
+def _as_object(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the schema of an object, and whether that is a new object with the value in its property `result`."""
+    if schema.get("type") == "object" and _NOT_AT_THE_ROOT.isdisjoint(schema):
+        return dict(schema), False
+    inner = {name: each for name, each in schema.items() if name not in _DEFINITIONS}
+    outer = {name: _moved(schema[name]) for name in _DEFINITIONS if name in schema}
+    wrapped = {
+        "type": "object",
+        "properties": {RESULT: _moved(inner)},
+        "required": [RESULT],
+        "additionalProperties": False,
+    }
+    return wrapped | outer, True
+
+
+def _moved(tree: Any) -> Any:
+    """Return part of a schema with references to its former root changed to the new place."""
+    if isinstance(tree, (list, tuple)):
+        return [_moved(each) for each in tree]
+    if not isinstance(tree, Mapping):
+        return tree
+    made = {name: _moved(each) for name, each in tree.items()}
+    target = made.get("$ref")
+    if isinstance(target, str) and _ELSEWHERE.match(target):
+        made["$ref"] = f"#/properties/{RESULT}{target[1:]}"
+    return made

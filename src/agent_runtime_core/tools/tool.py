@@ -11,7 +11,6 @@ from typing import Any, overload
 from .._core.validation import is_number
 from ..errors import InvalidArgument, brief
 from .names import check_name
-from .portable_schema import complete_parameters
 from .retries import RetryDelay, RetryOn, check_retries
 from .schema import describe, parameters_of, unbound
 
@@ -126,11 +125,8 @@ class Tool:
         )
 
     def to_openai_format(self) -> dict[str, Any]:
-        """Return this tool in OpenAI's format.
-
-        In the copy of the parameters each array has `items`, because OpenAI refuses an array without.
-        """
-        about = {"name": self.name, "description": self.description, "parameters": complete_parameters(self.parameters)}
+        """Return this tool in OpenAI's format. The model client adapts the parameters to what its provider accepts."""
+        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
 
 
