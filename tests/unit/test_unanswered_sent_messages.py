@@ -1,4 +1,4 @@
-"""The messages that were sent to a run that fails stay in its conversation; after a later success each is there once."""
+"""The messages to a run that fails stay in its conversation; after a later success each of them is there once."""
 
 from __future__ import annotations
 
