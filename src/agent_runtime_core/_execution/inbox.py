@@ -41,9 +41,14 @@ def user_message(message: Any) -> dict[str, Any]:
     [chat] = messages_in([message])
     if chat.get("role") != "user":
         raise InvalidArgument(f"message must have the role 'user', got {brief(chat.get('role'))}")
-    if not chat.get("content") or not isinstance(chat["content"], (str, list)):
+    if not _has_content(chat.get("content")):
         raise InvalidArgument("message must have a content that is not empty: a string, or a list of parts")
     return dict(chat)
+
+
+def _has_content(content: Any) -> bool:
+    """Return whether a message says something. Some providers reject a text of spaces, which would end the run."""
+    return bool(content.strip()) if isinstance(content, str) else isinstance(content, list) and bool(content)
 
 
 def checked_when(when: Any) -> str:
