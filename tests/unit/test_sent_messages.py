@@ -212,6 +212,7 @@ async def test_a_finished_run_accepts_no_message() -> None:
     ("message", "options", "reason"),
     [
         ("", {}, "content that is not empty"),
+        (" \n", {}, "content that is not empty"),
         (3, {}, "message must be a string or a dict"),
         ({"role": "assistant", "content": "x"}, {}, "role 'user', got 'assistant'"),
         ({"role": "system", "content": "x"}, {}, "role 'user', got 'system'"),
@@ -633,6 +634,36 @@ async def test_an_answer_that_a_provider_calls_interrupted_is_an_answer() -> Non
                 return LLMResponse(assistant("done"), {}, "model", "interrupted")
 
         assert (await go(rig, loop(Other()))).final_output == {"response": "done"}
+
+
+@pytest.mark.parametrize("outer", [True, False])
+async def test_the_last_call_that_is_allowed_is_not_interrupted(outer: bool) -> None:
+    """Otherwise the run would fail, and have no answer."""
+    async with Rig(limits=RunLimits(max_turns=1) if outer else None) as rig:
+
+        async def first(messages: list[Any]) -> str:
+            await rig.runner.send("r", "stop", when="interrupt")
+            for _ in range(100):
+                await asyncio.sleep(0)
+            return "an answer"
+
+        result = await go(rig, loop(Model(first), limits=RunLimits(max_turns=None if outer else 1)))
+        assert result.final_output == {"response": "an answer"}
+        assert result.final_messages == [user("hello"), assistant("an answer"), unanswered("stop")]
+
+
+async def test_each_typed_answer_may_be_corrected_twice() -> None:
+    async with Rig() as rig:
+
+        async def typed(messages: list[Any]) -> str:
+            await rig.runner.send("r", f"another than {messages[-1]['content'][:4]}")
+            return '{"n": 1}'
+
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        result = await go(
+            rig, loop(Model("bad", "bad", typed, "bad", "bad", typed, "bad", '{"n": 2}'), output_type=schema)
+        )
+        assert result.final_output == {"response": '{"n": 2}'}
 
 
 async def test_a_message_for_the_next_turn_does_not_interrupt() -> None:
