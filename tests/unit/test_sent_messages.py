@@ -666,6 +666,21 @@ async def test_each_typed_answer_may_be_corrected_twice() -> None:
         assert result.final_output == {"response": '{"n": 2}'}
 
 
+async def test_a_client_may_raise_an_error_of_its_own_when_it_is_interrupted() -> None:
+    async with Rig() as rig:
+
+        async def first(messages: list[Any]) -> str:
+            await rig.runner.send("r", "stop", when="interrupt")
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                raise ConnectionError("aborted") from None
+            return ""
+
+        result = await go(rig, loop(Model(first, "new")))
+        assert result.final_messages == [user("hello"), user("stop"), assistant("new")]
+
+
 async def test_a_message_for_the_next_turn_does_not_interrupt() -> None:
     async with Rig() as rig:
 
