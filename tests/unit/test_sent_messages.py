@@ -666,6 +666,31 @@ async def test_each_typed_answer_may_be_corrected_twice() -> None:
         assert result.final_output == {"response": '{"n": 2}'}
 
 
+async def test_one_of_two_concurrent_loops_continues(where: Path | None) -> None:
+    """The other one must not call the model again without a new message: some providers reject such a request."""
+    async with Rig(where) as rig:
+        answering, sent = 0, asyncio.Event()
+
+        async def last(messages: list[Any]) -> str:
+            nonlocal answering
+            answering += 1
+            if answering == 2:
+                await rig.runner.send("r", "more")
+                sent.set()
+            await until(sent)
+            return "first"
+
+        models = Model(last, "second"), Model(last, "second")
+
+        async def body(ctx: Any) -> RunResult:
+            await asyncio.gather(*(run_turn_loop(ctx, model, ToolRegistry()) for model in models))
+            return RunResult({})
+
+        assert (await go(rig, body)).error is None
+        asked = sorted(([each["content"] for each in model.asked[-1]] for model in models), key=len)
+        assert asked == [["hello"], ["hello", "first", "more"]]
+
+
 async def test_a_client_may_raise_an_error_of_its_own_when_it_is_interrupted() -> None:
     async with Rig() as rig:
 
