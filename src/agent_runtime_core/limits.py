@@ -180,6 +180,12 @@ class Budget:
         if self.outer is not None:
             self.outer.before_turn()
 
+    @property
+    def is_last_turn(self) -> bool:
+        """Whether `max_turns` allows no turn after those that are counted and active."""
+        limited = ((each, each.limits.max_turns) for each in self._chain)
+        return any(most is not None and each.turns + each.reserved_turns >= most for each, most in limited)
+
     def before_call(self) -> None:
         """Check that another model call may begin."""
         if self.unlimited:

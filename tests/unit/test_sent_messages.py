@@ -212,6 +212,7 @@ async def test_a_finished_run_accepts_no_message() -> None:
     ("message", "options", "reason"),
     [
         ("", {}, "content that is not empty"),
+        (" \n", {}, "content that is not empty"),
         (3, {}, "message must be a string or a dict"),
         ({"role": "assistant", "content": "x"}, {}, "role 'user', got 'assistant'"),
         ({"role": "system", "content": "x"}, {}, "role 'user', got 'system'"),
@@ -633,6 +634,76 @@ async def test_an_answer_that_a_provider_calls_interrupted_is_an_answer() -> Non
                 return LLMResponse(assistant("done"), {}, "model", "interrupted")
 
         assert (await go(rig, loop(Other()))).final_output == {"response": "done"}
+
+
+@pytest.mark.parametrize("outer", [True, False])
+async def test_the_last_call_that_is_allowed_is_not_interrupted(outer: bool) -> None:
+    """Otherwise the run would fail, and have no answer."""
+    async with Rig(limits=RunLimits(max_turns=1) if outer else None) as rig:
+
+        async def first(messages: list[Any]) -> str:
+            await rig.runner.send("r", "stop", when="interrupt")
+            for _ in range(100):
+                await asyncio.sleep(0)
+            return "an answer"
+
+        result = await go(rig, loop(Model(first), limits=RunLimits(max_turns=None if outer else 1)))
+        assert result.final_output == {"response": "an answer"}
+        assert result.final_messages == [user("hello"), assistant("an answer"), unanswered("stop")]
+
+
+async def test_each_typed_answer_may_be_corrected_twice() -> None:
+    async with Rig() as rig:
+
+        async def typed(messages: list[Any]) -> str:
+            await rig.runner.send("r", f"another than {messages[-1]['content'][:4]}")
+            return '{"n": 1}'
+
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        result = await go(
+            rig, loop(Model("bad", "bad", typed, "bad", "bad", typed, "bad", '{"n": 2}'), output_type=schema)
+        )
+        assert result.final_output == {"response": '{"n": 2}'}
+
+
+async def test_one_of_two_concurrent_loops_continues(where: Path | None) -> None:
+    """The other one must not call the model again without a new message: some providers reject such a request."""
+    async with Rig(where) as rig:
+        answering, sent = 0, asyncio.Event()
+
+        async def last(messages: list[Any]) -> str:
+            nonlocal answering
+            answering += 1
+            if answering == 2:
+                await rig.runner.send("r", "more")
+                sent.set()
+            await until(sent)
+            return "first"
+
+        models = Model(last, "second"), Model(last, "second")
+
+        async def body(ctx: Any) -> RunResult:
+            await asyncio.gather(*(run_turn_loop(ctx, model, ToolRegistry()) for model in models))
+            return RunResult({})
+
+        assert (await go(rig, body)).error is None
+        asked = sorted(([each["content"] for each in model.asked[-1]] for model in models), key=len)
+        assert asked == [["hello"], ["hello", "first", "more"]]
+
+
+async def test_a_client_may_raise_an_error_of_its_own_when_it_is_interrupted() -> None:
+    async with Rig() as rig:
+
+        async def first(messages: list[Any]) -> str:
+            await rig.runner.send("r", "stop", when="interrupt")
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                raise ConnectionError("aborted") from None
+            return ""
+
+        result = await go(rig, loop(Model(first, "new")))
+        assert result.final_messages == [user("hello"), user("stop"), assistant("new")]
 
 
 async def test_a_message_for_the_next_turn_does_not_interrupt() -> None:

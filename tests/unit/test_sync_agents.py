@@ -39,6 +39,7 @@ from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._execution.context import Context
 from agent_runtime_core.errors import InvalidArgument, PortalMisuse, StepExecutionError, StorageClosed, WaitTimeout
+from agent_runtime_core.interfaces import Tool
 from agent_runtime_core.portal import call, from_thread
 from agent_runtime_core.queue.records import RunFilter
 from agent_runtime_core.steps import Step
@@ -203,6 +204,29 @@ async def test_functions_with_a_context_parameter_get_the_form_that_fits(place: 
         made = await value(rig, lambda ctx: [ctx.step("a", plain, 1), ctx.step("b", on_the_loop, 2)])
         assert made == [["SyncRunContext", 1], ["Context", 2]]
         assert [kind for kind, _ in await rig.told() if kind in ("plain", "async")] == ["plain", "async"]
+
+
+async def test_a_plain_function_of_an_async_agent_gets_the_context_that_it_names(place: Path | None) -> None:
+    """With the other form, its calls would return coroutines that no code awaits."""
+
+    def work(ctx: SyncRunContext, n: int) -> int:
+        ctx.emit("working", {"n": n})
+        return int(ctx.step("double", lambda: 2 * n))
+
+    async def body(ctx: Any) -> RunResult:
+        tools = ToolRegistry()
+        tools.register(Tool.from_function(work))
+        assert [*tools.to_openai_format()[0]["function"]["parameters"]["properties"]] == ["n"]
+        listed = await StepExecutor(ctx).run([Step("listed", lambda ctx, state: 4)])
+        return RunResult(
+            {"step": await ctx.step("s", work, 1), "tool": await tools.execute("work", {"n": 3}, ctx), **listed}
+        )
+
+    async with Rig(place) as rig:
+        result = await rig.runner.execute(Script(body), "r")
+        assert result.final_output == {"step": 2, "tool": 6, "listed": 4}, result.error
+        assert [payload["n"] for kind, payload in await rig.told() if kind == "working"] == [1, 3]
+    assert (await run_agent_test(Script(body), create_test_context("hello"))).final_output["tool"] == 6
 
 
 async def test_step_lists_and_maps_run_in_a_plain_run(place: Path | None) -> None:

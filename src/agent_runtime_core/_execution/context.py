@@ -27,6 +27,7 @@ from .step_function import step_function
 from .step_journal import RunJournal
 from .step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
 from .step_scope import StepScope
+from .sync_context import blocking_form
 from .waits import Waits
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class Context:
         self._budget: Budget | None = None
         self._overrides = overrides  # limits that `resume` or `requeue` set for this run
         self.tools: ToolRegistry = services.tools
+
+    @property
+    def blocking_form(self) -> Any:
+        """This context for a plain function in a thread: a `SyncRunContext`."""
+        return blocking_form(self)
 
     @property
     def tool_registry(self) -> ToolRegistry:

@@ -41,9 +41,14 @@ def user_message(message: Any) -> dict[str, Any]:
     [chat] = messages_in([message])
     if chat.get("role") != "user":
         raise InvalidArgument(f"message must have the role 'user', got {brief(chat.get('role'))}")
-    if not chat.get("content") or not isinstance(chat["content"], (str, list)):
+    if not _has_content(chat.get("content")):
         raise InvalidArgument("message must have a content that is not empty: a string, or a list of parts")
     return dict(chat)
+
+
+def _has_content(content: Any) -> bool:
+    """Return whether a message says something. Some providers reject a text of spaces, which would end the run."""
+    return bool(content.strip()) if isinstance(content, str) else isinstance(content, list) and bool(content)
 
 
 def checked_when(when: Any) -> str:
@@ -101,18 +106,26 @@ class Inbox:
     async def take(self) -> Sequence[MailboxMessage]:
         """Return the unread messages in the order in which they were sent, and publish an event for each."""
         writer = self._journal.writer
-        taken = self._mailbox.unread(MESSAGE, "") if await self.has_new() else ()
-        for message in taken:
-            self._mailbox.consume(message)
-        if taken:
-            try:
+        # Before the first wait: of concurrent loops that know of a message, only this one must call its model for it.
+        taken = self._consumed() if writer.closed_error is None else []
+        try:
+            if await self.has_new():
+                taken += self._consumed()
+            taken.sort(key=lambda each: each.seq)
+            if taken:
                 # The id of the event is that of the message, so a message that is taken again publishes no second one.
                 await writer.emit([_event(each, writer.clock.wall()) for each in taken])
-            except BaseException:
-                for message in taken:
-                    self._mailbox.put_back(message)
-                raise
+        except BaseException:
+            for message in taken:
+                self._mailbox.put_back(message)
+            raise
         return taken
+
+    def _consumed(self) -> list[MailboxMessage]:
+        unread = [*self._mailbox.unread(MESSAGE, "")]
+        for message in unread:
+            self._mailbox.consume(message)
+        return unread
 
     def put_back(self, messages: Sequence[MailboxMessage], step: Identity) -> None:
         """Make messages unread again, because the step that they were taken for failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import datetime as _dt
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,9 +13,10 @@ from uuid import UUID
 
 from .._core.codec.json import MAX_RESULT
 from .._core.event_types import EventType
-from .._core.threads import AgentContext, in_thread, name_of
+from .._core.threads import AGENT_CONTEXT, AgentContext, in_thread, name_of
 from ..errors import InvalidArgument, PortalMisuse
 from ..interfaces import AgentRuntime, RunContext, RunResult
+from ..portal import run_and_wait
 from ..retry import Delay
 from ..tools.registry import ToolRegistry
 from .agent_thread import AgentThread
@@ -271,6 +273,27 @@ class SyncRunContext:
 for _name, _member in vars(SyncRunContext).items():
     if not _name.startswith("_") and not getattr(_member, "__doc__", None) and hasattr(RunContext, _name):
         _member.__doc__ = getattr(RunContext, _name).__doc__
+
+
+class _LoopCaller:
+    """Awaits the calls of plain steps and tools of an agent that runs on the event loop."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+
+    def call(
+        self, ctx: AgentContext, fn: Callable[..., Awaitable[Any]], args: Sequence[Any], kwargs: Mapping[str, Any], /
+    ) -> Any:
+        try:
+            return run_and_wait(self.loop, fn, args, kwargs)
+        except concurrent.futures.CancelledError:  # an Exception, which the code might handle
+            raise asyncio.CancelledError from None
+
+
+def blocking_form(ctx: Any) -> Any:
+    """Return a context in the form for a plain function that this task calls in a thread."""
+    agent = AGENT_CONTEXT.get(None)
+    return SyncRunContext(ctx, _LoopCaller()) if agent is None else agent.for_thread([ctx])[0]
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

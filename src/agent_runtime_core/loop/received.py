@@ -102,8 +102,11 @@ class ReceivedMessages:
         return False  # the run has its answer: it must not fail because another call would exceed a limit
 
     async def unless_interrupted(self, work: Awaitable[T]) -> T | None:
-        """Return the result of a model call, or None if a message interrupted it."""
-        if self._inbox is None:
+        """Return the result of a model call, or None if a message interrupted it.
+
+        A call that no other may follow is not interrupted: the run would end without an answer.
+        """
+        if self._inbox is None or self._budget.is_last_turn:
             return await work
         try:
             async with asyncio.timeout(None) as call:
@@ -112,8 +115,8 @@ class ReceivedMessages:
                     return await work
                 finally:
                     watch.cancel()
-        except TimeoutError:
-            if call.expired():
+        except Exception:
+            if call.expired():  # some clients raise an error of their own when they are cancelled
                 return None
             raise
 

@@ -251,6 +251,7 @@ class _Loop:
     async def _yielded(self, text: str, output: Any = None, plain: Any = None) -> LoopResult | None:
         """End the loop with this answer, unless new messages have arrived for the model."""
         if await self.session.received.has_more(f"{self.session.name}:{self.turns}"):
+            self.repairs = 0  # each answer may be corrected
             return None
         return self._ended(TurnState.YIELDING, text, output, plain)
 

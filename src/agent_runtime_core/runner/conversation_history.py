@@ -3,7 +3,7 @@
 The journal records which message was the last one when the run started, so that a resumed run sees the same history.
 New messages have ids made of the run's id and a number, and are appended before the run ends: after a crash between the
 two the same messages are appended again, which changes nothing. A run that fails appends only the messages of its
-input, marked as unanswered, under the ids that they also have if the run is resumed and succeeds.
+user, marked as unanswered, under the ids that they also have if the run is resumed and succeeds.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 from uuid import UUID, uuid5
 
@@ -45,19 +46,20 @@ class ConversationHistory:
         self.clock: Clock = clock
         self.run_id: UUID = UUID(row.run_id)
         self.agent: str = row.agent
-        #: Whether the run was executed before: then its messages may be in the conversation, marked as unanswered.
-        self.executed_before: bool = row.generation > 1 or row.attempt > 1
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
         self._loaded: list[Mapping[str, Any]] = []  # without the leading prompts
         self._input_messages: list[Any] = []  # messages of the input that are not in the conversation yet
         self._pinned_leaf: dict[str, str | None] = {}
         self._leaf: ConversationMessage | None = None  # the last loaded message
         self._stored = False  # the conversation exists
+        self._saved_before = False  # it has messages of an earlier execution of this run
 
     async def load(self, ctx: Context) -> None:
         """Put the earlier messages before those of the input, unless the input begins with them already."""
         stored = await self.store.get(self.conversation_id)
         self._stored = stored is not None
+        first = {self._own_id("message", 0), self._own_id("sent", 0)}
+        self._saved_before = stored is not None and any(each.id in first for each in stored.messages)
 
         async def newest() -> dict[str, str | None]:
             path = [] if stored is None else history(stored.messages, stored.active_branch_id)
@@ -84,9 +86,11 @@ class ConversationHistory:
         if not new:
             return
         messages = self._with_ids(new)
+        if self._saved_before:
+            await self._take_ids(messages, len(messages) - len(new) + len(self._input_messages))
         await self._append(messages)
-        if self.executed_before:
-            await self._mark_answered({each.id for each in messages})
+        if self._saved_before:
+            await self._mark_answered(messages)
 
     async def save_unanswered(self, sent: Sequence[Mapping[str, Any]], *, rejected: bool) -> None:
         """Append the messages to a run that did not succeed; those of the user are marked as unanswered.
@@ -103,32 +107,55 @@ class ConversationHistory:
             return
         messages = self._with_ids(new)
         for number, each in enumerate(messages[-len(new) :], -len(self._input_messages)):
-            if number >= 0:  # if the run is resumed and succeeds, these have other numbers
-                each.id = self._sent_id(number)
+            if number >= 0:  # if the run is resumed and succeeds, answers are between these
+                each.id = self._own_id("sent", number)
             if each.role == "user":
                 each.metadata = {**each.metadata, **mark}
         await self._append(messages)
 
-    def _sent_id(self, number: int) -> UUID:
-        return uuid5(self.run_id, f"sent:{number}")
+    def _own_id(self, kind: str, number: int) -> UUID:
+        return uuid5(self.run_id, f"{kind}:{number}")
 
     async def _append(self, messages: Sequence[ConversationMessage]) -> None:
         if not self._stored and await self.store.get(self.conversation_id) is None:
             await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
         await self.store.append(self.conversation_id, messages)
 
-    async def _mark_answered(self, ids: Collection[UUID]) -> None:
-        """Remove the marks and copies that an earlier execution of this run left of messages without an answer."""
+    async def _take_ids(self, messages: Sequence[ConversationMessage], start: int) -> None:
+        """Give messages that an earlier execution stored as unanswered the ids that they have.
+
+        The history of another run may end with such a message, and an edit of it refers to it.
+        """
+        for copy in self._copies(await self.store.get(self.conversation_id)):
+            for at in range(start, len(messages)):
+                if messages[at].role == copy.role and messages[at].content == copy.content:
+                    messages[at].id, start = copy.id, at + 1
+                    break
+
+    def _copies(self, stored: Conversation | None) -> list[ConversationMessage]:
+        """Return the messages to this run that an execution of it which failed has stored."""
+        messages = [] if stored is None else stored.messages
+        ids = {self._own_id("sent", number) for number in range(len(messages))}
+        return [each for each in messages if each.id in ids]
+
+    async def _mark_answered(self, messages: Sequence[ConversationMessage]) -> None:
+        """Remove the marks of an earlier execution from messages, and move them between the answers."""
         stored = await self.store.get(self.conversation_id)
         if stored is None:
             return
-        copies = {self._sent_id(number) for number in range(len(stored.messages))}
-        kept = [each for each in stored.messages if each.id not in copies]
-        marked = [each for each in kept if each.id in ids and _is_marked(each)]
-        for each in marked:
-            each.metadata = {name: value for name, value in each.metadata.items() if name not in (UNANSWERED, REJECTED)}
-        if marked or len(kept) < len(stored.messages):
-            stored.messages = kept
+        saved = {each.id: each for each in messages}
+        copies = {each.id for each in self._copies(stored)}
+        ordered, changed = _moved(stored.messages, messages, copies), False
+        for each in ordered:
+            if _is_marked(each) and (each.id in saved or each.id in copies):
+                new = saved.get(each.id)
+                gone = (REJECTED,) if new is not None and _is_marked(new) else (UNANSWERED, REJECTED)
+                metadata = {name: value for name, value in each.metadata.items() if name not in gone}
+                parent = each.parent_message_id if new is None else new.parent_message_id
+                changed = changed or (metadata, parent) != (each.metadata, each.parent_message_id)
+                each.metadata, each.parent_message_id = metadata, parent
+        if changed or ordered != stored.messages:
+            stored.messages = ordered
             await self.store.save(stored)
 
     def omitted(self, result: RunResult) -> OmittedHistory | None:
@@ -233,6 +260,18 @@ async def restore_history(store: ConversationStore, result: RunResult, omitted: 
 
 def _is_marked(message: ConversationMessage, mark: str = UNANSWERED) -> bool:
     return (message.metadata or {}).get(mark) is True  # a custom store may return None as metadata
+
+
+def _moved(
+    stored: Sequence[ConversationMessage], messages: Sequence[ConversationMessage], copies: Collection[UUID]
+) -> list[ConversationMessage]:
+    """Return the stored messages, with each of `copies` after the message that it follows in `messages`."""
+    by_id, order = {each.id: each for each in stored}, [each.id for each in stored]
+    for before, each in pairwise(messages):
+        if each.id in copies and before.id in by_id and order.index(each.id) < order.index(before.id):
+            order.remove(each.id)
+            order.insert(order.index(before.id) + 1, each.id)
+    return [by_id[each] for each in order]
 
 
 def _chats(path: Sequence[ConversationMessage]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from .._core.threads import AGENT_CONTEXT
 from .._core.validation import MAX_DEPTH
 from .._execution.inbox import checked_when, interrupts, mailbox_payload, message_of, user_message
 from .._execution.step_function import call_in_thread
-from .._execution.sync_context import is_async, run_agent
+from .._execution.sync_context import SyncRunContext, blocking_form, is_async, run_agent
 from ..errors import InvalidArgument, NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief, text_of
 from ..events.base import agent_event_type, checked_event_name
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
@@ -141,6 +141,11 @@ class MockRunContext:
         self._persistence: PersistenceManager | None = None
 
     @property
+    def blocking_form(self) -> Any:
+        """This context for a plain function in a thread: a `SyncRunContext`."""
+        return blocking_form(self)
+
+    @property
     def tools(self) -> ToolRegistry:
         return self.tool_registry
 
@@ -200,7 +205,8 @@ class MockRunContext:
             raise InvalidArgument(f"fn must be a function, got {brief(fn)}")
         args = place_context(fn, self, args)
         # Code of a plain run() may call its context, which must not happen on the event loop.
-        plain = AGENT_CONTEXT.get(None) is not None and not is_async(fn)
+        blocks = AGENT_CONTEXT.get(None) is not None or any(isinstance(each, SyncRunContext) for each in args)
+        plain = blocks and not is_async(fn)
         result = await call_in_thread(fn, args) if plain else fn(*args)
         return await result if inspect.isawaitable(result) else result
 

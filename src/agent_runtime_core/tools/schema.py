@@ -19,7 +19,8 @@ from .docstrings import read_docstring
 __all__ = ["Binder", "context_parameter", "describe", "parameters_of", "place_context", "unbound"]
 
 _CONTEXT = "RunContext"
-_CONTEXTS = frozenset({_CONTEXT, "SyncRunContext"})
+_BLOCKING = "SyncRunContext"
+_CONTEXTS = frozenset({_CONTEXT, _BLOCKING})
 
 
 def context_parameter(fn: Callable[..., Any]) -> str | None:
@@ -28,7 +29,10 @@ def context_parameter(fn: Callable[..., Any]) -> str | None:
 
 
 def place_context(fn: Callable[..., Any], ctx: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return `args` with `ctx` at the position of the parameter of `fn` that is annotated `RunContext`."""
+    """Return `args` with `ctx` at the position of the parameter of `fn` that is annotated `RunContext`.
+
+    If a plain function has a parameter that is annotated `SyncRunContext`, it gets that form of the context.
+    """
     parameters = _parameters(fn)
     name = _context_in(parameters)
     if name is None:
@@ -36,7 +40,7 @@ def place_context(fn: Callable[..., Any], ctx: Any, args: Sequence[Any]) -> tupl
     position = list(parameters).index(name)
     if position > len(args):
         raise InvalidArgument(f"{_name(fn)} must have {position} argument(s) before {brief(name)}, got {len(args)}")
-    return (*args[:position], ctx, *args[position:])
+    return (*args[:position], ctx if _is_async(fn) else _in_form(parameters[name][0], ctx), *args[position:])
 
 
 def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -136,7 +140,7 @@ class Binder:
                     raise InvalidArgument(f"missing a required argument: {name!r}")
                 bound[name] = field.value()
         if context is not None and ctx is not None:
-            bound[context] = ctx
+            bound[context] = ctx if self.is_async else _in_form(self._parameters[context][0], ctx)
         elif context is not None and self._parameters[context][0].default is inspect.Parameter.empty:
             raise InvalidArgument(f"{_name(self.fn)} needs a RunContext. Pass ctx=")
         if not self._needed <= bound.keys() <= self._named:
@@ -240,14 +244,22 @@ def _globals(fn: Any) -> dict[str, Any]:
     return getattr(fn, "__globals__", {})
 
 
+def _in_form(parameter: inspect.Parameter, ctx: Any) -> Any:
+    """Return the context in the form that the annotation of a parameter names."""
+    return getattr(ctx, "blocking_form", ctx) if _BLOCKING in _names_in(parameter.annotation) else ctx
+
+
 def _is_context(annotation: Any) -> bool:
+    return not _CONTEXTS.isdisjoint(_names_in(annotation))
+
+
+def _names_in(annotation: Any) -> list[str]:
+    """Return the names of the classes in an annotation."""
     if isinstance(annotation, str):
         parts = annotation.strip("\"'").replace("Optional[", "").replace("]", "").split("|")
-        names = [part.strip().rpartition(".")[2] for part in parts]
-    else:
-        options = typing.get_args(annotation) if is_union(annotation) else (annotation,)
-        names = [option if isinstance(option, str) else getattr(option, "__name__", "") for option in options]
-    return not _CONTEXTS.isdisjoint(names)
+        return [part.strip().rpartition(".")[2] for part in parts]
+    options = typing.get_args(annotation) if is_union(annotation) else (annotation,)
+    return [option if isinstance(option, str) else getattr(option, "__name__", "") for option in options]
 
 
 def _name(fn: Callable[..., Any]) -> str:
