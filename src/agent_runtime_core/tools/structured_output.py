@@ -11,7 +11,7 @@ from .._core.codec.json import MAX_PARSED, encode, loads_strict
 from .._core.json_schema import misfit
 from ..errors import InvalidArgument, UnserialisableResult
 from .annotations import schema_of, typed
-from .json_in_text import json_texts
+from .json_in_text import json_texts, prose_of
 from .portable_schema import RESULT, as_object
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
@@ -75,6 +75,10 @@ class Output:
                 if problem is None:
                     return None, value
                 problems.append((size, problem))
+        # Models that ignore the schema answer with the bare word or text.
+        prose = prose_of(text) if self._value_schema.get("type") == "string" else ""
+        if prose and self._problem_of(prose, "$") is None:
+            return None, prose
         return max(problems, key=lambda each: each[0])[1], None
 
     def _problem_of(self, found: Any, path: str) -> str | None:
