@@ -14,7 +14,10 @@ _MOST: Final = 1000  # values in one text
 _DEEPEST: Final = 200  # levels; a value nested more deeply is refused anyway
 _THOUGHTS: Final = "(?:think|thinking|thought|thoughts|reasoning|reflection)"
 # The templates of other models: <seed:think>, [THINK] and <|channel|>; the answer follows the channel "final".
-_CLOSING: Final = rf"</(?:\w{{1,20}}:)?{_THOUGHTS}>|\[/think\]|\u25c1/think\u25b7|<channel\|>|<\|channel\|>final\b[^<]{{0,50}}<\|message\|>"
+_CLOSING: Final = (
+    rf"</(?:\w{{1,20}}:)?{_THOUGHTS}>|\[/think\]|\u25c1/think\u25b7|<channel\|>|"
+    r"<\|channel\|>final\b[^<]{0,50}<\|message\|>"
+)
 _OPENING: Final = rf"<(?:\w{{1,20}}:)?{_THOUGHTS}(?:\s[^<>\n]{{0,100}})?>|\[think\]|\u25c1think\u25b7"
 #: A tag, a code fence, or the start of a JSON object or array. Prose in brackets, such as [see below], is no start.
 _START: Final = re.compile(
