@@ -276,6 +276,12 @@ async def test_a_judge_that_refuses_has_no_verdict_and_sends_no_temperature() ->
     assert [each["kwargs"] for each in client.get_calls()] == [{}, {}, {"temperature": 0.2}]
 
 
+@pytest.mark.parametrize("text", ["", "<think>Is it right? It may PASS", "The"])
+async def test_a_judge_that_was_truncated_before_its_verdict_raises(text: str) -> None:
+    with pytest.raises(OutputMismatch, match="truncated"):
+        await LLMEvaluator(MockLLMClient([answer(text, "length")])).evaluate("2+2?", "4", "is right")
+
+
 # -- a forced tool choice
 
 

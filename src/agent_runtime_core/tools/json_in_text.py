@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-__all__ = ["json_texts", "prose_of"]
+__all__ = ["after_thoughts", "json_texts", "prose_of"]
 
 _MOST: Final = 1000  # values in one text
 _DEEPEST: Final = 200  # levels; a value nested more deeply is refused anyway
@@ -69,13 +69,18 @@ def json_texts(text: str) -> tuple[list[str], list[str]]:
     return found, list(dict.fromkeys(filter(None, thoughts)))
 
 
-def prose_of(text: str) -> str:
-    """Return the text after the thoughts if it is no JSON and no code block, and otherwise an empty text."""
+def after_thoughts(text: str) -> str:
+    """Return the text after the last of its thoughts; empty if that has no end."""
     inside, after = False, 0
     for kind, _, end in _parts(text):
         if kind != "value":
             inside, after = kind == "open", end
-    prose = "" if inside else text[after:].strip()
+    return "" if inside else text[after:].strip()
+
+
+def prose_of(text: str) -> str:
+    """Return the text after the thoughts if it is no JSON and no code block, and otherwise an empty text."""
+    prose = after_thoughts(text)
     return "" if prose[:1] in ("{", "[", '"', "<", "`", "~") else prose
 
 
