@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,7 @@ class ToolCallingAgent(AgentRuntime):
     async def run(self, ctx: RunContext) -> RunResult:
         given = ctx.input_messages
         given = list(given) if isinstance(given, list) else given
-        await self.before_run(ctx)
+        await _result_of(self.before_run(ctx))
         if ctx.input_messages == given:  # else the agent has read its input itself
             require_messages(ctx)
         prompt = {"role": "system", "content": self.system_prompt}
@@ -136,7 +137,8 @@ class ToolCallingAgent(AgentRuntime):
                 details={"limit": limit.limit, "allowed": limit.allowed, "used": limit.used},
             )  # fmt: skip
             return partial
-        return await self.after_run(ctx, await self._result(ctx, done))
+        result: RunResult = await _result_of(self.after_run(ctx, await self._result(ctx, done)))
+        return result
 
     def cancellation(self, ctx: RunContext) -> CancellationToken | None:
         """Return a token that ends the loop from outside, or None. A cancelled run needs no token."""
@@ -161,10 +163,10 @@ class ToolCallingAgent(AgentRuntime):
         kind = type(self)
 
         async def before(name: str, args: dict[str, Any]) -> None:
-            await self.on_tool_call(ctx, name, args)
+            await _result_of(self.on_tool_call(ctx, name, args))
 
         async def after(name: str, result: Any) -> Any:
-            return await self.on_tool_result(ctx, name, result)
+            return await _result_of(self.on_tool_result(ctx, name, result))
 
         return Hooks(
             before_tool=None if kind.on_tool_call is ToolCallingAgent.on_tool_call else before,
@@ -184,3 +186,8 @@ class ToolCallingAgent(AgentRuntime):
             final_output={"response": response}, final_messages=done.messages[1:], usage=done.usage,
             artifacts={"state": done.state.value} if done.state.value != "yielding" else {},
         )  # fmt: skip
+
+
+async def _result_of(returned: Any) -> Any:
+    """Return the result of a hook, which a subclass may define as a plain function."""
+    return await returned if inspect.isawaitable(returned) else returned
