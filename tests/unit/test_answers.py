@@ -319,6 +319,15 @@ def test_a_freed_choice_keeps_its_other_options(choice: Any, free: Any) -> None:
     assert free_choice(choice) == free
 
 
+async def test_without_tools_no_option_about_them_is_sent() -> None:
+    client = Scripted("done", "done")
+    for choice in ("auto", "required"):
+        options: dict[str, Any] = {"tool_choice": choice, "parallel_tool_calls": False, "seed": 1}
+        await run_turn_loop(MockRunContext(), client, ToolRegistry(), messages=HELLO, **options)
+    # A choice that cannot be made is for the provider to reject.
+    assert client.options == [{"tools": None, "seed": 1}, {"tools": None, "seed": 1, "tool_choice": "required"}]
+
+
 async def test_a_resumed_loop_sends_the_freed_choice(tmp_path: Path) -> None:
     client = Scripted(asks(call("write", {"path": "a"})), ValueError("once"), "done")
     registry = ToolRegistry()
