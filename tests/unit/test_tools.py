@@ -599,7 +599,7 @@ def test_the_function_of_a_class_is_no_tool() -> None:
             """Buy."""
             return item
 
-    with pytest.raises(InvalidArgument, match="Shop.buy must be a method of an object, as in "):
+    with pytest.raises(InvalidArgument, match=r"Shop\.buy must be a method of an object, as in "):
         Tool.from_function(Shop.buy)
     assert list(Tool.from_function(Shop().buy).parameters["properties"]) == ["item"]
     assert list(Tool.from_function(functools.partial(Shop.buy, Shop())).parameters["properties"]) == ["item"]
