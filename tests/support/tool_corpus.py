@@ -257,7 +257,7 @@ _PLACED: list[tuple[str, Any, str]] = [
     ("city", '"Oslo"', "must be a JSON object, got a JSON str"),
     ("city", '"{\\"name\\": \\"Oslo\\"}"', "must be a JSON object, got a JSON str"),
     ("city", "3", "must be a JSON object, got a JSON int"),
-    ("city", "null", "must be a JSON object, got a JSON NoneType"),
+    ("city", "null", "$ lacks 'name'"),
     ("city", "true", "must be a JSON object, got a JSON bool"),
     ("city", ["Oslo"], "dict or its JSON text, got list"),
     ("city", 3, "dict or its JSON text, got int"),
@@ -389,6 +389,7 @@ _FULL: dict[str, dict[str, Any]] = {"city": _CITY, "paint": _PAINT, "draw": _DRA
 _WRITTEN: list[tuple[str, Any, dict[str, Any]]] = [
     ("ping", None, {}),
     ("ping", "", {}),
+    ("ping", "null", {}),
     ("ping", " \n", {}),
     ("ping", "{}", {}),
     ("ping", {}, {}),

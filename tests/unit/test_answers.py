@@ -278,6 +278,12 @@ async def test_a_judge_that_refuses_has_no_verdict_and_sends_no_temperature() ->
     assert [each["kwargs"] for each in client.get_calls()] == [{}, {}, {"temperature": 0.2}]
 
 
+@pytest.mark.parametrize("text", ["", "<think>Is it right? It may PASS", "The"])
+async def test_a_judge_that_was_truncated_before_its_verdict_raises(text: str) -> None:
+    with pytest.raises(OutputMismatch, match="truncated"):
+        await LLMEvaluator(MockLLMClient([answer(text, "length")])).evaluate("2+2?", "4", "is right")
+
+
 # -- a forced tool choice
 
 
@@ -313,6 +319,15 @@ async def test_a_forced_choice_applies_until_a_tool_was_called(choice: Any, stre
 )
 def test_a_freed_choice_keeps_its_other_options(choice: Any, free: Any) -> None:
     assert free_choice(choice) == free
+
+
+async def test_without_tools_no_option_about_them_is_sent() -> None:
+    client = Scripted("done", "done")
+    for choice in ("auto", "required"):
+        options: dict[str, Any] = {"tool_choice": choice, "parallel_tool_calls": False, "seed": 1}
+        await run_turn_loop(MockRunContext(), client, ToolRegistry(), messages=HELLO, **options)
+    # A choice that cannot be made is for the provider to reject.
+    assert client.options == [{"tools": None, "seed": 1}, {"tools": None, "seed": 1, "tool_choice": "required"}]
 
 
 async def test_a_resumed_loop_sends_the_freed_choice(tmp_path: Path) -> None:

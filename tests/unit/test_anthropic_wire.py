@@ -246,6 +246,20 @@ async def test_parallel_tools_go_round_and_their_thoughts_with_them() -> None:
     ]
 
 
+async def test_earlier_calls_have_a_definition_in_a_request_without_tools() -> None:
+    transport = Transport(said([text("Sun.")]), said([text("Sun.")]))
+    call = {"id": "toolu_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages.append({"role": "tool", "tool_call_id": "toolu_1", "content": "sun"})
+    async with client_of(transport) as client:
+        await client.generate(messages)
+        await client.generate(HELLO)
+    body, other = transport.bodies
+    assert body["tools"] == [{"name": "weather", "description": "Not available.", "input_schema": {"type": "object"}}]
+    assert body["tool_choice"] == {"type": "none"}
+    assert not {"tools", "tool_choice"} & other.keys()
+
+
 async def test_blocks_the_sdk_does_not_know_go_round_too() -> None:
     new = {"type": "from_the_future", "payload": {"n": None, "deep": [1, {"x": "y"}]}}
     content = [new, text("so"), {**USE, "note": "kept"}]

@@ -164,7 +164,7 @@ def test_every_heading_of_parameters(heading: str) -> None:
 
 @pytest.mark.parametrize(
     "heading",
-    ["Returns", "Yields", "Raises", "Note", "Notes", "Warning", "Warnings", "Example", "Examples", "See Also"],
+    ["Returns", "Yields", "Raises", "Example", "Examples", "See Also"],
 )
 def test_every_heading_of_something_else(heading: str) -> None:
     expected = ("Look.\n\nIt is slow.", {"city": "The city."})
@@ -188,3 +188,28 @@ def test_a_continuation_line_is_no_entry() -> None:
         "Look.\n\nArgs:\n    city: One of these:\n        ulm: a city\n        http://example.com/cities\n    unit: U."
     )
     assert read_docstring(text)[1] == {"city": "One of these: ulm: a city http://example.com/cities", "unit": "U."}
+
+
+@pytest.mark.parametrize("heading", ["Note", "Notes", "Warning", "Warnings", "Important", "Caution", "Usage"])
+def test_notes_and_warnings_are_part_of_the_description(heading: str) -> None:
+    expected = (f"Look.\n\n{heading}:\n    Never call it twice.\n\nIt is slow.", {"city": "The city."})
+    note = f"{heading}:\n    Never call it twice."
+    assert read_docstring(f"Look.\n\nArgs:\n    city: The city.\n\n{note}\n\nIt is slow.") == expected
+    assert read_docstring(f"Look.\n\n{note}\n\nIt is slow.\n\nArgs:\n    city: The city.") == expected
+
+
+def test_a_numpy_note_is_part_of_the_description() -> None:
+    text = "Look.\n\nNotes\n-----\nNever call it twice.\n\nIt is slow.\n\nReturns\n-------\nstr\n    Weather."
+    assert read_docstring(text) == ("Look.\n\nNotes:\nNever call it twice.\n\nIt is slow.", {})
+
+
+@pytest.mark.parametrize("mark", ["- {}", "* {}", "`{}`", "**{}**", "- `{}`", "- **{}**"])
+def test_entries_in_markdown(mark: str) -> None:
+    city, unit = mark.format("city"), mark.format("unit")
+    text = f"Look.\n\nArgs:\n    {city}: The city.\n    {unit} (str): One of\n        - c: Celsius"
+    assert read_docstring(text)[1] == {"city": "The city.", "unit": "One of - c: Celsius"}
+
+
+def test_a_list_in_the_description_of_a_parameter_is_no_entry() -> None:
+    text = "Look.\n\nArgs:\n    unit: One of\n    - c: Celsius\n    - f: Fahrenheit"
+    assert read_docstring(text)[1] == {"unit": "One of - c: Celsius - f: Fahrenheit"}

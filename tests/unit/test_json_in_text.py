@@ -42,6 +42,12 @@ def json_texts(text: str) -> list[str]:
         f'<think>A draft: {{"a": "draft"}}</think>{A}',
         f'A draft: {{"a": "draft"}}\n</think>\n{A}',
         f'<think>{{"a": "draft"}}</think>Then <think>{{"a": "draft 2"}}</think>{A}',
+        f'<seed:think>A draft: {{"a": "draft"}}</seed:think>{A}',
+        f'<think duration="3">A draft: {{"a": "draft"}}</think>{A}',
+        f'[THINK]A draft: {{"a": "draft"}}[/THINK]{A}',
+        f'\u25c1think\u25b7A draft: {{"a": "draft"}}\u25c1/think\u25b7{A}',
+        f'<|channel>thought\nA draft: {{"a": "draft"}}<channel|>{A}',
+        f'<|channel|>analysis<|message|>{{"a": "draft"}}<|end|><|start|>assistant<|channel|>final<|message|>{A}',
         f"<think>The answer is {A}</think>",
         f"<think>The answer is {A}",
         f"<think>{A}",
@@ -95,7 +101,7 @@ def test_a_tag_inside_of_a_value_is_part_of_it() -> None:
 
 def test_a_value_that_is_no_object_or_array() -> None:
     assert json_texts('"text"') == ['"text"']
-    assert json_texts('"[1]"') == ['"[1]"']
+    assert json_texts('"[1]"') == ['"[1]"', "[1]"]  # some models encode the value twice
     assert json_texts("<think>Say yes.</think>\n\ntrue\n")[1:] == ["true"]
     assert json_texts("Here:\n```json\n42\n```")[1:] == ["42"]
     assert json_texts("```\n42\n```") == ["42"]
@@ -117,6 +123,10 @@ def test_a_value_that_is_no_object_or_array() -> None:
         "{}",
         "<think>",
         "</think>",
+        "<think ",
+        "<seed:think",
+        "[think]",
+        "<|channel|>final",
         "```\n",
         '"',
         '\\"',

@@ -401,7 +401,18 @@ async def test_a_model_s_calls_are_answered_by_it() -> None:
 
 @pytest.mark.parametrize(
     ("reply", "passed"),
-    [("PASS: it greets", True), ("pass", True), ("\n Passed.", True), ("FAIL: no", False), ("It may PASS", False)],
+    [
+        ("PASS: it greets", True),
+        ("pass", True),
+        ("\n Passed.", True),
+        ("**PASS** it greets", True),
+        ("<think>FAIL? It does greet.</think>\n\nPASS", True),
+        ("<think>FAIL? It does greet.", False),
+        ("PASS, without a <think> tag", True),
+        ("FAIL: no", False),
+        ("<think>PASS?</think>FAIL", False),
+        ("It may PASS", False),
+    ],
 )
 async def test_the_judge_passes_what_the_model_passes(reply: str, passed: bool) -> None:
     client = MockLLMClient([reply])

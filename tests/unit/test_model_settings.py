@@ -111,6 +111,7 @@ USUAL = [
     "version", "min_tokens", "token_limit", "total_tokens", "used_tokens", "input_type", "output", "output_schema",
     "reasoning", "penalty", "tier", "instructions", "language", "tone", "style", "max_length", "max_results",
     "max_size", "top_n", "topk", "streams", "streaming", "cache", "logger", "lock", "budget",
+    "max_parallel_tool_calls",
 ]  # fmt: skip
 
 
@@ -143,6 +144,7 @@ def test_usual_names_are_the_users_own(name: str) -> None:
         ("ouput_type", "output_type"),
         ("response_format", "output_type"),
         ("model_setting", "model_settings"),
+        ("modelSettings", "model_settings"),
     ],
 )
 async def test_a_misspelled_setting_is_rejected_when_the_agent_is_registered(name: str, meant: str) -> None:

@@ -676,11 +676,13 @@ EMPTY: list[dict[str, Any]] = [
     {"role": "assistant", "content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
     {"role": "assistant", "content": "", "provider_fields": {"openai": {"reasoning_content": "hm"}}},
     {"role": "assistant", "content": "", "metadata": {"truncated_tool_call": True}},
+    {"role": "system", "content": None},
+    {"role": "developer", "content": ""},
 ]
 
 
 @pytest.mark.parametrize("message", EMPTY)
-async def test_an_empty_answer_is_not_sent_back(message: dict[str, Any]) -> None:
+async def test_an_empty_answer_or_system_prompt_is_not_sent(message: dict[str, Any]) -> None:
     bodies: list[dict[str, Any]] = []
     client = over_transport(completion({"content": "4"}), bodies)
     await client.generate([*ASK, message, *ASK])

@@ -333,3 +333,36 @@ def test_a_schema_that_is_given_stays_as_it_is() -> None:
     output = Output(given)
     output.schema["more"] = 1
     assert given == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "value"),
+    [
+        (str, "Two plain sentences. Done.", "Two plain sentences. Done."),
+        (str, "<think>Say hello.</think>\nhello", "hello"),
+        (str, 'A draft.</think>"hello"', "hello"),
+        (Literal["yes", "no"], "yes", "yes"),
+        (Literal["yes", "no"], "<think>no? yes.</think>\n\nyes\n", "yes"),
+        (dict[str, int], '"{\\"a\\": 1}"', {"a": 1}),
+        (str, '"[1]"', "[1]"),
+    ],
+)
+def test_a_string_without_quotes_and_a_value_encoded_twice_are_accepted(wanted: Any, text: str, value: Any) -> None:
+    output = Output(wanted)
+    assert output.problem(text) is None
+    assert output.values(text) == (value, value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (str, ""),
+        (str, "<think>Say hello."),
+        (str, '{"result": 5}'),
+        (str, '{"result": "hel'),
+        (Literal["yes", "no"], "I would say yes"),
+        (int, "forty-two"),
+    ],
+)
+def test_thoughts_and_broken_json_are_no_string(wanted: Any, text: str) -> None:
+    assert Output(wanted).problem(text) is not None

@@ -39,7 +39,6 @@ from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._execution.context import Context
 from agent_runtime_core.errors import InvalidArgument, PortalMisuse, StepExecutionError, StorageClosed, WaitTimeout
-from agent_runtime_core.interfaces import Tool
 from agent_runtime_core.portal import call, from_thread
 from agent_runtime_core.queue.records import RunFilter
 from agent_runtime_core.steps import Step

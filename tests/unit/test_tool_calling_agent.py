@@ -95,6 +95,30 @@ async def test_its_hooks() -> None:
     assert ctx.get_events("tool.result")[0][1]["result"] == "cold"
 
 
+async def test_its_hooks_may_be_plain_functions() -> None:
+    seen: list[str] = []
+
+    def before_run(self: Any, ctx: RunContext) -> None:
+        seen.append("before")
+
+    def on_tool_call(self: Any, ctx: RunContext, name: str, args: dict[str, Any]) -> None:
+        seen.append(name)
+
+    def on_tool_result(self: Any, ctx: RunContext, name: str, result: Any) -> Any:
+        return "cold"
+
+    def after_run(self: Any, ctx: RunContext, result: RunResult) -> RunResult:
+        result.artifacts["seen"] = True
+        return result
+
+    made = agent(
+        script(), before_run=before_run, after_run=after_run, on_tool_call=on_tool_call, on_tool_result=on_tool_result
+    )
+    result = await made.run(MockRunContext(HELLO))
+    assert seen == ["before", "weather"]
+    assert (result.final_messages[2]["content"], result.artifacts) == ("cold", {"seen": True})
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_deltas_are_told_only_if_it_streams(stream: bool, tmp_path: Path) -> None:
     async with AgentRunner.open("memory://") as runner:

@@ -292,6 +292,16 @@ async def test_a_cycle_and_a_conversion_that_fails_are_described() -> None:
         assert "secret" not in answer.content
 
 
+async def test_an_object_whose_attributes_raise_is_described() -> None:
+    class Detached:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError("secret")
+
+    answer = await _answer(lambda: Detached())
+    assert (answer.ok, answer.error) == (True, "no_result")
+    assert answer.content.endswith("cannot be stored: $: RuntimeError while it was converted")
+
+
 @dataclass
 class Reading:
     city: str

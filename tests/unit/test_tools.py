@@ -579,3 +579,27 @@ def test_what_is_no_tool_is_not_registered(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"tool must be a Tool or a BaseTool object, .*Tool\.from_function"):
         tools.register(wrong)
     assert tools.list_tools() == []
+
+
+def test_a_generator_is_no_tool() -> None:
+    def numbers() -> Any:
+        yield 1
+
+    async def pages() -> Any:
+        yield 1
+
+    for fn in (numbers, pages, functools.partial(numbers)):
+        with pytest.raises(InvalidArgument, match="a tool must return its result, got the generator"):
+            Tool.from_function(fn)
+
+
+def test_the_function_of_a_class_is_no_tool() -> None:
+    class Shop:
+        def buy(self, item: str) -> str:
+            """Buy."""
+            return item
+
+    with pytest.raises(InvalidArgument, match=r"Shop\.buy must be a method of an object, as in "):
+        Tool.from_function(Shop.buy)
+    assert list(Tool.from_function(Shop().buy).parameters["properties"]) == ["item"]
+    assert list(Tool.from_function(functools.partial(Shop.buy, Shop())).parameters["properties"]) == ["item"]

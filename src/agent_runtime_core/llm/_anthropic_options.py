@@ -39,6 +39,17 @@ def tools_of(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [_tool(tool) if tool.get("type") == "function" else dict(tool) for tool in tools]
 
 
+def tools_called(turns: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return definitions of the tools that were called in a conversation, for a request without tools.
+
+    Anthropic rejects calls in a conversation without a definition. After a handoff they may be of another agent's
+    tools.
+    """
+    blocks = (block for turn in turns if isinstance(turn.get("content"), list) for block in turn["content"])
+    names = dict.fromkeys(block.get("name") for block in blocks if block.get("type") == "tool_use")
+    return [{"name": name, "description": "Not available.", "input_schema": {"type": "object"}} for name in names]
+
+
 def options_of(extra: Mapping[str, Any], *, tools: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Return the other arguments of a request; OpenAI's names for them are translated.
 

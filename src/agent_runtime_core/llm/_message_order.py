@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any, Final
 
 from ..interfaces import SYSTEM_ROLES
-from ._openai_format import is_empty_answer
+from ._openai_format import is_empty
 
 Messages = Sequence[Mapping[str, Any]]
 #: What the model says between the result of a tool and a message of the user.
@@ -19,7 +19,7 @@ def merged(messages: Messages) -> list[dict[str, Any]]:
     """Return the messages with consecutive ones of the user, or of the model, as one message."""
     found: list[dict[str, Any]] = []
     for message in messages:
-        if is_empty_answer(message):
+        if is_empty(message):
             continue  # it is not sent, so the messages around it follow each other
         before = found[-1] if found else {}
         role = message.get("role")
@@ -48,7 +48,7 @@ def with_answers_to_results(messages: Messages) -> list[dict[str, Any]]:
     """Return the messages with one of the model between the result of a tool and a message of the user."""
     found: list[dict[str, Any]] = []
     for message in messages:
-        if is_empty_answer(message):
+        if is_empty(message):
             continue
         if message.get("role") == "user" and found and found[-1].get("role") == "tool":
             found.append(dict(_ACKNOWLEDGED))

@@ -26,13 +26,16 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 def outgoing(messages: Iterable[Mapping[str, Any]], provider: str) -> list[dict[str, Any]]:
     """Return the messages for `provider`: with its own fields merged in, without those of other providers.
 
-    An assistant message without text and tool calls is left out, because many servers reject it.
+    An assistant message without text and tool calls is left out, because many servers reject it, and so is a system
+    message without content.
     """
-    return [_outgoing(message, provider) for message in messages if not is_empty_answer(message)]
+    return [_outgoing(message, provider) for message in messages if not is_empty(message)]
 
 
-def is_empty_answer(message: Mapping[str, Any]) -> bool:
-    """Return whether a message is one of the model that has nothing to send."""
+def is_empty(message: Mapping[str, Any]) -> bool:
+    """Return whether a message of the model or a prompt has nothing to send."""
+    if message.get("role") in ("system", "developer"):
+        return not message.get("content")
     if message.get("role") != "assistant":
         return False
     own = [fields for fields in (message.get("provider_fields") or {}).values() if isinstance(fields, Mapping)]

@@ -17,7 +17,7 @@ from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, Strea
 from ._anthropic_content import PROVIDER
 from ._anthropic_errors import error_of
 from ._anthropic_format import conversation_of
-from ._anthropic_options import default_max_tokens, limit_cache_marks, options_of, schema_prompt, tools_of
+from ._anthropic_options import default_max_tokens, limit_cache_marks, options_of, schema_prompt, tools_called, tools_of
 from ._anthropic_response import answer_of
 from ._anthropic_stream import Assembly
 from ._api_keys import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
@@ -267,9 +267,13 @@ def _prompt(
 ) -> dict[str, Any]:
     instruction = schema_prompt(extra.get("response_format"))
     system, turns = conversation_of(messages, signed="claude" in model.lower(), instruction=instruction)
+    given = tools_of(tools or ())
     # The marks of the whole request have one limit; `cache_control` as an option is one of them.
-    places = limit_cache_marks(tools_of(tools or ()), system, turns, reserved=int(bool(extra.get("cache_control"))))
-    return {name: value for name, value in zip(("tools", "system", "messages"), places, strict=True) if value}
+    places = limit_cache_marks(
+        given or tools_called(turns), system, turns, reserved=int(bool(extra.get("cache_control")))
+    )
+    prompt = {name: value for name, value in zip(("tools", "system", "messages"), places, strict=True) if value}
+    return prompt if given or "tools" not in prompt else {**prompt, "tool_choice": {"type": "none"}}
 
 
 def _default_limit(model: str, options: Mapping[str, Any]) -> int:

@@ -46,6 +46,11 @@ class ModelCalls:
         self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self.stream: bool = stream
         self.definitions: list[dict[str, Any]] | None = session.tools.to_openai_format() or None
+        if self.definitions is None:
+            # OpenAI rejects both options without tools. An agent without tools may inherit them.
+            self.options.pop("parallel_tool_calls", None)
+            if self.options.get("tool_choice") in ("auto", "none"):
+                del self.options["tool_choice"]
         #: All arguments of a request except the messages.
         self.request_options: dict[str, Any] = {"tools": self.definitions, **self.options}
         limits = session.budget.strictest

@@ -79,6 +79,7 @@ FOREIGN: Final[dict[str, str]] = {
         "max_iterations": "maxIterations",
         "system_prompt": "systemPrompt",
         "output_type": "outputType response_format responseFormat",
+        "model_settings": "modelSettings",
     }.items()
     for name in names.split()
 }
@@ -103,7 +104,8 @@ def meant_by(name: str) -> str | None:
     if len(name) > 40 or (name.endswith("s") and name[:-1] in _LONG):  # `output_types` is the user's own
         return None
     near = difflib.get_close_matches(name, _LONG, n=1, cutoff=_NEAR)
-    return near[0] if near else None
+    # A word more makes another name: `max_parallel_tool_calls`.
+    return near[0] if near and abs(len(near[0]) - len(name)) <= 1 else None
 
 
 def check_attributes(kind: type, library: type) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from ..errors import InvalidArgument, brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
 from ..llm._openai_format import text_of_answer
 from ..loop.answers import flaw_of
+from ..tools.json_in_text import after_thoughts
 
 __all__ = ["LLMEvaluator", "MockLLMClient", "MockLLMResponse"]
 
 _MODEL = "mock-model"
 _PIECE = 10
+_VERDICT: Final = re.compile(r"[\W_]*(pass|fail)", re.IGNORECASE)
 
 _numbers = itertools.count()
 #: The referenced mocks by creation order: run_agent_test uses the latest.
@@ -181,10 +184,11 @@ class LLMEvaluator:
         """Ask the model whether a response meets the criteria.
 
         Returns:
-            Whether its answer begins with PASS, in any case, and the whole answer.
+            Whether its answer begins with PASS, in any case, after its thoughts and without Markdown, and the whole
+            answer.
 
         Raises:
-            OutputMismatch: The answer was truncated before it had any text.
+            OutputMismatch: The answer was truncated before its verdict.
             AnswerRefused: The model refused to judge, or the provider blocked its answer.
         """
         question = (
@@ -197,11 +201,13 @@ class LLMEvaluator:
         )
         options: dict[str, Any] = {} if self._temperature is None else {"temperature": self._temperature}
         response = await self._client.generate([{"role": "user", "content": question}], model=self._model, **options)
-        # The verdict is the first word, so a truncated answer has it.
-        if (flaw := flaw_of(response.message, response.finish_reason, accept_truncated=True)) is not None:
-            raise flaw.error()
         text = text_of_answer(response.message.get("content")).strip()
-        return text.upper().startswith("PASS"), text
+        verdict = _VERDICT.match(text) or _VERDICT.match(after_thoughts(text))
+        # The verdict is the first word, so a truncated answer may have it.
+        flaw = flaw_of(response.message, response.finish_reason, accept_truncated=verdict is not None)
+        if flaw is not None:
+            raise flaw.error()
+        return verdict is not None and verdict[1].upper() == "PASS", text
 
     async def evaluate_tool_usage(
         self, user_query: str, tool_calls: Sequence[Any], expected_tools: Sequence[str]

@@ -33,8 +33,8 @@ def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
     Raises:
         BadArguments: They are not a valid JSON object.
     """
-    # Models send an empty text for a tool without parameters.
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+    # Models send an empty text or null for a tool without parameters.
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         return {}
     if isinstance(arguments, str):
         tree: Any = _read(arguments)

@@ -35,9 +35,17 @@ class BaseTool(ABC):
     """Base class of tools that are classes.
 
         class Greet(BaseTool):
-            def name(self): return "greet" def description(self): return "Greets a person." def parameters(self): return
-            {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]} async def execute(self,
-            who: str) -> ToolResult: return ToolResult(True, f"Hello, {who}!")
+            def name(self):
+                return "greet"
+
+            def description(self):
+                return "Greets a person."
+
+            def parameters(self):
+                return {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
+
+            async def execute(self, who: str) -> ToolResult:
+                return ToolResult(True, f"Hello, {who}!")
 
     A registry converts it to a `Tool`: the output becomes the result, and a result without success raises ToolFailed,
     which an agent loop reports to the model.

@@ -57,10 +57,16 @@ _OTHERS: Final = frozenset(
     ]
 )
 _PROSE: Final = frozenset(["example", "examples", "note", "notes", "see_also", "references", "warning", "warnings"])
+#: Sections for the reader of the description, such as "Note: never call it twice." They are part of it.
+_KEPT: Final = frozenset(
+    "note notes warning warnings important caution danger attention tip hint usage".split()  # noqa: SIM905
+)
+_BULLETS: Final = ("- ", "* ", "+ ")
 _SECTIONS: Final = _PARAMETERS | _OTHERS
 _HEADING: Final = re.compile(r"([A-Za-z]+(?: [A-Za-z]+)?):[ \t]*$")
 _UNDERLINE: Final = re.compile(r"(-{3,}|={3,})[ \t]*$")
-_NAMES: Final = r"\\?\*{0,2}\w+(?:[ \t]*,[ \t]*\\?\*{0,2}\w+)*"
+_NAME: Final = r"[\\*`]{0,4}\w+[*`]{0,3}"
+_NAMES: Final = rf"{_NAME}(?:[ \t]*,[ \t]*{_NAME})*"
 # The parentheses contain the type, such as (tuple(int, str), optional).
 _ENTRY: Final = re.compile(rf"({_NAMES})[ \t]*(?:\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?[ \t]*:(?:[ \t]+(.*)|$)")
 _NUMPY_ENTRY: Final = re.compile(rf"({_NAMES})[ \t]*(?::.*)?$")
@@ -74,8 +80,8 @@ _FIELD_NAMES: Final = frozenset(["param", "parameter", "arg", "argument", "key",
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Return the description of a function, and the descriptions of its parameters by name.
 
-    Sections and fields are left out of the description; unindented text after them is part of it. The styles of
-    Google, NumPy, Sphinx and Epytext are understood.
+    Sections and fields are left out of the description; unindented text after them is part of it, and so are notes and
+    warnings. The styles of Google, NumPy, Sphinx and Epytext are understood.
 
     Args:
         text: The docstring without common indentation, as `inspect.getdoc` returns it.
@@ -105,11 +111,14 @@ class _Reader:
         self._margin: int | None = None  # indentation of the entries of a section
         self._after_blank = False
         self._current: list[str] = []  # the parameters that the current line describes
+        self._bullets = False  # whether the entries of the section are a list in Markdown
 
     def start(self, section: str, *, numpy: bool = False, margin: int | None = None) -> None:
         """Start a section or a field."""
         self._section, self._numpy, self._margin = section, numpy, margin
         self._after_blank, self._current = False, []
+        if section in _KEPT:
+            self._text += ["", f"{section.capitalize()}:"]
 
     def line(self, line: str) -> None:
         """Read one line."""
@@ -126,9 +135,14 @@ class _Reader:
             self._text.append(line)
         elif not text:
             self._after_blank = True
+            if self._section in _KEPT:
+                self._text.append("")
         elif depth == 0 and self._left(text):
             self.start("")
             self._text += ["", line]
+        elif self._section in _KEPT:
+            self._margin = depth if self._margin is None else self._margin
+            self._text.append(line)
         else:
             self._inside(text, depth)
 
@@ -149,9 +163,10 @@ class _Reader:
 
     def _inside(self, text: str, depth: int) -> None:
         if self._margin is None:
-            self._margin = depth
+            self._margin, self._bullets = depth, text.startswith(_BULLETS)
         if self._section in _PARAMETERS and depth <= self._margin:
-            entry = (_NUMPY_ENTRY if self._numpy else _ENTRY).match(text)
+            named = text[2:].lstrip() if self._bullets and text.startswith(_BULLETS) else text
+            entry = (_NUMPY_ENTRY if self._numpy else _ENTRY).match(named)
             if entry:
                 self._describe(entry[1], "" if self._numpy else entry[2] or "")
                 return
@@ -159,7 +174,7 @@ class _Reader:
             self._found[name].append(text)
 
     def _describe(self, names: str, description: str) -> None:
-        self._current = [name.strip().lstrip("\\*") for name in names.split(",")]
+        self._current = [name.strip().strip("\\*`") for name in names.split(",")]
         for name in self._current:
             self._found[name] = [description.strip()]
 

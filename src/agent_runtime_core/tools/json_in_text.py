@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-__all__ = ["json_texts"]
+__all__ = ["after_thoughts", "json_texts", "prose_of"]
 
 _MOST: Final = 1000  # values in one text
 _DEEPEST: Final = 200  # levels; a value nested more deeply is refused anyway
-_TAG: Final = r"<(/?)(think|thinking|thought|thoughts|reasoning|reflection)>"
+_THOUGHTS: Final = "(?:think|thinking|thought|thoughts|reasoning|reflection)"
+# The templates of other models: <seed:think>, [THINK] and <|channel|>; the answer follows the channel "final".
+_CLOSING: Final = (
+    rf"</(?:\w{{1,20}}:)?{_THOUGHTS}>|\[/think\]|\u25c1/think\u25b7|<channel\|>|"
+    r"<\|channel\|>final\b[^<]{0,50}<\|message\|>"
+)
+_OPENING: Final = rf"<(?:\w{{1,20}}:)?{_THOUGHTS}(?:\s[^<>\n]{{0,100}})?>|\[think\]|\u25c1think\u25b7"
 #: A tag, a code fence, or the start of a JSON object or array. Prose in brackets, such as [see below], is no start.
 _START: Final = re.compile(
-    rf"{_TAG}|(?:^|(?<=\n))[ \t]*(```+|~~~+)|(\{{)(?=\s*(?:[\"'}}]|//|/\*|\w+\s*:))|(\[)(?=\s*[\[\]{{\"\-0-9tfnNI])",
+    rf"({_CLOSING})|({_OPENING})|"
+    rf"(?:^|(?<=\n))[ \t]*(```+|~~~+)|(\{{)(?=\s*(?:[\"'}}]|//|/\*|\w+\s*:))|(\[)(?=\s*[\[\]{{\"\-0-9tfnNI])",
     re.IGNORECASE,
 )
 # Possessive, so that an unterminated string takes linear time.
@@ -25,7 +33,9 @@ _TOKEN: Final = re.compile(
 )
 _OPEN_STRING: Final = re.compile(r'[ \t\r\n]*+"(?:[^"\\\x00-\x1f]++|\\.)*+')
 #: What ends a value that is no JSON: its closing bracket, or a tag or a code fence outside of it.
-_BROKEN: Final = re.compile(rf"{_STRING}|([\[{{])|([\]}}])|(?:{_TAG}|\n[ \t]*(?:```|~~~))", re.IGNORECASE)
+_BROKEN: Final = re.compile(
+    rf"{_STRING}|({_CLOSING}|{_OPENING})|([\[{{])|([\]}}])|(?:\n[ \t]*(?:```|~~~))", re.IGNORECASE
+)
 _FENCE: Final = re.compile(r"[ \t]*(```+|~~~+)[ \t]*([\w+-]*)[ \t]*")
 _CLOSERS: Final = {"{": "}", "[": "]"}
 
@@ -39,7 +49,7 @@ def json_texts(text: str) -> tuple[list[str], list[str]]:
     whole = text.strip()
     fenced = _without_fence(whole)
     if _WHOLE_STRING.fullmatch(fenced):
-        return [fenced], []
+        return [fenced, *_encoded_twice(fenced)], []
     answers: list[str] = []
     thoughts: list[str] = []
     inside = False
@@ -57,6 +67,30 @@ def json_texts(text: str) -> tuple[list[str], list[str]]:
     rest = [] if inside or not after else [_without_fence(text[after:].strip())]
     found = list(dict.fromkeys([fenced, *filter(None, [*answers, *rest])]))
     return found, list(dict.fromkeys(filter(None, thoughts)))
+
+
+def after_thoughts(text: str) -> str:
+    """Return the text after the last of its thoughts; empty if that has no end."""
+    inside, after = False, 0
+    for kind, _, end in _parts(text):
+        if kind != "value":
+            inside, after = kind == "open", end
+    return "" if inside else text[after:].strip()
+
+
+def prose_of(text: str) -> str:
+    """Return the text after the thoughts if it is no JSON and no code block, and otherwise an empty text."""
+    prose = after_thoughts(text)
+    return "" if prose[:1] in ("{", "[", '"', "<", "`", "~") else prose
+
+
+def _encoded_twice(string: str) -> list[str]:
+    """Return the object or array that a JSON string contains, if any."""
+    try:
+        inner = json.loads(string).strip()
+    except ValueError:
+        return []
+    return [inner] if inner[:1] in ("{", "[") else []
 
 
 def _without_fence(text: str) -> str:
@@ -77,7 +111,7 @@ def _all_parts(text: str) -> Iterator[tuple[str, int, int]]:
     position = 0
     while (start := _START.search(text, position)) is not None:
         position = start.end()
-        if start[2]:
+        if start[1] or start[2]:
             yield "close" if start[1] else "open", start.start(), position
         elif start[3]:
             # The content of a code block may be a value of any type.
@@ -127,8 +161,10 @@ def _end_of_broken(text: str, position: int, depth: int) -> int:
         position = opened.end()  # a string without an end: the brackets in it count for nothing
     for found in _BROKEN.finditer(text, position):
         if found[1]:
+            return found.start()
+        if found[2]:
             depth += 1
-        elif found[2]:
+        elif found[3]:
             depth -= 1
             if depth <= 0:
                 return found.end()

@@ -44,6 +44,15 @@ def in_json(tool: Tool, result: Any, max_bytes: int = MAX_BYTES) -> tuple[Any, s
         UnserialisableResult: The result cannot be converted.
     """
     try:
+        return _in_json(tool, result, max_bytes)
+    except UnserialisableResult:
+        raise
+    except Exception as error:  # the attributes of an object may raise anything, and the tool did run
+        raise UnserialisableResult("$", f"{type(error).__name__} while it was converted") from error
+
+
+def _in_json(tool: Tool, result: Any, max_bytes: int) -> tuple[Any, str]:
+    try:
         return result, encode(result, max_bytes=max_bytes)
     except UnserialisableResult as error:
         if error.max_bytes is not None:

@@ -60,6 +60,11 @@ def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
         if hint is _CONTEXT or name in bound:
             continue
         where = f"parameter {name!r} of {_name(fn)}"
+        if name == "self" and not properties and parameter.annotation is parameter.empty:
+            raise InvalidArgument(
+                f"{_name(fn)} must be a method of an object, as in Tool.from_function(shop.buy), got the function of a "
+                "class. A model would have to pass self"
+            )
         if parameter.kind is parameter.VAR_KEYWORD:
             others = schema_of(hint, where, ()) or True
             continue

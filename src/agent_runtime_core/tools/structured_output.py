@@ -11,7 +11,7 @@ from .._core.codec.json import MAX_PARSED, encode, loads_strict
 from .._core.json_schema import misfit
 from ..errors import InvalidArgument, UnserialisableResult
 from .annotations import schema_of, typed
-from .json_in_text import json_texts
+from .json_in_text import json_texts, prose_of
 from .names import INVALID_PART
 
 #: The property that contains an answer whose schema is not that of an object.
@@ -81,6 +81,10 @@ class Output:
                 if problem is None:
                     return None, value
                 problems.append((size, problem))
+        # Models that ignore the schema answer with the bare word or text.
+        prose = prose_of(text) if self._value_schema.get("type") == "string" else ""
+        if prose and self._problem_of(prose, "$") is None:
+            return None, prose
         return max(problems, key=lambda each: each[0])[1], None
 
     def _problem_of(self, found: Any, path: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,11 +103,15 @@ class Tool:
             retry_on: See `Tool`.
 
         Raises:
-            InvalidArgument: `fn` is not a function, has no name, or has a parameter without a JSON Schema.
+            InvalidArgument: `fn` is not a function, is a generator, has no name, or has a parameter without a JSON
+                Schema.
         """
         if not callable(fn):
             raise InvalidArgument(f"fn must be a function, got {brief(fn)}")
         function = unbound(fn)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            # Calling it would run nothing of it, and the model would learn that the tool ran.
+            raise InvalidArgument(f"a tool must return its result, got the generator {brief(fn)}. Return a list")
         tool_name = name or getattr(function, "__name__", "")
         if not tool_name or tool_name == "<lambda>":
             raise InvalidArgument(f"{brief(fn)} has no name. Pass name=")
