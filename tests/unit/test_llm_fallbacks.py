@@ -365,7 +365,7 @@ async def test_a_server_that_fails_gets_the_same_request() -> None:
         ({"temperature": 0.2}, "`temperature` is deprecated for this model.", {}),
         (
             {"max_tokens": 9},
-            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+            "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
             {"max_completion_tokens": 9},
         ),
     ],
