@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import sys
 import threading
 import traceback
@@ -268,6 +269,8 @@ async def test_text_and_usage() -> None:
         ({"total_tokens": 50}, counts(0, 50)),
         ({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 0}, counts(3, 2)),
         ({"input_tokens": 3, "output_tokens": 2}, counts(3, 2)),
+        ({"prompt_tokens": "3", "completion_tokens": "2", "reasoning_tokens": "9"}, counts(3, 11, reasoning_tokens=9)),
+        ({"prompt_tokens": "3", "completion_tokens": "none", "total_tokens": math.inf}, {"prompt_tokens": 3}),
         ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, {}),
         ({"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}, {"prompt_tokens": 3, "total_tokens": 3}),
         (

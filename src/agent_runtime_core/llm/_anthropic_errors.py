@@ -52,7 +52,7 @@ def error_of(
     kind = _kind_in(body)
     message = without_keys(words_in(body) or fallback or kind, key)
     if status is None or status < 400:
-        status = _STATUSES.get(kind)
+        status = _STATUSES.get(kind) or (int(kind) if re.fullmatch("[45][0-9]{2}", kind) else None)
     evidence = f"{message} (context length)" if _TOO_LONG.search(message) else message
     return of_status(status, evidence, message, PROVIDER, model, kind, headers)
 
@@ -98,4 +98,4 @@ def _kind_in(body: Any) -> str:
     error = body.get("error")
     reported = error if isinstance(error, Mapping) else body
     kind = reported.get("type") or reported.get("status") or reported.get("code") or reported.get("__type") or ""
-    return "" if kind == "error" else str(kind)
+    return "" if kind in ("error", "message") else str(kind)

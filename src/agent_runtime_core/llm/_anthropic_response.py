@@ -11,6 +11,7 @@ from .._core.ids import HALF
 from ..errors import ProviderUnavailable
 from ._anthropic_content import PROVIDER, Block
 from ._anthropic_format import as_unreadable, message_of, object_of, without_final_thinking
+from ._openai_usage import count_of
 
 _FINISH = {
     "end_turn": "stop",
@@ -38,7 +39,8 @@ def answer_of(answer: Mapping[str, Any], *, call_is_whole: bool = False) -> tupl
     """
     stop = str(answer.get("stop_reason") or "")
     given = answer.get("content") or ()
-    content = [dict(block) for block in ([{"type": "text", "text": given}] if isinstance(given, str) else given)]
+    blocks = [{"type": "text", "text": given}] if isinstance(given, str) else given
+    content = [dict(block) for block in blocks if isinstance(block, Mapping)]
     for block in content:
         if block.get("type") == "tool_use":
             if not (block.get("id") and block.get("name")):
@@ -71,17 +73,17 @@ def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str
         answered: Whether the answer has text or tool calls, so that 0 output tokens mean an unknown number.
     """
     by_age = reported.get("cache_creation")
-    read = _count(reported.get("cache_read_input_tokens"))
-    written = _count(reported.get("cache_creation_input_tokens"))
+    read = count_of(reported.get("cache_read_input_tokens"))
+    written = count_of(reported.get("cache_creation_input_tokens"))
     if isinstance(by_age, Mapping):
-        written = max(written or 0, sum(_count(count) or 0 for count in by_age.values()))
-    given = _count(reported.get("input_tokens"))
+        written = max(written or 0, sum(count_of(count) or 0 for count in by_age.values()))
+    given = count_of(reported.get("input_tokens"))
     # Some servers of other models use the names of OpenAI, whose prompt includes the cached tokens.
-    prompt = _count(reported.get("prompt_tokens")) if given is None else given + (read or 0) + (written or 0)
+    prompt = count_of(reported.get("prompt_tokens")) if given is None else given + (read or 0) + (written or 0)
     prompt = prompt or (read or 0) + (written or 0)
     details = reported.get("output_tokens_details")
-    reasoning = _count(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
-    output = (_count(reported.get(name)) for name in ("output_tokens", "completion_tokens"))
+    reasoning = count_of(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
+    output = (count_of(reported.get(name)) for name in ("output_tokens", "completion_tokens"))
     completion = max((count for count in output if count is not None), default=None)
     if reasoning is not None and reasoning > (completion or 0):
         # This server counts thoughts separately.
@@ -101,10 +103,6 @@ def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and value >= 0 else None
-
-
 def _input_of(given: Any) -> dict[str, Any]:
     """Return the input of a tool call; one that is not an object, or cannot be stored, as unreadable text."""
     given = given or {}
@@ -121,6 +119,8 @@ def parsed_input(text: str) -> dict[str, Any] | None:
 
     Some servers begin with an empty object, or send the whole object twice.
     """
+    if text.strip() == "null":
+        return {}
     found: list[dict[str, Any]] = []
     for part in _objects_in(text):
         parsed = object_of(part)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+#: Digits of a count; more would be no count of tokens.
+_MOST_DIGITS = 15
 
 
 def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> dict[str, int]:
@@ -30,7 +34,7 @@ def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> d
     reasoning = _first(out_details.get("reasoning_tokens"), reported.get("reasoning_tokens"))
     prompt = _most(reported.get("prompt_tokens"), reported.get("input_tokens"))
     completion = _most(reported.get("completion_tokens"), reported.get("output_tokens"))
-    total = _count(reported.get("total_tokens"))
+    total = count_of(reported.get("total_tokens"))
     if not (prompt or completion or total):
         return {}  # litellm reports zeros if the server reports nothing
     prompt, completion = _split(prompt, completion, total, (read or 0, written or 0), reasoning or 0)
@@ -93,12 +97,15 @@ def _details(reported: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _first(*counts: Any) -> int | None:
-    return next((count for count in map(_count, counts) if count is not None), None)
+    return next((count for count in map(count_of, counts) if count is not None), None)
 
 
 def _most(*counts: Any) -> int | None:
-    return max((count for count in map(_count, counts) if count is not None), default=None)
+    return max((count for count in map(count_of, counts) if count is not None), default=None)
 
 
-def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and value >= 0 else None
+def count_of(value: Any) -> int | None:
+    """Return a count that a server reported, as a number or as text; None if it is not one."""
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() and len(value) <= _MOST_DIGITS else None
+    return int(value) if isinstance(value, int | float) and 0 <= value < math.inf else None
