@@ -213,6 +213,45 @@ def test_other_names_of_media_types(given: str, sent: str) -> None:
         assert source_of(part) == {"type": "base64", "media_type": sent, "data": "AAAA"}
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [("AA\r\nAA\n", "AAAA"), (" AAAA", "AAAA"), ("AA_-", "AA/+"), ("AA%3D%3D", "AA=="), ("AAA", "AAA=")],
+)
+def test_base64_in_other_forms(given: str, sent: str) -> None:
+    for part in (
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{given}"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": given}},
+    ):
+        assert source_of(part)["data"] == sent
+
+
+def test_a_document_by_its_url_and_one_without_data() -> None:
+    for part in (
+        {"type": "file", "file": {"file_url": "https://a/b.pdf"}},
+        {"type": "input_file", "file_url": "https://a/b.pdf"},
+    ):
+        assert source_of(part) == {"type": "url", "url": "https://a/b.pdf"}
+    with pytest.raises(InvalidArgument, match="file_data, file_url or file_id"):
+        source_of({"type": "file", "file": {"filename": "a.pdf"}})
+
+
+def test_other_texts_are_documents_too() -> None:
+    for kind in ("text/csv", "text/markdown", "text/x-python"):
+        part = {"type": "file", "file": {"file_data": f"data:{kind};base64,aGk="}}
+        assert source_of(part) == {"type": "text", "media_type": "text/plain", "data": "hi"}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "https://a/b.png", "cache_control": {"type": "ephemeral"}}},
+        {"type": "file", "file": {"file_id": "f", "cache_control": {"type": "ephemeral"}}},
+    ],
+)
+def test_a_cache_mark_within_the_data_of_a_part(part: dict[str, Any]) -> None:
+    assert turns({"role": "user", "content": [part]})[0]["content"][0]["cache_control"] == {"type": "ephemeral"}
+
+
 def test_media_types_of_documents() -> None:
     for given in ("application/pdf", "application/x-pdf", "Application/PDF;name=a.pdf"):
         for part in (
@@ -519,6 +558,7 @@ def test_usage_counts_cached_tokens_in() -> None:
         "cache_write_tokens": 20,
         "reasoning_tokens": 5,
     }
+    assert usage_of({"input_tokens": "3", "output_tokens": "2"})["total_tokens"] == 5
     assert usage_of({}) == usage_of({"input_tokens": 0, "output_tokens": None}) == {}
     told = {"input_tokens": 1, "output_tokens": None, "cache_read_input_tokens": None, "output_tokens_details": None}
     assert usage_of(told) == {"prompt_tokens": 1}

@@ -612,6 +612,22 @@ async def test_an_error_in_a_successful_answer() -> None:
             await client.generate(HELLO, stream=True)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"detail": "it does not run"},
+        {"type": "invalid", "message": "it does not run"},
+        {"error": {"code": 400, "message": "it does not run"}},
+    ],
+)
+async def test_an_error_of_a_proxy_in_a_successful_answer(body: dict[str, Any]) -> None:
+    transport = Transport(httpx2.Response(200, json=body), httpx2.Response(200, json=body))
+    async with client_of(transport) as client:
+        for stream in (False, True):
+            with pytest.raises(ProviderError, match="it does not run"):
+                await client.generate(HELLO, stream=stream)
+
+
 @pytest.mark.parametrize("content_type", ["application/json", "text/event-stream", "text/plain"])
 @pytest.mark.parametrize("missing", [None, "type"])
 async def test_a_whole_answer_to_a_request_to_stream(missing: str | None, content_type: str) -> None:

@@ -509,3 +509,71 @@ async def test_a_schema_in_the_prompt_of_a_model_without_system_messages(message
     (last,) = server.asked[-1]["messages"]
     assert last["content"].startswith("Be brief.\n\n")
     assert "must be a JSON object" in last["content"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "changed"),
+    [
+        (
+            {"temperature": 0.2},
+            "Unsupported value: 'temperature' does not support 0.2 with this model. Only the default (1) is supported.",
+            {},
+        ),
+        ({"temperature": 0.2}, "`temperature` is deprecated for this model.", {}),
+        (
+            {"max_tokens": 9},
+            "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+            {"max_completion_tokens": 9},
+        ),
+    ],
+)
+async def test_parameters_that_a_reasoning_model_rejects(
+    options: dict[str, Any], message: str, changed: dict[str, Any]
+) -> None:
+    def sent(asked: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in asked.items() if name not in ("messages", "model")}
+
+    async with serving(lambda asked: refused(message) if options.keys() & asked.keys() else answered(asked)) as server:
+        client = over(server)
+        for _ in range(2):
+            assert (await client.generate(ASK, **options)).message["content"] == "done"
+        await client.close()
+    assert [sent(asked) for asked in server.asked] == [options, changed, changed]
+
+
+async def test_a_temperature_out_of_range_is_the_caller_s_mistake() -> None:
+    async with serving(lambda asked: refused("invalid temperature: must be between 0 and 2")) as server:
+        client = over(server)
+        with pytest.raises(RequestRefused, match="between 0 and 2"):
+            await client.generate(ASK, temperature=3)
+        await client.close()
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Missing `reasoning_content` field in the assistant message at message index 1",
+        "The reasoning_content in the thinking mode must be passed back to the API.",
+        "thinking is enabled but reasoning_content is missing in assistant tool call message at index 1",
+    ],
+)
+async def test_reasoning_that_a_server_demands_is_sent_for_answers_that_have_none(message: str) -> None:
+    def answer(asked: dict[str, Any]) -> Script:
+        answers = [each for each in asked["messages"] if each["role"] == "assistant"]
+        return answered(asked) if all(each.get("reasoning_content") for each in answers) else refused(message)
+
+    history = [*ASK, called(), RESULT, *ASK, called(reasoning_content="I think"), RESULT]
+    async with serving(answer) as server:
+        client = over(server)
+        assert (await client.generate(history)).message["content"] == "done"
+        await client.close()
+    first, second = server.asked
+    assert [each.get("reasoning_content") for each in first["messages"] if each["role"] == "assistant"] == [
+        None,
+        "I think",
+    ]
+    assert [each.get("reasoning_content") for each in second["messages"] if each["role"] == "assistant"] == [
+        " ",
+        "I think",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import sys
 import threading
 import traceback
@@ -279,6 +280,8 @@ async def test_text_and_usage() -> None:
         ({"total_tokens": 50}, counts(0, 50)),
         ({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 0}, counts(3, 2)),
         ({"input_tokens": 3, "output_tokens": 2}, counts(3, 2)),
+        ({"prompt_tokens": "3", "completion_tokens": "2", "reasoning_tokens": "9"}, counts(3, 11, reasoning_tokens=9)),
+        ({"prompt_tokens": "3", "completion_tokens": "none", "total_tokens": math.inf}, {"prompt_tokens": 3}),
         ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, {}),
         ({"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}, {"prompt_tokens": 3, "total_tokens": 3}),
         (
@@ -533,6 +536,18 @@ MADE_UP = [("call_0", "f", '{"x": 1}'), ("call_1", "g", '{"y": 2}')]
             [("call_0", "f", "{}"), ("call_1", "f", "{}")],
             id="no id, the same call twice at index 0",
         ),
+        pytest.param(
+            [[delta(0, "a", arguments='{"x"')], [delta(0, name="f", arguments=": 1}")]],
+            TWO[:1],
+            id="the name after the arguments",
+        ),
+        pytest.param(
+            [[delta(0, "a", "f", "")], [delta(0, "b", "f", '{"x"')], [delta(0, "c", "f", ": 1}")]],
+            TWO[:1],
+            id="the name again and a new id in each delta",
+        ),
+        pytest.param([[None, delta(0, "a", "f", '{"x": 1}')]], TWO[:1], id="null in the list"),
+        pytest.param([delta(0, "a", "f", '{"x": 1}')], TWO[:1], id="a call without a list"),
     ],
 )
 def test_tool_call_deltas_are_put_together(deltas: list[Any], calls: list[Any]) -> None:
@@ -734,6 +749,60 @@ async def test_a_server_that_does_not_stream_is_asked_once(calls: list[Any], con
     assert "".join(each.delta for each in chunks) == ("" if calls else "4 °C")
     assert chunks[-1].response is not None
     assert (chunks[-1].response.message, chunks[-1].usage) == (plain.message, usage)
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["done", "cut"])
+@pytest.mark.parametrize(
+    ("piece", "reason"),
+    [
+        ({"content": "4 °C"}, "stop"),
+        ({"tool_calls": [{"index": 0, **call("a", "weather", "{}")}]}, "tool_calls"),
+        ({"tool_calls": [{"index": 0, **call("a", "weather", '{"city"')}]}, None),
+        ({}, None),
+    ],
+)
+async def test_a_stream_without_a_finish_reason_ends_with_done(
+    piece: dict[str, Any], reason: str | None, done: bool
+) -> None:
+    body = f"data: {json.dumps(chunk(piece))}\n\n" + ("data: [DONE]\n\n" if done else "")
+    answer = Script(body.encode(), content_type="text/event-stream")
+    if reason and done:
+        assert (await told_by(answer, streamed=True)).finish_reason == reason
+    else:
+        with pytest.raises(StreamCut):
+            await told_by(answer, streamed=True)
+
+
+async def test_a_stream_as_the_answer_to_a_request_for_a_whole_one() -> None:
+    response = await told_by(Script(RECORDED, content_type="text/event-stream"))
+    assert (response.message["content"], len(response.tool_calls)) == ("Let me see.", 2)
+    with pytest.raises(ProviderUnavailable, match="not a chat completion"):
+        await told_by(Script(RECORDED[: len(RECORDED) // 2], content_type="text/event-stream"))
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        (
+            {"object": "error", "message": "maximum context length is 10", "code": 400},
+            ContextOverflow,
+            "context length",
+        ),
+        ({"object": "error", "message": "tools are unknown here", "code": 400}, RequestRefused, "tools are unknown"),
+        ({"detail": "the model is gone"}, ProviderError, "the model is gone"),
+        (
+            {"choices": [{"index": 0, "finish_reason": "error", "error": {"message": "it died", "code": 502}}]},
+            ProviderUnavailable,
+            "it died",
+        ),
+    ],
+)
+async def test_an_error_with_status_200_has_its_words(
+    body: dict[str, Any], kind: type[ProviderError], words: str, streamed: bool
+) -> None:
+    with pytest.raises(kind, match=words):
+        await told_by(stream(body) if streamed else script(body), streamed=streamed)
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", ""])

@@ -140,6 +140,12 @@ TOO_LONG = {
     "Fireworks": "The prompt is too long: 140000, model maximum context length: 131071",
     "SGLang": "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
     "TensorRT-LLM": "Prompt length (9000) exceeds maximum input length (8192). Set log level to info",
+    "Moonshot, new": "Messages have 300000 tokens, which exceeds the max limit of 262144 tokens.",
+    "Hugging Face": "Expected input length to be at most 4096",
+    "Stepfun": "Token limit exceeded: 9000 > 8192",
+    "proxies": "Conversation too long",
+    "proxies, prompt": "The number of tokens in the prompt exceeds the limit",
+    "proxies, model": "The request exceeds the model's context",
     "watsonx": "the number of input tokens 5000 cannot exceed the total tokens limit 4096 for this model",
 }
 
@@ -164,6 +170,7 @@ def test_every_server_has_its_own_words_for_a_context_overflow(message: str) -> 
         "Invalid input: temperature exceeds 2",
         "Invalid 'tools[0].function.description': string too long. Expected a string with maximum length 1024",
         "Invalid schema for function 'label'",
+        "Invalid 'messages[0].name': string too long. Expected a string with maximum length 64",
     ],
 )
 def test_a_limit_of_the_answer_is_not_a_context_overflow(message: str) -> None:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from ..errors import InvalidArgument, RequestRefused
 
@@ -31,6 +32,7 @@ _ALIASES = {
 }
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _DOCUMENTS = ("application/pdf", "text/plain")
+_FROM_URL_SAFE = str.maketrans("-_", "+/")
 # Parts of answers of other providers.
 _FOREIGN = frozenset({"reasoning", "reasoning_content"})
 
@@ -74,7 +76,10 @@ def plain_or_blocks(blocks: list[Block]) -> str | list[Block]:
 
 
 def _part(part: Mapping[str, Any], where: str) -> Block:
-    kept = {"cache_control": part["cache_control"]} if part.get("cache_control") else {}
+    inner = part.get(str(part.get("type")))
+    # Some libraries write the mark into the object with the data.
+    mark = part.get("cache_control") or (inner.get("cache_control") if isinstance(inner, Mapping) else None)
+    kept = {"cache_control": mark} if mark else {}
     match part.get("type"):
         case "text" | "input_text" | "output_text":
             return {"type": "text", "text": part.get("text") or "", **kept}
@@ -101,20 +106,29 @@ def _own(part: Mapping[str, Any], where: str) -> Block:
     if not isinstance(source, Mapping) or source.get("type") != "base64":
         return dict(part)
     accepted = _IMAGES if part.get("type") == "image" else _DOCUMENTS
-    return {**part, "source": {**source, "media_type": _media_type(source.get("media_type"), accepted, where)}}
+    media = _media_type(source.get("media_type"), accepted, where)
+    data = source.get("data")
+    return {
+        **part,
+        "source": {**source, "media_type": media, "data": _plain_base64(data) if isinstance(data, str) else data},
+    }
 
 
 def _document(file: Mapping[str, Any], where: str) -> Block:
     if file.get("file_data"):
         source = _source(str(file["file_data"]), "application/pdf", where)
+    elif file.get("file_url"):
+        source = _source(str(file["file_url"]), "application/pdf", where)
+    elif file.get("file_id"):
+        source = {"type": "file", "file_id": str(file["file_id"])}
     else:
-        source = {"type": "file", "file_id": str(file.get("file_id") or "")}
+        raise InvalidArgument(f"{where} must have file_data, file_url or file_id, got none of them. Add one")
     return {"type": "document", "source": source} | ({"title": file["filename"]} if file.get("filename") else {})
 
 
 def _source(url: str, kind: str, where: str) -> dict[str, str]:
     if found := _DATA_URL.fullmatch(url):
-        given, data = found.groups()
+        given, data = found[1], _plain_base64(found[2])
         media = _media_type(given, _IMAGES if kind == "image/" else _DOCUMENTS, where)
         if media == "text/plain":
             return {"type": "text", "media_type": media, "data": _decoded(data, where)}
@@ -127,12 +141,20 @@ def _source(url: str, kind: str, where: str) -> dict[str, str]:
 def _media_type(given: Any, accepted: tuple[str, ...], where: str) -> str:
     name = str(given or "").partition(";")[0].strip().lower()
     name = _ALIASES.get(name, name)
+    if name.startswith("text/") and "text/plain" in accepted:
+        name = "text/plain"  # Anthropic has one name for all texts
     if name not in accepted:
         raise InvalidArgument(
             f"the media type of {where} must be {', '.join(accepted[:-1])} or {accepted[-1]} for Anthropic, "
             f"got {str(given)[:60]!r}. Convert the file, or send its text"
         )
     return name
+
+
+def _plain_base64(data: str) -> str:
+    """Return base64 in the only form that Anthropic accepts: without line breaks, %-escapes and URL-safe letters."""
+    data = "".join(unquote(data).split()).translate(_FROM_URL_SAFE)
+    return data + "=" * (-len(data) % 4)
 
 
 def _decoded(data: str, where: str) -> str:

@@ -42,7 +42,7 @@ def error_of(
     kind = _kind_in(body)
     message = without_keys(words_of(body) or fallback or kind, key)
     if status is None or status < 400:
-        status = _STATUSES.get(kind)
+        status = _STATUSES.get(kind) or (int(kind) if kind.isdecimal() and 400 <= int(kind) < 600 else None)
     return of_status(status, message, message, PROVIDER, model, kind, headers)
 
 
@@ -55,4 +55,4 @@ def _kind_in(body: Any) -> str:
     error = body.get("error")
     reported = error if isinstance(error, Mapping) else body
     kind = reported.get("type") or reported.get("status") or reported.get("code") or reported.get("__type") or ""
-    return "" if kind == "error" else str(kind)
+    return "" if kind in ("error", "message") else str(kind)

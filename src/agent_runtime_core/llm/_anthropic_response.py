@@ -32,7 +32,8 @@ def answer_of(answer: Mapping[str, Any], *, call_is_whole: bool = False) -> tupl
     # The model did not stop by itself, so the last block may be incomplete.
     is_cut = is_stopped or finish == LENGTH or answer.get("stop_reason") == "stop_sequence"
     given = answer.get("content") or ()
-    content = [dict(block) for block in ([{"type": "text", "text": given}] if isinstance(given, str) else given)]
+    blocks = [{"type": "text", "text": given}] if isinstance(given, str) else given
+    content = [dict(block) for block in blocks if isinstance(block, Mapping)]
     for block in content:
         if block.get("type") == "tool_use":
             if not (block.get("id") and block.get("name")):

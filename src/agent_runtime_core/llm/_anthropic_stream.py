@@ -46,9 +46,8 @@ class Assembly:
             case "message":
                 # The server answers as if it was not asked to stream.
                 self._whole, self._stopped = dict(event), True
-                return "".join(
-                    str(block.get("text") or "") for block in event.get("content") or () if block.get("type") == "text"
-                )
+                blocks = [block for block in event.get("content") or () if isinstance(block, Mapping)]
+                return "".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
         return ""
 
     @property

@@ -42,7 +42,11 @@ _UNKNOWN_FIELD = re.compile(
     re.I,
 )
 #: DeepSeek and Moonshot want the reasoning of some messages back.
-_WANTED = re.compile(r"\b(is|are) (missing|required)\b|must be (passed|provided|sent|included)|field required", re.I)
+_WANTED = re.compile(r"\bmissing\b|\b(is|are) required\b|must be (passed|provided|sent|included)|field required", re.I)
+#: They accept any text for a message that has none. Moonshot takes an empty one for missing.
+_NO_REASONING = " "
+#: A parameter that this model of the server does not accept, or accepts with another value only.
+_NOT_SUPPORTED = re.compile(r"(not|n't) support|unsupported|deprecated|not (allowed|permitted)|only the default", re.I)
 _NO_SCHEMA = re.compile(
     r"response[ _-]?(format|schema|mime[ _-]?type)|json[ _-]?(mode|schema|object|response|format|output)"
     r"|structured[ _]?output|guided[ _](json|decoding)|schema produces a constraint",
@@ -176,6 +180,12 @@ def openai_fallbacks(
         "send_reasoning=False",
     )
     kept = REASONING_FIELDS | {"tool_calls"}
+    demanded = Fallback(
+        "missing reasoning_content",
+        _STATUSES,
+        lambda text, request: _demands_reasoning(text) and _with_reasoning(request, provider) != request,
+        lambda request: _with_reasoning(request, provider),
+    )
     others = Fallback(
         "fields of its messages",
         _STATUSES,
@@ -197,12 +207,14 @@ def openai_fallbacks(
         lambda text, request: bool(_NO_STREAM_OPTIONS.search(text)),
         lambda request: replace(request, extra={**request.extra, "stream_options": None}),
     )
-    table = [options, others, calls]
+    table = [options, *_PARAMETERS, others, calls]
     if schema_in_prompt is not False:
         table.append(schema)
     if send_reasoning is not True:
         table.insert(0, reasoning)
     table += _ORDER
+    if send_reasoning is not False:
+        table.append(demanded)
 
     def always(model: str) -> Collection[str]:
         names = {schema.name} if schema_in_prompt else set()
@@ -211,6 +223,43 @@ def openai_fallbacks(
         return names
 
     return Fallbacks(table, always)
+
+
+def _rejects_temperature(text: str, request: Request) -> bool:
+    return request.temperature is not None and _is_named("temperature", text) and bool(_NOT_SUPPORTED.search(text))
+
+
+def _rejects_max_tokens(text: str, request: Request) -> bool:
+    return request.max_tokens is not None and _is_named("max_tokens", text) and _is_named("max_completion_tokens", text)
+
+
+def _with_max_completion_tokens(request: Request) -> Request:
+    if request.max_tokens is None:
+        return request
+    extra = {"max_completion_tokens": request.max_tokens, **request.extra}
+    return replace(request, max_tokens=None, extra=extra)
+
+
+def _demands_reasoning(text: str) -> bool:
+    return _is_named("reasoning_content", text) and bool(_WANTED.search(text))
+
+
+def _with_reasoning(request: Request, provider: str) -> Request:
+    """Return the request with a text as reasoning of the answers that have none, such as those of another model."""
+    messages = [
+        message
+        if message.get("role") != "assistant" or "reasoning_content" in _own_fields(message, provider)
+        else {"reasoning_content": _NO_REASONING, **message}
+        for message in request.messages
+    ]
+    return replace(request, messages=messages)
+
+
+#: Reasoning models reject these, also under a name that does not show what they are.
+_PARAMETERS = (
+    Fallback("temperature", _STATUSES, _rejects_temperature, lambda request: replace(request, temperature=None)),
+    Fallback("max_tokens", _STATUSES, _rejects_max_tokens, _with_max_completion_tokens),
+)
 
 
 def _refuses_reasoning(endpoint: str, by_prefix: bool, model: str) -> bool:

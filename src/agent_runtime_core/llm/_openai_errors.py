@@ -44,7 +44,13 @@ _TOO_LONG = re.compile(
             r"inputs`? must have less than",
             # Groq, Cerebras, Mistral, Moonshot, DashScope, Bedrock, OpenAI
             r"reduce the length of the (messages|prompt|input)|too large for model with|exceeded model token limit",
-            r"range of input length|expected maxlength|messages\[\d+\].{0,40}string too long",
+            r"range of input length|expected maxlength|messages\[\d+\]\.content.{0,40}string too long",
+            # Moonshot, Hugging Face, MiniMax, Stepfun
+            r"(prompt|conversation|context|messages?) too (long|large)|input too long",
+            r"model'?s context|max(imum)? context",
+            r"\b(messages?|prompt)\b.{0,40}\btokens?,? .{0,20}exceeds?\b|tokens in the (prompt|messages?) exceeds?",
+            r"(expected )?input length to be at most|sequence length exceeds|max message tokens",
+            r"\btoken limit exceeded|tokens in request more than max tokens",
         )
     ),
     re.I,
@@ -57,7 +63,7 @@ _OVERFLOW_STATUSES = (None, 400, 413, 422, 500, 502)
 #: The model wrote a call or JSON that its server cannot read. It mostly writes a correct one the next time.
 _UNREADABLE = re.compile(
     r"tool_use_failed|json_validate_failed|output_parse_failed|malformed_(function|tool)_call"
-    r"|failed to (call a function|generate json|validate json|generate tool|parse tool call)"
+    r"|error parsing tool call|failed to (call a function|generate json|validate json|generate tool|parse tool call)"
     r"|tool call validation failed|produced (an )?invalid (content|sequence|output|tool)",
     re.I,
 )

@@ -154,7 +154,7 @@ def incoming(reported: Mapping[str, Any], provider: str, finish_reason: str, tak
         finish_reason: Why the answer ended, normalized.
         taken: The ids of the earlier calls in the conversation.
     """
-    requested = [_repaired_call(call) for call in reported.get("tool_calls") or () if isinstance(call, Mapping)]
+    requested = [_repaired_call(call) for call in calls_in(reported)]
     truncated = finish_reason not in COMPLETE and not all(_is_whole_call(call) for call in requested)
     if truncated:
         requested = []
@@ -206,6 +206,14 @@ def _refusal_in(reported: Mapping[str, Any]) -> str:
         "".join(str(part.get("refusal") or "") for part in parts if isinstance(part, Mapping)),
     ]
     return next((words for words in found if isinstance(words, str) and words), "")
+
+
+def calls_in(reported: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tool calls of an answer or of a delta; some servers send one call without a list, or null in it."""
+    calls = reported.get("tool_calls")
+    if isinstance(calls, Mapping):
+        return [calls]
+    return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
 
 
 def _repaired_call(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import ProviderUnavailable
 from ._finish_reasons import COMPLETE, MALFORMED, native_reason, reason_of
 from ._openai_errors import malformed_call
-from ._openai_format import incoming, is_whole, joined, text_of_answer
+from ._openai_format import calls_in, incoming, is_whole, joined, text_of_answer
 from ._openai_usage import merged_usage, usage_of
 from ._provider import Completion
 
@@ -35,7 +35,7 @@ class _Call:
         self.id = self.id or str(delta.get("id") or "")
         name = function.get("name") or ""
         # Servers send a name once, in parts, or again with each delta.
-        if name != self.name and not self.arguments:
+        if name != self.name and not (self.name and self.arguments):
             self.name += name
         arguments = function.get("arguments")
         if isinstance(arguments, str):
@@ -100,7 +100,7 @@ class Assembly:
             self.native_reason = native_reason(choice) or self.native_reason
             delta = self._delta_of(choice)
             added += text_of_answer(delta.get("content"))
-            for call in delta.get("tool_calls") or ():
+            for call in calls_in(delta):
                 self._call_of(call).add(call)
             skipped = ("role", "content", "tool_calls", "function_call")
             grow(self._rest, {k: v for k, v in delta.items() if k not in skipped and v is not None})
@@ -154,6 +154,12 @@ class Assembly:
             return last
         return last if arguments and last.is_open and not current.is_open else current
 
+    def finish(self) -> None:
+        """Take the answer as finished by the server, which did not send a finish reason."""
+        whole = all(call.name and (not call.arguments or is_whole(call.arguments)) for call in self._calls)
+        if not self.finish_reason and whole and (self._calls or any(self._text)):
+            self.finish_reason = "tool_calls" if self._calls else "stop"
+
     def answer(self) -> Completion | None:
         """Return the answer, or None if the provider has not finished it."""
         if not self.finish_reason:
@@ -202,8 +208,10 @@ def _starts_next_call(current: _Call, index: Any, call_id: Any, function: Mappin
     # Servers repeat an id, send a new one with each delta, or send one index or none for all calls. So only a name
     # starts a call: with a different id, after complete arguments, or if there is no index and the name differs.
     name = function.get("name")
-    if not name or (call_id and call_id == current.id):
+    if not name or not current.name or (call_id and call_id == current.id):
         return False
+    if index is not None and name == current.name and not is_whole(current.arguments):
+        return False  # some servers repeat the name and send a new id with each delta
     if index is not None and name == current.name and not call_id and function.get("arguments") in (None, ""):
         return False  # some servers repeat the name in a last, empty delta
     return bool(call_id and current.id) or is_whole(current.arguments) or (index is None and name != current.name)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+#: Digits of a count; more would be no count of tokens.
+_MOST_DIGITS = 15
 
 
 def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> dict[str, int]:
@@ -109,4 +113,7 @@ def most(*counts: Any) -> int | None:
 
 
 def count_of(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and value >= 0 else None
+    """Return a count that a server reported, as a number or as text; None if it is not one."""
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() and len(value) <= _MOST_DIGITS else None
+    return int(value) if isinstance(value, int | float) and 0 <= value < math.inf else None

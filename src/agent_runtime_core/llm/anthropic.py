@@ -41,6 +41,8 @@ _LONGEST_UNSTREAMED = 21_333
 _SAMPLING_VERSION = "2023-06-01"
 _SAMPLING = ("temperature", "top_p", "top_k")
 _OTHER_KEYS = ("auth_token", "credentials", "config", "profile")
+# Fields with the words of an error that has no field `error`.
+_PROXY_ERRORS = ("message", "Message", "detail", "errors", "msg", "error_msg", "errmsg", "errorMessage", "title")
 # Seconds to wait for the end of a response after its last event; it nearly always arrives with that event.
 _REST = 0.1
 
@@ -84,8 +86,7 @@ class AnthropicWire(ProviderAdapter):
         client = await self._clients.here()
         found = await client.messages.create(**arguments)
         whole = self._dict(found)
-        if whole.get("error"):
-            raise error_of(whole, None, request.model, key=self._key, headers={})
+        self._raise_reported(whole, request.model)
         if not whole.get("stop_reason"):
             raise StreamCut("the answer has no stop_reason", provider=PROVIDER, model=request.model)
         return _answer(whole, False, request.model, found)
@@ -118,9 +119,14 @@ class AnthropicWire(ProviderAdapter):
 
     def _add(self, assembly: Assembly, event: dict[str, Any], model: str) -> str:
         """Add an event; raise the error that it reports."""
-        if event.get("error"):
-            raise error_of(event, None, model, key=self._key, headers={})
+        self._raise_reported(event, model)
         return assembly.add(event)
+
+    def _raise_reported(self, answer: Mapping[str, Any], model: str) -> None:
+        """Raise the error in an answer with status 200, also that of a proxy, which has its own fields."""
+        of_proxy = answer.get("type") != "message_start" and "content" not in answer
+        if answer.get("error") or (of_proxy and any(answer.get(name) for name in _PROXY_ERRORS)):
+            raise error_of(answer, None, model, key=self._key, headers={})
 
     async def count_tokens(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, timeouts: Timeouts

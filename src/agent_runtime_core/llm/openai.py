@@ -41,6 +41,13 @@ _MODEL = "gpt-4o"
 _EMBEDDING_MODEL = "text-embedding-3-small"
 #: Models that reject `max_tokens`, on any server.
 _REASONING = re.compile(r"(?:.*/)?(?:o\d|gpt-[5-9])")
+_DONE = "[DONE]"
+#: Bytes at the end of a stream that may hold its last event.
+_LONGEST_END = 64
+#: Fields with the words of an error that has no field `error`.
+_ERROR_FIELDS = (
+    "message", "Message", "detail", "errors", "msg", "error_msg", "error_message", "errorMessage", "fault",
+)  # fmt: skip
 _CHAT_OPTIONS = frozenset({"timeouts", "retries", "clock", "breakers"})
 
 
@@ -116,16 +123,21 @@ class OpenAIWire(ProviderAdapter):
     async def request(self, request: Request) -> Completion:
         client = await self._clients.here()
         raw = await client.chat.completions.create(**self._arguments(request))
-        response = as_dict(raw)
-        return answer_of(response, self.provider, request, raw)
+        # The SDK returns a body that is not JSON as text.
+        if isinstance(raw, str) and (streamed := streamed_answer(raw, self.provider, request)):
+            return streamed
+        return answer_of(as_dict(raw), self.provider, request, raw)
 
     async def stream(self, request: Request) -> AsyncIterator[Chunk]:
         client = await self._clients.here()
         stream = await client.chat.completions.create(**self._arguments(request, stream=True))
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
+        is_done = _watched(stream)
         async with contextlib.aclosing(stream_chunks(self, request, stream, assembly)) as chunks:
             async for chunk in chunks:
                 yield chunk
+        if is_done():
+            assembly.finish()
         if finished := assembly.answer():
             yield Chunk(answer=finished)
 
@@ -229,6 +241,40 @@ def body_of(stream: Any) -> Callable[[], dict[str, Any]]:
     return whole
 
 
+def streamed_answer(text: str, provider: str, request: Request) -> Completion | None:
+    """Return the answer of a server that always streams; None if the text is not a complete stream."""
+    assembly = Assembly(provider, request.model, ids_in(request.messages))
+    for line in text.splitlines():
+        data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+        if data == _DONE:
+            assembly.finish()
+            break
+        try:
+            chunk = json.loads(data or "{}")
+        except (ValueError, RecursionError):
+            return None
+        if isinstance(chunk, dict):
+            raise_reported(chunk, provider, request.model)
+            assembly.add(chunk)
+    return assembly.answer()
+
+
+def _watched(stream: Any) -> Callable[[], bool]:
+    """Return a function that returns whether the server ended the stream itself; the SDK does not report that."""
+    response: Any = getattr(stream, "response", None)
+    if response is None:
+        return lambda: False
+    read, end = response.aiter_bytes, bytearray()
+
+    async def watched(*args: Any) -> AsyncIterator[bytes]:
+        async for received in read(*args):
+            end[:] = (end + received)[-_LONGEST_END:]
+            yield received
+
+    response.aiter_bytes = watched
+    return lambda: bytes(end).rstrip().endswith(_DONE.encode())
+
+
 async def stream_chunks(
     wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly, received: Any = None
 ) -> AsyncGenerator[Chunk, None]:
@@ -240,7 +286,9 @@ async def stream_chunks(
     try:
         async for chunk in stream:
             # Also without text: a model that only reasons or calls tools has not stalled.
-            yield Chunk(assembly.add(as_dict(chunk)))
+            received = as_dict(chunk)
+            raise_reported(received, wire.provider, request.model)
+            yield Chunk(assembly.add(received))
     except Exception as error:
         if cut := as_stream_cut(wire.translate(error, request.model)):
             raise cut from error
@@ -270,8 +318,7 @@ def answer_of(response: Mapping[str, Any], provider: str, request: Request, raw:
     """Return the answer in a chat completion."""
     choices = response.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
-    if error := response.get("error") or choice.get("error"):
-        raise embedded_error(error, provider, request.model)
+    raise_reported(response, provider, request.model)
     message = choice.get("message") or choice.get("delta")
     finish_reason = choice.get("finish_reason") or ("stop" if message else "")
     if not finish_reason or finish_reason == "error":
@@ -289,6 +336,17 @@ def answer_of(response: Mapping[str, Any], provider: str, request: Request, raw:
         ids_in(request.messages),
         raw,
     )
+
+
+def raise_reported(response: Mapping[str, Any], provider: str, model: str) -> None:
+    """Raise the error that an answer or a chunk with status 200 has instead of choices or in one of them."""
+    choices = response.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+    if error := response.get("error") or choice.get("error"):
+        raise embedded_error(error, provider, model)
+    has_words = "choices" not in response and any(response.get(name) for name in _ERROR_FIELDS)
+    if has_words and (words := words_of(response)):
+        raise embedded_error({**response, "message": f"the answer is not a chat completion: {words}"}, provider, model)
 
 
 def embedded_error(error: Any, provider: str, model: str) -> ProviderError:
