@@ -360,3 +360,16 @@ async def test_schemas_are_sent_as_openai_accepts_them() -> None:
     (sent,) = server.asked[0]["tools"]
     assert sent["function"]["parameters"]["type"] == "object"
     assert sent["function"]["parameters"]["properties"] == {"a": {"type": "array", "items": {}}}
+
+
+@pytest.mark.parametrize("stream_it", [False, True], ids=["whole", "streamed"])
+async def test_messages_of_one_role_in_a_row_are_joined_for_a_server_that_rejects_them(stream_it: bool) -> None:
+    def answer(asked: dict[str, Any]) -> Script:
+        if len(asked["messages"]) > 1:
+            return script({"message": "Conversation roles must alternate user/assistant/...", "code": 400}, status=400)
+        return stream(chunk({"content": "4"}, "stop")) if stream_it else script(completion({"content": "4"}))
+
+    async with asking(answer) as (client, server):
+        for _ in range(2):
+            assert (await client.generate([*ASK, *ASK], stream=stream_it)).message["content"] == "4"
+    assert [len(asked["messages"]) for asked in server.asked] == [2, 1, 1]

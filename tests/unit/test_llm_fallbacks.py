@@ -577,3 +577,28 @@ async def test_reasoning_that_a_server_demands_is_sent_for_answers_that_have_non
         " ",
         "I think",
     ]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_chat_template_may_complain_in_an_answer_with_status_200(streamed: bool) -> None:
+    words = {"error": {"message": "Error rendering prompt: Conversation roles must alternate user/assistant"}}
+
+    def answer(asked: dict[str, Any]) -> Script:
+        if asked["messages"][1:]:
+            return stream(words) if streamed else script(words)
+        return answered(asked)
+
+    async with serving(answer) as server:
+        client = over(server)
+        assert (await client.generate([*ASK, *ASK], stream=streamed)).message["content"] == "done"
+        await client.close()
+    assert [len(asked["messages"]) for asked in server.asked] == [2, 1]
+
+
+async def test_a_failure_of_a_server_is_no_complaint_about_roles() -> None:
+    async with serving(script({"error": {"message": "busy"}}, status=500)) as server:
+        client = over(server)
+        with pytest.raises(ProviderUnavailable):
+            await client.generate([*ASK, *ASK])
+        await client.close()
+    assert len(server.asked) == 1

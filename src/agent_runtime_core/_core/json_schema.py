@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
+from urllib.parse import unquote
 
 from ..errors import brief
 
@@ -187,12 +188,19 @@ class _Check:
 
     def _referred(self, reference: Any) -> Any:
         """Return the schema that a $ref names; True if it is not in the root schema."""
-        place: Any = self._root
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return True
-        for step in reference[1:].split("/")[1:]:
-            place = place.get(step.replace("~1", "/").replace("~0", "~"), True) if isinstance(place, Mapping) else True
-        return place
+        found = referred(self._root, reference)
+        return True if found is None else found
+
+
+def referred(root: Any, reference: Any) -> Any:
+    """Return the schema that a $ref into `root` names, or None."""
+    place: Any = root
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    for step in reference[1:].split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        place = place.get(name) if isinstance(place, Mapping) else None
+    return place
 
 
 def _is(value: Any, kinds: Any) -> bool:

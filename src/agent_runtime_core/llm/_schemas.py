@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
+
+from .._core.json_schema import referred
 
 Dialect: TypeAlias = Literal["openai", "anthropic", "gemini"]
 Schema: TypeAlias = Mapping[str, Any]
@@ -202,14 +204,10 @@ def _unwrapped(
 
 def _referred(root: Schema, reference: Any) -> Schema:
     """Return the schema that a reference into `root` names."""
-    place: Any = root
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    found = referred(root, reference)
+    if not isinstance(found, Mapping):
         raise _NoEquivalent
-    for step in reference[1:].split("/")[1:]:
-        place = place.get(unquote(step).replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
-    if not isinstance(place, Mapping):
-        raise _NoEquivalent
-    return place
+    return found
 
 
 def _described(schema: dict[str, Any], left: Schema) -> dict[str, Any]:

@@ -98,23 +98,27 @@ class BaseTool(ABC):
         )
 
 
-def _handler(tool: BaseTool) -> Callable[..., Any]:
-    def output_of(result: Any) -> Any:
-        # The tool ran, so another result is its output: an error here would let the model repeat the call.
-        if not isinstance(result, ToolResult):
-            return result
-        if not result.success:
-            raise ToolFailed(tool.name(), result.error or "no reason given")
-        return result.output
+def output_of(name: str, result: Any) -> Any:
+    """Return the output of a ToolResult, which a plain function may return as well, and any other result unchanged.
 
+    The tool ran, so a result of another type is no error: with one, the model could repeat the call.
+    """
+    if not isinstance(result, ToolResult):
+        return result
+    if not result.success:
+        raise ToolFailed(name, result.error or "no reason given")
+    return result.output
+
+
+def _handler(tool: BaseTool) -> Callable[..., Any]:
     async def awaited(result: Any) -> Any:
-        return output_of(await result)
+        return output_of(tool.name(), await result)
 
     # functools.wraps, so that arguments are bound to the parameters of `execute` itself.
     @functools.wraps(tool.execute)
     def handler(*args: Any, **kwargs: Any) -> Any:
         result: Any = tool.execute(*args, **kwargs)
-        return awaited(result) if inspect.isawaitable(result) else output_of(result)
+        return awaited(result) if inspect.isawaitable(result) else output_of(tool.name(), result)
 
     @functools.wraps(tool.execute)
     async def async_handler(*args: Any, **kwargs: Any) -> Any:

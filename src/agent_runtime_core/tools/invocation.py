@@ -18,13 +18,12 @@ from ..errors import (
     Postponed,
     StepCancelledError,
     StorageError,
-    ToolFailed,
     ToolTimeout,
     UnserialisableResult,
     text_of,
 )
 from .arguments import BadArguments, check_arguments, read_arguments
-from .base import ToolResult
+from .base import output_of
 from .registry import CallsTool, ToolRegistry, unknown_tool
 from .results import in_json, text_of_result
 from .tool import Tool
@@ -121,7 +120,7 @@ async def answer_read(
     if before is not None:
         await before(name, arguments)
     try:
-        result = _output(
+        result = output_of(
             name, await _execute(registry, name, tool, arguments, ctx, before is None, retries is not None)
         )
     except ENDS_RUN:
@@ -174,15 +173,6 @@ def _execute(
     if not checked:
         return registry.execute_read(name, arguments, ctx, once=once)
     return registry.run_once(tool, arguments, ctx) if once else registry.run_checked(tool, arguments, ctx)
-
-
-def _output(name: str, result: Any) -> Any:
-    """Return the output of a ToolResult, which a plain function may return as well, and any other result unchanged."""
-    if not isinstance(result, ToolResult):
-        return result
-    if not result.success:
-        raise ToolFailed(name, result.error or "no reason given")
-    return result.output
 
 
 def _failed(name: str, error: BaseException) -> ToolAnswer:
