@@ -128,11 +128,11 @@ class ToolCallingAgent(AgentRuntime):
         return messages
 
     async def run(self, ctx: RunContext) -> RunResult:
-        given = ctx.input_messages
-        given = list(given) if isinstance(given, list) else given
-        await call_method(self.before_run, ctx)
-        if ctx.input_messages == given:  # else the agent has read its input itself
+        kind = type(self)
+        # An agent with such a hook may read other keys of its input itself.
+        if kind.before_run is ToolCallingAgent.before_run and kind.trim is ToolCallingAgent.trim:
             require_messages(ctx)
+        await call_method(self.before_run, ctx)
         prompt = {"role": "system", "content": self.system_prompt}
         limits = RunLimits.of(self.limits).stricter(RunLimits(max_turns=self._iterations()))
         stream = ctx.params.get("stream", self.stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, TypedDict
 
@@ -180,6 +180,15 @@ async def test_bounds_and_defaults_of_the_fields_of_a_dataclass() -> None:
     with pytest.raises(BadArguments, match="below 1"):
         await run(made, a={"x": 0})
     assert Output(Point).values('{"x": 2, "label": null}')[0] == Point(2)
+
+
+def test_the_metadata_of_a_dataclass_field_describes_it() -> None:
+    @dataclass
+    class Place:
+        city: str = field(metadata={"description": "The city.", "other": 1})
+
+    properties = tool(Place).parameters["properties"]["a"]["properties"]
+    assert properties == {"city": {"type": "string", "description": "The city."}}
 
 
 async def test_pydantic_and_annotated_types() -> None:

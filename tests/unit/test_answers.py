@@ -401,3 +401,18 @@ async def test_an_agent_that_reads_its_input_itself_may_name_it_as_it_likes() ->
         result = await runner.execute(agent(client, before_run=before_run), input_data={"prompt": "hey"})
     assert result.final_output == {"response": "hi"}
     assert client.asked[0][-1]["content"] == "hey"
+
+
+@pytest.mark.parametrize("hook", ["before_run", "trim"])
+async def test_an_agent_with_hooks_may_read_other_keys_of_its_input(hook: str) -> None:
+    async def before_run(self: Any, ctx: RunContext) -> None:
+        self.question = ctx.input["prompt"]  # type: ignore[attr-defined]
+
+    def trim(self: Any, messages: list[Any]) -> list[Any]:
+        return [*messages, {"role": "user", "content": "hey"}]
+
+    client = MockLLMClient(responses=["done"])
+    async with AgentRunner() as runner:
+        made = agent(client, **{hook: {"before_run": before_run, "trim": trim}[hook]})
+        result = await runner.execute(made, input_data={"prompt": "hey"})
+    assert result.final_output == {"response": "done"}

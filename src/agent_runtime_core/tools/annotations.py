@@ -122,6 +122,8 @@ def _dataclass(hint: type, where: str, inside: tuple[Any, ...]) -> dict[str, Any
         if not field.init:
             continue
         properties[field.name] = schema_of(hints[field.name], where, inside)
+        if isinstance(description := field.metadata.get("description"), str):
+            properties[field.name]["description"] = description
         if field.default is field.default_factory is dataclasses.MISSING:
             required.append(field.name)
         elif field.default is not dataclasses.MISSING:
