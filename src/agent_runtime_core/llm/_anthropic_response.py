@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -117,10 +118,13 @@ def _input_of(given: Any) -> dict[str, Any]:
 def parsed_input(text: str) -> dict[str, Any] | None:
     """Return the input that a model wrote as text, or None if it is not one storable object.
 
-    Some servers begin with an empty object, or send the whole object twice.
+    Some servers begin with an empty object, send the whole object twice, or encode it as a JSON string.
     """
     if text.strip() == "null":
         return {}
+    if text.lstrip().startswith('"'):
+        with contextlib.suppress(ValueError, RecursionError):
+            text = str(json.loads(text))
     found: list[dict[str, Any]] = []
     for part in _objects_in(text):
         parsed = object_of(part)
