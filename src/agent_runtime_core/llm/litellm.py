@@ -204,7 +204,7 @@ class LiteLLMWire(ProviderAdapter):
 
 
 class _WithRefusal:
-    """The stream of an SDK, which passes the words of a refusal to `assembly`: litellm drops them."""
+    """The stream of an SDK, with what litellm drops: words of a refusal, for `assembly`, and texts in parts."""
 
     def __init__(self, stream: Any, assembly: Assembly) -> None:
         self._stream, self._assembly = stream, assembly
@@ -215,6 +215,10 @@ class _WithRefusal:
     async def __anext__(self) -> Any:
         chunk = await anext(self._stream)
         self._assembly.add_refusal(as_dict(chunk))
+        for choice in getattr(chunk, "choices", None) or ():
+            delta = getattr(choice, "delta", None)
+            if isinstance(parts := getattr(delta, "content", None), list):
+                delta.content = plain_text([as_dict(part) for part in parts])
         return chunk
 
     def __getattr__(self, name: str) -> Any:
