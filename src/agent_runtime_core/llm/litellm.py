@@ -216,7 +216,7 @@ class _WithRefusal:
         chunk = await anext(self._stream)
         self._assembly.add_refusal(as_dict(chunk))
         for choice in getattr(chunk, "choices", None) or ():
-            delta = getattr(choice, "delta", None)
+            delta: Any = getattr(choice, "delta", None)
             if isinstance(parts := getattr(delta, "content", None), list):
                 delta.content = plain_text([as_dict(part) for part in parts])
         return chunk
