@@ -19,7 +19,7 @@ from agent_runtime_core.llm._anthropic_options import (
     schema_prompt,
     tools_of,
 )
-from agent_runtime_core.llm._anthropic_response import answer_of, usage_of
+from agent_runtime_core.llm._anthropic_response import answer_of, parsed_input, usage_of
 from agent_runtime_core.llm._anthropic_stream import Assembly
 from agent_runtime_core.llm._openai_format import ids_in, incoming, outgoing
 
@@ -1079,3 +1079,11 @@ def test_every_history_is_sent_as_anthropic_accepts_it() -> None:
         for history in itertools.product(MESSAGES, repeat=length):
             found = turns(HELLO, *history)
             assert (list(rejections(found)), history) == ([], history)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("null", {}), (r'"{\"a\": 1}"', {"a": 1}), ('{}{"a": 1}', {"a": 1}), ('"a"', None), ("[1]", None)],
+)
+def test_the_input_that_other_servers_write(written: str, read: dict[str, Any] | None) -> None:
+    assert parsed_input(written) == read

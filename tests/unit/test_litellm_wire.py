@@ -251,6 +251,20 @@ async def test_a_refusal_and_reasoning_that_only_the_total_counts(stream_it: boo
     assert (response.usage["completion_tokens"], response.usage["total_tokens"]) == (480, 500)
 
 
+async def test_a_streamed_text_in_parts() -> None:
+    parts = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "4 °C"}]
+    async with asking(stream(chunk({"content": parts}), chunk({}, "stop"))) as (client, _):
+        assert (await client.generate(ASK, stream=True)).message["content"] == "4 °C"
+
+
+async def test_a_context_overflow_in_a_stream_is_not_retried() -> None:
+    answer = stream({"error": "the input exceeds the context length"})
+    async with asking(answer, retries=Retries(tries=2, base=0)) as (client, server):
+        with pytest.raises(ContextOverflow):
+            await client.generate(ASK, stream=True)
+    assert len(server.asked) == 1
+
+
 @pytest.mark.parametrize("stream_it", [False, True], ids=["whole", "streamed"])
 async def test_a_malformed_call_is_asked_for_again(stream_it: bool) -> None:
     reason = "MALFORMED_FUNCTION_CALL"

@@ -613,7 +613,9 @@ def test_a_call_without_a_name_is_a_failure() -> None:
     assert assembled([delta(0, "a", None, "")], [delta(0, arguments="{")], finish_reason="length") == []
 
 
-@pytest.mark.parametrize("arguments", ['{}{"x": 1}', 'null {"x": 1}', '{"x": 1}{"x": 1}', '""{"x": 1}{}'])
+@pytest.mark.parametrize(
+    "arguments", ['{}{"x": 1}', 'null {"x": 1}', '{"x": 1}{"x": 1}', '""{"x": 1}{}', r'"{\"x\": 1}"']
+)
 async def test_arguments_of_a_whole_answer_are_repaired_like_those_of_a_stream(arguments: str) -> None:
     response = await told_by(script(completion({"tool_calls": [call("a", "f", arguments)]}, "tool_calls")))
     assert response.tool_calls[0].arguments == '{"x": 1}'
@@ -731,6 +733,36 @@ async def test_arguments_are_sent_back_as_an_object(written: Any, sent: dict[str
     assert json.loads(found["tool_calls"][0]["function"]["arguments"]) == sent
     assert found.keys() == {"role", "content", "tool_calls"}
     assert found["content"] is None
+
+
+@pytest.mark.parametrize("content", ["", " \n", None, [], [{"type": "text", "text": ""}]])
+async def test_a_tool_s_result_without_text_says_so(content: Any) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [call("a", "weather", "{}")]}
+    bodies: list[dict[str, Any]] = []
+    client = over_transport(completion({"content": "4"}), bodies)
+    await client.generate([*ASK, message, {"role": "tool", "tool_call_id": "a", "content": content}])
+    await client.close()
+    assert bodies[0]["messages"][2] == {"role": "tool", "tool_call_id": "a", "content": "(no output)"}
+
+
+async def test_fields_that_are_not_set_are_not_sent() -> None:
+    message = {"role": "assistant", "content": "4", "audio": None, "function_call": None, "tool_calls": None}
+    bodies: list[dict[str, Any]] = []
+    client = over_transport(completion({"content": "4"}), bodies)
+    await client.generate([*ASK, message, *ASK])
+    await client.close()
+    assert bodies[0]["messages"][1] == {"role": "assistant", "content": "4"}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_call_in_its_earlier_form_is_a_tool_call(streamed: bool) -> None:
+    pieces = [{"name": "weather", "arguments": '{"city":'}, {"arguments": ' "Oslo"}'}]
+    deltas = [chunk({"function_call": piece}) for piece in pieces]
+    whole = {"content": None, "function_call": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    answer = stream(*deltas, chunk({}, "function_call")) if streamed else script(completion(whole, "function_call"))
+    response = await told_by(answer, streamed=streamed)
+    assert [(each.name, each.arguments) for each in response.tool_calls] == [("weather", '{"city": "Oslo"}')]
+    assert "provider_fields" not in response.message
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/event-stream", "text/plain", ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -99,7 +100,16 @@ def _input_of(given: Any) -> dict[str, Any]:
 
 
 def parsed_input(text: str) -> dict[str, Any] | None:
-    """Return the input that a model wrote as text, or None if it is not one storable object."""
+    """Return the input that a model wrote as text, or None if it is not one storable object.
+
+    Some servers begin with an empty object, send the whole object twice, or encode it as a JSON string.
+    """
+    text = text.strip()
+    if text == "null":
+        return {}
+    if text.startswith('"'):
+        with contextlib.suppress(ValueError, RecursionError):
+            text = str(json.loads(text))
     parsed = object_of(repaired(text))
     return parsed if parsed is not None and is_storable(parsed) else None
 

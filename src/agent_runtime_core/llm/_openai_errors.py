@@ -99,6 +99,9 @@ def translated(
     elif top not in packages:
         return None
     elif "Timeout" in type(error).__name__ or "Connection" in type(error).__name__:
+        if is_too_long(None, message):
+            # litellm reports an error in the middle of a stream as a failed connection.
+            return of_status(None, message, message, provider, model)
         result = _transport_error(error, without_keys(str(error.__cause__), key) if error.__cause__ else message)
     else:
         status = getattr(error, "status_code", None)

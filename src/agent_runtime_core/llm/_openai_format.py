@@ -11,7 +11,7 @@ from .._core.ids import HALF
 from ._finish_reasons import COMPLETE
 
 #: Standard fields of assistant messages. Other fields belong to the provider.
-_KNOWN = frozenset({"role", "content", "tool_calls", "refusal"})
+_KNOWN = frozenset({"role", "content", "tool_calls", "function_call", "refusal"})
 _CALL_FIELDS = frozenset({"id", "type", "index", "function", "custom"})
 #: Fields of this library, which are not sent, and of answers that no server needs again.
 _NOT_SENT = frozenset({"metadata", "provider_fields", "annotations", "refusal"})
@@ -19,6 +19,8 @@ _NOT_SENT = frozenset({"metadata", "provider_fields", "annotations", "refusal"})
 INVALID = "INVALID_JSON"
 #: Parts of a content that are not an answer.
 _THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+#: Moonshot and others reject a tool's result without text.
+_NO_OUTPUT = "(no output)"
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -42,10 +44,13 @@ def is_empty(message: Mapping[str, Any]) -> bool:
     names = ("tool_calls", "function_call", "refusal", "audio", "images")
     if any(message.get(name) for name in names) or any(fields.get(name) for fields in own for name in names[1:]):
         return False
-    content = message.get("content")
+    return _is_blank(message.get("content"))
+
+
+def _is_blank(content: Any) -> bool:
     if isinstance(content, list):
         return not any(_says_something(part) for part in content)
-    return not content or (isinstance(content, str) and not content.strip())
+    return content is None or content == {} or (isinstance(content, str) and not content.strip())
 
 
 def _says_something(part: Any) -> bool:
@@ -59,7 +64,14 @@ def _says_something(part: Any) -> bool:
 def _outgoing(message: Mapping[str, Any], provider: str) -> dict[str, Any]:
     own: dict[str, Any] = dict((message.get("provider_fields") or {}).get(provider) or {})
     call_fields: dict[Any, dict[str, Any]] = own.pop("tool_calls", None) or {}
-    sent = {key: value for key, value in (own | dict(message)).items() if key not in _NOT_SENT}
+    # A dump of another library's message has a null for each field that is not set.
+    sent = {
+        key: value
+        for key, value in (own | dict(message)).items()
+        if key not in _NOT_SENT and (value is not None or key == "content")
+    }
+    if message.get("role") == "tool" and message.get("content") != {} and _is_blank(message.get("content")):
+        sent["content"] = _NO_OUTPUT
     if refusal := message.get("refusal"):
         # Only OpenAI accepts this field. The model needs the words to know that it refused.
         sent["content"] = sent.get("content") or refusal
@@ -123,7 +135,10 @@ def _reject(constant: str) -> Any:
 
 
 def repaired(arguments: str) -> str:
-    """Return the arguments without what some servers add: an empty object before them, or all of them twice."""
+    """Return the arguments without what some servers add.
+
+    That is an empty object before them, all of them a second time, or their encoding as a JSON string.
+    """
     if is_whole(arguments):
         return arguments
     found: list[tuple[Any, str]] = []
@@ -139,6 +154,8 @@ def repaired(arguments: str) -> str:
     if not found:
         return "{}"
     first, text = found[0]
+    if isinstance(first, str) and is_whole(first) and len(found) == 1:
+        return first
     return text if isinstance(first, dict) and all(value == first for value, _ in found) else arguments
 
 
@@ -209,8 +226,13 @@ def _refusal_in(reported: Mapping[str, Any]) -> str:
 
 
 def calls_in(reported: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the tool calls of an answer or of a delta; some servers send one call without a list, or null in it."""
+    """Return the tool calls of an answer or of a delta; some servers send one call without a list, or null in it.
+
+    The field `function_call` is an earlier form of a call.
+    """
     calls = reported.get("tool_calls")
+    if not calls and isinstance(old := reported.get("function_call"), Mapping) and old:
+        return [{"index": 0, "type": "function", "function": old}]
     if isinstance(calls, Mapping):
         return [calls]
     return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []

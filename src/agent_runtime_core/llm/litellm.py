@@ -23,7 +23,7 @@ from ._api_keys import is_loopback, refuse_sdk_options, usable
 from ._client import ChatClient
 from ._fallbacks import openai_fallbacks
 from ._openai_errors import translated, without_keys
-from ._openai_format import ids_in, outgoing
+from ._openai_format import ids_in, outgoing, text_of_answer
 from ._openai_stream import Assembly
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from .openai import answer_of, as_dict, chat_arguments, stream_chunks, vectors
@@ -200,7 +200,7 @@ class LiteLLMWire(ProviderAdapter):
 
 
 class _WithRefusal:
-    """The stream of an SDK, which passes the words of a refusal to `assembly`: litellm drops them."""
+    """The stream of an SDK, with what litellm drops: words of a refusal, for `assembly`, and texts in parts."""
 
     def __init__(self, stream: Any, assembly: Assembly) -> None:
         self._stream, self._assembly = stream, assembly
@@ -211,6 +211,10 @@ class _WithRefusal:
     async def __anext__(self) -> Any:
         chunk = await anext(self._stream)
         self._assembly.add_refusal(as_dict(chunk))
+        for choice in getattr(chunk, "choices", None) or ():
+            delta: Any = getattr(choice, "delta", None)
+            if isinstance(parts := getattr(delta, "content", None), list):
+                delta.content = text_of_answer([as_dict(part) for part in parts])
         return chunk
 
     def __getattr__(self, name: str) -> Any:
