@@ -109,7 +109,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "llm": [
         "_anthropic_content _api_keys _circuit_breaker _client_per_loop "
-        "_error_messages _error_text _finish_reasons _openai_usage _prices _provider _schemas",
+        "_error_messages _error_text _finish_reasons _openai_usage _prices _provider _schemas _stream_body",
         "_anthropic_options _anthropic_turns _openai_errors _openai_format _recording _retries",
         "_anthropic_errors _anthropic_format _message_order _openai_stream",
         "_anthropic_response _fallbacks",

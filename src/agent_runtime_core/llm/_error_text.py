@@ -13,6 +13,11 @@ _NAMES = (
     "message", "error_message", "errormessage", "msg", "status_msg", "faultstring", "detail", "details",
     "error_description", "description", "reason", "error", "errors", "fault", "base_resp", "raw", "metadata", "title",
 )  # fmt: skip
+#: Fields with the words of an error in a successful answer that has no field `error`.
+ERROR_FIELDS = (
+    "message", "Message", "detail", "errors", "msg", "error_msg", "errmsg", "error_message", "errorMessage", "fault",
+    "title",
+)  # fmt: skip
 #: Fields that name the error, if there are no words.
 _CODES = ("code", "type", "status")
 #: Levels of objects in objects and JSON in strings that are read.

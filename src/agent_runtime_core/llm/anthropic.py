@@ -24,10 +24,12 @@ from ._api_keys import AnthropicConfigurationError, is_loopback, refuse_sdk_opti
 from ._circuit_breaker import Breakers
 from ._client import ChatClient
 from ._client_per_loop import PerLoopClients
+from ._error_text import ERROR_FIELDS
 from ._openai_errors import translated, without_keys
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._retries import Retries
-from .openai import as_stream_cut, body_of
+from ._stream_body import StreamBody
+from .openai import as_stream_cut
 
 __all__ = ["AnthropicClient", "AnthropicWire"]
 
@@ -41,8 +43,6 @@ _LONGEST_UNSTREAMED = 21_333
 _SAMPLING_VERSION = "2023-06-01"
 _SAMPLING = ("temperature", "top_p", "top_k")
 _OTHER_KEYS = ("auth_token", "credentials", "config", "profile")
-# Fields with the words of an error that has no field `error`.
-_PROXY_ERRORS = ("message", "Message", "detail", "errors", "msg", "error_msg", "errmsg", "errorMessage", "title")
 # Seconds to wait for the end of a response after its last event; it nearly always arrives with that event.
 _REST = 0.1
 
@@ -95,7 +95,7 @@ class AnthropicWire(ProviderAdapter):
         assembly = Assembly()
         client = await self._clients.here()
         events = await client.messages.create(**self._arguments(request), stream=True)
-        body = body_of(events)
+        body = StreamBody(events)
         try:
             async for event in events:
                 # Also without text, so that the time limit between chunks does not end a working stream.
@@ -103,7 +103,7 @@ class AnthropicWire(ProviderAdapter):
                 if assembly.ended:
                     await _read_out(events)
                     break
-            if unstreamed := body():  # its type may be missing
+            if unstreamed := body.whole():  # its type may be missing
                 yield Chunk(self._add(assembly, {"type": "message", **unstreamed}, request.model))
         except Exception as error:
             if cut := as_stream_cut(self.translate(error, request.model)):
@@ -125,7 +125,7 @@ class AnthropicWire(ProviderAdapter):
     def _raise_reported(self, answer: Mapping[str, Any], model: str) -> None:
         """Raise the error in an answer with status 200, also that of a proxy, which has its own fields."""
         of_proxy = answer.get("type") != "message_start" and "content" not in answer
-        if answer.get("error") or (of_proxy and any(answer.get(name) for name in _PROXY_ERRORS)):
+        if answer.get("error") or (of_proxy and any(answer.get(name) for name in ERROR_FIELDS)):
             raise error_of(answer, None, model, key=self._key, headers={})
 
     async def count_tokens(

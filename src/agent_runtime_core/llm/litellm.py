@@ -26,6 +26,7 @@ from ._openai_errors import translated, without_keys
 from ._openai_format import ids_in, outgoing, text_of_answer
 from ._openai_stream import Assembly
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
+from ._stream_body import StreamBody
 from .openai import answer_of, as_dict, chat_arguments, stream_chunks, vectors
 
 __all__ = ["LiteLLMClient"]
@@ -133,7 +134,7 @@ class LiteLLMWire(ProviderAdapter):
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
         if hasattr(received, "response"):
             stream.completion_stream = _WithRefusal(received, assembly)
-        async with contextlib.aclosing(stream_chunks(self, request, stream, assembly, received)) as chunks:
+        async with contextlib.aclosing(stream_chunks(self, request, stream, assembly, StreamBody(received))) as chunks:
             async for chunk in chunks:
                 yield chunk
         assembly.native_reason = getattr(stream, "received_finish_reason", None)

@@ -24,7 +24,7 @@ from ..errors import (
 from ._api_keys import OpenAIConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._client import ChatClient
 from ._client_per_loop import PerLoopClients
-from ._error_text import words_of
+from ._error_text import ERROR_FIELDS, words_of
 from ._fallbacks import openai_fallbacks
 from ._finish_reasons import native_reason, reason_of
 from ._openai_errors import of_status, translated, without_keys
@@ -33,6 +33,7 @@ from ._openai_stream import Assembly, completion_of
 from ._openai_usage import merged_usage
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._schemas import dialect_of, with_schemas
+from ._stream_body import DONE, StreamBody
 
 __all__ = ["OpenAIClient", "OpenAIConfigurationError"]
 
@@ -41,13 +42,6 @@ _MODEL = "gpt-4o"
 _EMBEDDING_MODEL = "text-embedding-3-small"
 #: Models that reject `max_tokens`, on any server.
 _REASONING = re.compile(r"(?:.*/)?(?:o\d|gpt-[5-9])")
-_DONE = "[DONE]"
-#: Bytes at the end of a stream that may hold its last event.
-_LONGEST_END = 64
-#: Fields with the words of an error that has no field `error`.
-_ERROR_FIELDS = (
-    "message", "Message", "detail", "errors", "msg", "error_msg", "error_message", "errorMessage", "fault",
-)  # fmt: skip
 _CHAT_OPTIONS = frozenset({"timeouts", "retries", "clock", "breakers"})
 
 
@@ -132,11 +126,11 @@ class OpenAIWire(ProviderAdapter):
         client = await self._clients.here()
         stream = await client.chat.completions.create(**self._arguments(request, stream=True))
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
-        is_done = _watched(stream)
-        async with contextlib.aclosing(stream_chunks(self, request, stream, assembly)) as chunks:
+        body = StreamBody(stream)
+        async with contextlib.aclosing(stream_chunks(self, request, stream, assembly, body)) as chunks:
             async for chunk in chunks:
                 yield chunk
-        if is_done():
+        if body.is_done():
             assembly.finish()
         if finished := assembly.answer():
             yield Chunk(answer=finished)
@@ -211,42 +205,12 @@ def chat_arguments(
     return with_schemas(arguments, dialect_of(endpoint))
 
 
-def body_of(stream: Any) -> Callable[[], dict[str, Any]]:
-    """Return a function that returns the answer of a server that does not stream, after `stream` was read to its end.
-
-    It returns {} for a real stream. The content type says little: servers send both kinds with that of the other.
-    """
-    parts: list[bytes] = []
-    response: Any = getattr(stream, "response", None)
-    received: Any = getattr(response, "aiter_bytes", None)
-
-    async def aiter_bytes(*args: Any, **options: Any) -> AsyncGenerator[bytes, None]:
-        streams = False
-        async with contextlib.aclosing(received(*args, **options)) as body:
-            async for part in body:
-                streams = streams or (not parts and part.strip()[:1] not in (b"", b"{"))
-                if not streams:
-                    parts.append(part)
-                yield part
-
-    def whole() -> dict[str, Any]:
-        try:
-            found = json.loads(b"".join(parts))
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    if received is not None:
-        response.aiter_bytes = aiter_bytes
-    return whole
-
-
 def streamed_answer(text: str, provider: str, request: Request) -> Completion | None:
     """Return the answer of a server that always streams; None if the text is not a complete stream."""
     assembly = Assembly(provider, request.model, ids_in(request.messages))
     for line in text.splitlines():
         data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-        if data == _DONE:
+        if data == DONE:
             assembly.finish()
             break
         try:
@@ -259,30 +223,13 @@ def streamed_answer(text: str, provider: str, request: Request) -> Completion | 
     return assembly.answer()
 
 
-def _watched(stream: Any) -> Callable[[], bool]:
-    """Return a function that returns whether the server ended the stream itself; the SDK does not report that."""
-    response: Any = getattr(stream, "response", None)
-    if response is None:
-        return lambda: False
-    read, end = response.aiter_bytes, bytearray()
-
-    async def watched(*args: Any) -> AsyncIterator[bytes]:
-        async for received in read(*args):
-            end[:] = (end + received)[-_LONGEST_END:]
-            yield received
-
-    response.aiter_bytes = watched
-    return lambda: bytes(end).rstrip().endswith(_DONE.encode())
-
-
 async def stream_chunks(
-    wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly, received: Any = None
+    wire: ProviderAdapter, request: Request, stream: Any, assembly: Assembly, body: StreamBody
 ) -> AsyncGenerator[Chunk, None]:
     """Feed a stream to `assembly`, yield the text of each chunk, and close the stream.
 
-    If the server does not stream, yield its text and its answer. `received` is the SDK's stream, if `stream` wraps it.
+    If the server does not stream, yield its text and its answer.
     """
-    body = body_of(received or stream)
     try:
         async for chunk in stream:
             # Also without text: a model that only reasons or calls tools has not stalled.
@@ -297,7 +244,7 @@ async def stream_chunks(
         close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
         if close is not None:
             await close()
-    if whole := body():
+    if whole := body.whole():
         answer = answer_of(whole, wire.provider, request, whole)
         yield Chunk(text_of_answer(answer.message.get("content")))
         yield Chunk(answer=answer)
@@ -344,7 +291,7 @@ def raise_reported(response: Mapping[str, Any], provider: str, model: str) -> No
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
     if error := response.get("error") or choice.get("error"):
         raise embedded_error(error, provider, model)
-    has_words = "choices" not in response and any(response.get(name) for name in _ERROR_FIELDS)
+    has_words = "choices" not in response and any(response.get(name) for name in ERROR_FIELDS)
     if has_words and (words := words_of(response)):
         raise embedded_error({**response, "message": f"the answer is not a chat completion: {words}"}, provider, model)
 
