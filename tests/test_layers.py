@@ -36,7 +36,7 @@ LAYERS: list[str] = [
 ROWS: dict[str, list[str]] = {
     "_core": [
         "clock context_vars event_types former_names json_schema lazy_import per_loop threads validation",
-        "codec error_groups ids run_tasks settings timeouts",
+        "codec ids run_tasks settings timeouts",
         "arguments",
     ],
     "_core.codec": [

@@ -59,7 +59,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 
 class AgentRuntimeError(Exception):
@@ -243,7 +243,7 @@ class RunBusy(AgentRuntimeError):
 
     def __init__(
         self, run_id: str, worker: str | None, since: float | None, concurrency_key: str | None = None,
-        *, now: float | None = None,
+        *, ago: str = "",
     ) -> None:  # fmt: skip
         self.run_id: str = run_id
         self.worker: str | None = worker
@@ -254,18 +254,9 @@ class RunBusy(AgentRuntimeError):
         if concurrency_key is not None:
             what = f"concurrency key {concurrency_key!r} is in use by run {run_id!r} {where}"
         if since is not None:
-            ago = "" if now is None else f", {_duration(now - since)} ago"
-            what += time.strftime(f" (since %Y-%m-%d %H:%M:%S UTC{ago})", time.gmtime(since))
+            how_long = f", {ago} ago" if ago else ""
+            what += time.strftime(f" (since %Y-%m-%d %H:%M:%S UTC{how_long})", time.gmtime(since))
         super().__init__(f"{what}. Wait for it with runner.wait({run_id!r}), or cancel it")
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration for people, in the largest unit that it fills."""
-    seconds = max(seconds, 0.0)  # the clocks of two machines differ
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 class RunFailed(AgentRuntimeError):
@@ -549,3 +540,61 @@ class UnsafeRedis(StorageError):
 
 class StorageClosed(StorageError):
     """The store was closed, or it was opened by the parent of this forked process."""
+
+
+#: Which error of a group decides what the group means, in order of precedence. An error that forbids another attempt
+#: precedes one that allows it, and a failure precedes a deferral: the code has to be corrected in any case.
+_PRECEDENCE: Final[tuple[tuple[type[BaseException], ...], ...]] = (
+    (KeyboardInterrupt, SystemExit),
+    (LeaseLost,),
+    (JournalMismatch, StepInDoubt, EffectAlreadyDone),
+    (LimitExceeded, UnknownPrice, OutputMismatch),
+    (UnserialisableResult, InvalidArgument, NotSupported, MissingDependency, IdempotencyConflict),
+    (StepCancelledError, PortalMisuse),
+)
+
+
+def holds(error: BaseException, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
+    """Return whether the error, or an error inside the group, is an instance of `kinds`."""
+    if not isinstance(error, BaseExceptionGroup):
+        return isinstance(error, kinds)
+    return any(isinstance(each, kinds) for each in leaves_of(error))
+
+
+def deciding_error(error: BaseException) -> BaseException:
+    """Return the error that decides what happens after `error`.
+
+    For a group (`asyncio.TaskGroup`, anyio) this is the error with the highest precedence: first by `_PRECEDENCE`, then
+    a request that a provider rejected, an error of a store, any other error, the longest deferral, an outage of a
+    provider, and last a cancellation. If several other errors share the highest precedence, it is the group of them. An
+    error that is not a group decides itself.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = leaves_of(error)
+    first = min(leaves, key=_rank)
+    if _rank(first)[0] != _OTHER or sum(_rank(each)[0] == _OTHER for each in leaves) == 1:
+        return first
+    return error.subgroup(Exception) or first
+
+
+_REFUSED: Final = len(_PRECEDENCE)
+_STORAGE, _OTHER, _DEFERRED, _OUTAGE, _CANCELLED = range(_REFUSED + 1, _REFUSED + 6)
+
+
+def _rank(error: BaseException) -> tuple[int, float]:
+    """Return the precedence of an error, and its order among errors with the same one; the least value decides."""
+    for precedence, kinds in enumerate(_PRECEDENCE):
+        if isinstance(error, kinds):
+            return precedence, 0.0
+    if isinstance(error, Postponed):
+        return _DEFERRED, -error.after
+    if isinstance(error, RateLimited) and error.retriable and error.retry_after:
+        return _DEFERRED, -error.retry_after
+    if isinstance(error, ProviderError):
+        return _OUTAGE if error.retriable else _REFUSED, 0.0
+    if isinstance(error, StorageError):
+        return _STORAGE, 0.0
+    if isinstance(error, RuntimeError) and str(error).startswith("TaskGroup <") and "shutting down" in str(error):
+        return _CANCELLED, 0.0  # create_task() on a TaskGroup that another error is cancelling
+    return _OTHER if isinstance(error, Exception) else _CANCELLED, 0.0

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
 from ._core.codec.tagged import NOT_STORED, stored_as_dict
-from ._core.error_groups import deciding_error
 from ._core.event_types import EventType
-from .errors import InvalidArgument, NotSupported, OutputMismatch, RunFailed, brief, shortened, text_of
+from .errors import InvalidArgument, NotSupported, OutputMismatch, RunFailed, brief, deciding_error, shortened, text_of
 from .retry import Delay
 from .status import RunStatus
 from .tools.registry import ToolRegistry

@@ -370,7 +370,7 @@ async def test_the_result_that_survives_is_the_one_the_model_goes_on_with(kind: 
         assert dying.looked == runs
         seen = {"at": "x", "time": runs}
         assert [each["result"] for each in await events(runner, run_id, "tool.result")] == [seen]
-        assert results(result.final_messages) == results(dying.model.asked[-1]) == [str(seen)]
+        assert results(result.final_messages) == results(dying.model.asked[-1]) == [json.dumps(seen)]
         await sound(runner, run_id)
 
 
@@ -384,7 +384,9 @@ async def test_of_safe_tools_side_by_side_only_those_without_a_record_are_run_ag
         result = await ended(runner, run_id)
         again = 0 if hang == "turn 1" else 1
         assert dying.looked == 2 + again
-        told = {each["tool_call_id"]: str(each["result"]) for each in await events(runner, run_id, "tool.result")}
+        told = {
+            each["tool_call_id"]: json.dumps(each["result"]) for each in await events(runner, run_id, "tool.result")
+        }
         assert len(await events(runner, run_id, "tool.result")) == 2, "a result is told once"
         assert results(result.final_messages) == results(dying.model.asked[-1]) == [told["c1"], told["c2"]]
         assert len(await events(runner, run_id, "tool.call")) == 2 + again

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import Step, StepExecutor, open_run
-from agent_runtime_core._core.error_groups import deciding_error, holds
 from agent_runtime_core._execution.recorded_calls import RecordedCalls
 from agent_runtime_core._execution.step_policy import NEVER_RETRIED
 from agent_runtime_core.errors import (
@@ -37,6 +36,8 @@ from agent_runtime_core.errors import (
     StorageFull,
     UnknownPrice,
     UnserialisableResult,
+    deciding_error,
+    holds,
     leaves_of,
     text_of,
 )

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from agent_runtime_core import errors
+from agent_runtime_core._core.clock import shown_duration
 from agent_runtime_core.config import RuntimeConfig
 from agent_runtime_core.errors import AgentRuntimeError, brief
 from agent_runtime_core.events import InMemoryEventBus
@@ -474,7 +475,7 @@ def test_a_stand_in_for_litellm_needs_no_spec(monkeypatch: pytest.MonkeyPatch) -
     [(-3, "0 s"), (12.4, "12 s"), (60, "1 min"), (3599, "59 min"), (7300, "2 h"), (200_000, "2 d")],
 )
 def test_a_busy_run_shows_a_date_and_how_long_ago_it_was(passed: float, shown: str) -> None:
-    error = errors.RunBusy("order-7", "host-1", 1_764_000_000.25, now=1_764_000_000.25 + passed)
+    error = errors.RunBusy("order-7", "host-1", 1_764_000_000.25, ago=shown_duration(passed))
     assert f"in host-1 (since 2025-11-24 16:00:00 UTC, {shown} ago). Wait for it" in str(error)
     assert "1764000000" not in str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core import AgentRunner, ToolCallingAgent, ToolRegistry
+from agent_runtime_core import AgentRunner, ToolCallingAgent, ToolRegistry, tool
 from agent_runtime_core.errors import InvalidArgument, UnknownSetting
 from agent_runtime_core.interfaces import AgentRuntime, RunResult
 from agent_runtime_core.loop.model_settings import OF_AGENTS, OF_PERSONALITIES, SETTINGS, meant_by
@@ -34,6 +34,12 @@ VALUES: dict[str, Any] = {
 }
 
 
+@tool
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
 def agent(client: MockLLMClient, **fields: Any) -> ToolCallingAgent:
     fields = {"key": "a", "system_prompt": "s", "tools": ToolRegistry(), **fields}
     kind: type[ToolCallingAgent] = type("A", (ToolCallingAgent,), {**fields, "get_llm_client": lambda self: client})
@@ -43,8 +49,12 @@ def agent(client: MockLLMClient, **fields: Any) -> ToolCallingAgent:
 async def sent(params: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     """Return the options of the request that an agent with these attributes makes."""
     client = MockLLMClient()
+    tools = ToolRegistry()
+    tools.register(look)  # options about tools are not sent without any
     async with AgentRunner() as runner:
-        result = await runner.execute(agent(client, **fields), input_data={"messages": HELLO, "params": params or {}})
+        result = await runner.execute(
+            agent(client, tools=tools, **fields), input_data={"messages": HELLO, "params": params or {}}
+        )
     if result.error is not None:
         raise {"UnknownSetting": UnknownSetting}.get(result.error.type, InvalidArgument)(result.error.message)
     [call] = client.get_calls()

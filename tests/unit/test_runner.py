@@ -488,7 +488,7 @@ async def test_a_claim_that_is_refused_though_nobody_else_has_the_run_ends_execu
     async with Rig(place) as rig:
         with monkeypatch.context() as patched:
             patched.setattr(ClaimWriter, "record", refused)
-            with pytest.raises(StorageCorrupt, match=f"run {run_id}: .*no other process"):
+            with pytest.raises(StorageCorrupt, match=f"run '{run_id}': .*no other process"):
                 async with asyncio.timeout(20):
                     await rig.go(answer_in_a_step, run_id)
         assert (await rig.runner.get_run(run_id)).status == "pending"

@@ -70,3 +70,12 @@ def aware(seconds: float) -> _dt.datetime:
         return _dt.datetime.fromtimestamp(seconds, _dt.UTC)
     except OSError as error:  # raised by the system's own calendar
         raise OverflowError(f"{seconds!r} seconds is outside the range of the calendar") from error
+
+
+def shown_duration(seconds: float) -> str:
+    """Return a duration for people, in the largest unit that it fills."""
+    seconds = max(seconds, 0.0)  # the clocks of two machines differ
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"

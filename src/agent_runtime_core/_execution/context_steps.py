@@ -10,7 +10,6 @@ from uuid import UUID
 
 from .._core.clock import Clock, aware
 from .._core.codec.json import arguments_digest, decode, encode
-from .._core.error_groups import deciding_error, holds
 from .._core.ids import known_uuid, trace_id, unbroken
 from .._journal.record import FAILED, SKIPPED, Record
 from ..errors import (
@@ -23,6 +22,8 @@ from ..errors import (
     StorageError,
     UnserialisableResult,
     brief,
+    deciding_error,
+    holds,
     text_of,
 )
 from .journal_view import CONCURRENT_INFO, was_concurrent

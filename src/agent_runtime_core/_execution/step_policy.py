@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .._core.error_groups import holds
 from .._core.validation import is_number
 from ..errors import (
     EffectAlreadyDone,
@@ -21,6 +20,7 @@ from ..errors import (
     StepInDoubt,
     UnserialisableResult,
     brief,
+    holds,
     leaves_of,
 )
 from ..retry import Delay, at_least_zero

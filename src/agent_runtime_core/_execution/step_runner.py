@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from .._core.codec.json import MAX_BYTES, decode, encode
 from .._core.context_vars import restore
-from .._core.error_groups import deciding_error, holds
 from .._core.timeouts import with_time_limit
 from .._engines.base import Op
 from .._journal.record import FAILED, RETRYING, Record
@@ -21,6 +20,8 @@ from ..errors import (
     StepInDoubt,
     UnserialisableResult,
     brief,
+    deciding_error,
+    holds,
 )
 from ..state.base import EffectExists
 from .effects import GuardedStep

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .._core.clock import SYSTEM, Clock
-from .._core.error_groups import deciding_error
-from ..errors import CircuitOpen, NotConfigured, ProviderError, RequestRefused
+from ..errors import CircuitOpen, NotConfigured, ProviderError, RequestRefused, deciding_error
 
 Key: TypeAlias = tuple[str, str, str]
 """Provider, endpoint, model."""

@@ -6,9 +6,8 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .._core.error_groups import deciding_error
 from .._core.settings import POSITIVE
-from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed, brief
+from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed, brief, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..tools.base import BaseTool

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 from .._core.codec.json import MAX_BYTES, MAX_RESULT, arguments_digest
-from .._core.error_groups import deciding_error, holds
 from .._core.event_types import EventType
 from .._core.ids import step_id
 from .._core.settings import POSITIVE, number
@@ -27,6 +26,8 @@ from ..errors import (
     StorageError,
     ToolFailed,
     UnknownPrice,
+    deciding_error,
+    holds,
     leaves_of,
     text_of,
 )

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from .._core.arguments import checked_name, mapping
+from .._core.clock import shown_duration
 from .._execution.context import conversation_id
 from ..config import SETTINGS
 from ..errors import InvalidArgument, RunBusy, brief
@@ -87,7 +88,8 @@ def backend_label(kind: type) -> str:
 def run_busy_error(outcome: str, there: RunRow, now: float) -> RunBusy:
     """Return the error for a `take` without a claim: another process executes the run, or another run has its slot."""
     worker = there.worker if there.status == "running" else None
+    since = there.claimed_at if worker else None
     return RunBusy(
-        there.run_key or there.run_id, worker, there.claimed_at if worker else None,
-        there.lane if outcome == "behind" else None, now=now,
+        there.run_key or there.run_id, worker, since, there.lane if outcome == "behind" else None,
+        ago="" if since is None else shown_duration(now - since),
     )  # fmt: skip

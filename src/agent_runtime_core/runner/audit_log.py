@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid5
 
-from .._core.error_groups import holds
 from .._journal.record import event_id
-from ..errors import LeaseLost, UnserialisableResult
+from ..errors import LeaseLost, UnserialisableResult, holds
 from ..events.event import Event, id_of
 from ..interfaces import RunResult
 from ..persistence.base.audit import AuditStore

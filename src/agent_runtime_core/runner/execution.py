@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from .._core.codec.json import decode, decode_known
 from .._core.context_vars import RUN, start_soon
-from .._core.error_groups import deciding_error
 from .._core.ids import known_uuid
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import done_in_time, is_abandoned, wait_cancelled
@@ -37,6 +36,7 @@ from ..errors import (
     StorageFull,
     UnserialisableResult,
     brief,
+    deciding_error,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from .._core.clock import Clock
 from .._core.context_vars import start_soon
-from .._core.error_groups import deciding_error
 from .._core.timeouts import done_in_time, ended_in_time
 from .._execution.run_control import RunControl
 from .._execution.sync_context import is_async, run_plain
+from ..errors import deciding_error
 from ..interfaces import AgentRuntime
 from ..queue.records import RunRow
 from .outcomes import TimeLimitReached

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from .._core.error_groups import deciding_error
 from .._core.threads import AGENT_CONTEXT, HOME_LOOP, AgentContext
 from .._execution.context import Context
 from .._execution.read_only_writer import ReadOnlyWriter
@@ -21,7 +20,7 @@ from .._execution.run_control import RunControl
 from .._execution.run_writer import RunWriter
 from .._execution.step_journal import StepJournal
 from .._execution.sync_context import SyncRunContext
-from ..errors import LeaseLost, Postponed, RunFailed, StorageClosed
+from ..errors import LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..portal import call, portal_loop, run_and_wait, takes_function

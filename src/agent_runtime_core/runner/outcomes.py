@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from .._core.clock import aware
 from .._core.codec.json import encode
-from .._core.error_groups import deciding_error, holds
 from .._execution.result_codec import error_payload
 from ..errors import (
     EffectAlreadyDone,
@@ -32,6 +31,8 @@ from ..errors import (
     UnknownPrice,
     UnserialisableResult,
     brief,
+    deciding_error,
+    holds,
     shortened,
     text_of,
 )

@@ -7,10 +7,9 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from .._core.error_groups import deciding_error
 from .._execution.context import Context
 from .._execution.run_control import RunRecorder
-from ..errors import ContextOverflow, LeaseLost, RequestRefused, StorageBusy, StorageFull, text_of
+from ..errors import ContextOverflow, LeaseLost, RequestRefused, StorageBusy, StorageFull, deciding_error, text_of
 from ..interfaces import RunResult
 from ..status import RunStatus
 from .guarded_calls import GuardedCalls

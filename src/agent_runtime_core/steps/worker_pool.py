@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from .._core.context_vars import start_soon
-from .._core.error_groups import deciding_error, holds
-from ..errors import LeaseLost, Postponed, StepCancelledError, StorageError
+from ..errors import LeaseLost, Postponed, StepCancelledError, StorageError, deciding_error, holds
 from .graph import Graph
 
 #: After these errors no other step starts.

@@ -16,7 +16,6 @@ from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock, aware
 from .._core.codec.json import MAX_RESULT, decode, encode
-from .._core.error_groups import deciding_error
 from .._core.event_types import EventType
 from .._core.ids import run_uuid, trace_id, unbroken
 from .._core.per_loop import call_in_loop
@@ -25,7 +24,16 @@ from .._core.validation import MAX_DEPTH
 from .._execution.inbox import checked_when, interrupts, mailbox_payload, message_of, user_message
 from .._execution.step_function import call_in_thread
 from .._execution.sync_context import SyncRunContext, blocking_form, is_async, run_agent
-from ..errors import InvalidArgument, NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief, text_of
+from ..errors import (
+    InvalidArgument,
+    NotSupported,
+    UnknownAgent,
+    UnserialisableResult,
+    WaitTimeout,
+    brief,
+    deciding_error,
+    text_of,
+)
 from ..events.base import agent_event_type, checked_event_name
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits

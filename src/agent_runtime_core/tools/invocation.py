@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .._core.codec.json import encode
-from .._core.error_groups import deciding_error
 from .._core.validation import MAX_DEPTH
 from ..errors import (
     JournalMismatch,
@@ -20,6 +19,7 @@ from ..errors import (
     StorageError,
     ToolTimeout,
     UnserialisableResult,
+    deciding_error,
     text_of,
 )
 from .arguments import BadArguments, check_arguments, read_arguments

@@ -11,11 +11,10 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from .._core.clock import SYSTEM, Clock
-from .._core.error_groups import deciding_error
 from .._core.event_types import EventType
 from .._core.threads import in_thread
 from .._core.timeouts import log_abandoned_thread, with_time_limit
-from ..errors import InvalidArgument, ToolTimeout, UnknownTool, UnserialisableResult, brief
+from ..errors import InvalidArgument, ToolTimeout, UnknownTool, UnserialisableResult, brief, deciding_error
 from .arguments import BadArguments, check_arguments, read_arguments
 from .base import BaseTool
 from .names import check_name

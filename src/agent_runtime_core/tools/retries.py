@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
 
-from .._core.error_groups import holds
 from .._core.validation import is_number
 from ..errors import (
     EffectAlreadyDone,
@@ -23,6 +22,7 @@ from ..errors import (
     StorageError,
     UnserialisableResult,
     brief,
+    holds,
     leaves_of,
 )
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .._core.error_groups import deciding_error
 from .._engines.base import Op
 from .._execution.context import Context
-from ..errors import NotConfigured, PlanningError, ProviderError, StepExecutionError, ToolFailed, UnknownTool
+from ..errors import (
+    NotConfigured,
+    PlanningError,
+    ProviderError,
+    StepExecutionError,
+    ToolFailed,
+    UnknownTool,
+    deciding_error,
+)
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..runner.completion_hooks import CompletionHook
 from ..runner.outcomes import FINAL_ERRORS

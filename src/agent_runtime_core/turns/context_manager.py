@@ -10,9 +10,8 @@ from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import MAX_WHOLE, decode, encode
-from .._core.error_groups import holds
 from .._execution.context import conversation_id as as_conversation
-from ..errors import LeaseLost, UnserialisableResult
+from ..errors import LeaseLost, UnserialisableResult, holds
 from ..persistence.chat_format import chat_of, paired
 from ..persistence.manager import PersistenceManager
 from ..planning.memory_operations import RESERVED

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from .._core.codec.typed import codec_for
-from .._core.error_groups import deciding_error
 from .._core.ids import child_run_id, step_id
 from .._execution.context import Context
 from .._execution.recorded_calls import UNRECORDED, RecordedCalls
-from ..errors import InvalidArgument, RunFailed, StepExecutionError
+from ..errors import InvalidArgument, RunFailed, StepExecutionError, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..planning.executor import execute_plan, request_of, step_input, step_name

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from .._core.codec.typed import PLAIN, build, to_plain
-from .._core.error_groups import deciding_error
-from ..errors import PlanningError, ProviderError
+from ..errors import PlanningError, ProviderError, deciding_error
 from ..interfaces import LLMClient
 from ..planning.base import BasePlanner, plan_of
 from ..planning.executor import AS_THEY_ARE

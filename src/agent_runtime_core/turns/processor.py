@@ -10,14 +10,13 @@ from typing import Any
 
 from .._core.clock import Clock
 from .._core.context_vars import restore
-from .._core.error_groups import deciding_error
 from .._core.event_types import EventType
 from .._core.per_loop import PerLoop
 from .._core.settings import POSITIVE
 from .._execution.context import Context
 from .._execution.step_scope import CURRENT_STEP
 from ..config import get_config
-from ..errors import LeaseLost, NotSupported, Postponed, text_of
+from ..errors import LeaseLost, NotSupported, Postponed, deciding_error, text_of
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..llm._circuit_breaker import Breakers
 from ..llm._prices import cost_usd

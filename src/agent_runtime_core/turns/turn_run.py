@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Any, cast
 
-from .._core.error_groups import deciding_error
 from .._core.event_types import EventType
 from .._execution.context import Context
 from ..errors import (
@@ -21,6 +20,7 @@ from ..errors import (
     ProviderError,
     StepExecutionError,
     UnknownTool,
+    deciding_error,
 )
 from ..interfaces import LLMClient, RunResult
 from ..limits import Budget
