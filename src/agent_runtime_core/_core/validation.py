@@ -37,7 +37,8 @@ class Path:
     __slots__ = ("depth", "held", "parent", "step")
 
     def __init__(self, parent: Path | None, held: object) -> None:
-        self.parent, self.held = parent, held
+        self.parent: Path | None = parent
+        self.held: object = held
         self.depth: int = 1 if parent is None else parent.depth + 1
         self.step: object = None
 
