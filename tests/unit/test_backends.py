@@ -240,7 +240,7 @@ def test_a_backend_written_for_0_5_2_is_told_what_it_lacks(kind: Any, lacks: str
         Old("x")
     assert str(caught.value) == (
         f"Old lacks {lacks}: since 0.6.0 {article} {kind.__name__} must define these and inherits the rest. "
-        "See docs/how-to/write-a-backend.md."
+        "See docs/guide/write-a-backend.md."
     )
     with pytest.raises(
         InvalidArgument, match=f"Older lacks {lacks.removesuffix(', commit').removeprefix('commit, ')}:"

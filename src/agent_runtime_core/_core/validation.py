@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, TypeGuard
 from uuid import UUID
 
-from ..errors import UnserialisableResult
+from ..errors import InvalidArgument, UnserialisableResult, brief
 
 MAX_DEPTH: Final = 100
 
@@ -110,6 +110,45 @@ def short(value: object) -> str:
 
 def type_name(kind: type) -> str:
     return f"{'an' if kind.__name__[:1] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
+
+
+def must(name: str, constraint: str, value: object, fix: str = "") -> InvalidArgument:
+    """Return the error for an invalid value: `NAME must CONSTRAINT, got VALUE. FIX`.
+
+    Args:
+        name: The argument as the caller wrote it, such as `deadline` or `step 'pay': retries`.
+        constraint: What follows "must": `be an integer above 0`, `accept (ctx, state)`.
+        value: The value that was passed. Pass `Shown(text)` for a description in place of its repr.
+        fix: A sentence that says how to correct the call, if the constraint does not say it.
+    """
+    text = str(value) if isinstance(value, Shown) else brief(value)
+    return InvalidArgument(f"{name} must {constraint}, got {text}.{' ' if fix else ''}{sentence(fix)}")
+
+
+class Shown(str):
+    """A description of a value, which `must` prints without quotes: `a coroutine`, `2 arguments`."""
+
+
+def sentence(text: str) -> str:
+    """Return the text with a full stop, unless it ends with punctuation, a bracket or a quote already."""
+    return f"{text}." if text and text[-1].isalnum() else text
+
+
+def unknown(what: str, name: object, known: Iterable[str], fix: str = "") -> str:
+    """Return the message for an unknown name: `unknown WHAT 'helo'. Did you mean 'hello'? FIX`."""
+    hint = did_you_mean(name, known)
+    return " ".join(filter(None, (f"unknown {what} {brief(name)}.", hint, sentence(fix))))
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a sentence with the known name that is most similar, or with at most five of the known names."""
+    names = sorted(known)
+    # Cut off, because comparing takes quadratic time.
+    near = difflib.get_close_matches(str(name)[:100], names, n=1)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"Known: {', '.join(names[:5])}{more}." if names else "None exist."
 
 
 def nearest_name(name: object, known: Iterable[str]) -> str:

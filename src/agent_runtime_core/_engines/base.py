@@ -205,7 +205,7 @@ class Backend(ABC):
             kind = next(each for each in cls.__mro__ if Backend in each.__bases__)
             raise InvalidArgument(
                 f"{cls.__name__} lacks {lacks}: since 0.6.0 {type_name(kind)} must define these and inherits the "
-                "rest. See docs/how-to/write-a-backend.md."
+                "rest. See docs/guide/write-a-backend.md."
             )
         return super().__new__(cls)
 
