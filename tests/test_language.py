@@ -1,4 +1,4 @@
-"""Retired names stay out of the library and its documentation, and idioms out of docstrings and comments.
+"""Retired names stay out of the library and its documentation, and idioms out of its docstrings, messages and pages.
 
 `retired_words.txt` holds the words, each with what to write instead.
 """
@@ -17,8 +17,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / "agent_runtime_core"
-#: Idioms in 1,000 words of docstrings, and comments with an idiom in 100, at most.
-DOCSTRING_LIMIT, COMMENT_LIMIT = 0.5, 1.5
+#: Idioms in 1,000 words of docstrings and of pages, and comments with an idiom in 100, at most.
+DOCSTRING_LIMIT, PAGE_LIMIT, COMMENT_LIMIT = 0.5, 0.5, 1.5
 _NO_PROSE = ("# noqa", "# type:", "# fmt", "#!")
 
 
@@ -35,6 +35,15 @@ def sections() -> dict[str, dict[str, str]]:
 
 WORDS = sections()
 IDIOM = re.compile(rf"\b({'|'.join(map(re.escape, WORDS['idioms']))})\b", re.IGNORECASE)
+PHRASE = re.compile(rf"\b({'|'.join(map(re.escape, {**WORDS['idioms'], **WORDS['phrases']}))})\b", re.IGNORECASE)
+PAGES = [
+    *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+]
+#: Functions whose arguments are messages to users, in addition to exceptions.
+MESSAGE_CALLS = frozenset(
+    {"must", "unknown", "warn", "report", "print_line", "debug", "info", "warning", "error", "exception"}
+)
 
 
 def docstrings(text: str) -> Iterator[str]:
@@ -47,6 +56,30 @@ def comments(text: str) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not token.string.startswith(_NO_PROSE):
             yield token.string
+
+
+def prose(page: str) -> str:
+    """Return the text of a page without code."""
+    return re.sub(r"`[^`]*`", "", re.sub(r"^ *(`{3,}).*?^ *\1 *$", "", page, flags=re.MULTILINE | re.DOTALL))
+
+
+def messages(text: str) -> Iterator[str]:
+    """Return the strings of errors, warnings, log records and command-line help."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            message: ast.AST = node.exc
+        elif isinstance(node, ast.Call) and _called(node) in MESSAGE_CALLS:
+            message = node
+        elif isinstance(node, ast.keyword) and node.arg in {"help", "epilog", "description"}:
+            message = node.value
+        else:
+            continue
+        strings = (each.value for each in ast.walk(message) if isinstance(each, ast.Constant))
+        yield " ".join(each for each in strings if isinstance(each, str))
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def modules() -> Iterator[tuple[str, str]]:
@@ -70,6 +103,25 @@ def test_comments_have_few_idioms() -> None:
             total += 1
             found[path] += IDIOM.search(each) is not None
     assert 100 * found.total() / total <= COMMENT_LIMIT, found.most_common(20)
+
+
+def test_pages_have_few_idioms() -> None:
+    words, found = 0, Counter[str]()
+    for path in PAGES:
+        text = prose(path.read_text("utf-8"))
+        words += len(text.split())
+        found[path.relative_to(REPOSITORY).as_posix()] += len(PHRASE.findall(text))
+    assert 1000 * found.total() / words <= PAGE_LIMIT, found.most_common(30)
+
+
+def test_messages_have_no_idiom() -> None:
+    found = [
+        (path, sorted(set(PHRASE.findall(each))), each)
+        for path, text in modules()
+        for each in messages(text)
+        if PHRASE.search(each)
+    ]
+    assert found == []
 
 
 def test_no_module_has_a_retired_name() -> None:
