@@ -1,6 +1,6 @@
 """Check a built site: every internal link resolves, and no page loads anything from the network.
 
-    python scripts/site_check.py site
+python scripts/site_check.py site
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ def problems(site: Path) -> list[str]:
     for path, page in pages.items():
         base = site.resolve() if path.name == "404.html" else path.parent
         for address, loaded in page.addresses:
-            found += [f"{path.relative_to(site.resolve())}: {each}" for each in _wrong(address, loaded, path, base, pages)]
+            found += [
+                f"{path.relative_to(site.resolve())}: {each}" for each in _wrong(address, loaded, path, base, pages)
+            ]
         if "mermaid" in page.classes:
-            found.append(f"{path.relative_to(site.resolve())}: a mermaid diagram, which the theme draws with a script from the network")
+            found.append(f"{path.relative_to(site.resolve())}: the theme loads a script for a mermaid diagram")
     for path in site.rglob("*.css"):
         text = path.read_text("utf-8")
         found += [f"{path.relative_to(site)}: loads {url}" for url in _css(text) if urlsplit(url).netloc]

@@ -40,7 +40,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
     names = {there: here for here, there in site_pages.ROOT_PAGES.items()}
     markdown = site_pages.for_the_site(markdown, names.get(path, f"docs/{path}"), config.extra.get("files", ""))
     if path.startswith("reference/api/"):
-        return site_pages.ApiPages().expanded(markdown)
+        return site_pages.ApiPages((ROOT / "docs" / "support.md").read_text("utf-8")).expanded(markdown)
     _sources[path] = markdown
     return markdown
 
@@ -55,7 +55,9 @@ def on_post_build(*, config: MkDocsConfig) -> None:
     for page in _navigation[0].pages:
         path = page.file.src_uri
         if path in _sources and path != "index.md":
-            phrase = phrases.get(path) or site_pages.summary_of(_sources[path])
+            # The title of a decision says what it is.
+            decision = path.startswith("decisions/")
+            phrase = phrases.get(path) or ("" if decision else site_pages.summary_of(_sources[path]))
             sections.setdefault(_section(page), []).append((str(page.title), path, phrase))
     intro = "Coding agents: `agent_runtime_core/skill.md` in the installed package is a short guide for you."
     text = site_pages.llms_txt(str(config.site_name), str(config.site_description), sections, intro)

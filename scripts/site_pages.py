@@ -6,11 +6,14 @@ are not in docs/, the `<!-- docs: … -->` comments of the tests, and the langua
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import importlib
 import inspect
 import pkgutil
 import posixpath
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 
@@ -21,6 +24,7 @@ ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _DIRECTIVE = re.compile(r" *<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<target>[^)\s]+)\)")
+_LABEL = re.compile(r"^\| `([\w.]+)` \| (stable|provisional|internal) \|", re.MULTILINE)
 _ITEM = re.compile(r"^ *[-*] \[[^\]]+\]\((?P<target>[^)#\s]+)\)(?:: (?P<phrase>.+))?$", re.MULTILINE)
 
 
@@ -60,7 +64,7 @@ def _with_blocks(lines: Sequence[str]) -> Iterator[tuple[str, bool]]:
 def _info(info: str, title: str) -> str:
     if info == "output":
         return ' { .text .output .no-copy title="Output" }'
-    return f'{info} title="{title}"' if title and info else info
+    return f'{info or "text"} title="{title}"' if title else info
 
 
 def _link(found: re.Match[str], page: str, address: str) -> str:
@@ -98,7 +102,7 @@ def summary_of(markdown: str) -> str:
         text = " ".join(part.split())
         if text and text[0] not in "#|-*<!:":
             text = re.sub(r"\[([^\[\]]+)\]\([^)]*\)", r"\1", text)
-            return re.split(r"(?<=[.!?:]) ", text)[0].rstrip(":").rstrip(".")
+            return textwrap.shorten(re.split(r"(?<=[.!?:]) ", text)[0].rstrip(":."), 150, placeholder=" …")
     return ""
 
 
@@ -118,10 +122,17 @@ def llms_txt(name: str, summary: str, sections: Mapping[str, Sequence[tuple[str,
     return "\n\n".join(parts) + "\n"
 
 
+def labels(support: str) -> dict[str, str]:
+    """Return the stability label of each module, from docs/support.md."""
+    return dict(_LABEL.findall(support))
+
+
 def public_modules() -> list[str]:
     """Return the names of the public modules below the package; the command line is none of them."""
     package = importlib.import_module(PACKAGE)
-    return sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] != "_" and each.name != "cli")
+    return sorted(
+        each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] != "_" and each.name != "cli"
+    )
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -134,9 +145,13 @@ def public_names(module: ModuleType) -> list[str]:
 
 
 class ApiPages:
-    """Writes `::: agent_runtime_core.queue` out: each public name once, on the page of the module it belongs to."""
+    """Writes `::: agent_runtime_core.queue` out: each public name once, on the page of the module it belongs to.
 
-    def __init__(self) -> None:
+    MkDocs reads the source and does not run it, so it does not see an `__all__` that is computed.
+    """
+
+    def __init__(self, support: str = "") -> None:
+        self.labels = labels(support)
         self.modules = [importlib.import_module(f"{PACKAGE}.{name}") for name in public_modules()]
         self.homes: dict[tuple[str, int], str] = {}
         for module in self.modules:
@@ -157,13 +172,24 @@ class ApiPages:
         for name in public_names(module):
             home = self.homes.get((name, id(getattr(module, name))), dotted)
             if home == dotted:
-                own.append(f"::: {dotted}.{name}")
+                own.append(f"::: {dotted}.{name}{_options(getattr(module, name))}")
             else:
                 others.append(f"| `{name}` | [{home}][{home}.{name}] |")
         parts = [_docstring(module)]
+        label = self.labels.get(dotted.removeprefix(f"{PACKAGE}."))
+        if label:
+            parts.append(f"Stability: **{label}** ([what it means](../../support.md#stability)).")
         if others:
             parts.append("\n".join(["| Name | Documented in |", "|---|---|", *others]))
         return "\n\n".join([*parts, *own])
+
+
+def _options(value: object) -> str:
+    """Return options of the directive: members without a docstring are shown only where they are the contents."""
+    fields = isinstance(value, type) and (
+        dataclasses.is_dataclass(value) or issubclass(value, enum.Enum) or hasattr(value, "_fields")
+    )
+    return "\n    options:\n      show_if_no_docstring: true" if fields else ""
 
 
 def _docstring(module: ModuleType) -> str:
