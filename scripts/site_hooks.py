@@ -66,5 +66,5 @@ def on_post_build(*, config: MkDocsConfig) -> None:
 
 def _section(page: Page) -> str:
     """Return the titles of the sections a page is in."""
-    titles = [str(each.title) for each in reversed(page.ancestors)]
+    titles = [str(each.title) for each in reversed(list(page.ancestors))]
     return ": ".join(titles) or "Pages"

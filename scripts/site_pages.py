@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import posixpath
@@ -144,6 +145,14 @@ def public_names(module: ModuleType) -> list[str]:
     return [name for name in own if not name.startswith("_")]
 
 
+def identifier(module: str, name: str) -> str:
+    """Return the path of a public name. MkDocs takes a path of a module and of a function for that of the module."""
+    found = importlib.import_module(module)
+    if hasattr(found, "__path__") and importlib.util.find_spec(f"{module}.{name}") is not None:
+        return f"{getattr(found, name).__module__}.{name}"
+    return f"{module}.{name}"
+
+
 class ApiPages:
     """Writes `::: agent_runtime_core.queue` out: each public name once, on the page of the module it belongs to.
 
@@ -172,9 +181,9 @@ class ApiPages:
         for name in public_names(module):
             home = self.homes.get((name, id(getattr(module, name))), dotted)
             if home == dotted:
-                own.append(f"::: {dotted}.{name}{_options(getattr(module, name))}")
+                own.append(f"::: {identifier(dotted, name)}{self._options(getattr(module, name))}")
             else:
-                others.append(f"| `{name}` | [{home}][{home}.{name}] |")
+                others.append(f"| `{name}` | [{home}][{identifier(home, name)}] |")
         parts = [_docstring(module)]
         label = self.labels.get(dotted.removeprefix(f"{PACKAGE}."))
         if label:
@@ -183,13 +192,21 @@ class ApiPages:
             parts.append("\n".join(["| Name | Documented in |", "|---|---|", *others]))
         return "\n\n".join([*parts, *own])
 
-
-def _options(value: object) -> str:
-    """Return options of the directive: members without a docstring are shown only where they are the contents."""
-    fields = isinstance(value, type) and (
-        dataclasses.is_dataclass(value) or issubclass(value, enum.Enum) or hasattr(value, "_fields")
-    )
-    return "\n    options:\n      show_if_no_docstring: true" if fields else ""
+    def _options(self, value: object) -> str:
+        """Return options of the directive for one name."""
+        if not isinstance(value, type):
+            return ""
+        options = []
+        fields = dataclasses.is_dataclass(value) or issubclass(value, enum.Enum) or hasattr(value, "_fields")
+        if fields and "Args:" not in (value.__doc__ or ""):
+            options.append("show_if_no_docstring: true")  # its members are what it is
+        # The methods of a base class that has no entry of its own would be missing.
+        public = {known for _, known in self.homes}
+        hidden = [each for each in value.__mro__[1:] if each.__module__.startswith(PACKAGE) and id(each) not in public]
+        members = sorted({name for each in hidden for name in vars(each) if not name.startswith("_")})
+        if members:
+            options.append(f"inherited_members: [{', '.join(members)}]")
+        return "".join(["\n    options:", *(f"\n      {each}" for each in options)]) if options else ""
 
 
 def _docstring(module: ModuleType) -> str:

@@ -68,6 +68,8 @@ def test_each_api_page_names_its_stability_and_each_name_once() -> None:
     }
     assert "Stability: **stable**" in pages["runner"]
     assert "::: agent_runtime_core.runner.AgentRunner\n" in pages["runner"]
+    assert "::: agent_runtime_core.runner.open_run.open_run\n" in pages["runner"]
+    assert re.search(r"inherited_members: .*\bget_run\b", pages["runner"])
     assert "[agent_runtime_core.runner][agent_runtime_core.runner.AgentRunner]" in pages[site_pages.PACKAGE]
     entries = re.findall(r"^::: [\w.]+\.(\w+)$", "\n".join(pages.values()), re.MULTILINE)
     twice = {each for each in entries if entries.count(each) > 1}
