@@ -40,7 +40,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
     names = {there: here for here, there in site_pages.ROOT_PAGES.items()}
     markdown = site_pages.for_the_site(markdown, names.get(path, f"docs/{path}"), config.extra.get("files", ""))
     if path.startswith("reference/api/"):
-        return site_pages.ApiPages((ROOT / "docs" / "support.md").read_text("utf-8")).expanded(markdown)
+        support, errors = ((ROOT / "docs" / each).read_text("utf-8") for each in ("support.md", "reference/errors.md"))
+        return site_pages.ApiPages(support, errors).expanded(markdown)
     _sources[path] = markdown
     return markdown
 

@@ -26,6 +26,7 @@ _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _DIRECTIVE = re.compile(r" *<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<target>[^)\s]+)\)")
 _LABEL = re.compile(r"^\| `([\w.]+)` \| (stable|provisional|internal) \|", re.MULTILINE)
+_ERROR = re.compile(r"^#{2,4} `?(\w+)`?$", re.MULTILINE)
 _ITEM = re.compile(r"^ *[-*] \[[^\]]+\]\((?P<target>[^)#\s]+)\)(?:: (?P<phrase>.+))?$", re.MULTILINE)
 
 
@@ -137,12 +138,12 @@ def public_modules() -> list[str]:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Return the public names of a module: its `__all__`, else what it defines without an underscore."""
+    """Return the public names of a module: its `__all__`, else the names of the package that it defines."""
     names = getattr(module, "__all__", None)
-    if names is not None:
-        return list(names)
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-    return [name for name in own if not name.startswith("_")]
+    if names is None:
+        package = importlib.import_module(PACKAGE)
+        names = [name for name in vars(module) if name in package.__all__]
+    return list(names)
 
 
 def identifier(module: str, name: str) -> str:
@@ -159,7 +160,14 @@ class ApiPages:
     MkDocs reads the source and does not run it, so it does not see an `__all__` that is computed.
     """
 
-    def __init__(self, support: str = "") -> None:
+    def __init__(self, support: str = "", errors: str = "") -> None:
+        """Find the home of each public name.
+
+        Args:
+            support: Text of docs/support.md, which has the stability labels.
+            errors: Text of docs/reference/errors.md. An entry links to the heading of its name there.
+        """
+        self.explained = set(_ERROR.findall(errors))
         self.labels = labels(support)
         self.modules = [importlib.import_module(f"{PACKAGE}.{name}") for name in public_modules()]
         self.homes: dict[tuple[str, int], str] = {}
@@ -182,6 +190,8 @@ class ApiPages:
             home = self.homes.get((name, id(getattr(module, name))), dotted)
             if home == dotted:
                 own.append(f"::: {identifier(dotted, name)}{self._options(getattr(module, name))}")
+                if name in self.explained:
+                    own.append(f"How to fix it: [{name}](../errors.md#{name.lower()}).")
             else:
                 others.append(f"| `{name}` | [{home}][{identifier(home, name)}] |")
         parts = [_docstring(module)]

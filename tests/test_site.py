@@ -80,6 +80,14 @@ def test_each_api_page_names_its_stability_and_each_name_once() -> None:
     assert [each for each in targets if not any(f"::: {each}\n" in f"{page}\n" for page in pages.values())] == []
 
 
+def test_an_error_links_to_its_section() -> None:
+    api = site_pages.ApiPages(errors="# Errors\n\n## RunBusy\n\n### `LeaseLost`\n")
+    page = api.expanded("::: agent_runtime_core.errors\n")
+    assert page.count("How to fix it") == 2
+    assert "::: agent_runtime_core.errors.RunBusy\n\nHow to fix it: [RunBusy](../errors.md#runbusy).\n" in page
+    assert "[LeaseLost](../errors.md#leaselost)" in page
+
+
 def test_no_page_has_a_diagram_that_needs_a_script() -> None:
     assert [page for page in PAGES if "```mermaid" in (DOCS / page).read_text("utf-8")] == []
 

@@ -10,6 +10,10 @@ if (location.protocol === "file:") {
       this.frame.hidden = true;
       document.body.append(this.frame);
       const inside = this.frame.contentWindow;
+      // Some browsers replace the empty document of a new frame later, unless it was written to.
+      inside.document.open();
+      inside.document.write("<!doctype html><title>worker</title><body>");
+      inside.document.close();
       // Messages of the worker come back as events of this object.
       inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
       const script = inside.document.createElement("script");
