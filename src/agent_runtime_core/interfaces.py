@@ -473,13 +473,16 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
 class LLMClient(ABC):
     """Base class of model clients. Messages and tools are in OpenAI's chat format.
 
-    class Echo(LLMClient):
-        async def generate(self, messages, **options):
-            return LLMResponse({"role": "assistant", "content": messages[-1]["content"]})
+    Example:
+        ```python
+        class Echo(LLMClient):
+            async def generate(self, messages, **options):
+                return LLMResponse({"role": "assistant", "content": messages[-1]["content"]})
 
-        async def stream(self, messages, **options):
-            response = await self.generate(messages)
-            yield LLMStreamChunk(delta=response.message["content"], finish_reason="stop", response=response)
+            async def stream(self, messages, **options):
+                response = await self.generate(messages)
+                yield LLMStreamChunk(delta=response.message["content"], finish_reason="stop", response=response)
+        ```
     """
 
     @abstractmethod

@@ -1,0 +1,225 @@
+"""Change the Markdown of docs/ for the site: pure functions, which need no MkDocs.
+
+The pages are written to be read on a forge too, so a few things have to be changed for the site: links to files that
+are not in docs/, the `<!-- docs: … -->` comments of the tests, and the languages of blocks that no highlighter knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import posixpath
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+
+PACKAGE = "agent_runtime_core"
+#: Files at the root of the repository that are pages of the site.
+ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
+
+_FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
+_DIRECTIVE = re.compile(r" *<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
+_LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<target>[^)\s]+)\)")
+_LABEL = re.compile(r"^\| `([\w.]+)` \| (stable|provisional|internal) \|", re.MULTILINE)
+_ERROR = re.compile(r"^#{2,4} `?(\w+)`?$", re.MULTILINE)
+_ITEM = re.compile(r"^ *[-*] \[[^\]]+\]\((?P<target>[^)#\s]+)\)(?:: (?P<phrase>.+))?$", re.MULTILINE)
+
+
+def for_the_site(markdown: str, page: str, address: str = "") -> str:
+    """Return the Markdown of a page as the site needs it.
+
+    Args:
+        markdown: The page as it is in the repository.
+        page: Its path in the repository, such as `docs/guide/redis.md`.
+        address: Address of the repository's files, which links to other files begin with. Without one they become
+            text.
+    """
+    lines = []
+    for line, in_block in _with_blocks(markdown.splitlines()):
+        lines.append(line if in_block else _LINK.sub(lambda found: _link(found, page, address), line))
+    return "\n".join(lines) + "\n"
+
+
+def _with_blocks(lines: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Yield each line, and whether it belongs to a fenced block; without directives."""
+    closing, title = "", ""
+    for line in lines:
+        if closing:
+            if line.strip().startswith(closing) and not line.strip().strip(closing[0]):
+                closing = ""
+            yield line, True
+        elif directive := _DIRECTIVE.fullmatch(line):
+            title = directive["rest"] if directive["verb"] == "file" else title
+        elif fence := _FENCE.fullmatch(line):
+            closing = fence["fence"]
+            yield fence["indent"] + closing + _info(fence["info"].strip(), title), True
+            title = ""
+        else:
+            yield line, False
+
+
+def _info(info: str, title: str) -> str:
+    if info == "output":
+        return ' { .text .output .no-copy title="Output" }'
+    return f'{info or "text"} title="{title}"' if title else info
+
+
+def _link(found: re.Match[str], page: str, address: str) -> str:
+    text, (target, _, heading) = found["text"], found["target"].partition("#")
+    if not target or ":" in target or target.startswith("/"):
+        return found[0]
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+    on_site = site_path(path)
+    if on_site is not None:
+        here = posixpath.dirname(site_path(page) or "")
+        link = posixpath.relpath(on_site, here or ".")
+        return f"[{text}]({link}{'#' * bool(heading)}{heading})"
+    if address:
+        return f"[{text}]({address.rstrip('/')}/{path}{'#' * bool(heading)}{heading})"
+    plain = text.strip("`")
+    if plain in {path, posixpath.basename(path), posixpath.splitext(posixpath.basename(path))[0]}:
+        return f"`{path}`"
+    return f"{text} (`{path}`)"
+
+
+def site_path(path: str) -> str | None:
+    """Return where the site has a file of the repository; None if it has no such page."""
+    return ROOT_PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+
+
+def phrases(index: str) -> dict[str, str]:
+    """Return what docs/index.md says about each page, by the page's path."""
+    return {found["target"]: found["phrase"].strip() for found in _ITEM.finditer(index) if found["phrase"]}
+
+
+def summary_of(markdown: str) -> str:
+    """Return the first sentence of a page, as plain text."""
+    prose = "\n".join(line for line, in_block in _with_blocks(markdown.splitlines()) if not in_block)
+    for part in re.split(r"\n\s*\n", prose):
+        text = " ".join(part.split())
+        if text and text[0] not in "#|-*<!:":
+            text = re.sub(r"\[([^\[\]]+)\]\([^)]*\)", r"\1", text)
+            return textwrap.shorten(re.split(r"(?<=[.!?:]) ", text)[0].rstrip(":."), 150, placeholder=" …")
+    return ""
+
+
+def llms_txt(name: str, summary: str, sections: Mapping[str, Sequence[tuple[str, str, str]]], intro: str = "") -> str:
+    """Return the text of llms.txt, as llmstxt.org describes it.
+
+    Args:
+        name: Name of the project.
+        summary: What it is, in one sentence.
+        sections: The pages of each section: title, path and a phrase.
+        intro: A paragraph before the sections.
+    """
+    parts = [f"# {name}", f"> {summary}", *([intro] if intro else [])]
+    for section, pages in sections.items():
+        links = [f"- [{title}]({path}){f': {phrase}' if phrase else ''}" for title, path, phrase in pages]
+        parts.append(f"## {section}\n\n" + "\n".join(links))
+    return "\n\n".join(parts) + "\n"
+
+
+def labels(support: str) -> dict[str, str]:
+    """Return the stability label of each module, from docs/support.md."""
+    return dict(_LABEL.findall(support))
+
+
+def public_modules() -> list[str]:
+    """Return the names of the public modules below the package; the command line is none of them."""
+    package = importlib.import_module(PACKAGE)
+    return sorted(
+        each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] != "_" and each.name != "cli"
+    )
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Return the public names of a module: its `__all__`, else the names of the package that it defines."""
+    names = getattr(module, "__all__", None)
+    if names is None:
+        package = importlib.import_module(PACKAGE)
+        names = [name for name in vars(module) if name in package.__all__]
+    return list(names)
+
+
+def identifier(module: str, name: str) -> str:
+    """Return the path of a public name. MkDocs takes a path of a module and of a function for that of the module."""
+    found = importlib.import_module(module)
+    if hasattr(found, "__path__") and importlib.util.find_spec(f"{module}.{name}") is not None:
+        return f"{getattr(found, name).__module__}.{name}"
+    return f"{module}.{name}"
+
+
+class ApiPages:
+    """Writes `::: agent_runtime_core.queue` out: each public name once, on the page of the module it belongs to.
+
+    MkDocs reads the source and does not run it, so it does not see an `__all__` that is computed.
+    """
+
+    def __init__(self, support: str = "", errors: str = "") -> None:
+        """Find the home of each public name.
+
+        Args:
+            support: Text of docs/support.md, which has the stability labels.
+            errors: Text of docs/reference/errors.md. An entry links to the heading of its name there.
+        """
+        self.explained = set(_ERROR.findall(errors))
+        self.labels = labels(support)
+        self.modules = [importlib.import_module(f"{PACKAGE}.{name}") for name in public_modules()]
+        self.homes: dict[tuple[str, int], str] = {}
+        for module in self.modules:
+            for name in public_names(module):
+                value = getattr(module, name)
+                known = self.homes.setdefault((name, id(value)), module.__name__)
+                where = getattr(value, "__module__", None) or ""
+                if known != module.__name__ and f"{where}.".startswith(f"{module.__name__}."):
+                    self.homes[name, id(value)] = module.__name__
+
+    def expanded(self, markdown: str) -> str:
+        """Return a page with each line `::: module` replaced by the documentation of its names."""
+        return re.sub(rf"^::: ({PACKAGE}[\w.]*)$", lambda found: self._module(found[1]), markdown, flags=re.MULTILINE)
+
+    def _module(self, dotted: str) -> str:
+        module = importlib.import_module(dotted)
+        own, others = [], []
+        for name in public_names(module):
+            home = self.homes.get((name, id(getattr(module, name))), dotted)
+            if home == dotted:
+                own.append(f"::: {identifier(dotted, name)}{self._options(getattr(module, name))}")
+                if name in self.explained:
+                    own.append(f"How to fix it: [{name}](../errors.md#{name.lower()}).")
+            else:
+                others.append(f"| `{name}` | [{home}][{identifier(home, name)}] |")
+        parts = [_docstring(module)]
+        label = self.labels.get(dotted.removeprefix(f"{PACKAGE}."))
+        if label:
+            parts.append(f"Stability: **{label}** ([what it means](../../support.md#stability)).")
+        if others:
+            parts.append("\n".join(["| Name | Documented in |", "|---|---|", *others]))
+        return "\n\n".join([*parts, *own])
+
+    def _options(self, value: object) -> str:
+        """Return options of the directive for one name."""
+        if not isinstance(value, type):
+            return ""
+        options = []
+        fields = dataclasses.is_dataclass(value) or issubclass(value, enum.Enum) or hasattr(value, "_fields")
+        if fields and "Args:" not in (value.__doc__ or ""):
+            options.append("show_if_no_docstring: true")  # its members are what it is
+        # The methods of a base class that has no entry of its own would be missing.
+        public = {known for _, known in self.homes}
+        hidden = [each for each in value.__mro__[1:] if each.__module__.startswith(PACKAGE) and id(each) not in public]
+        members = sorted({name for each in hidden for name in vars(each) if not name.startswith("_")})
+        if members:
+            options.append(f"inherited_members: [{', '.join(members)}]")
+        return "".join(["\n    options:", *(f"\n      {each}" for each in options)]) if options else ""
+
+
+def _docstring(module: ModuleType) -> str:
+    """Return a module's docstring as Markdown: what is drawn with boxes stays as it is."""
+    paragraphs = inspect.cleandoc(module.__doc__ or "").split("\n\n")
+    return "\n\n".join(f"```text\n{each}\n```" if "──" in each else each for each in paragraphs)
