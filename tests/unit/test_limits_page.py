@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from agent_runtime_core import RunnerConfig, StepExecutor, ToolCallingAgent, errors
+from agent_runtime_core import AgentRunner, RunnerConfig, StepExecutor, ToolCallingAgent, errors
 from agent_runtime_core._core import clock, ids, validation
 from agent_runtime_core._core.codec import json, tagged
 from agent_runtime_core._engines import commit_request
@@ -71,6 +71,7 @@ CODE: Final[dict[str, float]] = {
     "Embeddings in one scope": embeddings.MAX_VECTORS,
     "Commits in flight of one event loop": commit_request.MAX_IN_FLIGHT,
     "Runs in one claim of a worker": worker.MAX_CLAIM,
+    "Runs that `runner.runs` returns": inspect.signature(AgentRunner.runs).parameters["limit"].default,
     "Traces that wait for the sinks": tracer.MAX_WAITING,
     "Errors of a group whose message is saved": errors.MOST_NAMED,
     "One attempt of a run, without its waits": RuntimeConfig.run_timeout_seconds,
