@@ -1,7 +1,7 @@
 """The files of examples/deploy, as far as they can be checked without a Docker daemon and without root.
 
-The RUN and CMD lines of the Dockerfile run in a fresh directory and virtual environment, the worker of compose.yaml on a
-server with the settings of its Redis, and systemd checks the unit.
+The RUN and CMD lines of the Dockerfile run in a fresh directory and virtual environment. The worker of compose.yaml
+runs on a server with the settings of its Redis. systemd checks the unit.
 """
 
 from __future__ import annotations
@@ -83,11 +83,52 @@ def dockerfile(path: Path) -> Image:
 
 def compose(name: str) -> dict[str, Any]:
     """A compose file as `docker compose` reads it, with its variables replaced."""
-    pytest.importorskip("yaml")
     text = re.sub(r"\$\{REDIS_PASSWORD:\?[^}]*\}", PASSWORD, (DEPLOY / name).read_text("utf-8"))
     assert "${" not in text
-    found: dict[str, Any] = importlib.import_module("yaml").safe_load(text)
+    found = yaml_of(text)
+    assert isinstance(found, dict)
     return found
+
+
+def yaml_of(text: str) -> Any:
+    """The value of a file in the part of YAML that these files use, because no YAML package is required here."""
+    lines = [
+        (len(line) - len(line.lstrip()), line.strip())
+        for line in text.splitlines()
+        if line.strip() and not line.strip().startswith("#")
+    ]
+    return _block(lines, 0)
+
+
+def _block(lines: list[tuple[int, str]], indent: int) -> Any:
+    """Read the mapping or list at the begin of `lines`, and remove its lines."""
+    found: Any = [] if lines[0][1].startswith("- ") else {}
+    while lines and lines[0][0] == indent:
+        text = lines.pop(0)[1]
+        if isinstance(found, list):
+            found.append(_scalar(text.removeprefix("- ")))
+            continue
+        name, _, rest = text.partition(": ")
+        deeper = bool(lines) and lines[0][0] > indent
+        found[name.removesuffix(":")] = _scalar(rest) if rest else _block(lines, lines[0][0]) if deeper else None
+    return found
+
+
+def _scalar(text: str) -> Any:
+    if text.startswith("["):
+        return [_scalar(each.strip()) for each in text.strip("[]").split(",")]
+    if text[0] in "\"'":
+        return text.strip(text[0])
+    if text.isdecimal():
+        return int(text)
+    return {"true": True, "false": False}.get(text, text)
+
+
+@pytest.mark.parametrize("name", COMPOSE_FILES)
+def test_a_compose_file_is_yaml(name: str) -> None:
+    pytest.importorskip("yaml")
+    text = (DEPLOY / name).read_text("utf-8")
+    assert yaml_of(text) == importlib.import_module("yaml").safe_load(text)
 
 
 def seconds(text: str) -> float:

@@ -13,6 +13,7 @@ from agent_runtime_core._core import clock, ids, validation
 from agent_runtime_core._core.codec import json, tagged
 from agent_runtime_core._engines import commit_request
 from agent_runtime_core._engines.redis import engine as redis
+from agent_runtime_core._engines.redis import url
 from agent_runtime_core._engines.sqlite import engine as sqlite
 from agent_runtime_core._engines.sqlite import group_commit, user_transaction, wal
 from agent_runtime_core.config import RuntimeConfig
@@ -55,6 +56,7 @@ CODE: Final[dict[str, float]] = {
     "Agent key, idempotency key, concurrency key, worker id": ids._MAX_KEY,
     "Type of an event": events._LONGEST_NAME,
     "Name of a tool": names._LONGEST,
+    "Prefix of Redis keys": int(url._NAME.pattern.partition("{1,")[2].rstrip("}")),
     "Part of the path of a SQLite file": ids._MAX_NAME,
     "Attempts of a run that may fail": RuntimeConfig.max_retries,
     "Crashes in a row without progress before a run is `dead`": RuntimeConfig.max_crashes,
@@ -76,7 +78,7 @@ CODE: Final[dict[str, float]] = {
     "Errors of a group whose message is saved": errors.MOST_NAMED,
     "One attempt of a run, without its waits": RuntimeConfig.run_timeout_seconds,
     "Lease of a claim": RuntimeConfig.lease_ttl_seconds,
-    "Blocked event loop before its leases expire": heartbeat.LOOP_STALL_SECONDS,
+    "Blocked event loop after which leases are not renewed": heartbeat.LOOP_STALL_SECONDS,
     "Longest delay before the next attempt of a run": RuntimeConfig.retry_backoff_max,
     "Wait in memory before a run is parked": RuntimeConfig.park_after,
     "Grace time of active runs on SIGTERM": RunnerConfig.grace_seconds,
