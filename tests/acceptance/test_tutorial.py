@@ -1,7 +1,11 @@
-"""The Python blocks of the tutorial, pasted into one file, are a program that prints what the page shows."""
+"""The Python blocks of the tutorial, pasted into one file, are a program that prints what the page shows.
+
+Each symptom of the page about troubleshooting has a cause and a fix.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,3 +28,13 @@ def test_the_blocks_of_the_tutorial_are_one_program(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     compare("".join(block.output or "" for block in pasted), done.stdout, "tutorial.md")
+
+
+def test_each_symptom_has_a_fix() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    symptoms = {each.partition("\n")[0]: each for each in re.split(r"^## ", page, flags=re.MULTILINE)[1:]}
+    assert len(symptoms) >= 14
+    answers = {"How large can a result be?", "An event is missing", "Can two versions of my code run at once?"}
+    for symptom, text in symptoms.items():
+        assert symptom in answers or {"**Cause.**", "**Fix.**"} <= set(re.findall(r"\*\*\w+\.\*\*", text)), symptom
+        assert re.search(r"\]\([\w/#.-]+\)", text), f"{symptom} has no link"

@@ -86,6 +86,7 @@ CODE: Final[dict[str, float]] = {
     "Time that a crash suspect has a worker to itself": crash_suspects.ISOLATION_TIMEOUT,
     "Wait of a resumed run for a free slot": concurrency.REGAIN_TIMEOUT,
     "Commit on SQLite": group_commit.COMMIT_TIMEOUT,
+    "Wait for another program that has locked the SQLite file": group_commit.COMMIT_TIMEOUT / 2,
     "Commit on Redis": redis.COMMIT_TIMEOUT,
     "Read or write of a store in plain files": files.PATIENCE,
     "SQL of one `ctx.transaction`": user_transaction.SQL_LIMIT,
