@@ -19,8 +19,9 @@ Code = Callable[[Any], Awaitable[Any]]
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    urls = {"memory": lambda: "memory://", "sqlite": lambda: str(tmp_path / "runs.db")}
-    return str(urls.get(request.param, lambda: request.getfixturevalue("redis_url"))())
+    if request.param == "redis":
+        return str(request.getfixturevalue("redis_url"))
+    return "memory://" if request.param == "memory" else str(tmp_path / "runs.db")
 
 
 def opened(url: str) -> AgentRunner:

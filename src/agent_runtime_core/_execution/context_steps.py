@@ -256,6 +256,8 @@ class ContextSteps:
             self._journal.advance(record)
         if record is not None:
             return decode(record.result or "null")
+        if self._writer.closed_error is not None:
+            raise self._writer.closed_error(name)  # `make` may have effects
         value = await make()
         record = self._journal.value_record(name, key, encode(value))
         # Durable before it is used: if the record were lost, the step that is run again would get another value.

@@ -51,10 +51,10 @@ async def _apply_to_runs(args: Namespace, done: str, act: Callable[[AgentRunner,
                 changed.append(run_id)
             except (UnknownRun, IllegalTransition) as error:
                 refused[run_id] = str(error)
+    for reason in refused.values():
+        warn(reason)
     if args.json:
         print_json({done: changed, "refused": refused})
     else:
         print_line(f"{len(changed)} {'run' if len(changed) == 1 else 'runs'} {done}")
-    for reason in refused.values():
-        warn(reason)
     return 1 if refused else 0

@@ -6,6 +6,7 @@ replaces characters that a terminal interprets.
 
 from __future__ import annotations
 
+import datetime as _dt
 import json
 import logging
 import sys
@@ -14,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._core.clock import aware
+from .._core.clock import SYSTEM, aware, shown_duration
 from .._core.validation import redacted
 
 
@@ -34,6 +35,12 @@ def _visible(text: str) -> str:
 
 def print_line(line: str) -> None:
     _write_line(escaped(line))
+
+
+def print_text(text: str) -> None:
+    """Write text of this library that has several lines."""
+    for line in text.splitlines():
+        _write_line(line)
 
 
 def field(name: str, value: object) -> None:
@@ -79,7 +86,13 @@ class LogFormatter(logging.Formatter):
 
 def print_json(value: Any) -> None:
     """Write JSON. Characters that a terminal interprets are written as JSON escapes."""
-    text = json.dumps(without_secrets(value), ensure_ascii=False, indent=2, default=lambda other: redacted(str(other)))
+    _write_json(value, 2)
+
+
+def _write_json(value: Any, indent: int | None) -> None:
+    text = json.dumps(
+        without_secrets(value), ensure_ascii=False, indent=indent, default=lambda other: redacted(str(other))
+    )
     all_encodable = _encodable(text) == text
     _write_line("".join(
         each if each == "\n" or (each.isprintable() and (all_encodable or each.isascii())) else _escaped(each)
@@ -128,3 +141,36 @@ def _cell(value: object) -> str:
 
 def iso_time(seconds: float | None) -> str | None:
     return aware(seconds).isoformat(timespec="seconds") if seconds else None
+
+
+def human_time(text: str, *, local: bool = True) -> str:
+    """Return an ISO 8601 time for people: `2026-11-25 19:41 UTC (20:41 local, 3 min ago)`.
+
+    Args:
+        text: The time, with its UTC offset.
+        local: Also show the local time, unless the local zone is UTC.
+    """
+    there = _dt.datetime.fromisoformat(text).astimezone(_dt.UTC)
+    here = there.astimezone()
+    notes = []
+    if local and here.utcoffset():
+        date = "" if here.date() == there.date() else f"{here:%Y-%m-%d} "
+        notes.append(f"{date}{here:%H:%M} local")
+    ago = SYSTEM.wall() - there.timestamp()
+    notes.append(f"{shown_duration(ago)} ago" if ago >= 0 else f"in {shown_duration(-ago)}")
+    return f"{there:%Y-%m-%d %H:%M} UTC ({', '.join(notes)})"
+
+
+def human_size(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def json_line(value: Any) -> None:
+    """Write JSON on one line, and pass it on at once: another program may be reading."""
+    _write_json(value, None)
+    sys.stdout.flush()

@@ -17,7 +17,7 @@ from ..errors import InvalidArgument
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from .app_loader import agents_of
-from .output import LogFormatter, print_line
+from .output import LogFormatter, json_line, print_line
 from .store import display_name, is_in_memory, open_store
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -41,11 +41,18 @@ async def work(args: Namespace) -> int:
         await asyncio.sleep(0)  # from here on it handles signals
         if not working.done():
             keys = runner.registry.keys()
-            print_line(
-                f"worker {runner.config.worker_id} is ready: {display_name(runner, args.url)}, "
-                f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, concurrency {args.concurrency}"
-            )
-            sys.stdout.flush()
+            place = display_name(runner, args.url)
+            if args.json:
+                json_line({
+                    "worker": runner.config.worker_id, "ready": True, "store": place, "agents": list(keys),
+                    "concurrency": args.concurrency,
+                })  # fmt: skip
+            else:
+                print_line(
+                    f"worker {runner.config.worker_id} is ready: {place}, "
+                    f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, concurrency {args.concurrency}"
+                )
+                sys.stdout.flush()
         await working
     log.info("worker %s has stopped", runner.config.worker_id)
     return 0
