@@ -16,7 +16,7 @@ from ..runner.resume_check import FAILS, MISMATCH, RESUMES, UNKNOWN, check_resum
 from ..runner.runner import AgentRunner
 from ..status import TERMINAL
 from .app_loader import agents_of
-from .output import print_json, print_line
+from .output import print_columns, print_json, print_line
 from .store import existing_store, require_run, rows_of
 
 _SHOWN = 5  # runs that are named for each reason
@@ -80,7 +80,7 @@ def _print(checks: list[dict[str, Any]], counts: Counter[str]) -> None:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         print_line(f"{words[outcome]}: {', '.join(names[:_SHOWN])}{more} (agent {agent}): {reason}")
         if cure is not None:
-            print_line(f"cure: {cure}")
+            print_columns(("", 2), (f"cure: {cure}", 0))
     cannot = counts[MISMATCH] + counts[FAILS]
     print_line(
         f"{len(checks)} {'run' if len(checks) == 1 else 'runs'} checked: {counts[RESUMES]} can resume, "

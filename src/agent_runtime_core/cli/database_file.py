@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -31,11 +30,7 @@ def file_checks(path: str) -> Iterator[Finding]:
     directory = os.path.dirname(path)
     yield from _permissions(path, directory)
     yield _journal_mode(path)
-    free = shutil.disk_usage(directory).free
-    size = sum(os.path.getsize(each) for each in (path, f"{path}-wal") if os.path.exists(each))
-    about = f"{human_size(free)} free for a store of {human_size(size)}"
-    enough = free > max(_LEAST_FREE, size // 10)
-    yield Finding(OK if enough else WARNING, "disk", about, "" if enough else "Free some space, or run vacuum")
+    yield from _free_space(path, directory)
     kind = file_system_of(path)
     if kind in _NETWORK:
         yield Finding(
@@ -44,6 +39,17 @@ def file_checks(path: str) -> Iterator[Finding]:
         )  # fmt: skip
     elif kind is not None:
         yield Finding(OK, "file system", kind)
+
+
+def _free_space(path: str, directory: str) -> Iterator[Finding]:
+    if not hasattr(os, "statvfs"):
+        return
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    size = sum(os.path.getsize(each) for each in (path, f"{path}-wal") if os.path.exists(each))
+    about = f"{human_size(free)} free for a store of {human_size(size)}"
+    enough = free > max(_LEAST_FREE, size // 10)
+    yield Finding(OK if enough else WARNING, "disk", about, "" if enough else "Free some space, or run vacuum")
 
 
 def _permissions(path: str, directory: str) -> Iterator[Finding]:

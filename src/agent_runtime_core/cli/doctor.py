@@ -23,7 +23,7 @@ from ..runner.runner import AgentRunner
 from ..status import RunStatus
 from .database_file import file_checks
 from .findings import ERROR, OK, WARNING, Finding
-from .output import print_json, print_line
+from .output import print_columns, print_json, print_line
 from .store import display_name, open_store, require_file, rows_of
 
 _COUNTED: Final = 10_000  # runs of each status that are counted, at most
@@ -49,10 +49,14 @@ async def doctor(args: Namespace) -> int:
         print_json({"ok": not failed, "checks": [each._asdict() for each in findings], "settings": settings})
         return int(failed)
     for each in findings:
-        print_line(f"{each.status:<7}  {each.check:<12}  {each.detail}{f'. {each.fix}' if each.fix else ''}")
+        print_columns((each.status, 7), (each.check, 12), (f"{each.detail}{f'. {each.fix}' if each.fix else ''}", 0))
     counts = Counter(each.status for each in findings)
-    print_line(f"{counts[ERROR]} errors, {counts[WARNING]} warnings")
+    print_line(f"{_plural(counts[ERROR], ERROR)}, {_plural(counts[WARNING], WARNING)}")
     return int(failed)
+
+
+def _plural(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 # -- this installation

@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 
 from ..events.event import Event
-from .output import human_time, json_line, print_json, print_line, without_secrets
+from .output import human_time, json_line, print_columns, print_json, without_secrets
 from .runs import event_fields
 from .store import existing_store, require_run
 
@@ -44,4 +44,5 @@ def _wanted(args: Namespace, event: Event) -> bool:
 def _print_event(event: Event) -> None:
     fields = without_secrets(event_fields(event))
     payload = json.dumps(fields["payload"], ensure_ascii=False, default=str)
-    print_line(f"{event.sequence:>5}  {human_time(fields['timestamp'], local=False)}  {event.event_type}  {payload}")
+    time = human_time(fields["timestamp"], local=False)
+    print_columns((f"{event.sequence}", 5), (time, 32), (event.event_type, 18), (payload, 0))

@@ -43,6 +43,11 @@ def print_text(text: str) -> None:
         _write_line(line)
 
 
+def print_columns(*cells: tuple[object, int]) -> None:
+    """Write cells on one line, each as wide as its number says."""
+    _write_line("  ".join(escaped(text).ljust(width) for text, width in cells).rstrip())
+
+
 def field(name: str, value: object) -> None:
     _write_line(f"{name.replace('_', ' '):<16}  {escaped(value)}")
 

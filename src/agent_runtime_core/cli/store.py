@@ -104,10 +104,11 @@ async def _known_runs(runner: AgentRunner, run_id: str) -> str:
 def answer_command(args: Namespace, wait: Mapping[str, str]) -> str:
     """Return the command that answers a wait of the run `args.id`, as the user would type it."""
     verb, payload = ("approve", "") if wait["kind"] == "approval" else ("signal", " JSON")
-    # A name that begins with a dash would be read as an option.
-    dashes = "-- " if args.id.startswith("-") or wait["name"].startswith("-") else ""
     store = "" if args.url is None else f" --url {shlex.quote(_readable(args.url))}"
-    return f"agent-runtime {verb}{store} {dashes}{shlex.quote(args.id)} {shlex.quote(wait['name'])}{payload}"
+    names = f"{shlex.quote(args.id)} {shlex.quote(wait['name'])}{payload}"
+    if args.id.startswith("-") or wait["name"].startswith("-"):  # else it would be read as an option
+        return f"agent-runtime {verb}{store} -- {names}"
+    return f"agent-runtime {verb} {names}{store}"
 
 
 def limits_from(args: Namespace) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from .._core.ids import run_uuid
 from .._core.validation import unknown
 from ..errors import IdempotencyConflict, InvalidArgument
 from ..interfaces import RunResult
-from ..queue.records import RunRow
+from ..queue.records import LIVE, RunRow
 from ..registry import Registry
 from ..runner.runner import AgentRunner
 from .app_loader import agents_of
@@ -23,7 +26,7 @@ _MODULE_ATTR = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 async def submit(args: Namespace) -> int:
     async with _target(args) as (runner, agent_key):
-        known = await runner.queue.row(str(args.run_id)) if args.run_id else None
+        existed = args.run_id and await runner.queue.row(run_uuid(args.run_id, runner.queue.clock)[0]) is not None
         try:
             run_id = await runner.submit(
                 agent_key, _input(args), run_id=args.run_id, priority=args.priority, delay=args.delay,
@@ -32,17 +35,19 @@ async def submit(args: Namespace) -> int:
         except IdempotencyConflict as error:
             warn(str(error))
             return 1
-        del known
         row = await require_run(runner, str(run_id))
-        name = row.run_key or row.run_id
-        if not args.wait:
-            if args.json:
-                print_json({"run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status})
-            else:
-                print_line(f"run {name} of agent {row.agent} is {row.status}")
-            return 0
         if not args.json:
-            print_line(f"run {name} of agent {row.agent} is {row.status}; waiting until it has finished")
+            verb = "exists already and is" if existed else "is"
+            waits = ". Waiting until it has finished" if args.wait and row.status in LIVE else ""
+            print_line(f"run {row.run_key or row.run_id} of agent {row.agent} {verb} {row.status}{waits}")
+            sys.stdout.flush()
+        elif not args.wait:
+            print_json({
+                "run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status,
+                "existed": bool(existed),
+            })  # fmt: skip
+        if not args.wait:
+            return 0
         result = await runner.wait(run_id)
         return await _report(args, runner, await require_run(runner, row.run_id), result)
 
@@ -107,4 +112,4 @@ async def _report(args: Namespace, runner: AgentRunner, row: RunRow, result: Run
 
 
 def _shown(output: Any) -> str:
-    return str(output)
+    return json.dumps(output, ensure_ascii=False, default=str)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -19,6 +20,7 @@ from .._execution.read_only_writer import ReadOnlyWriter
 from .._execution.run_control import RunControl
 from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.sync_context import run_agent
+from .._journal.record import Record
 from ..errors import JournalMismatch, UnserialisableResult, deciding_error
 from ..interfaces import AgentRuntime
 from ..queue.records import RunRow
@@ -96,15 +98,16 @@ async def _replay(
 ) -> tuple[ResumeCheck, JournalMismatch | None]:
     control = RunControl()
     writer = _StoppingWriter(row, runner, control)
-    journal: RunJournal = StepJournal(writer, await writer.open(), control)
+    records = await writer.open()
+    if renamed is not None:
+        records = [_with_name(each, *renamed) for each in records]
+    journal: RunJournal = StepJournal(writer, records, control)
     if not journal.view.completed and not journal.view.started:
         return ResumeCheck(RESUMES, reason="no step has started"), None
     try:
         ctx = Context(row, journal, _services(runner, agent), control)
     except UnserialisableResult as unknown:
         return ResumeCheck(FAILS, reason=f"the input cannot be decoded: {unknown}"), None
-    if renamed is not None:
-        ctx.renamed(*renamed)
     before = dict(journal.view.started)
     context = contextvars.copy_context()
     context.run(RUN.set, control)
@@ -114,6 +117,13 @@ async def _replay(
     error = None if not task.done() or task.cancelled() else task.exception()
     await _end(task, control)
     return _outcome(writer, journal, before, error, waits=waits, ended=task.done(), in_time=in_time)
+
+
+def _with_name(record: Record, old: str, new: str) -> Record:
+    """Return the record as if the step `old` had been called `new`."""
+    if record.next is not None and (after := json.loads(record.next))["name"] == old:
+        record = record._replace(next=json.dumps({**after, "name": new}))
+    return record._replace(name=new) if record.name == old else record
 
 
 def _services(runner: AgentRunner, agent: AgentRuntime) -> Any:
@@ -156,7 +166,8 @@ def _outcome(
 ) -> tuple[ResumeCheck, JournalMismatch | None]:  # fmt: skip
     cause = None if error is None else deciding_error(error)
     if isinstance(cause, JournalMismatch):
-        return ResumeCheck(MISMATCH, reason=str(cause)), cause
+        reason = f"the journal has step {cause.recorded!r} where the code has {_step(cause.found)}"
+        return ResumeCheck(MISMATCH, reason=str(cause) if cause.recorded == cause.found else reason), cause
     if isinstance(cause, _NoStores):
         return ResumeCheck(UNKNOWN, reason=str(cause)), None
     if cause is not None and writer.stopped_at is None:
@@ -164,6 +175,10 @@ def _outcome(
     if not in_time:
         return ResumeCheck(UNKNOWN, reason="the code did not reach a new step in time"), None
     return ResumeCheck(RESUMES, writer.stopped_at, _left_out(writer, journal, before, waits=waits)), None
+
+
+def _step(name: str | None) -> str:
+    return "no step" if name is None else f"step {name!r}"
 
 
 def _left_out(
