@@ -509,7 +509,8 @@ def test_old_runs_are_deleted(run: Run, url: str) -> None:
         ([], "the following arguments are required: --retention"),
         (["--retention", "failed"], "must be STATUS=DURATION, got 'failed'"),
         (["--retention", "failed=soon"], "must be STATUS=DURATION, got 'failed=soon'"),
-        (["--retention", "running=1"], "retention: no final status 'running': there are"),
+        (["--retention", "failled=1d"], "unknown final status 'failled'. Did you mean 'failed'?"),
+        (["--retention", "running=1"], "unknown final status 'running'. Known: cancelled, dead, failed, "),
     ],
 )
 def test_a_retention_that_is_none_is_refused(options: list[str], told: str, run: Run, url: str) -> None:

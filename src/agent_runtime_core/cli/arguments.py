@@ -6,13 +6,16 @@ import argparse
 import contextlib
 import datetime as _dt
 import math
-from typing import Any
+from typing import Any, Final
 
 from .._core.clock import SYSTEM
 from .._core.codec.json import loads_strict
-from .._core.validation import redacted
+from .._core.validation import redacted, unknown
 from ..errors import brief
+from ..status import TERMINAL
 from .durations import DURATION, POSITIVE_DURATION, seconds_in
+
+_FINAL: Final = sorted(each.value for each in TERMINAL)
 
 
 def _invalid(constraint: str, text: str, fix: str = "") -> argparse.ArgumentTypeError:
@@ -77,7 +80,10 @@ def json_object(text: str) -> dict[str, Any]:
 def retention(text: str) -> tuple[str, float]:
     status, _, kept = text.partition("=")
     with contextlib.suppress(ValueError):
-        return status, seconds_in(kept)
+        seconds = seconds_in(kept)
+        if status not in _FINAL:
+            raise argparse.ArgumentTypeError(unknown("final status", redacted(status), _FINAL))
+        return status, seconds
     raise _invalid("STATUS=DURATION", text, "Example: succeeded=30d")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from argparse import Namespace
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -16,8 +15,8 @@ from ..runner.resume_check import FAILS, MISMATCH, RESUMES, UNKNOWN, check_resum
 from ..runner.runner import AgentRunner
 from ..status import TERMINAL
 from .app_loader import agents_of
-from .output import print_columns, print_json, print_line
-from .store import existing_store, require_run, rows_of
+from .output import only_errors_logged, print_columns, print_json, print_line
+from .store import existing_store, refuse_url, require_run, rows_of
 
 _SHOWN = 5  # runs that are named for each reason
 _RESUMABLE = tuple(each for each in TERMINAL if each != "succeeded")
@@ -26,15 +25,14 @@ _RESUMABLE = tuple(each for each in TERMINAL if each != "succeeded")
 async def check(args: Namespace) -> int:
     """Replay each live run; print those that cannot resume, and return 1 if there is one."""
     found = agents_of(args.target, args.agent_path)
-    logging.getLogger("agent_runtime_core").setLevel(logging.ERROR)  # the replayed code logs as if it were executed
-    if isinstance(found, AgentRunner):
-        if args.url is not None:
-            raise InvalidArgument(f"--url must not be used with the runner {args.target}, which has its own store")
-        async with found:
-            checks = await _check_all(args, found, found.registry)
-    else:
-        async with existing_store(args) as runner:
-            checks = await _check_all(args, runner, found)
+    with only_errors_logged():
+        if isinstance(found, AgentRunner):
+            refuse_url(args)
+            async with found:
+                checks = await _check_all(args, found, found.registry)
+        else:
+            async with existing_store(args) as runner:
+                checks = await _check_all(args, runner, found)
     counts = Counter(each["outcome"] for each in checks)
     if args.json:
         print_json({"runs": checks, **{name: counts[name] for name in (RESUMES, MISMATCH, FAILS, UNKNOWN)}})

@@ -161,6 +161,10 @@ def fish() -> str:
         "    end",
         "    string join ' ' -- $path",
         "end",
+        "function __agent_runtime_at",
+        "    set -l path (__agent_runtime_path)",
+        '    test "$path" = "$argv"',
+        "end",
         "function __agent_runtime_in",
         '    set -l path " "(__agent_runtime_path)" "',
         "    string match -q -- \" $argv \"'*' $path",
@@ -169,8 +173,7 @@ def fish() -> str:
     ]
     for each in found:
         name = " ".join(each.path)
-        at = f"test (__agent_runtime_path) = \\'{name}\\'" if each.words else f"__agent_runtime_in {name}"
-        condition = f"-n '{at}'" if each.path else "-n 'test -z (__agent_runtime_path)'"
+        condition = f"-n '{f'__agent_runtime_at {name}'.rstrip()}'"
         lines += [f"complete -c agent-runtime {condition} -a {word} -d {_quoted(text)}"
                   for word, text in each.words.items()]  # fmt: skip
         for option, text in each.options.items():

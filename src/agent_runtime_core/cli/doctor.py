@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import sqlite3
@@ -23,7 +22,7 @@ from ..runner.runner import AgentRunner
 from ..status import RunStatus
 from .database_file import file_checks
 from .findings import ERROR, OK, WARNING, Finding
-from .output import print_columns, print_json, print_line
+from .output import only_errors_logged, print_columns, print_json, print_line
 from .store import display_name, open_store, require_file, rows_of
 
 _COUNTED: Final = 10_000  # runs of each status that are counted, at most
@@ -34,7 +33,6 @@ _NAMED: Final = 5  # runs that a finding names
 
 async def doctor(args: Namespace) -> int:
     """Print one line for each check; return 1 if there is an error."""
-    logging.getLogger("agent_runtime_core").setLevel(logging.ERROR)  # findings say the same as the warnings
     findings = [*_versions(), *_unknown_variables(os.environ)]
     settings: list[dict[str, Any]] = []
     try:
@@ -43,7 +41,8 @@ async def doctor(args: Namespace) -> int:
         findings.append(Finding(ERROR, "settings", str(error), "Correct the environment variable"))
     else:
         findings.append(_about_settings(settings))
-        findings += await _store(args)
+        with only_errors_logged():
+            findings += await _store(args)
     failed = any(each.status == ERROR for each in findings)
     if args.json:
         print_json({"ok": not failed, "checks": [each._asdict() for each in findings], "settings": settings})

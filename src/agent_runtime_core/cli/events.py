@@ -7,9 +7,12 @@ import fnmatch
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 
+from .._core.event_types import EventType
+from .._core.validation import did_you_mean
 from ..events.event import Event
-from .output import human_time, json_line, print_columns, print_json, without_secrets
+from .output import human_time, json_line, print_columns, print_json, warn, without_secrets
 from .runs import event_fields
 from .store import existing_store, require_run
 
@@ -24,6 +27,8 @@ async def events(args: Namespace) -> int:
                 print_json([event_fields(each) for each in shown])
             for each in () if args.json else shown:
                 _print_event(each)
+            if args.type and not shown:
+                warn(_no_event(args, found))
             return 0
         async with contextlib.aclosing(runner.stream(row.run_id, args.since)) as stream:
             async for event in stream:
@@ -35,6 +40,13 @@ async def events(args: Namespace) -> int:
                     _print_event(event)
                     sys.stdout.flush()
     return 0
+
+
+def _no_event(args: Namespace, found: Sequence[Event]) -> str:
+    known = {each.event_type for each in found} | {each.value for each in EventType}
+    asked = " or ".join(map(repr, args.type))
+    hints = [hint for each in args.type if "Did" in (hint := did_you_mean(each, known))]
+    return " ".join((f"run {args.id!r} has no event of type {asked}.", *hints[:1]))
 
 
 def _wanted(args: Namespace, event: Event) -> bool:

@@ -6,13 +6,14 @@ replaces characters that a terminal interprets.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as _dt
 import json
 import logging
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .._core.clock import SYSTEM, aware, shown_duration
@@ -89,20 +90,46 @@ class LogFormatter(logging.Formatter):
         return _lines(super().formatStack(stack_info)).rstrip("\n")
 
 
+class JsonLogFormatter(logging.Formatter):
+    """Writes a record as JSON on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "timestamp": iso_time(record.created), "level": record.levelname.lower(), "logger": record.name,
+            "message": record.getMessage(),
+        }  # fmt: skip
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json_text(fields)
+
+
+@contextlib.contextmanager
+def only_errors_logged() -> Iterator[None]:
+    """Log only errors of this library inside the block, because the command itself reports the rest."""
+    logger = logging.getLogger("agent_runtime_core")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def print_json(value: Any) -> None:
     """Write JSON. Characters that a terminal interprets are written as JSON escapes."""
-    _write_json(value, 2)
+    _write_line(json_text(value, 2))
 
 
-def _write_json(value: Any, indent: int | None) -> None:
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return JSON without secrets and without characters that a terminal interprets."""
     text = json.dumps(
         without_secrets(value), ensure_ascii=False, indent=indent, default=lambda other: redacted(str(other))
     )
     all_encodable = _encodable(text) == text
-    _write_line("".join(
+    return "".join(
         each if each == "\n" or (each.isprintable() and (all_encodable or each.isascii())) else _escaped(each)
         for each in text
-    ))  # fmt: skip
+    )
 
 
 def _escaped(character: str) -> str:
@@ -177,5 +204,5 @@ def human_size(count: float) -> str:
 
 def json_line(value: Any) -> None:
     """Write JSON on one line, and pass it on at once: another program may be reading."""
-    _write_json(value, None)
+    _write_line(json_text(value))
     sys.stdout.flush()

@@ -261,16 +261,20 @@ def _add_control(commands: Any, store: argparse.ArgumentParser) -> None:
     forking.add_argument("--after", metavar="STEP",
                          help="copy up to this step, by name or id (default: all recorded steps)")  # fmt: skip
     forking.add_argument("--new-run-id", metavar="ID", help="id of the new run (default: a new id)")
-    forking.add_argument("--effects", choices=EFFECTS, default="refuse",
-                         help="what to do at a guarded step that another run has done: fail, use its result, request "
-                         "an approval, or run it (default: refuse)")  # fmt: skip
+    forking.add_argument("--effects", choices=EFFECTS, default="refuse", metavar="MODE",
+                         help="what to do at a guarded step that another run has done: refuse (fail), reuse (its "
+                         "result), ask (for an approval), repeat (default: refuse)")  # fmt: skip
 
 
 def _add_dead(commands: Any, store: argparse.ArgumentParser) -> None:
     verbs = _group(commands, "dead", "list, requeue or delete dead-letter runs", "dead list --url agents.db")
     status = argparse.ArgumentParser(add_help=False, parents=[store])
     status.add_argument(
-        "--status", choices=("dead", "failed"), default="dead", help="only runs with this status (default: dead)"
+        "--status",
+        choices=("dead", "failed"),
+        default="dead",
+        metavar="STATUS",
+        help="only runs with this status: dead, failed (default: dead)",
     )
     _command(
         verbs, "list", ".dead_letters:list_dead", "list the runs", "dead list --status failed --url agents.db", [status]
@@ -350,8 +354,8 @@ def _limits(description: str) -> argparse.ArgumentParser:
         ("max_tool_calls", positive_int, "N", "tool calls of the run"),
         ("max_tokens", positive_int, "N", "tokens of all model calls"),
         ("max_cost_usd", usd, "USD", "cost of all model calls, in USD"),
-        ("turn_timeout", positive_duration, "DURATION", "time for one model call"),
-        ("run_timeout", positive_duration, "DURATION", "time for the agent loops of the run"),
+        ("turn_timeout", positive_duration, "DURATION", "time for one model call and its tool calls"),
+        ("run_timeout", positive_duration, "DURATION", "time for the work of the run, without waits"),
     ):  # fmt: skip
         group.add_argument(f"--{name.replace('_', '-')}", type=type_, metavar=unit, help=what)
     return options

@@ -15,8 +15,8 @@ from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
 from ..events.event import Event, payload_of
 from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
-from .output import field, human_time, iso_time, print_json, print_line, table, without_secrets
-from .store import answer_command, existing_store, require_run, rows_of, summary
+from .output import field, human_time, iso_time, print_json, print_line, table, warn, without_secrets
+from .store import answer_command, existing_store, require_run, rows_of, similar_agent, summary
 
 _RUNS = ("run_id", "run_key", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
 _STEPS = ("state", "name", "step_key", "step_id", "attempts", "duration_ms", "timestamp", "error")
@@ -33,6 +33,8 @@ async def runs(args: Namespace) -> int:
         async for row in rows_of(runner, args.status, args.agent):
             last.append(row)
         found = [await summary(runner, row) for row in last]
+        if args.agent is not None and (meant := await similar_agent(runner, args.agent)) is not None:
+            warn(f"no run has agent {args.agent!r}. Did you mean {meant!r}?")
     if args.json:
         print_json(found)
     else:

@@ -47,6 +47,12 @@ def open_store(url: str | None, registry: Registry, config: RunnerConfig | None 
     return AgentRunner.open(url, config=config, registry=registry)
 
 
+def refuse_url(args: Namespace) -> None:
+    """Raise InvalidArgument if there is a `--url` for the runner `args.target`."""
+    if args.url is not None:
+        raise InvalidArgument(f"--url must not be used with the runner {args.target}, which has its own store")
+
+
 def is_in_memory(runner: AgentRunner) -> bool:
     return isinstance(runner.queue.commits, MemoryEngine)
 
@@ -99,6 +105,14 @@ async def _known_runs(runner: AgentRunner, run_id: str) -> str:
             newest = ", ".join(map(repr, names[-_SHOWN:]))
             return f"The newest {'run is' if len(names) == 1 else 'runs are'} {newest}."
     return "The store has no runs."
+
+
+async def similar_agent(runner: AgentRunner, key: str) -> str | None:
+    """Return the key of the agent that was probably meant, if no run has the agent `key`."""
+    if await runner.queue.find(RunFilter(agent=key, limit=1)):
+        return None
+    keys = {row.agent async for row in rows_of(runner, limit=_COMPARED)}
+    return next(iter(difflib.get_close_matches(key[:100], sorted(keys), n=1)), None)
 
 
 def answer_command(args: Namespace, wait: Mapping[str, str]) -> str:

@@ -19,13 +19,15 @@ from ..registry import Registry
 from ..runner.runner import AgentRunner
 from .app_loader import agents_of
 from .output import print_json, print_line, warn
-from .store import is_in_memory, limits_from, open_store, require_run, summary
+from .store import is_in_memory, limits_from, open_store, refuse_url, require_run, similar_agent, summary
 
 _MODULE_ATTR = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
 async def submit(args: Namespace) -> int:
     async with _target(args) as (runner, agent_key):
+        if (meant := await similar_agent(runner, agent_key)) is not None:
+            warn(f"no other run has agent {agent_key!r}. Did you mean {meant!r}?")
         existed = args.run_id and await runner.queue.row(run_uuid(args.run_id, runner.queue.clock)[0]) is not None
         try:
             run_id = await runner.submit(
@@ -63,8 +65,7 @@ async def _target(args: Namespace) -> AsyncIterator[tuple[AgentRunner, str]]:
         return
     found = agents_of(args.target, args.agent_path)
     if isinstance(found, AgentRunner):
-        if args.url is not None:
-            raise InvalidArgument(f"--url must not be used with the runner {args.target}, which has its own store")
+        refuse_url(args)
         if is_in_memory(found):
             raise InvalidArgument(f"the runner {args.target} must not store runs in memory, where no worker finds them")
         async with found:
