@@ -23,9 +23,10 @@ ROOT = Path(__file__).parents[2]
 class Commands:
     """Executes commands in this process, with `url` for those that take one."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], url: str = "") -> None:
+    def __init__(self, capsys: pytest.CaptureFixture[str], url: str = "", module: str = "") -> None:
         self._capsys = capsys
         self.url = url
+        self.module = module  # with agents
 
     def __call__(self, *args: str) -> tuple[int, str, str]:
         """Exit code, output, errors."""

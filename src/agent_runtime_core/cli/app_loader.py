@@ -37,11 +37,12 @@ def attribute_of(target: str, directory: str, wanted: Callable[[object], bool] =
     if not os.path.isdir(directory):
         raise InvalidArgument(f"directory {brief(directory, 500)} not found. --agent-path must have {brief(module)}")
     sys.path.insert(0, os.path.abspath(directory))
-    there = vars(_load_module(module, directory))
-    if name not in there:
-        names = [each for each, value in there.items() if not each.startswith("_") and wanted(value)]
-        raise InvalidArgument(f"module {module!r} has no {brief(name)}. {did_you_mean(name, names)}")
-    return there[name]
+    there = _load_module(module, directory)
+    try:
+        return getattr(there, name)
+    except AttributeError:
+        names = [each for each, value in vars(there).items() if not each.startswith("_") and wanted(value)]
+        raise InvalidArgument(f"module {module!r} has no {brief(name)}. {did_you_mean(name, names)}") from None
 
 
 def agents_of(target: str, directory: str) -> Registry | AgentRunner:

@@ -33,7 +33,7 @@ async def signal(args: Namespace) -> int:
         row = await require_run(runner, args.id)
     if stored and waits and not any(each["name"] == args.name for each in waits):
         names = ", ".join(f"{each['kind']} {each['name']!r}" for each in waits[:5])
-        warn(f"run {args.id!r} waits for {names}; signal {args.name!r} is kept until the run waits for it")
+        warn(f"run {args.id!r} is waiting for {names}. Signal {args.name!r} is kept until the run waits for it")
     # The run was resumed after the signal was rejected.
     finished = f"run {args.id!r} had finished when the signal arrived. Send it again"
     return _report_message(args, row, "signal", None if stored else _finished_reason(args, row) or finished)
