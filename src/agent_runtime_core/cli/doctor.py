@@ -33,16 +33,15 @@ _NAMED: Final = 5  # runs that a finding names
 
 async def doctor(args: Namespace) -> int:
     """Print one line for each check; return 1 if there is an error."""
-    findings = [*_versions(), *_unknown_variables(os.environ)]
     settings: list[dict[str, Any]] = []
-    try:
-        settings = _settings(os.environ)
-    except AgentRuntimeError as error:
-        findings.append(Finding(ERROR, "settings", str(error), "Correct the environment variable"))
-    else:
-        findings.append(_about_settings(settings))
-        with only_errors_logged():
-            findings += await _store(args)
+    with only_errors_logged():
+        findings = [*_versions(), *_unknown_variables(os.environ)]
+        try:
+            settings = _settings(os.environ)
+        except AgentRuntimeError as error:
+            findings.append(Finding(ERROR, "settings", str(error), "Correct the environment variable"))
+        else:
+            findings += [_about_settings(settings), *await _store(args)]
     failed = any(each.status == ERROR for each in findings)
     if args.json:
         print_json({"ok": not failed, "checks": [each._asdict() for each in findings], "settings": settings})
