@@ -14,7 +14,7 @@ from .._core.ids import run_uuid
 from .._core.validation import unknown
 from ..errors import IdempotencyConflict, InvalidArgument
 from ..interfaces import RunResult
-from ..queue.records import LIVE, RunRow
+from ..queue.records import RunRow
 from ..registry import Registry
 from ..runner.runner import AgentRunner
 from .app_loader import agents_of
@@ -39,9 +39,8 @@ async def submit(args: Namespace) -> int:
             return 1
         row = await require_run(runner, str(run_id))
         if not args.json:
-            verb = "exists already and is" if existed else "is"
-            waits = ". Waiting until it has finished" if args.wait and row.status in LIVE else ""
-            print_line(f"run {row.run_key or row.run_id} of agent {row.agent} {verb} {row.status}{waits}")
+            done = f"exists already and is {row.status}" if existed else "submitted"
+            print_line(f"run {row.run_key or row.run_id} of agent {row.agent} {done}")
             sys.stdout.flush()
         elif not args.wait:
             print_json({
