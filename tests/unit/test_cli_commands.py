@@ -169,6 +169,22 @@ def test_the_end_of_a_run_is_awaited(run: Commands, fails: bool) -> None:
     assert (code, json.loads(out)["status"]) == ((1, "failed") if fails else (0, "succeeded"))
 
 
+def test_ctrl_c_ends_the_wait_and_not_the_run(run: Commands) -> None:
+    with started("submit", "greeter", "--run-id", "hello", "--wait", "--url", run.url) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert run.json("show", "hello")["status"] == "pending"
+
+
+def test_an_agent_key_with_a_colon(run: Commands) -> None:
+    assert run.json("submit", "--agent", "acme:importer")["agent_key"] == "acme:importer"
+    code, _, err = run("submit")
+    assert (code, "AGENT must be an agent key or module:attr, got none" in err) == (2, True)
+
+
 # -- events and waits
 
 
@@ -230,7 +246,7 @@ def _shell_word(text: str) -> str:
 def test_the_answer_shows_no_password() -> None:
     args = parser().parse_args(["show", "-", "--url", "redis://me:secret@host/0"])
     assert answer_command(args, {"kind": "signal", "name": "paid"}) == (
-        "agent-runtime signal --url 'redis://***@host/0' -- - paid JSON"
+        "agent-runtime signal --url 'redis://***@host/0' -- - paid PAYLOAD"
     )
 
 
@@ -267,6 +283,7 @@ def test_an_unknown_run_is_answered_with_the_nearest_or_the_newest(run: Commands
 # -- times
 
 
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="the zone cannot be changed")
 @pytest.mark.parametrize(
     ("zone", "shown"),
     [

@@ -109,6 +109,10 @@ def test_the_reference_page_is_that_of_the_parser() -> None:
     [
         (["shwo"], "argument COMMAND: unknown command 'shwo'. Did you mean 'show'?"),
         (["dead", "requeu"], "argument COMMAND: unknown command 'requeu'. Did you mean 'requeue'?"),
+        (
+            ["--url", "runs.db", "runs"],
+            "options must follow the command, got --url before it. Example: agent-runtime runs",
+        ),
         (["zzz"], "unknown command 'zzz'. Known: approve, cancel, carry-over, check, completion and 13 more."),
         (["runs", "--status", "faild"], "argument --status: unknown value 'faild'. Did you mean 'failed'?"),
         (["runs", "--lmit", "3"], "unrecognized arguments: --lmit 3. Did you mean '--limit'?"),

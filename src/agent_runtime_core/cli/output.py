@@ -14,10 +14,13 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from .._core.clock import SYSTEM, aware, shown_duration
 from .._core.validation import redacted
+
+#: Fields that are times.
+_TIMES: Final = ("created_at", "scheduled_at", "started_at", "ended_at", "deadline", "timestamp")
 
 
 def shown(text: object) -> str:
@@ -191,6 +194,13 @@ def human_time(text: str, *, local: bool = True) -> str:
     ago = SYSTEM.wall() - there.timestamp()
     notes.append(f"{shown_duration(ago)} ago" if ago >= 0 else f"in {shown_duration(-ago)}")
     return f"{there:%Y-%m-%d %H:%M} UTC ({', '.join(notes)})"
+
+
+def with_human_times(fields: Mapping[str, Any], *, local: bool = True) -> dict[str, Any]:
+    """Return the fields of a run, a step or an event, with their times for people."""
+    return {
+        name: human_time(value, local=local) if name in _TIMES and value else value for name, value in fields.items()
+    }
 
 
 def human_size(count: float) -> str:

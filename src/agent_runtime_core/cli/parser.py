@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn
 
@@ -68,7 +69,11 @@ class Parser(argparse.ArgumentParser):
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments of the process, or `argv`. Exit with 2 if they are invalid."""
-    args, extra = parser().parse_known_args(argv)
+    top, given = parser(), sys.argv[1:] if argv is None else list(argv)
+    if given and given[0].startswith("--") and not any(each.startswith(given[0]) for each in ("--help", "--version")):
+        option = given[0].partition("=")[0]
+        top.error(f"options must follow the command, got {option} before it. Example: agent-runtime runs {option} …")
+    args, extra = top.parse_known_args(given)
     if extra:
         used: Parser = args.parser
         options = [name for action in used._actions for name in action.option_strings]
@@ -176,9 +181,9 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
         "Store a run for a worker. With an agent key, no code is imported.",
     )  # fmt: skip
     add = submitting.add_argument
-    add("target", metavar="AGENT", help="agent key, or module:attr of the agent")
+    add("target", nargs="?", metavar="AGENT", help="agent key, or module:attr of the agent")
     _add_agent_path(submitting)
-    add("--agent", metavar="KEY", help="agent key, if module:attr has several agents")
+    add("--agent", metavar="KEY", help="agent key, if module:attr has several agents or the key has a colon")
     add("--input", type=json_object, default={}, metavar="JSON", help="input of the run, a JSON object (default: {})")
     add("--params", type=json_object, metavar="JSON", help='"params" of the input, a JSON object')
     add("--message", metavar="TEXT", help='a message of the user, added to the "messages" of the input')
@@ -239,14 +244,16 @@ def _add_control(commands: Any, store: argparse.ArgumentParser) -> None:
         """signal order-7 paid '{"amount": 20}' --url agents.db""", [one],
     )  # fmt: skip
     signaling.add_argument("name", metavar="NAME", help="signal name")
-    signaling.add_argument("payload", nargs="?", type=json_value, metavar="JSON", help="payload (default: null)")
+    signaling.add_argument(
+        "payload", nargs="?", type=json_value, metavar="PAYLOAD", help="payload, as JSON (default: null)"
+    )
     approving = _command(
         commands, "approve", ".control:approve", "answer an approval that a run has requested",
         "approve order-7 plan --url agents.db", [one],
     )  # fmt: skip
     approving.add_argument("name", metavar="NAME", help='approval name (see "agent-runtime show RUN")')
     approving.add_argument(
-        "payload", nargs="?", type=json_value, default=True, metavar="JSON", help="answer (default: true)"
+        "payload", nargs="?", type=json_value, default=True, metavar="ANSWER", help="answer, as JSON (default: true)"
     )
     approving.add_argument("--force", action="store_true", help="store the answer even if the run has not requested it")
     _command(

@@ -15,7 +15,16 @@ from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
 from ..events.event import Event, payload_of
 from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
-from .output import field, human_time, iso_time, print_json, print_line, table, warn, without_secrets
+from .output import (
+    field,
+    iso_time,
+    print_json,
+    print_line,
+    table,
+    warn,
+    with_human_times,
+    without_secrets,
+)
 from .store import answer_command, existing_store, require_run, rows_of, similar_agent, summary
 
 _RUNS = ("run_id", "run_key", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
@@ -23,8 +32,6 @@ _STEPS = ("state", "name", "step_key", "step_id", "attempts", "duration_ms", "ti
 _EVENTS = ("sequence", "timestamp", "event_type", "payload")
 #: Fields of the start record of a wait for a signal, a sleep or a child run.
 _WAIT_FIELDS = ("until", "child")
-#: Fields that are times, which people read in another form than programs.
-_TIMES = ("created_at", "scheduled_at", "started_at", "ended_at", "deadline", "timestamp")
 
 
 async def runs(args: Namespace) -> int:
@@ -38,7 +45,7 @@ async def runs(args: Namespace) -> int:
     if args.json:
         print_json(found)
     else:
-        table([_with_human_times(each, local=False) for each in found], _RUNS)
+        table([with_human_times(each, local=False) for each in found], _RUNS)
     return 0
 
 
@@ -66,14 +73,8 @@ def event_fields(event: Event) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _with_human_times(fields: dict[str, Any], *, local: bool = True) -> dict[str, Any]:
-    return {
-        name: human_time(value, local=local) if name in _TIMES and value else value for name, value in fields.items()
-    }
-
-
 def _print_run(details: dict[str, Any], args: Namespace) -> None:
-    details = _with_human_times(without_secrets(details))
+    details = with_human_times(without_secrets(details))
     error = details["error"]
     shown = {**details, "error": error and f"{error.get('type')}: {error.get('message')}"}
     for name, value in shown.items():
@@ -81,7 +82,7 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
             print_line("")
             print_line(name if value else f"no {name}")
             lines = [
-                {**_with_human_times(each, local=False), "payload": json.dumps(each.get("payload"), default=str)}
+                {**with_human_times(each, local=False), "payload": json.dumps(each.get("payload"), default=str)}
                 for each in value
             ]
             if value:

@@ -117,7 +117,7 @@ async def similar_agent(runner: AgentRunner, key: str) -> str | None:
 
 def answer_command(args: Namespace, wait: Mapping[str, str]) -> str:
     """Return the command that answers a wait of the run `args.id`, as the user would type it."""
-    verb, payload = ("approve", "") if wait["kind"] == "approval" else ("signal", " JSON")
+    verb, payload = ("approve", "") if wait["kind"] == "approval" else ("signal", " PAYLOAD")
     store = "" if args.url is None else f" --url {shlex.quote(_readable(args.url))}"
     names = f"{shlex.quote(args.id)} {shlex.quote(wait['name'])}{payload}"
     if args.id.startswith("-") or wait["name"].startswith("-"):  # else it would be read as an option

@@ -56,11 +56,15 @@ async def submit(args: Namespace) -> int:
 @asynccontextmanager
 async def _target(args: Namespace) -> AsyncIterator[tuple[AgentRunner, str]]:
     """Open the store, and yield it with the key of the agent."""
-    if _MODULE_ATTR.fullmatch(args.target) is None:
-        if args.agent is not None:
+    if args.target is None and args.agent is None:
+        raise InvalidArgument(
+            "AGENT must be an agent key or module:attr, got none. Example: agent-runtime submit greeter"
+        )
+    if args.target is None or _MODULE_ATTR.fullmatch(args.target) is None:
+        if args.target is not None and args.agent is not None:
             raise InvalidArgument("--agent must be used with module:attr only, got it with an agent key. Leave it out")
         async with open_store(args.url, Registry()) as runner:
-            yield runner, args.target
+            yield runner, args.target or args.agent
         return
     found = agents_of(args.target, args.agent_path)
     if isinstance(found, AgentRunner):
