@@ -242,6 +242,38 @@ def test_stores_are_not_opened(url: str) -> None:
     assert (found.outcome, "ctx.persistence" in str(found.reason)) == ("unknown", True)
 
 
+def test_a_wait_does_not_hide_a_mismatch_in_another_task(tmp_path: Path) -> None:
+    async def old(ctx: Any) -> Any:
+        await ctx.step("fetch", int)
+        await ctx.approve("plan")
+
+    async def new(ctx: Any) -> Any:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ctx.approve("plan"))
+            await asyncio.sleep(0)
+            await ctx.step("get", int)
+
+    assert checked(str(tmp_path / "runs.db"), old, new).outcome == "mismatch"
+
+
+def test_cleaning_up_writes_nothing(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    async def old(ctx: Any) -> Any:
+        await ctx.step("fetch", int)
+        raise ConnectionError
+
+    async def new(ctx: Any) -> Any:
+        try:
+            await ctx.step("fetch", int)
+            await ctx.step("send", lambda: done.append("send"))
+        finally:
+            await ctx.step("close", lambda: done.append("close"))
+
+    assert checked(str(tmp_path / "runs.db"), old, new) == ResumeCheck("resumes", stopped_at="send")
+    assert done == []
+
+
 def test_code_that_does_not_end(tmp_path: Path) -> None:
     async def new(ctx: Any) -> Any:
         await ctx.step("fetch", int)

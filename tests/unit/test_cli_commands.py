@@ -390,6 +390,14 @@ def test_a_file_that_is_no_database(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {each["status"] for each in findings(run)["store"]} == {"error"}
 
 
+@pytest.mark.redis
+def test_a_server_that_cannot_be_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Commands(capsys, "redis://me:secret@127.0.0.1:1/0")
+    code, out, err = run("doctor")
+    assert (code, "secret" in out + err) == (1, False)
+    assert "redis://127.0.0.1:1/0 cannot be reached" in out
+
+
 def test_runs_that_need_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Commands(capsys, str(tmp_path / "runs.db"))
 

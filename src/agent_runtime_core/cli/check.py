@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from argparse import Namespace
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from .app_loader import agents_of
 from .output import only_errors_logged, print_columns, print_json, print_line
 from .store import existing_store, refuse_url, require_run, rows_of
 
+_AT_ONCE = 16  # runs that are replayed concurrently, as a worker would
 _SHOWN = 5  # runs that are named for each reason
 _RESUMABLE = tuple(each for each in TERMINAL if each != "succeeded")
 
@@ -42,14 +44,27 @@ async def check(args: Namespace) -> int:
 
 
 async def _check_all(args: Namespace, runner: AgentRunner, registry: Registry) -> list[dict[str, Any]]:
-    checks = []
-    async for row in _rows(args, runner, registry):
+    free = asyncio.Semaphore(_AT_ONCE)
+
+    async def checked(row: RunRow) -> dict[str, Any]:
         agent = registry.get(row.agent)
         assert agent is not None
-        result = await check_resume(runner, row, agent, args.timeout)
+        try:
+            result = await check_resume(runner, row, agent, args.timeout)
+        finally:
+            free.release()
         about = {"run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status}
-        checks.append({**about, **asdict(result)})
-    return checks
+        return {**about, **asdict(result)}
+
+    checks = list[asyncio.Task[dict[str, Any]]]()
+    try:
+        async for row in _rows(args, runner, registry):
+            await free.acquire()
+            checks.append(asyncio.create_task(checked(row)))
+        return await asyncio.gather(*checks)
+    finally:
+        for each in checks:
+            each.cancel()
 
 
 async def _rows(args: Namespace, runner: AgentRunner, registry: Registry) -> AsyncIterator[RunRow]:

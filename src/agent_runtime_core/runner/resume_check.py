@@ -145,6 +145,8 @@ async def _reaches_a_new_step(task: asyncio.Task[Any], ctx: Context, writer: _St
         if loop.time() > until:
             return False
         await asyncio.wait({task}, timeout=_POLL)
+    if ctx.waiting_tasks and not task.done():
+        await asyncio.wait({task}, timeout=_POLL)  # another task of the run may come to a step
     return True
 
 
