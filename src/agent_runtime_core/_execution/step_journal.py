@@ -149,7 +149,8 @@ class StepJournal(Generic[W_co]):
             return
         raise JournalMismatch(
             f"the next step must be {expected.name!r}, which the journal has in this position, got {name!r}. "
-            f"Restore the old order, or call ctx.renamed({expected.name!r}, {name!r}) before the step",
+            f"If the step was renamed, call ctx.renamed({expected.name!r}, {name!r}) before it. If {name!r} is new, "
+            "run it only if await ctx.patched('NAME') is True",
             recorded=expected.name,
             found=name,
         )
