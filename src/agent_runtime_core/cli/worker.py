@@ -22,6 +22,8 @@ from .store import display_name, is_in_memory, open_store, refuse_url
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
+LAST_SECONDS = 0.5  # seconds for tasks that are cancelled when all runs were released
+
 
 async def work(args: Namespace) -> int:
     """Print a line when ready, execute runs until SIGTERM or SIGINT, then let active runs finish.
@@ -56,7 +58,25 @@ async def work(args: Namespace) -> int:
                 sys.stdout.flush()
         await working
     log.info("worker %s has stopped", runner.config.worker_id)
+    await _end_in_spite_of_tasks()
     return 0
+
+
+async def _end_in_spite_of_tasks() -> None:
+    """End the process if a task ignores its cancellation: closing the event loop would wait for it without limit.
+
+    The runner has released the run of such a task, and another worker may execute it already.
+    """
+    if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
+        return
+    for task in tasks:
+        task.cancel()
+    _, pending = await asyncio.wait(tasks, timeout=LAST_SECONDS)
+    if pending:
+        log.warning("ends with %d running tasks, which ignore their cancellation", len(pending))
+        sys.stdout.flush()
+        logging.shutdown()
+        os._exit(0)
 
 
 def _runner(args: Namespace) -> AgentRunner:
