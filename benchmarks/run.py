@@ -54,24 +54,24 @@ ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
 PARTS = {"drain", "claims"}  # of another row, there to be asked for alone
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def told(line: Line, slack: float) -> str:
     """One line of the report."""
-    ours = f"{_number(line.ours)} {line.unit}"
-    floor = f"{_number(line.floor)}" if line.floor is not None else ""
+    ours = f"{number(line.ours)} {line.unit}"
+    floor = f"{number(line.floor)}" if line.floor is not None else ""
     ratio = f"{line.figure:.2f} x" if line.floor is not None else ""
     bar = ""
     if line.most is not None:
-        bar = f"<= {_number(line.most)}"
+        bar = f"<= {number(line.most)}"
     elif line.least is not None:
-        bar = f">= {_number(line.least)}"
+        bar = f">= {number(line.least)}"
     mark = "" if not bar else "ok" if line.holds() else "ok with slack" if line.holds(slack) else "MISSED"
     notes = [line.note] if line.note else []
     if line.beside is not None:
-        notes.append(f"beside {_number(line.beside)}")
+        notes.append(f"beside {number(line.beside)}")
     return f"{line.row:<64} {ours:>16} {floor:>9} {ratio:>8} {bar:>9} {mark:<13} {'; '.join(notes)}".rstrip()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import run
+from benchmarks import page, run
 from benchmarks.floor import Line, Size
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import server
@@ -74,6 +74,20 @@ def test_check_fails_on_a_missed_bar_and_the_report_says_which(
     assert "MISSED" in capsys.readouterr().out
     held = {row["row"]: row["held"] for row in json.loads(report.read_text(encoding="utf-8"))["rows"]}
     assert held == {"good": True, "bad": False}
+
+
+def test_the_page_shows_figures_targets_and_misses() -> None:
+    lines = [
+        Line("a commit", 30.0, "µs", floor=10.0, most=2.0),
+        Line("a rate", 2000.0, "runs/s", least=1800.0),
+        Line("a | cost", 1.5, "MB"),
+    ]
+    machine = {"python": "3.11.7", "sqlite": "3.40.1", "cores": "2"}
+    text = page.page({"machine": machine, "rows": [line.as_dict() for line in lines]}, "2026-11-26")
+    assert "Measured on 2026-11-26 with Python 3.11.7, SQLite 3.40.1 and 2 cores of a virtual machine." in text
+    assert "1 of 2 targets were missed." in text
+    assert "| a commit | 30 µs | 10 | 3.00 | ≤ 2 | missed |\n| a rate | 2,000 runs/s |  |  | ≥ 1,800 |  |\n" in text
+    assert "| a \\| cost | 1.5 MB |  |  |  |  |\n" in text
 
 
 def test_an_unknown_row_is_named(capsys: pytest.CaptureFixture[str]) -> None:
