@@ -242,6 +242,12 @@ def test_a_reader_gets_through_the_page(page: str, kilobytes: int) -> None:
     assert (ROOT / page).stat().st_size <= kilobytes * 1024
 
 
+def test_the_readme_has_the_commands_that_run_the_job_and_the_tests() -> None:
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert "pip install -e . && python examples/digest.py" in lines
+    assert "pip install -e '.[dev]' && scripts/check" in lines
+
+
 def test_every_example_is_run_by_a_test() -> None:
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
     for example, test in EXAMPLES.items():
