@@ -48,7 +48,12 @@ The numbers below are those of one run of each command, in 0.6.0.
 With `-o log_cli=true --log-cli-level=INFO`, a test prints its own.
 Times depend on the machine, and chance decides how often a kill hits a step in flight.
 The tests assert everything that must hold.
-Other long forms have no count as their result: 10,000 values for the codec, 2,000 runs against their limits, and a kill at every commit of every arrangement of the stores.
+Other long forms have no count as their result:
+
+- 10,000 values for the codec
+- 2,000 runs against their limits
+- a kill at every commit of every arrangement of the stores
+
 `pytest -m slow` runs all of them.
 """
 

@@ -21,6 +21,9 @@ from types import ModuleType
 PACKAGE = "agent_runtime_core"
 #: Files at the root of the repository that are pages of the site.
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
+#: Address of the repository's files, such as "https://example.org/project/blob/main". It is empty until the project has
+#: one. Then name the project in `[project.urls]` of pyproject.toml and in SECURITY.md too.
+FILES_ADDRESS = ""
 
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _DIRECTIVE = re.compile(r" *<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")

@@ -149,7 +149,7 @@ ROWS: dict[str, list[str]] = {
         "execution",
         "inline_runs worker",
         "runner",
-        "open_run",
+        "open_run resume_check",
     ],
     "steps": [
         "model",
@@ -189,10 +189,10 @@ ROWS: dict[str, list[str]] = {
         "crash_test recordings",
     ],
     "cli": [
-        "app_loader output",
-        "store",
-        "dead_letters runs worker",
-        "control",
+        "app_loader durations findings output",
+        "arguments database_file store",
+        "conformance dead_letters doctor parser runs submit worker",
+        "check completion control events",
         "main",
     ],
 }

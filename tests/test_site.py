@@ -143,6 +143,16 @@ def test_links_to_other_files_use_the_address_of_the_project() -> None:
     assert changed == "[tests](https://example.org/main/tests/test_site.py)\n"
 
 
+def test_the_project_names_an_address_once_it_has_one() -> None:
+    named = {
+        "pyproject.toml": "[project.urls]" in (ROOT / "pyproject.toml").read_text("utf-8"),
+        "mkdocs.yml": re.search(r"^(?:site|repo)_url:", CONFIG, re.MULTILINE) is not None,
+        "SECURITY.md": "no public address" not in (ROOT / "SECURITY.md").read_text("utf-8"),
+    }
+    assert named == dict.fromkeys(named, bool(site_pages.FILES_ADDRESS))
+    assert "://" not in (ROOT / "README.md").read_text("utf-8")
+
+
 def test_blocks_are_changed_for_the_site() -> None:
     page = "<!-- docs: file job.py -->\n```python\n1\n```\n<!-- docs: skip-run why -->\n```bash\n2\n```\n"
     page += "\n```output\n3\n```\n"

@@ -250,7 +250,8 @@ SETTINGS: dict[str, SettingType] = {
         "and if they differ 'cached_input' and 'cache_write'", _are_prices, _json_in,
     ),
 }  # fmt: skip
-_VARIABLES = {name: _KEYS.get(name, PREFIX + name.upper()) for name in FIELDS}
+#: The environment variable of each setting.
+VARIABLES = {name: _KEYS.get(name, PREFIX + name.upper()) for name in FIELDS}
 _current: RuntimeConfig | None = None
 
 
@@ -295,7 +296,7 @@ def reset_config() -> None:
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings that these variables set; InvalidArgument names an invalid variable."""
-    return from_variables(SETTINGS, _VARIABLES, environment)
+    return from_variables(SETTINGS, VARIABLES, environment)
 
 
 def misspelt(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -308,4 +309,4 @@ def misspelt(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
         if variable.startswith(PREFIX) and name not in FIELDS and not name.startswith(_SECTIONS_OF_FILES):
             near = difflib.get_close_matches(name[:100], FIELDS, n=1, cutoff=0.75)
             if near:
-                yield variable, _VARIABLES[near[0]]
+                yield variable, VARIABLES[near[0]]

@@ -332,6 +332,16 @@ class RunContext(Protocol):
     def renamed(self, old: str, new: str) -> None:
         """Declare that the step recorded as `old` is now called `new`."""
 
+    async def patched(self, name: str) -> bool:
+        """Return whether this run takes the changed code: False if it went past this point before the change.
+
+            if await ctx.patched("check-stock"):
+                await ctx.step("check", check)
+
+        Args:
+            name: The name of the change.
+        """
+
     async def sleep(self, seconds: float, *, key: str | None = None) -> None:
         """Wait `seconds`; the wait survives a restart. A long wait parks the run."""
 

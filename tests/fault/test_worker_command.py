@@ -85,6 +85,41 @@ async def test_a_second_signal_skips_the_grace(tmp_path: Path) -> None:
         assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
 
 
+STUBBORN = """
+import asyncio
+from pathlib import Path
+
+from agent_runtime_core import AgentRuntime, RunResult
+
+
+class Stubborn(AgentRuntime):
+    key = "stubborn"
+
+    async def run(self, ctx):
+        Path(ctx.params["started"]).touch()
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                pass
+"""
+
+
+async def test_a_worker_ends_when_an_agent_ignores_its_cancellation(tmp_path: Path) -> None:
+    db, started = tmp_path / "all.db", tmp_path / "started"
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    options = ("--agent-path", tmp_path, "--url", db, "--grace", 0.1)
+    async with AgentRunner.open(db) as runner:
+        run = await runner.submit("stubborn", {"params": {"started": str(started)}})
+        with Command("agent_runtime_core", "worker", "stubborn:Stubborn", *options) as child:
+            child.expect("worker")
+            await asyncio.to_thread(until, started.exists, "the run to start")
+            child.send(signal.SIGTERM)
+            assert await child.aended() == 0
+        info = await runner.get_run(run)
+        assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
+
+
 async def test_a_run_of_a_killed_worker_goes_on_at_once_in_another(tmp_path: Path) -> None:
     db, effects = tmp_path / "all.db", tmp_path / "effects"
     async with open_runner([db] * 3) as runner:

@@ -350,7 +350,9 @@ def test_cancel(run: Run, url: str) -> None:
         "",
         "agent-runtime: run 'queued' has finished (cancelled) and cannot be cancelled\n",
     )
-    assert run("cancel", "nix", "--url", url) == (1, "", "agent-runtime: run 'nix' not found\n")
+    code, out, err = run("cancel", "nix", "--url", url)
+    assert (code, out) == (1, "")
+    assert err.startswith("agent-runtime: run 'nix' not found. The newest runs are 'good', ")
     assert json.loads(run("cancel", "good", "--url", url, "--json")[1])["recorded"] is False
 
 
@@ -399,7 +401,7 @@ def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     for verb in ("signal", "approve"):
         over = (1, "", "agent-runtime: run 'asks' has finished (succeeded) and accepts no messages\n")
         assert run(verb, "asks", "go", "--url", parked) == over
-        missing = {"signal": "no run nix is stored here", "approve": "run 'nix' not found"}[verb]
+        missing = "run 'nix' not found. The newest run is 'asks'."
         assert run(verb, "nix", "go", "--url", parked)[::2] == (1, f"agent-runtime: {missing}\n")
 
 
@@ -505,9 +507,10 @@ def test_old_runs_are_deleted(run: Run, url: str) -> None:
     ("options", "told"),
     [
         ([], "the following arguments are required: --retention"),
-        (["--retention", "failed"], "must be STATUS=SECONDS, got 'failed'"),
-        (["--retention", "failed=soon"], "must be STATUS=SECONDS, got 'failed=soon'"),
-        (["--retention", "running=1"], "retention: no final status 'running': there are"),
+        (["--retention", "failed"], "must be STATUS=DURATION, got 'failed'"),
+        (["--retention", "failed=soon"], "must be STATUS=DURATION, got 'failed=soon'"),
+        (["--retention", "failled=1d"], "unknown final status 'failled'. Did you mean 'failed'?"),
+        (["--retention", "running=1"], "unknown final status 'running'. Known: cancelled, dead, failed, "),
     ],
 )
 def test_a_retention_that_is_none_is_refused(options: list[str], told: str, run: Run, url: str) -> None:
@@ -584,10 +587,9 @@ def test_a_dead_letter_is_discarded_with_all_that_was_kept_of_it(run: Run, url: 
 def test_ids_that_are_not_there_or_not_dead_are_told_and_the_others_done(verb: str, run: Run, url: str) -> None:
     code, out, err = run("dead", verb, "good", "toxic", "nix", "toxic", "--url", url)
     assert (code, out) == (1, f"1 run {verb}{'d' if verb == 'requeue' else 'ed'}\n")
-    assert err == (
-        "agent-runtime: run 'good' must be dead, got succeeded\n"
-        "agent-runtime: run 'nix' not found\n"
-    )  # fmt: skip
+    refused, missing = err.splitlines()
+    assert refused == "agent-runtime: run 'good' must be dead, got succeeded"
+    assert missing.startswith("agent-runtime: run 'nix' not found. ")
     assert statuses(url)["good"] == "succeeded"
     code, out, _ = run("dead", verb, "good", "--url", url, "--json")
     assert (code, json.loads(out)["refused"]) == (1, {"good": "run 'good' must be dead, got succeeded"})
@@ -671,7 +673,7 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
     [
         ("{m}", "target must be module:attr"),
         ("{m}:", "target must be module:attr"),
-        ("{m}:Greter", "has no 'Greter'; did you mean 'Greeter'?"),
+        ("{m}:Greter", "has no 'Greter'. Did you mean 'Greeter'?"),
         ("x{m}:Greeter", "no module 'x{m}' in {d}: did you mean '{m}'?"),
         ("{m}.inside:Greeter", "has no module 'inside'"),
         ("{m}:settings", "got an object of type dict. Use {m}:"),
@@ -721,8 +723,8 @@ def test_a_worker_on_a_server_that_is_not_there_says_so(module: str, run: Run) -
         (["--url", "no/such/runs.db"], "no/such"),
         (["--url", "runs.db", "--agent-path", "nowhere"], "directory 'nowhere' not found"),
         (["--url", "runs.db", "--concurrency", "0"], "must be an integer above 0, got '0'"),
-        (["--url", "runs.db", "--grace", "-1"], "must be a number of seconds of at least 0, got '-1'"),
-        (["--url", "runs.db", "--poll", "0"], "must be a number of seconds above 0, got '0'"),
+        (["--url", "runs.db", "--grace", "-1"], "must be a duration such as 500ms, 25s, 1h30m or 30d, got '-1'"),
+        (["--url", "runs.db", "--poll", "0"], "must be a duration above 0, such as 500ms, 25s, 1h30m or 30d, got '0'"),
         (["--url", "runs.db", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
@@ -795,7 +797,7 @@ def test_ctrl_c_in_the_last_moment_of_a_command_ends_it_like_any_other(
         asyncio.get_running_loop().call_soon(interrupt)
         return 0
 
-    monkeypatch.setattr("agent_runtime_core.cli.main.runs", command)
+    monkeypatch.setattr("agent_runtime_core.cli.runs.runs", command)
     assert main(["runs"]) == 130
 
 

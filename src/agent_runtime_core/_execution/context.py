@@ -209,6 +209,25 @@ class Context:
         """
         self._steps.renamed(old, new)
 
+    async def patched(self, name: str) -> bool:
+        """Return whether this run takes the changed code, and record that decision.
+
+            if await ctx.patched("check-stock"):
+                await ctx.step("check", check)
+
+        True for a run that comes here for the first time, and from then on for that run. False for a run that went
+        past this point before the change: it has later saved results, or a started step without a result. A run has
+        one decision for each name, which the first call in an execution makes.
+
+        Args:
+            name: Name of the change. Use a new one for each change.
+
+        Raises:
+            InvalidArgument: The call is inside a step, or in a task that the run has started.
+        """
+        await self.control.ensure_open()
+        return await self._steps.patched(name)
+
     async def step(
         self,
         name: str,

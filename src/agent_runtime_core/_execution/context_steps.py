@@ -44,6 +44,7 @@ class ContextSteps:
     def __init__(self, journal: RunJournal, clock: Clock, control: RunControl) -> None:
         self._journal, self._writer = journal, journal.writer
         self._clock, self._control = clock, control
+        self._patches: dict[str, bool] = {}  # the decisions of this claim, by name
 
     @property
     def scope(self) -> StepScope | None:
@@ -255,6 +256,8 @@ class ContextSteps:
             self._journal.advance(record)
         if record is not None:
             return decode(record.result or "null")
+        if self._writer.closed_error is not None:
+            raise self._writer.closed_error(name)  # `make` may have effects
         value = await make()
         record = self._journal.value_record(name, key, encode(value))
         # Durable before it is used: if the record were lost, the step that is run again would get another value.
@@ -268,6 +271,33 @@ class ContextSteps:
             bool(self._journal.view.completed or self._journal.view.started)
             and self._journal.lookup(name, "v:0") is None
         )
+
+    async def patched(self, name: str) -> bool:
+        """Return whether this run takes the new code of that name; record it if it does."""
+        if self.scope is not None or not self._control.in_main_task:
+            raise InvalidArgument(
+                f"ctx.patched({brief(name)}) must be called between steps, in the main task of the run. Call it before "
+                "the step or the task, and pass the answer on"
+            )
+        name = unbroken("the name of a patch", name)
+        if name not in self._patches:
+            self._patches[name] = await self._decide(f"patched:{name}", "v:0")
+        return self._patches[name]
+
+    async def _decide(self, name: str, key: str) -> bool:
+        """Return the recorded decision. A run that has no later record takes the new code and records that."""
+        journal = self._journal
+        record = await self._lookup_confirmed(name, key)
+        if record is not None:
+            return True
+        # "False" needs no record: the later records stay, so every execution of the run decides the same.
+        if journal.has_later_records() or self._writer.closed_error is not None:
+            return False
+        record = journal.value_record(name, key, "true")
+        # Durable before the new code runs: if the record were lost, the old code would run after it.
+        await journal.write((record,), (), CURRENT_STEP.get())
+        journal.advance()
+        return True
 
     async def now(self, key: str | None) -> _dt.datetime:
         """Return the recorded time."""

@@ -70,6 +70,7 @@ class StepJournal(Generic[W_co]):
         self._nested_usage = NestedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`
         self._replayed_seq = -1  # the number of the last record that this claim has replayed
+        self._replayed_in_main_task = -1  # the same for the main task of the run
 
     # -- running steps
 
@@ -148,7 +149,8 @@ class StepJournal(Generic[W_co]):
             return
         raise JournalMismatch(
             f"the next step must be {expected.name!r}, which the journal has in this position, got {name!r}. "
-            f"Restore the old order, or call ctx.renamed({expected.name!r}, {name!r}) before the step",
+            f"If the step was renamed, call ctx.renamed({expected.name!r}, {name!r}) before it. If {name!r} is new, "
+            "run it only if await ctx.patched('NAME') is True",
             recorded=expected.name,
             found=name,
         )
@@ -167,8 +169,24 @@ class StepJournal(Generic[W_co]):
         if recorded and (usage := self._nested_usage.usage_of(recorded, self.writer.claim_id)):
             self.control.add_recorded_usage(usage)
         # On replay the code of a recorded step does not run, so steps nested in it are replayed as well.
-        last_seq = self.view.last_seq
-        self._replayed_seq = max(self._replayed_seq, *map(_SEQ, recorded)) if recorded else last_seq
+        if not recorded:
+            self._replayed_seq = self.view.last_seq
+            return
+        newest = max(map(_SEQ, recorded))
+        self._replayed_seq = max(self._replayed_seq, newest)
+        if newest > self._replayed_in_main_task and self.control.in_main_task:
+            self._replayed_in_main_task = newest
+
+    def has_later_records(self) -> bool:
+        """Whether an earlier claim recorded something that the main task of the run has not reached yet.
+
+        Steps of other tasks are left out, because they have no order relative to the main task. New records of this
+        claim do not count either.
+        """
+        view, reached = self.view, self._replayed_in_main_task
+        return any(seq > reached and each not in view.completed for each, seq in view.started.items()) or any(
+            reached < each.seq <= view.last_seq and not was_concurrent(each) for each in view.completed.values()
+        )
 
     # -- writing
 

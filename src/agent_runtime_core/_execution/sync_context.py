@@ -250,6 +250,9 @@ class SyncRunContext:
     def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
         return self.call_on_loop(self._ctx.call, agent, input, key=key)
 
+    def patched(self, name: str) -> bool:
+        return self.call_on_loop(self._ctx.patched, name)
+
     def now(self, *, key: str | None = None) -> _dt.datetime:
         return self.call_on_loop(self._ctx.now, key=key)
 

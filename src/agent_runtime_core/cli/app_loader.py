@@ -8,13 +8,41 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from .._core.lazy_import import load
+from .._core.validation import did_you_mean
 from ..errors import AgentRuntimeError, InvalidArgument, MissingDependency, brief
 from ..interfaces import AgentRuntime
 from ..registry import Registry, key_of
 from ..runner.runner import AgentRunner
+
+_NAMED: Final = 5  # names in a message, at most
+
+
+def attribute_of(target: str, directory: str, wanted: Callable[[object], bool] = inspect.isclass) -> Any:
+    """Return what `module:attr` names; modules are also searched in the directory `directory`.
+
+    Args:
+        target: The module and the name.
+        directory: The directory.
+        wanted: Whether a message about an unknown name may name this value of the module.
+
+    Raises:
+        InvalidArgument: The target cannot be loaded.
+    """
+    module, _, name = target.partition(":")
+    if not module or not name.isidentifier():
+        raise InvalidArgument(f"target must be module:attr, got {brief(target, 500)}. Example: my_agents:Greeter")
+    if not os.path.isdir(directory):
+        raise InvalidArgument(f"directory {brief(directory, 500)} not found. --agent-path must have {brief(module)}")
+    sys.path.insert(0, os.path.abspath(directory))
+    there = _load_module(module, directory)
+    try:
+        return getattr(there, name)
+    except AttributeError:
+        names = [each for each, value in vars(there).items() if not each.startswith("_") and wanted(value)]
+        raise InvalidArgument(f"module {module!r} has no {brief(name)}. {did_you_mean(name, names)}") from None
 
 
 def agents_of(target: str, directory: str) -> Registry | AgentRunner:
@@ -23,13 +51,8 @@ def agents_of(target: str, directory: str) -> Registry | AgentRunner:
     Raises:
         InvalidArgument: The target cannot be loaded, or has no agents.
     """
-    module, _, name = target.partition(":")
-    if not module or not name.isidentifier():
-        raise InvalidArgument(f"target must be module:attr, got {brief(target, 500)}. Example: my_agents:Greeter")
-    if not os.path.isdir(directory):
-        raise InvalidArgument(f"directory {brief(directory, 500)} not found. --agent-path must have {brief(module)}")
-    sys.path.insert(0, os.path.abspath(directory))
-    found = _load_target(target, module, directory)
+    module = target.partition(":")[0]
+    found = attribute_of(target, directory, _is_loadable)
     if inspect.isroutine(found):
         found = _call(found, target)
     made = found if isinstance(found, AgentRunner) else _registry(found, target, module)
@@ -38,16 +61,17 @@ def agents_of(target: str, directory: str) -> Registry | AgentRunner:
     return made
 
 
-def _load_target(target: str, module: str, directory: str) -> object:
+def _load_module(module: str, directory: str) -> object:
     try:
-        return load(target)
+        return load(module)
     except MissingDependency as error:
         top = module.partition(".")[0]
         if error.name != top:
             raise
         names = sorted(each.name for each in pkgutil.iter_modules([directory]))
         near = difflib.get_close_matches(top, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names[:_NAMED]) or 'none'}{more}"
         raise InvalidArgument(f"no module {brief(top)} in {os.path.abspath(directory)}: {hint}") from error
     except AgentRuntimeError:
         raise
@@ -82,7 +106,7 @@ def _type_error(found: object, target: str, module: str) -> str:
     fitting = [
         name for name, value in vars(sys.modules[module]).items() if not name.startswith("_") and _is_loadable(value)
     ]
-    near = difflib.get_close_matches(target.partition(":")[2], fitting, n=len(fitting) or 1, cutoff=0.0)
+    near = difflib.get_close_matches(target.partition(":")[2], fitting, n=_NAMED, cutoff=0.0)
     kind = f"the class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"
     hint = f". Use {', '.join(f'{module}:{name}' for name in near)}" if near else ""
     return f"{target} must be an agent, a list of agents, a Registry or an AgentRunner, got {kind}{hint}"

@@ -28,8 +28,12 @@ async def cancel(args: Namespace) -> int:
 async def signal(args: Namespace) -> int:
     """Store a signal. Its name is not checked, because the run may wait for it later."""
     async with existing_store(args) as runner:
+        waits, _ = await waits_of(runner, await require_run(runner, args.id))
         stored = await runner.signal(args.id, args.name, args.payload)
         row = await require_run(runner, args.id)
+    if stored and waits and not any(each["name"] == args.name for each in waits):
+        names = ", ".join(f"{each['kind']} {each['name']!r}" for each in waits[:5])
+        warn(f"run {args.id!r} is waiting for {names}. Signal {args.name!r} is kept until the run waits for it")
     # The run was resumed after the signal was rejected.
     finished = f"run {args.id!r} had finished when the signal arrived. Send it again"
     return _report_message(args, row, "signal", None if stored else _finished_reason(args, row) or finished)
@@ -91,6 +95,7 @@ async def _not_requested(runner: AgentRunner, row: RunRow, args: Namespace) -> s
 async def resume(args: Namespace) -> int:
     refused = None
     async with existing_store(args) as runner:
+        await require_run(runner, args.id)
         try:
             await runner.resume(args.id, limits=limits_from(args))
         except IllegalTransition as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..runner.runner import AgentRunner
-from .output import print_json, print_line, table, warn
+from .output import print_json, print_line, table, warn, with_human_times
 from .store import existing_store, limits_from, require_run, rows_of, summary
 
 _COLUMNS = ("run_id", "run_key", "agent_key", "attempt", "ended_at", "reason", "error")
@@ -20,7 +20,8 @@ async def list_dead(args: Namespace) -> int:
     if args.json:
         print_json(found)
     else:
-        table([{**each, "error": (each["error"] or {}).get("message")} for each in found], _COLUMNS)
+        rows = [{**each, "error": (each["error"] or {}).get("message")} for each in found]
+        table([with_human_times(each, local=False) for each in rows], _COLUMNS)
     return 0
 
 
@@ -51,10 +52,10 @@ async def _apply_to_runs(args: Namespace, done: str, act: Callable[[AgentRunner,
                 changed.append(run_id)
             except (UnknownRun, IllegalTransition) as error:
                 refused[run_id] = str(error)
+    for reason in refused.values():
+        warn(reason)
     if args.json:
         print_json({done: changed, "refused": refused})
     else:
         print_line(f"{len(changed)} {'run' if len(changed) == 1 else 'runs'} {done}")
-    for reason in refused.values():
-        warn(reason)
     return 1 if refused else 0

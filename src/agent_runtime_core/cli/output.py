@@ -6,16 +6,21 @@ replaces characters that a terminal interprets.
 
 from __future__ import annotations
 
+import contextlib
+import datetime as _dt
 import json
 import logging
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from .._core.clock import aware
+from .._core.clock import SYSTEM, aware, shown_duration
 from .._core.validation import redacted
+
+#: Fields that are times.
+_TIMES: Final = ("created_at", "scheduled_at", "started_at", "ended_at", "deadline", "timestamp")
 
 
 def shown(text: object) -> str:
@@ -34,6 +39,17 @@ def _visible(text: str) -> str:
 
 def print_line(line: str) -> None:
     _write_line(escaped(line))
+
+
+def print_text(text: str) -> None:
+    """Write text of this library that has several lines."""
+    for line in text.splitlines():
+        _write_line(line)
+
+
+def print_columns(*cells: tuple[object, int]) -> None:
+    """Write cells on one line, each as wide as its number says."""
+    _write_line("  ".join(escaped(text).ljust(width) for text, width in cells).rstrip())
 
 
 def field(name: str, value: object) -> None:
@@ -77,14 +93,46 @@ class LogFormatter(logging.Formatter):
         return _lines(super().formatStack(stack_info)).rstrip("\n")
 
 
+class JsonLogFormatter(logging.Formatter):
+    """Writes a record as JSON on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "timestamp": iso_time(record.created), "level": record.levelname.lower(), "logger": record.name,
+            "message": record.getMessage(),
+        }  # fmt: skip
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json_text(fields)
+
+
+@contextlib.contextmanager
+def only_errors_logged() -> Iterator[None]:
+    """Log only errors of this library inside the block, because the command itself reports the rest."""
+    logger = logging.getLogger("agent_runtime_core")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def print_json(value: Any) -> None:
     """Write JSON. Characters that a terminal interprets are written as JSON escapes."""
-    text = json.dumps(without_secrets(value), ensure_ascii=False, indent=2, default=lambda other: redacted(str(other)))
+    _write_line(json_text(value, 2))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return JSON without secrets and without characters that a terminal interprets."""
+    text = json.dumps(
+        without_secrets(value), ensure_ascii=False, indent=indent, default=lambda other: redacted(str(other))
+    )
     all_encodable = _encodable(text) == text
-    _write_line("".join(
+    return "".join(
         each if each == "\n" or (each.isprintable() and (all_encodable or each.isascii())) else _escaped(each)
         for each in text
-    ))  # fmt: skip
+    )
 
 
 def _escaped(character: str) -> str:
@@ -128,3 +176,43 @@ def _cell(value: object) -> str:
 
 def iso_time(seconds: float | None) -> str | None:
     return aware(seconds).isoformat(timespec="seconds") if seconds else None
+
+
+def human_time(text: str, *, local: bool = True) -> str:
+    """Return an ISO 8601 time for people: `2026-11-25 19:41 UTC (20:41 local, 3 min ago)`.
+
+    Args:
+        text: The time, with its UTC offset.
+        local: Also show the local time, unless the local zone is UTC.
+    """
+    there = _dt.datetime.fromisoformat(text).astimezone(_dt.UTC)
+    here = there.astimezone()
+    notes = []
+    if local and here.utcoffset():
+        date = "" if here.date() == there.date() else f"{here:%Y-%m-%d} "
+        notes.append(f"{date}{here:%H:%M} local")
+    ago = SYSTEM.wall() - there.timestamp()
+    notes.append(f"{shown_duration(ago)} ago" if ago >= 0 else f"in {shown_duration(-ago)}")
+    return f"{there:%Y-%m-%d %H:%M} UTC ({', '.join(notes)})"
+
+
+def with_human_times(fields: Mapping[str, Any], *, local: bool = True) -> dict[str, Any]:
+    """Return the fields of a run, a step or an event, with their times for people."""
+    return {
+        name: human_time(value, local=local) if name in _TIMES and value else value for name, value in fields.items()
+    }
+
+
+def human_size(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def json_line(value: Any) -> None:
+    """Write JSON on one line, and pass it on at once: another program may be reading."""
+    _write_line(json_text(value))
+    sys.stdout.flush()

@@ -12,11 +12,20 @@ from typing import Any
 from .._core.ids import step_id
 from .._execution.mailbox import answered_request
 from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
-from ..events.event import payload_of
+from ..events.event import Event, payload_of
 from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
-from .output import field, iso_time, print_json, print_line, table, without_secrets
-from .store import existing_store, require_run, rows_of, summary
+from .output import (
+    field,
+    iso_time,
+    print_json,
+    print_line,
+    table,
+    warn,
+    with_human_times,
+    without_secrets,
+)
+from .store import answer_command, existing_store, require_run, rows_of, similar_agent, summary
 
 _RUNS = ("run_id", "run_key", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
 _STEPS = ("state", "name", "step_key", "step_id", "attempts", "duration_ms", "timestamp", "error")
@@ -31,10 +40,12 @@ async def runs(args: Namespace) -> int:
         async for row in rows_of(runner, args.status, args.agent):
             last.append(row)
         found = [await summary(runner, row) for row in last]
+        if args.agent is not None and (meant := await similar_agent(runner, args.agent)) is not None:
+            warn(f"no run has agent {args.agent!r}. Did you mean {meant!r}?")
     if args.json:
         print_json(found)
     else:
-        table(found, _RUNS)
+        table([with_human_times(each, local=False) for each in found], _RUNS)
     return 0
 
 
@@ -46,36 +57,40 @@ async def show(args: Namespace) -> int:
         details["waiting_for"] = (await waits_of(runner, row))[0]
         details["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
         if args.events:
-            details["events"] = [
-                {
-                    "sequence": each.sequence,
-                    "timestamp": each.timestamp.isoformat(),
-                    "event_type": each.event_type,
-                    "payload": payload_of(each),
-                }
-                for each in await runner.event_bus.get_events(row.run_id)
-            ]
+            details["events"] = [event_fields(each) for each in await runner.event_bus.get_events(row.run_id)]
     if args.json:
         print_json(details)
     else:
-        _print_run(details)
+        _print_run(details, args)
     return 0
 
 
-def _print_run(details: dict[str, Any]) -> None:
-    details = without_secrets(details)
+def event_fields(event: Event) -> dict[str, Any]:
+    """Return the fields of an event under their names in `Event`."""
+    return {
+        "sequence": event.sequence, "timestamp": event.timestamp.isoformat(), "event_type": event.event_type,
+        "payload": payload_of(event),
+    }  # fmt: skip
+
+
+def _print_run(details: dict[str, Any], args: Namespace) -> None:
+    details = with_human_times(without_secrets(details))
     error = details["error"]
     shown = {**details, "error": error and f"{error.get('type')}: {error.get('message')}"}
     for name, value in shown.items():
         if name in ("steps", "events"):
             print_line("")
             print_line(name if value else f"no {name}")
-            lines = [{**each, "payload": json.dumps(each.get("payload"), default=str)} for each in value]
+            lines = [
+                {**with_human_times(each, local=False), "payload": json.dumps(each.get("payload"), default=str)}
+                for each in value
+            ]
             if value:
                 table(lines, _STEPS if name == "steps" else _EVENTS)
         elif name == "waiting_for":
             for each in value:
                 field(name, f"{each['kind']} {each['name']!r}")
+                field("answer with", answer_command(args, each))
         elif value not in (None, False):
             field(name, json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
 

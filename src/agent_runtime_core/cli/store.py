@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
+import math
 import os
+import shlex
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 from .._core.ids import run_uuid
@@ -24,6 +27,10 @@ from ..runner.settings import RunnerConfig
 from .output import iso_time
 
 _PAGE = 500  # rows read at once
+_RECENT: Final = 86_400  # seconds: runs of that age are compared with an unknown run id first
+_COMPARED: Final = 5000  # runs that are compared with an unknown run id, at most
+_PREFIX: Final = 4  # characters of a run id that may stand for all of it in a message
+_SHOWN: Final = 5  # runs that a message names
 
 
 def open_store(url: str | None, registry: Registry, config: RunnerConfig | None = None) -> AgentRunner:
@@ -38,6 +45,12 @@ def open_store(url: str | None, registry: Registry, config: RunnerConfig | None 
     if url is None:
         return AgentRunner(config=config, registry=registry)
     return AgentRunner.open(url, config=config, registry=registry)
+
+
+def refuse_url(args: Namespace) -> None:
+    """Raise InvalidArgument if there is a `--url` for the runner `args.target`."""
+    if args.url is not None:
+        raise InvalidArgument(f"--url must not be used with the runner {args.target}, which has its own store")
 
 
 def is_in_memory(runner: AgentRunner) -> bool:
@@ -60,12 +73,12 @@ def _readable(url: str) -> str:
 @asynccontextmanager
 async def existing_store(args: Namespace) -> AsyncIterator[AgentRunner]:
     """Open the store of a command that needs an existing one."""
-    _require_file(args.url or get_config().backend_url or "")
+    require_file(args.url or get_config().backend_url or "")
     async with open_store(args.url, Registry()) as runner:
         yield runner
 
 
-def _require_file(url: str) -> None:
+def require_file(url: str) -> None:
     """Raise InvalidArgument for a missing SQLite file: opening it would create it."""
     scheme, found, rest = url.partition("://")
     path = url if not found else unquote(rest[1:]) if scheme == "sqlite" else ""
@@ -77,8 +90,39 @@ async def require_run(runner: AgentRunner, run_id: str) -> RunRow:
     """Return the run with that id or run key. Raise UnknownRun if there is none."""
     row = await runner.queue.row(run_uuid(run_id, runner.queue.clock)[0])
     if row is None:
-        raise UnknownRun(f"run {run_id!r} not found")
+        raise UnknownRun(f"run {run_id!r} not found. {await _known_runs(runner, run_id)}")
     return row
+
+
+async def _known_runs(runner: AgentRunner, run_id: str) -> str:
+    """Return a sentence with the run that was probably meant, or with the newest ones."""
+    for since in (runner.queue.clock.wall() - _RECENT, 0.0):
+        names = [row.run_key or row.run_id async for row in rows_of(runner, since=since, limit=_COMPARED)]
+        begins = [each for each in names if len(run_id) >= _PREFIX and each.startswith(run_id)]
+        if near := begins[:1] or difflib.get_close_matches(run_id[:100], names, n=1):
+            return f"Did you mean {near[0]!r}?"
+        if names:
+            newest = ", ".join(map(repr, names[-_SHOWN:]))
+            return f"The newest {'run is' if len(names) == 1 else 'runs are'} {newest}."
+    return "The store has no runs."
+
+
+async def similar_agent(runner: AgentRunner, key: str) -> str | None:
+    """Return the key of the agent that was probably meant, if no run has the agent `key`."""
+    if await runner.queue.find(RunFilter(agent=key, limit=1)):
+        return None
+    keys = {row.agent async for row in rows_of(runner, limit=_COMPARED)}
+    return next(iter(difflib.get_close_matches(key[:100], sorted(keys), n=1)), None)
+
+
+def answer_command(args: Namespace, wait: Mapping[str, str]) -> str:
+    """Return the command that answers a wait of the run `args.id`, as the user would type it."""
+    verb, payload = ("approve", "") if wait["kind"] == "approval" else ("signal", " PAYLOAD")
+    store = "" if args.url is None else f" --url {shlex.quote(_readable(args.url))}"
+    names = f"{shlex.quote(args.id)} {shlex.quote(wait['name'])}{payload}"
+    if args.id.startswith("-") or wait["name"].startswith("-"):  # else it would be read as an option
+        return f"agent-runtime {verb}{store} -- {names}"
+    return f"agent-runtime {verb} {names}{store}"
 
 
 def limits_from(args: Namespace) -> dict[str, Any]:
@@ -87,13 +131,16 @@ def limits_from(args: Namespace) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
-async def rows_of(runner: AgentRunner, status: str | None = None, agent: str | None = None) -> AsyncIterator[RunRow]:
-    """Yield the rows of runs with that status and agent, in order of arrival."""
+async def rows_of(
+    runner: AgentRunner, status: str | None = None, agent: str | None = None, *, since: float = 0.0,
+    limit: float = math.inf,
+) -> AsyncIterator[RunRow]:  # fmt: skip
+    """Yield the rows of at most `limit` runs with that status and agent, in order of arrival."""
     after, statuses = 0, None if status is None else (status,)
-    while rows := await runner.queue.find(RunFilter(statuses, agent, after=after, limit=_PAGE)):
+    while limit > 0 and (rows := await runner.queue.find(RunFilter(statuses, agent, since, after=after, limit=_PAGE))):
         for row in rows:
             yield row
-        after = rows[-1].n
+        after, limit = rows[-1].n, limit - len(rows)
 
 
 async def summary(runner: AgentRunner, row: RunRow, *, end: bool = False) -> dict[str, Any]:

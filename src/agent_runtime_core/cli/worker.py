@@ -17,10 +17,12 @@ from ..errors import InvalidArgument
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from .app_loader import agents_of
-from .output import LogFormatter, print_line
-from .store import display_name, is_in_memory, open_store
+from .output import JsonLogFormatter, LogFormatter, json_line, print_line
+from .store import display_name, is_in_memory, open_store, refuse_url
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+LAST_SECONDS = 0.5  # seconds for tasks that are cancelled when all runs were released
 
 
 async def work(args: Namespace) -> int:
@@ -29,7 +31,8 @@ async def work(args: Namespace) -> int:
     A second signal does not wait for active runs.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    text = LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLogFormatter() if args.json else text)
     logging.basicConfig(level=args.log_level.upper(), handlers=[handler])
     async with _runner(args) as runner:
         await runner.queue.next_due()  # raises for an unreadable store before the ready line
@@ -41,14 +44,39 @@ async def work(args: Namespace) -> int:
         await asyncio.sleep(0)  # from here on it handles signals
         if not working.done():
             keys = runner.registry.keys()
-            print_line(
-                f"worker {runner.config.worker_id} is ready: {display_name(runner, args.url)}, "
-                f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, concurrency {args.concurrency}"
-            )
-            sys.stdout.flush()
+            place = display_name(runner, args.url)
+            if args.json:
+                json_line({
+                    "worker": runner.config.worker_id, "ready": True, "store": place, "agents": list(keys),
+                    "concurrency": args.concurrency,
+                })  # fmt: skip
+            else:
+                print_line(
+                    f"worker {runner.config.worker_id} is ready: {place}, "
+                    f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, concurrency {args.concurrency}"
+                )
+                sys.stdout.flush()
         await working
     log.info("worker %s has stopped", runner.config.worker_id)
+    await _end_in_spite_of_tasks()
     return 0
+
+
+async def _end_in_spite_of_tasks() -> None:
+    """End the process if a task ignores its cancellation: closing the event loop would wait for it without limit.
+
+    The runner has released the run of such a task, and another worker may execute it already.
+    """
+    if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
+        return
+    for task in tasks:
+        task.cancel()
+    _, pending = await asyncio.wait(tasks, timeout=LAST_SECONDS)
+    if pending:
+        log.warning("ends with %d running tasks, which ignore their cancellation", len(pending))
+        sys.stdout.flush()
+        logging.shutdown()
+        os._exit(0)
 
 
 def _runner(args: Namespace) -> AgentRunner:
@@ -58,8 +86,7 @@ def _runner(args: Namespace) -> AgentRunner:
         config = RunnerConfig.of(get_config())
         name = f"{platform.node() or 'worker'}-{os.getpid()}"
         return open_store(args.url, found, replace(config, worker_id=name, **changes))
-    if args.url is not None:
-        raise InvalidArgument(f"--url must not be used with the runner {args.target}, which has its own store")
+    refuse_url(args)
     if is_in_memory(found):
         raise InvalidArgument(
             f"the runner {args.target} must not store runs in memory, where other processes cannot submit any. "

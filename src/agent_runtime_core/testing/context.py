@@ -221,6 +221,10 @@ class MockRunContext:
     def renamed(self, old: str, new: str) -> None:
         """Do nothing: there are no records that could have another name."""
 
+    async def patched(self, name: str) -> bool:
+        """Return True, as for a new run."""
+        return True
+
     async def sleep(self, seconds: float, *, key: str | None = None) -> None:
         self.sleeps.append(seconds)
 

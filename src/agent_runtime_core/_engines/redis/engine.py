@@ -26,7 +26,7 @@ from ..shared_engine import Process, SharedEngine
 from .connection import Connection, NotSent, ServerRefused, driver, refused
 from .notifier import PubSubNotifier
 from .pipeline import CommitPipeline, ScriptCall
-from .safety_checks import ASKED, DAY, check, identity, log_daily, parsed_config, parsed_info
+from .safety_checks import ASKED, DAY, SafetyFinding, check, identity, log_daily, parsed_config, parsed_info
 from .script import Codec, RedisOperationSet, Script, joined, packed, prepared, unpacked
 from .subscription import Subscription
 from .url import RedisAddress, redis_place
@@ -67,6 +67,8 @@ class RedisEngine(SharedEngine):
         self._refusals: dict[str, Callable[[], Exception]] = {}
         self._operation_sets: dict[str, RedisOperationSet] = {}
         self._batches: PerLoop[LoopBatch] = PerLoop(self._new_batch)
+        #: The unsafe settings of the server, as they were at the last connect.
+        self.safety_findings: list[SafetyFinding] = []
         self._servers: dict[tuple[str, int], str] = {}  # identity of the server at an address
         self._connection_ids: dict[tuple[str, int], Any] = {}  # client id of our last connection
         self._script: Script = self._prepared()
@@ -170,7 +172,7 @@ class RedisEngine(SharedEngine):
             settings = None
         if self._servers and info.get("role") == "slave":
             raise NotSent(f"{self.place} is a replica now, and the master is not known here")
-        found = check(info, settings, self.place)
+        found = self.safety_findings = check(info, settings, self.place)
         self._check_channel(line)
         self._check_rights(line)
         log_daily(found, info, self.place, partial(self._first_today, line))

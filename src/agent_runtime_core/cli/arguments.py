@@ -1,0 +1,96 @@
+"""Read the arguments of commands: numbers, durations, times and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as _dt
+import math
+from typing import Any, Final
+
+from .._core.clock import SYSTEM
+from .._core.codec.json import loads_strict
+from .._core.validation import redacted, unknown
+from ..errors import brief
+from ..status import TERMINAL
+from .durations import DURATION, POSITIVE_DURATION, seconds_in
+
+_FINAL: Final = sorted(each.value for each in TERMINAL)
+
+
+def _invalid(constraint: str, text: str, fix: str = "") -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"must be {constraint}, got {brief(redacted(text))}{'. ' if fix else ''}{fix}")
+
+
+def positive_int(text: str) -> int:
+    # int() raises ValueError for more than 4,300 digits; 18 digits are more than any count needs.
+    if not text.isdecimal() or not (number := int(text[:18])):
+        raise _invalid("an integer above 0", text)
+    return number
+
+
+def count(text: str) -> int:
+    if not text.isdecimal():
+        raise _invalid("an integer of at least 0", text)
+    return int(text[:18])
+
+
+def priority(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if -(2**31) <= (number := int(text[:18])) < 2**31:
+            return number
+    raise _invalid("a 32-bit integer", text)
+
+
+def duration(text: str) -> float:
+    try:
+        return seconds_in(text)
+    except ValueError:
+        raise _invalid(DURATION, text) from None
+
+
+def positive_duration(text: str) -> float:
+    if not (seconds := duration(text)):
+        raise _invalid(POSITIVE_DURATION, text)
+    return seconds
+
+
+def usd(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise _invalid("an amount in USD of at least 0", text)
+
+
+def json_value(text: str) -> Any:
+    try:
+        return loads_strict(text)
+    except (ValueError, RecursionError) as error:
+        message = f"must be JSON, got {brief(redacted(text))} ({error}). Put quotes around a string: '\"yes\"'"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def json_object(text: str) -> dict[str, Any]:
+    value = json_value(text)
+    if not isinstance(value, dict):
+        raise _invalid("a JSON object", text, """Example: '{"city": "Paris"}'""")
+    return value
+
+
+def retention(text: str) -> tuple[str, float]:
+    status, _, kept = text.partition("=")
+    with contextlib.suppress(ValueError):
+        seconds = seconds_in(kept)
+        if status not in _FINAL:
+            raise argparse.ArgumentTypeError(unknown("final status", redacted(status), _FINAL))
+        return status, seconds
+    raise _invalid("STATUS=DURATION", text, "Example: succeeded=30d")
+
+
+def point_in_time(text: str) -> float:
+    """Return the wall time of a duration from now, or of an ISO 8601 time. A time without a zone is local."""
+    with contextlib.suppress(ValueError):
+        return SYSTEM.wall() + seconds_in(text)
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return _dt.datetime.fromisoformat(text).timestamp()
+    raise _invalid("a duration from now or an ISO 8601 time", text, "Example: 2h, or 2026-11-25T19:41Z")

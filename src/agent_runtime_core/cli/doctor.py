@@ -1,0 +1,215 @@
+"""`agent-runtime doctor`: check versions, settings, file permissions and the store."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any, Final, NamedTuple
+
+from .._core.clock import SYSTEM, shown_duration
+from .._core.lazy_import import EXTRAS, load
+from .._core.validation import did_you_mean
+from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, place_of
+from ..errors import AgentRuntimeError, brief
+from ..queue.records import RunRow
+from ..registry import Registry
+from ..runner.runner import AgentRunner
+from ..status import RunStatus
+from .database_file import file_checks
+from .findings import ERROR, OK, WARNING, Finding
+from .output import only_errors_logged, print_columns, print_json, print_line
+from .store import display_name, open_store, require_file, rows_of
+
+_COUNTED: Final = 10_000  # runs of each status that are counted, at most
+_LONG: Final = 3600.0  # seconds after which a run that could execute, or is blocked, is reported
+_WAITING: Final = 7 * 86_400.0  # the same for a run that waits
+_NAMED: Final = 5  # runs that a finding names
+
+
+async def doctor(args: Namespace) -> int:
+    """Print one line for each check; return 1 if there is an error."""
+    settings: list[dict[str, Any]] = []
+    with only_errors_logged():
+        findings = [*_versions(), *_unknown_variables(os.environ)]
+        try:
+            settings = _settings(os.environ)
+        except AgentRuntimeError as error:
+            findings.append(Finding(ERROR, "settings", str(error), "Correct the environment variable"))
+        else:
+            findings += [_about_settings(settings), *await _store(args)]
+    failed = any(each.status == ERROR for each in findings)
+    if args.json:
+        print_json({"ok": not failed, "checks": [each._asdict() for each in findings], "settings": settings})
+        return int(failed)
+    for each in findings:
+        print_columns((each.status, 7), (each.check, 12), (f"{each.detail}{f'. {each.fix}' if each.fix else ''}", 0))
+    counts = Counter(each.status for each in findings)
+    print_line(f"{_plural(counts[ERROR], ERROR)}, {_plural(counts[WARNING], WARNING)}")
+    return int(failed)
+
+
+def _plural(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# -- this installation
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding(OK, "library", f"agent-runtime-core {load('agent_runtime_core:__version__')}")
+    yield Finding(
+        OK, "python", f"{platform.python_implementation()} {platform.python_version()} on {platform.platform()}"
+    )
+    yield Finding(OK, "sqlite", sqlite3.sqlite_version)
+    versions = {extra: _version(package) for package, extra in EXTRAS.items()}
+    found = ", ".join(f"{extra} {version}" for extra, version in versions.items() if version)
+    missing = ", ".join(extra for extra, version in versions.items() if not version)
+    yield Finding(OK, "extras", f"installed: {found or 'none'}; not installed: {missing or 'none'}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _settings(environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the value of each setting, without secrets, and where it comes from."""
+    config, there = get_config(), from_environment(environment)
+    found = []
+    for name, kind in SETTINGS.items():
+        value = getattr(config, name)
+        if name in there and value == there[name]:
+            source = VARIABLES[name]
+        else:
+            source = "default" if value in (FIELDS[name].default, {}, ()) else "configure"
+        found.append({"name": name, "value": kind.shown(value), "source": source})
+    return found
+
+
+def _about_settings(settings: list[dict[str, Any]]) -> Finding:
+    changed = [f"{each['name']}={brief(each['value'], 200)} ({each['source']})" for each in settings
+               if each["source"] != "default"]  # fmt: skip
+    rest = f"{len(settings) - len(changed)} settings have their defaults"
+    return Finding(OK, "settings", f"{', '.join(changed)}; {rest}" if changed else rest)
+
+
+def _unknown_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    known = set(VARIABLES.values())
+    for name in sorted(environment):
+        if (
+            name.startswith(PREFIX)
+            and name not in known
+            and not name.startswith((f"{PREFIX}TURNS_", f"{PREFIX}PERSONALITY_"))
+        ):
+            hint = did_you_mean(name, known)
+            fix = hint.rstrip("?") + "?" if hint.startswith("Did") else "Remove it, unless another program reads it"
+            yield Finding(WARNING, "variable", f"environment variable {name} is not a setting", fix)
+
+
+# -- the store
+
+
+async def _store(args: Namespace) -> list[Finding]:
+    settings = get_config()
+    url = args.url or settings.backend_url
+    if url is None and settings.queue_backend == "memory":
+        fix = "Use --url agents.db, or set AGENT_RUNTIME_BACKEND_URL"
+        return [Finding(WARNING, "store", "runs are in memory and are lost when their process ends", fix)]
+    path = _database(url, settings.sqlite_path if settings.queue_backend == "sqlite" else None)
+    try:
+        require_file(url or "")
+    except AgentRuntimeError as error:
+        return [Finding(ERROR, "store", str(error))]
+    files = list(file_checks(path)) if path is not None else []
+    try:
+        async with open_store(args.url, Registry()) as runner:
+            await runner.queue.next_due()
+            found = [Finding(OK, "store", f"{display_name(runner, args.url)} can be read"), *files]
+            found += _redis(runner)
+            found += await _runs(runner)
+            return found
+    except (AgentRuntimeError, OSError) as error:
+        return [Finding(ERROR, "store", str(error)), *files]
+
+
+def _database(url: str | None, path: str | None) -> str | None:
+    """Return the path of the SQLite file, if the store is one."""
+    if url is None:
+        return path
+    try:
+        backend, location = place_of(url)
+    except AgentRuntimeError:
+        return None
+    return location["path"] if backend == "sqlite" else None
+
+
+def _redis(runner: AgentRunner) -> Iterator[Finding]:
+    for each in getattr(runner.queue.commits, "safety_findings", ()):
+        status = ERROR if each.severity == "refuse" else WARNING
+        yield Finding(status, "redis", f"{each.setting} is {each.value!r}, {each.why}", each.remedy)
+
+
+class _Counts(NamedTuple):
+    by_status: dict[str, str]
+    workers: dict[str, float]  # when each last claimed or updated a run
+    overdue: list[str]  # pending, and could have started long ago
+    blocked: list[str]
+    waiting: list[str]
+
+
+async def _runs(runner: AgentRunner) -> list[Finding]:
+    counts = await _counts(runner)
+    statuses = ", ".join(f"{count} {status}" for status, count in counts.by_status.items() if count != "0")
+    found = [Finding(OK, "runs", statuses or "none")]
+    if counts.workers:
+        names = ", ".join(sorted(counts.workers)[:_NAMED])
+        found.append(Finding(OK, "workers", f"{len(counts.workers)} with running runs: {names}"))
+    for names_, what, fix in (
+        (counts.overdue, f"pending for more than {shown_duration(_LONG)}", "Start a worker that has their agents"),
+        (counts.blocked, f"blocked by their concurrency key for more than {shown_duration(_LONG)}",
+         "Look at the run that holds the concurrency slot"),
+        (counts.waiting, f"waiting for more than {shown_duration(_WAITING)}",
+         "See what they wait for with: agent-runtime show RUN"),
+    ):  # fmt: skip
+        if names_:
+            more = f" and {len(names_) - _NAMED} more" if len(names_) > _NAMED else ""
+            found.append(Finding(WARNING, "runs", f"{', '.join(names_[:_NAMED])}{more}: {what}", fix))
+    if counts.by_status["dead"] != "0":
+        fix = "List them with: agent-runtime dead list"
+        found.append(Finding(WARNING, "runs", f"{counts.by_status['dead']} in the dead-letter queue", fix))
+    return found
+
+
+async def _counts(runner: AgentRunner) -> _Counts:
+    counts, now = _Counts({}, {}, [], [], []), SYSTEM.wall()
+    for status in RunStatus:
+        number = 0
+        async for row in rows_of(runner, status.value, limit=_COUNTED):
+            number += 1
+            _look(row, now, counts)
+        counts.by_status[status.value] = f"{number}{'+' if number >= _COUNTED else ''}"
+    return counts
+
+
+def _look(row: RunRow, now: float, counts: _Counts) -> None:
+    name = row.run_key or row.run_id
+    match row.status:
+        case "running":
+            if row.worker:
+                counts.workers[row.worker] = max(counts.workers.get(row.worker, 0.0), row.updated_at)
+        case "waiting":
+            if now - row.updated_at > _WAITING:
+                counts.waiting.append(name)
+        case "pending" if row.held:
+            if now - row.updated_at > _LONG:
+                counts.blocked.append(name)
+        case "pending":
+            if now - max(row.updated_at, row.due_at) > _LONG:
+                counts.overdue.append(name)

@@ -1,0 +1,368 @@
+"""The parser of all commands: their arguments, help and examples."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NoReturn
+
+from .._core.lazy_import import load
+from .._core.validation import did_you_mean, redacted, unknown
+from .._execution.step_policy import EFFECTS
+from ..status import RunStatus
+from .arguments import (
+    count,
+    duration,
+    json_object,
+    json_value,
+    point_in_time,
+    positive_duration,
+    positive_int,
+    priority,
+    retention,
+    usd,
+)
+from .output import escaped
+
+_RUN: Final = "run id, or the id you passed as run_id"
+_TARGET: Final = "an agent, a list of agents, a Registry, an AgentRunner, or a function that returns one of these"
+_STATUSES: Final = [each.value for each in RunStatus]
+_LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+CONTRACTS: Final = (
+    "queue", "events", "state", "llm", "audit", "conversations", "knowledge", "memory", "preferences", "tasks",
+)  # fmt: skip
+SHELLS: Final = ("bash", "zsh", "fish")
+
+_EPILOG = """\
+examples:
+  agent-runtime worker my_agents:agents --url agents.db
+  agent-runtime show order-7 --url agents.db
+  agent-runtime dead requeue --all --url agents.db
+
+exit codes:
+  0    done
+  1    a run was not found or had the wrong status, a check failed, or the awaited run did not succeed
+  2    invalid arguments, or the store or module cannot be used; nothing was done
+  130  interrupted with Ctrl-C
+
+A duration is a number of seconds, or a number with a unit: 500ms, 25s, 10m, 1h30m, 30d, 2w."""
+
+#: Text like `user:password@` without a scheme, because a mistyped argument may be the end of a URL.
+_CREDENTIALS = re.compile(r"(?<![^\s='\"])[^\s='\":]*:(?!//)\S*(?=@)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports invalid arguments in one line, with the name that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(
+            2, escaped(f"{self.prog}: {_CREDENTIALS.sub('***', redacted(message))} (see {self.prog} --help)") + "\n"
+        )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = "command" if isinstance(action, argparse._SubParsersAction) else "value"
+            raise argparse.ArgumentError(action, unknown(what, redacted(str(value)), map(str, action.choices)))
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the arguments of the process, or `argv`. Exit with 2 if they are invalid."""
+    top, given = parser(), sys.argv[1:] if argv is None else list(argv)
+    if given and given[0].startswith("--") and not any(each.startswith(given[0]) for each in ("--help", "--version")):
+        option = given[0].partition("=")[0]
+        top.error(f"options must follow the command, got {option} before it. Example: agent-runtime runs {option} …")
+    args, extra = top.parse_known_args(given)
+    if extra:
+        used: Parser = args.parser
+        options = [name for action in used._actions for name in action.option_strings]
+        unknown_options = [each.partition("=")[0] for each in extra if each.startswith("--")]
+        hint = f". {did_you_mean(unknown_options[0], options)}" if unknown_options else ""
+        used.error(f"unrecognized arguments: {' '.join(extra)}{hint if 'Did you mean' in hint else ''}")
+    return args
+
+
+def parser() -> Parser:
+    """Return the parser of all commands. The parsed `command` names the coroutine function to call."""
+    top = Parser(
+        prog="agent-runtime", description="Run workers, inspect runs and fix failed ones.", epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    top.add_argument(
+        "--version", action="version", version=f"%(prog)s {load('agent_runtime_core:__version__')}",
+        help="print the version and exit",
+    )  # fmt: skip
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND", help="what to do")
+    plain = _common(argparse.ArgumentParser(add_help=False))
+    store = argparse.ArgumentParser(add_help=False, parents=[plain])
+    store.add_argument("--url", help="store of the runs: agents.db, sqlite:///agents.db, redis://localhost:6379/0; "
+                       "default: AGENT_RUNTIME_BACKEND_URL")  # fmt: skip
+    _add_worker(commands, store)
+    _add_submit(commands, store)
+    _add_inspection(commands, store)
+    _add_control(commands, store)
+    _add_dead(commands, store)
+    _add_maintenance(commands, store, plain)
+    return top
+
+
+def _common(options: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    options.add_argument("--json", action="store_true", help="write JSON")
+    options.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return options
+
+
+def _command(
+    commands: Any, name: str, run: str, what: str, example: str, parents: Iterable[argparse.ArgumentParser] = (),
+    description: str = "",
+) -> Parser:  # fmt: skip
+    """Add a command.
+
+    Args:
+        commands: Where to add it.
+        name: Its name.
+        run: The module and function that execute it. They are imported only then, so that `--help` is fast.
+        what: One line of help.
+        example: The arguments of an example.
+        parents: Parsers with more arguments.
+        description: Longer help of the command. By default `what`.
+    """
+    lines = "\n".join(f"  agent-runtime {line}" for line in example.splitlines())
+    added: Parser = commands.add_parser(
+        name, parents=list(parents), help=what, description=description or f"{what[:1].upper()}{what[1:]}.",
+        epilog=f"example:\n{lines}", formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    added.set_defaults(command=run, parser=added)
+    return added
+
+
+def _group(commands: Any, name: str, what: str, example: str) -> Any:
+    """Add a command that has commands of its own, and return where to add those."""
+    added = commands.add_parser(
+        name, help=what, description=f"{what[:1].upper()}{what[1:]}.", epilog=f"example:\n  agent-runtime {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    return added.add_subparsers(title="commands", required=True, metavar="COMMAND", help="what to do")
+
+
+# -- groups of commands
+
+
+def _add_worker(commands: Any, store: argparse.ArgumentParser) -> None:
+    worker = _command(
+        commands, "worker", ".worker:work", "execute runs until SIGTERM or Ctrl-C",
+        "worker my_agents:agents --url agents.db --concurrency 8", [store],
+    )  # fmt: skip
+    worker.add_argument("target", metavar="module:attr", help=_TARGET)
+    worker.add_argument("--concurrency", type=positive_int, default=1, metavar="N", help="runs at once (default: 1)")
+    _add_agent_path(worker)
+    worker.add_argument("--grace", type=duration, metavar="DURATION",
+                        help="time to let active runs finish on SIGTERM (default: 25s)")  # fmt: skip
+    worker.add_argument("--poll", type=positive_duration, metavar="DURATION", default=1.0,
+                        help="time between polls when no notification arrives (default: 1s)")  # fmt: skip
+    worker.add_argument("--log-level", choices=_LOG_LEVELS, default="info", metavar="LEVEL",
+                        help=f"least severe log records to write to stderr: {', '.join(_LOG_LEVELS)} "
+                        "(default: info)")  # fmt: skip
+
+
+def _add_agent_path(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--agent-path", metavar="DIR", default=".", help="directory of the module (default: the current directory)"
+    )
+
+
+def _add_submit(commands: Any, store: argparse.ArgumentParser) -> None:
+    submitting = _command(
+        commands, "submit", ".submit:submit", "store a run for a worker",
+        """submit greeter --input '{"name": "Ada"}' --url agents.db
+submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.db""",
+        [store, _limits("Limits of the run. They only tighten those of its worker.")],
+        "Store a run for a worker. With an agent key, no code is imported.",
+    )  # fmt: skip
+    add = submitting.add_argument
+    add("target", nargs="?", metavar="AGENT", help="agent key, or module:attr of the agent")
+    _add_agent_path(submitting)
+    add("--agent", metavar="KEY", help="agent key, if module:attr has several agents or the key has a colon")
+    add("--input", type=json_object, default={}, metavar="JSON", help="input of the run, a JSON object (default: {})")
+    add("--params", type=json_object, metavar="JSON", help='"params" of the input, a JSON object')
+    add("--message", metavar="TEXT", help='a message of the user, added to the "messages" of the input')
+    add("--run-id", metavar="ID", help="names the run; a second submit with the same id stores nothing")
+    add("--priority", type=priority, default=0, metavar="N", help="runs with a greater one start first (default: 0)")
+    add("--delay", type=duration, default=0.0, metavar="DURATION", help="time until the run may start (default: 0)")
+    add("--deadline", type=point_in_time, metavar="TIME",
+        help="when the run is stopped: a duration from now, or an ISO 8601 time")  # fmt: skip
+    add("--concurrency-key", metavar="KEY", help="runs with the same key execute one at a time")
+    add("--wait", action="store_true", help="wait until the run has finished; exit code 1 unless it succeeded")
+
+
+def _add_inspection(commands: Any, store: argparse.ArgumentParser) -> None:
+    listing = _command(
+        commands, "runs", ".runs:runs", "list runs, newest last", "runs --status failed --limit 20 --url agents.db",
+        [store],
+    )  # fmt: skip
+    listing.add_argument("--status", choices=_STATUSES, metavar="STATUS",
+                         help=f"only runs with this status: {', '.join(_STATUSES)}")  # fmt: skip
+    listing.add_argument("--agent", metavar="KEY", help="only runs of the agent with this key")
+    listing.add_argument("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
+    one = _command(
+        commands, "show", ".runs:show", "show a run: its status, steps, error and usage",
+        "show order-7 --events --url agents.db", [store],
+    )  # fmt: skip
+    one.add_argument("id", metavar="RUN", help=_RUN)
+    one.add_argument("--events", action="store_true", help="also show its events")
+    events = _command(
+        commands, "events", ".events:events", "show the events of a run, or follow them",
+        "events order-7 --follow --url agents.db", [store],
+    )  # fmt: skip
+    events.add_argument("id", metavar="RUN", help=_RUN)
+    events.add_argument("--follow", action="store_true",
+                        help="also show new events until the run has finished")  # fmt: skip
+    events.add_argument("--since", type=count, default=0, metavar="N",
+                        help="sequence number of the first event (default: 0)")  # fmt: skip
+    events.add_argument("--type", action="append", metavar="TYPE",
+                        help='only events of this type, such as step.completed; "step.*" is a pattern; '
+                        "repeatable")  # fmt: skip
+
+
+def _add_control(commands: Any, store: argparse.ArgumentParser) -> None:
+    one = argparse.ArgumentParser(add_help=False, parents=[store])
+    one.add_argument("id", metavar="RUN", help=_RUN)
+    _command(
+        commands, "cancel", ".control:cancel", "request cancellation of a run and its child runs",
+        "cancel order-7 --url agents.db", [one],
+    )  # fmt: skip
+    sending = _command(
+        commands, "send", ".control:send", "send a message to the agent of a run",
+        'send order-7 "Use the blue one" --url agents.db', [one],
+    )  # fmt: skip
+    sending.add_argument("text", metavar="TEXT", help="the message of the user")
+    sending.add_argument("--interrupt", action="store_true", help="end the model call in flight")
+    sending.add_argument("--message-id", metavar="ID", help="messages with the same id are stored once")
+    signaling = _command(
+        commands, "signal", ".control:signal", "send a signal to a run",
+        """signal order-7 paid '{"amount": 20}' --url agents.db""", [one],
+    )  # fmt: skip
+    signaling.add_argument("name", metavar="NAME", help="signal name")
+    signaling.add_argument(
+        "payload", nargs="?", type=json_value, metavar="PAYLOAD", help="payload, as JSON (default: null)"
+    )
+    approving = _command(
+        commands, "approve", ".control:approve", "answer an approval that a run has requested",
+        "approve order-7 plan --url agents.db", [one],
+    )  # fmt: skip
+    approving.add_argument("name", metavar="NAME", help='approval name (see "agent-runtime show RUN")')
+    approving.add_argument(
+        "payload", nargs="?", type=json_value, default=True, metavar="ANSWER", help="answer, as JSON (default: true)"
+    )
+    approving.add_argument("--force", action="store_true", help="store the answer even if the run has not requested it")
+    _command(
+        commands, "resume", ".control:resume",
+        "let workers resume a failed, timed-out, cancelled or dead run; completed steps keep their results",
+        "resume order-7 --max-cost-usd 2 --url agents.db", [one, _limits("New limits of the run.")],
+    )  # fmt: skip
+    forking = _command(
+        commands, "fork", ".control:fork", "create a run that starts from the state of another run",
+        "fork order-7 --after fetch --new-run-id order-7-again --url agents.db", [one],
+    )  # fmt: skip
+    forking.add_argument("--after", metavar="STEP",
+                         help="copy up to this step, by name or id (default: all recorded steps)")  # fmt: skip
+    forking.add_argument("--new-run-id", metavar="ID", help="id of the new run (default: a new id)")
+    forking.add_argument("--effects", choices=EFFECTS, default="refuse", metavar="MODE",
+                         help="what to do at a guarded step that another run has done: refuse (fail), reuse (its "
+                         "result), ask (for an approval), repeat (default: refuse)")  # fmt: skip
+
+
+def _add_dead(commands: Any, store: argparse.ArgumentParser) -> None:
+    verbs = _group(commands, "dead", "list, requeue or delete dead-letter runs", "dead list --url agents.db")
+    status = argparse.ArgumentParser(add_help=False, parents=[store])
+    status.add_argument(
+        "--status",
+        choices=("dead", "failed"),
+        default="dead",
+        metavar="STATUS",
+        help="only runs with this status: dead, failed (default: dead)",
+    )
+    _command(
+        verbs, "list", ".dead_letters:list_dead", "list the runs", "dead list --status failed --url agents.db", [status]
+    )
+    for verb, parents, what in (
+        ("requeue", [status, _limits("New limits of the run.")],
+         "let workers resume the runs; completed steps keep their results"),
+        ("discard", [status], "delete the runs, with their journal and events"),
+    ):  # fmt: skip
+        example = f"dead {verb} order-7 --url agents.db\ndead {verb} --all --url agents.db"
+        each = _command(verbs, verb, f".dead_letters:{verb}", what, example, parents)
+        each.add_argument("ids", nargs="*", metavar="RUN", help=_RUN)
+        each.add_argument("--all", action="store_true", help="all runs with that status")
+
+
+def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argparse.ArgumentParser) -> None:
+    deleting = _command(
+        commands, "vacuum", ".control:vacuum", "delete finished runs older than --retention",
+        "vacuum --retention succeeded=30d --retention failed=90d --url agents.db", [store],
+    )  # fmt: skip
+    deleting.add_argument("--retention", type=retention, action="append", required=True, metavar="STATUS=DURATION",
+                          help="how long to keep runs with this status (others are kept); repeatable")  # fmt: skip
+    _command(
+        commands, "doctor", ".doctor:doctor", "check versions, settings, file permissions and the store",
+        "doctor --url agents.db", [store],
+    )  # fmt: skip
+    _add_check(commands, store)
+    conforming = _command(
+        commands, "conformance", ".conformance:conformance", "run the conformance tests for a custom backend class",
+        "conformance my_backends.queue:MyQueue --option path={tmp}/queue.db", [plain],
+        "Run the conformance tests for a custom backend class. Each test creates new and empty backends.",
+    )  # fmt: skip
+    conforming.add_argument("target", metavar="module:Class", help="the class, or a function that returns a backend")
+    _add_agent_path(conforming)
+    conforming.add_argument("--contract", choices=CONTRACTS, metavar="NAME",
+                            help=f"tests to run: {', '.join(CONTRACTS)}; default: those of its base class")  # fmt: skip
+    conforming.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
+                            help="argument of the class, JSON or a string; {tmp} is a new directory and {n} a new "
+                            "number for each backend; repeatable")  # fmt: skip
+    conforming.add_argument("--case", metavar="TEXT", help="only tests whose name contains this text")
+    scripting = _command(
+        commands, "completion", ".completion:completion", "print a script for completion in a shell",
+        "completion bash > ~/.local/share/bash-completion/completions/agent-runtime", [plain],
+    )  # fmt: skip
+    scripting.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    migrating = _command(
+        commands, "carry-over", ".control:migrate_files", "migrate the files of version 0.5.2 to the present stores",
+        "carry-over ~/my_project", [plain],
+    )  # fmt: skip
+    migrating.add_argument("directory", nargs="?", metavar="DIR",
+                           help="directory that contains .agent_runtime (default: the current directory)")  # fmt: skip
+
+
+def _add_check(commands: Any, store: argparse.ArgumentParser) -> None:
+    checking = _command(
+        commands, "check", ".check:check", "find live runs that this code cannot resume",
+        "check my_agents:agents --url agents.db", [store],
+        "Find live runs that this code cannot resume. Each run is replayed from its saved results up to the first step "
+        "without one.\nNothing is stored, and no step, model or tool is called. Code between steps is executed: do not "
+        "check code\nthat has effects outside of steps.",
+    )  # fmt: skip
+    checking.add_argument("target", metavar="module:attr", help=_TARGET)
+    _add_agent_path(checking)
+    checking.add_argument("--failed", action="store_true",
+                          help="also check failed, timed-out, cancelled and dead runs")  # fmt: skip
+    checking.add_argument("--run", metavar="RUN", help="check only this run")
+    checking.add_argument("--timeout", type=positive_duration, default=10.0, metavar="DURATION",
+                          help="time to replay one run (default: 10s)")  # fmt: skip
+
+
+def _limits(description: str) -> argparse.ArgumentParser:
+    """Return the options for limits of a run, parsed under their names in RunLimits."""
+    options = argparse.ArgumentParser(add_help=False)
+    group = options.add_argument_group("limits", description)
+    for name, type_, unit, what in (
+        ("max_turns", positive_int, "N", "model calls of the run"),
+        ("max_tool_calls", positive_int, "N", "tool calls of the run"),
+        ("max_tokens", positive_int, "N", "tokens of all model calls"),
+        ("max_cost_usd", usd, "USD", "cost of all model calls, in USD"),
+        ("turn_timeout", positive_duration, "DURATION", "time for one model call and its tool calls"),
+        ("run_timeout", positive_duration, "DURATION", "time for the work of the run, without waits"),
+    ):  # fmt: skip
+        group.add_argument(f"--{name.replace('_', '-')}", type=type_, metavar=unit, help=what)
+    return options

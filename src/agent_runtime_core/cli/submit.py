@@ -1,0 +1,119 @@
+"""`agent-runtime submit`: store a run for a worker, and wait for it if asked."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from .._core.ids import run_uuid
+from .._core.validation import unknown
+from ..errors import IdempotencyConflict, InvalidArgument
+from ..interfaces import RunResult
+from ..queue.records import RunRow
+from ..registry import Registry
+from ..runner.runner import AgentRunner
+from .app_loader import agents_of
+from .output import print_json, print_line, warn
+from .store import is_in_memory, limits_from, open_store, refuse_url, require_run, similar_agent, summary
+
+_MODULE_ATTR = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+
+
+async def submit(args: Namespace) -> int:
+    async with _target(args) as (runner, agent_key):
+        if (meant := await similar_agent(runner, agent_key)) is not None:
+            warn(f"no other run has agent {agent_key!r}. Did you mean {meant!r}?")
+        existed = args.run_id and await runner.queue.row(run_uuid(args.run_id, runner.queue.clock)[0]) is not None
+        try:
+            run_id = await runner.submit(
+                agent_key, _input(args), run_id=args.run_id, priority=args.priority, delay=args.delay,
+                deadline=args.deadline, concurrency_key=args.concurrency_key,
+            )  # fmt: skip
+        except IdempotencyConflict as error:
+            warn(str(error))
+            return 1
+        row = await require_run(runner, str(run_id))
+        if not args.json:
+            done = f"exists already and is {row.status}" if existed else "submitted"
+            print_line(f"run {row.run_key or row.run_id} of agent {row.agent} {done}")
+            sys.stdout.flush()
+        elif not args.wait:
+            print_json({
+                "run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status,
+                "existed": bool(existed),
+            })  # fmt: skip
+        if not args.wait:
+            return 0
+        result = await runner.wait(run_id)
+        return await _report(args, runner, await require_run(runner, row.run_id), result)
+
+
+@asynccontextmanager
+async def _target(args: Namespace) -> AsyncIterator[tuple[AgentRunner, str]]:
+    """Open the store, and yield it with the key of the agent."""
+    if args.target is None and args.agent is None:
+        raise InvalidArgument(
+            "AGENT must be an agent key or module:attr, got none. Example: agent-runtime submit greeter"
+        )
+    if args.target is None or _MODULE_ATTR.fullmatch(args.target) is None:
+        if args.target is not None and args.agent is not None:
+            raise InvalidArgument("--agent must be used with module:attr only, got it with an agent key. Leave it out")
+        async with open_store(args.url, Registry()) as runner:
+            yield runner, args.target or args.agent
+        return
+    found = agents_of(args.target, args.agent_path)
+    if isinstance(found, AgentRunner):
+        refuse_url(args)
+        if is_in_memory(found):
+            raise InvalidArgument(f"the runner {args.target} must not store runs in memory, where no worker finds them")
+        async with found:
+            yield found, _key_in(found.registry, args)
+        return
+    key = _key_in(found, args)
+    async with open_store(args.url, found) as runner:
+        yield runner, key
+
+
+def _key_in(registry: Registry, args: Namespace) -> str:
+    keys = registry.keys()
+    if args.agent is not None:
+        if args.agent not in keys:
+            raise InvalidArgument(unknown("agent", args.agent, keys))
+        return str(args.agent)
+    if len(keys) > 1:
+        shown = ", ".join(keys[:5]) + (", …" if len(keys) > 5 else "")
+        raise InvalidArgument(f"{args.target} must have one agent, got {len(keys)}. Use --agent KEY: {shown}")
+    return keys[0]
+
+
+def _input(args: Namespace) -> dict[str, Any]:
+    """Return the input of the run."""
+    given = dict(args.input)
+    if args.params is not None:
+        given["params"] = {**(given.get("params") or {}), **args.params}
+    if args.message is not None:
+        given["messages"] = [*(given.get("messages") or []), {"role": "user", "content": args.message}]
+    if limits := limits_from(args):
+        given["limits"] = {**(given.get("limits") or {}), **limits}
+    return given
+
+
+async def _report(args: Namespace, runner: AgentRunner, row: RunRow, result: RunResult) -> int:
+    succeeded = row.status == "succeeded"
+    if args.json:
+        print_json({**await summary(runner, row, end=True), "final_output": result.final_output})
+    elif succeeded:
+        print_line(f"run {row.run_key or row.run_id} succeeded: {_shown(result.final_output)}")
+    if not succeeded:
+        error = "" if result.error is None else f": {result.error.type}: {result.error.message}"
+        warn(f"run {row.run_key or row.run_id!r} is {row.status}{error}")
+    return 0 if succeeded else 1
+
+
+def _shown(output: Any) -> str:
+    return json.dumps(output, ensure_ascii=False, default=str)
