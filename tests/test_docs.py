@@ -5,6 +5,7 @@ relative link they name exists.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -19,6 +20,7 @@ import pytest
 
 import agent_runtime_core
 from agent_runtime_core import events, queue, state
+from scripts import evidence
 from tests.support.pages import ROOT, DocsError, blocks_of, python_blocks, run_page
 from tests.support.processes import until
 
@@ -38,7 +40,7 @@ EXAMPLES = {
 
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 _TEST = re.compile(r"(?P<path>tests/[\w/]+\.py)(?:::(?P<name>\w+))?|::(?P<more>test_\w+)")
-_CASES = re.compile(r"`tests/contract/test_(?P<kit>\w+)_contract\.py`: (?P<cases>`\w+`(?:, `\w+`)*)")
+_CASE = re.compile(r"tests/contract/test_(?P<kit>\w+)_contract\.py -k (?P<case>\w+)")
 
 
 def imported_names(text: str) -> list[tuple[str, str]]:
@@ -67,14 +69,12 @@ def missing_tests(text: str, root: Path = ROOT, kits: Path = KITS) -> list[str]:
             missing.append(path or f"::{name}")
         elif name is not None and name not in _defined(root / path):
             missing.append(f"{path}::{name}")
-    for found in _CASES.finditer(text):
-        known = set[str]().union(*map(_defined, kits.glob(f"{found['kit']}*.py")))
-        missing += [
-            f"{found['kit']}: {case}" for case in found["cases"].replace("`", "").split(", ") if case not in known
-        ]
+    known = functools.cache(lambda kit: set[str]().union(*map(_defined, kits.glob(f"{kit}*.py"))))
+    missing += [found[0] for found in _CASE.finditer(text) if found["case"] not in known(found["kit"])]
     return missing
 
 
+@functools.cache
 def _defined(path: Path) -> set[str]:
     tree = ast.parse(path.read_text("utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
@@ -146,8 +146,25 @@ def test_every_test_a_page_names_exists(page: Path) -> None:
 
 
 def test_the_promises_name_tests() -> None:
-    for page, at_least in (("docs/guarantees.md", 50),):
-        assert len(list(named_tests((ROOT / page).read_text("utf-8")))) > at_least
+    assert evidence.PAGE.read_text("utf-8") == evidence.current(), "run python scripts/evidence.py"
+    assert len(list(named_tests(evidence.PAGE.read_text("utf-8")))) > 100
+
+
+def test_a_promise_without_a_test_is_missed() -> None:
+    page = "# Promises\n\n## Steps\n\n| Promise | Limit |\n|---|---|\n| one `a` | |\n| two | no |\n\n| x | y |\n"
+    assert evidence.promises(page) == {"Steps": ["one `a`", "two"]}
+    tests = {"one `a`": ["tests/test_a.py::test_b"], "two": ["tests/test_c.py"]}
+    written = evidence.rendered({"promises": tests, "long": []}, {"page.md": page})
+    assert "\n## Promises\n\n### Steps\n\n- one `a`\n    - `tests/test_a.py::test_b`\n- two\n" in written
+    for wrong, problem in ((tests | {"three": ["t"]}, "no row .* three"), (tests | {"two": []}, "no test .* two")):
+        with pytest.raises(ValueError, match=problem):
+            evidence.rendered({"promises": wrong, "long": []}, {"page.md": page})
+    with pytest.raises(ValueError, match="two rows: two"):
+        evidence.rendered({"promises": tests, "long": []}, {"page.md": page, "other.md": page})
+
+
+def test_the_page_of_promises_is_short() -> None:
+    assert len((ROOT / "docs" / "guarantees.md").read_bytes()) <= 12_000
 
 
 @pytest.mark.parametrize("page", LINKED, ids=_id)
@@ -157,14 +174,20 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 def test_every_page_is_linked_from_the_index() -> None:
     index = ROOT / "docs" / "index.md"
-    targets = {found["target"].partition("#")[0] for found in _LINK.finditer(index.read_text("utf-8"))}
-    linked = {(index.parent / target).resolve() for target in targets if "://" not in target}
-    # An index of their own links the generated pages.
-    generated = set((index.parent / "reference" / "api").glob("*.md")) - {
-        index.parent / "reference" / "api" / "index.md"
-    }
-    pages = {page for page in PAGES if page.is_relative_to(index.parent) and page != index} - generated
+    linked = _linked(index)
+    # The pages of these directories are linked from an index in the directory.
+    for directory in ("decisions", "reference/api"):
+        inner = index.parent / directory / "index.md"
+        assert inner in linked
+        linked |= _linked(inner)
+    pages = {page for page in PAGES if page.is_relative_to(index.parent) and page != index}
     assert sorted(map(_id, pages - linked)) == []
+
+
+def _linked(page: Path) -> set[Path]:
+    """The files that a page links to."""
+    targets = {found["target"].partition("#")[0] for found in _LINK.finditer(page.read_text("utf-8"))}
+    return {(page.parent / target).resolve() for target in targets if "://" not in target}
 
 
 @pytest.mark.parametrize(
@@ -381,8 +404,10 @@ def test_a_test_that_is_not_there_is_missed() -> None:
     assert missing_tests(f"{good} and `::test_gone`") == [f"{here}::test_gone"]
     assert missing_tests(f"run `pytest tests/fault/test_gone.py -m slow`; {good}") == ["tests/fault/test_gone.py"]
     assert missing_tests("`::test_of_no_file`") == ["::test_of_no_file"]
-    cases = "`tests/contract/test_queue_contract.py`: `a_run_is_released_once`, `a_case_nobody_wrote`"
-    assert missing_tests(cases) == ["queue: a_case_nobody_wrote"]
+    contract = "tests/contract/test_queue_contract.py -k"
+    assert missing_tests(f"`{contract} a_run_is_released_once`, `{contract} a_case_nobody_wrote`") == [
+        f"{contract} a_case_nobody_wrote"
+    ]
 
 
 def test_a_link_that_leads_nowhere_is_missed(tmp_path: Path) -> None:
