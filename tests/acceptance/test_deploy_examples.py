@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRunner, RunnerConfig
-from agent_runtime_core.cli.main import parser
+from agent_runtime_core.cli.parser import parser
 from agent_runtime_core.runner.settings import SHUTDOWN_SECONDS
 from tests.support.processes import PATIENCE, ROOT, becomes, until
 from tests.support.redis_servers import RedisServer

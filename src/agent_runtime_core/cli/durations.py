@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-SECONDS_BY_UNIT: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+SECONDS_BY_UNIT: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: What a duration is, in messages and help.
 DURATION: Final = "a duration such as 500ms, 25s, 1h30m or 30d"
 POSITIVE_DURATION: Final = "a duration above 0, such as 500ms, 25s, 1h30m or 30d"
