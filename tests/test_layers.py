@@ -35,7 +35,8 @@ LAYERS: list[str] = [
 # The same for the modules of a package, by their names below it. A subpackage is one unit here.
 ROWS: dict[str, list[str]] = {
     "_core": [
-        "clock context_vars event_types former_names json_schema lazy_import per_loop threads validation",
+        "clock context_vars event_types former_names json_schema per_loop threads validation",
+        "lazy_import",
         "codec ids run_tasks settings timeouts",
         "arguments",
     ],

@@ -157,7 +157,10 @@ def test_a_queue_in_memory_takes_its_attempts_by_place_or_name() -> None:
 
 def test_a_name_nobody_has_is_refused() -> None:
     config: Any = RuntimeConfig(queue_backend="memori")
-    with pytest.raises(ValueError, match=r"'memori'.*did you mean 'memory'\?"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown queue 'memori'\. Did you mean 'memory'\? Write 'package\.module:Class' for a custom one",
+    ):
         configured(config)
 
 
@@ -174,7 +177,7 @@ def test_the_configured_sinks_are_told_too() -> None:
     assert traced(RuntimeConfig(tracing_backend="noop", trace_sinks=["noop"]), (), clock) is None
     for config in (RuntimeConfig(trace_sinks=[given]), RuntimeConfig(tracing_backend=f"{__name__}:Heard")):
         assert traced(config, (), clock) is not None
-    with pytest.raises(InvalidArgument, match="no trace sink is called 'langfuze'; did you mean 'langfuse'"):
+    with pytest.raises(InvalidArgument, match="unknown trace sink 'langfuze'"):
         traced(RuntimeConfig(trace_sinks=["langfuze"]), (), clock)
 
 
@@ -217,7 +220,9 @@ def test_what_is_no_place_is_named(bad: Any) -> None:
 
 @pytest.mark.parametrize("make", [get_queue, get_event_bus, get_state_store])
 def test_a_backends_name_is_a_text(make: Any) -> None:
-    with pytest.raises(InvalidArgument, match="is called 3"):
+    with pytest.raises(
+        InvalidArgument, match=r"unknown (queue|event bus|state store) 3\. Known: memory, redis, sqlite\. "
+    ):
         make(3)
 
 
@@ -321,8 +326,8 @@ async def test_a_file_may_be_called_so(name: str | Path, tmp_path: Path, monkeyp
 @pytest.mark.parametrize("get", [get_queue, get_event_bus, get_state_store])
 def test_an_option_that_no_backend_takes_is_told_with_the_nearest(get: Any, backend: str, tmp_path: Path) -> None:
     where = {"path": tmp_path / "a.db"} if backend == "sqlite" else {}
-    with pytest.raises(UnknownSetting, match="no setting 'clok': did you mean 'clock'"):
+    with pytest.raises(UnknownSetting, match=r"unknown setting 'clok'\. Did you mean 'clock'\?"):
         get(backend, **where, clok=1)
-    with pytest.raises(UnknownSetting, match=r"there are .*clock, .*engine"):
+    with pytest.raises(UnknownSetting, match=r"unknown setting 'zz'\. Known: clock,"):
         get(backend, **where, zz=1)
     assert not (tmp_path / "a.db").exists()

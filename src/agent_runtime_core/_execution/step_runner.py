@@ -115,7 +115,7 @@ def run_step(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Co
 def result_not_serializable(name: str, error: UnserialisableResult) -> UnserialisableResult:
     """Return the error as that of the step `name`, and add how to raise the size limit."""
     can_raise_limit = error.max_bytes is not None and error.max_bytes < MAX_BYTES
-    fix = f", or let the step have more with max_result_bytes=, up to {MAX_BYTES:,}" if can_raise_limit else ""
+    fix = f", or raise the limit of the step with max_result_bytes=, up to {MAX_BYTES:,}" if can_raise_limit else ""
     return UnserialisableResult(error.path, error.reason + fix, max_bytes=error.max_bytes, step_name=name)
 
 
