@@ -244,11 +244,11 @@ def test_a_backend_written_for_0_5_2_is_told_what_it_lacks(kind: Any, lacks: str
     with pytest.raises(InvalidArgument) as caught:
         Old("x")
     assert str(caught.value) == (
-        f"Old lacks {lacks}: since 0.6.0 {article} {kind.__name__} must define these and inherits the rest. "
-        "See docs/guide/write-a-backend.md."
+        f"Old must define {lacks}, got a class without that. Since 0.6.0, {article} {kind.__name__} inherits the rest: "
+        "see docs/guide/write-a-backend.md."
     )
     with pytest.raises(
-        InvalidArgument, match=f"Older lacks {lacks.removesuffix(', commit').removeprefix('commit, ')}:"
+        InvalidArgument, match=f"Older must define {lacks.removesuffix(', commit').removeprefix('commit, ')}, got"
     ):
         Older("x")
     assert str(inspect.signature(Old)) == "(path: 'str') -> 'None'"

@@ -200,7 +200,7 @@ async def test_a_claim_for_agents_that_are_no_texts_is_refused() -> None:
 
 @pytest.mark.parametrize("make", [InMemoryQueue, SQLiteQueue, InMemoryEventBus])
 def test_what_is_no_engine_is_refused_as_that(make: Callable[..., Any]) -> None:
-    with pytest.raises(errors.InvalidArgument, match="engine is "):
+    with pytest.raises(errors.InvalidArgument, match="engine must be a"):
         make(engine="agents.db")
 
 
@@ -433,7 +433,7 @@ def test_a_link_that_leads_round_in_a_circle_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("one").symlink_to("two")
     Path("two").symlink_to("one")
-    with pytest.raises(errors.InvalidArgument, match="'one' is a symbolic link that points to itself"):
+    with pytest.raises(errors.InvalidArgument, match="path must not be a symbolic link to itself, got 'one'"):
         (lambda made: getattr(made, "memory", None))(take("one"))
 
 

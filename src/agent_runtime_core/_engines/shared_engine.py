@@ -35,7 +35,7 @@ class SharedEngine(Engine):
     _open: ClassVar[dict[Any, Any]]
     _open_lock: ClassVar[threading.Lock]
     #: What a child process can do that was forked while the engine was open.
-    after_fork: ClassVar[str] = "open it again in this process"
+    after_fork: ClassVar[str] = "Open it again in this process"
 
     def __init__(self, key: Hashable, name: str, clock: Clock) -> None:
         self.clock: Clock = clock
@@ -57,9 +57,9 @@ class SharedEngine(Engine):
 
     def _ensure_open(self) -> None:
         if self._closed:
-            raise StorageClosed(f"{self._name} was closed")
+            raise StorageClosed(f"{self._name} was closed. Open it again")
         if self._forks != Process.forks:
-            raise StorageClosed(f"{self._name} was opened before a fork: {self.after_fork}")
+            raise StorageClosed(f"{self._name} was opened before a fork. {self.after_fork}")
         if sys.is_finalizing():  # the engine's threads have stopped and would never answer
             raise StorageClosed(f"{self._name} cannot be used while the interpreter shuts down. Close it before")
 
