@@ -19,6 +19,7 @@ SOURCE = REPOSITORY / "src" / ROOT
 
 # Bottom first. A unit is a top-level module, or a package with all in it. It imports only units of rows before its own.
 LAYERS: list[str] = [
+    "_error_text",
     "errors",
     "_core status",
     "_engines tools config limits portal retry schema",

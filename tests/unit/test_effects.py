@@ -617,7 +617,7 @@ async def test_an_approval_in_the_prefix_is_spent(after: str, place: Path | None
         result = await forked(rig, body, after)
         assert (kind(result), paid.by) == ("EffectAlreadyDone", [])
         assert result.error is not None
-        assert "'pay' was spent in run 'r'" in result.error.message
+        assert "step 'pay' must have an approval of this run" in result.error.message
         [(_, payload)] = await rig.told("step.effect", str(result.run_id))
         assert (payload["action"], payload["status"], payload["approval"]) == ("refused", "approved", "pay")
         further = await forked(rig, body, after, source=result.run_id, effects="ask")

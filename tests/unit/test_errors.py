@@ -251,7 +251,7 @@ async def test_a_status_with_half_a_character_is_refused_on_every_store(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     state = make()
-    with pytest.raises(errors.InvalidArgument, match="a status"):
+    with pytest.raises(errors.InvalidArgument, match="Remove it: stores cannot keep it"):
         await state.update_run_status("r", "\ud800")
     assert await state.get_run_status("r") is None
     await state.close()
@@ -262,7 +262,7 @@ async def test_a_closed_runner_takes_no_run_in_memory_either() -> None:
     await runner.close()
     asked: list[Callable[[], Any]] = [lambda: runner.submit("a"), lambda: runner.execute("a"), runner.run_once]
     for ask in asked:
-        with pytest.raises(errors.StorageClosed, match="make another one"):
+        with pytest.raises(errors.StorageClosed, match=r"this runner was closed\. Create another one"):
             await ask()
     await runner.close()
 
@@ -462,7 +462,7 @@ async def test_no_name_of_megabytes_holds_the_loop_for_a_hint(name: str) -> None
         with pytest.raises(errors.InvalidArgument):
             await StepExecutor(MockRunContext()).run([Step("a", nothing), Step("b", nothing, depends_on=[name])])
         run_id = (await runner.execute("named")).run_id
-        with pytest.raises(errors.InvalidArgument, match="has no saved result of step"):
+        with pytest.raises(errors.InvalidArgument, match="run '01a2187d-1"):
             await runner.fork(cast(Any, run_id), name)
     await runner.close()
 

@@ -194,7 +194,7 @@ async def test_max_steps_is_from_1_to_100(most: Any) -> None:
 
 async def test_arguments_and_settings_that_fit_nowhere() -> None:
     async with Orchestrator() as orchestrator:
-        with pytest.raises(InvalidArgument, match="a RunCreate, or prompt="):
+        with pytest.raises(InvalidArgument, match="request must be a RunCreate, got None"):
             await orchestrator.create_run()
         with pytest.raises(InvalidArgument, match="a RunCreate, or prompt="):
             await orchestrator.create_run(RunCreate("a"), prompt="b")

@@ -211,13 +211,13 @@ async def test_a_finished_run_accepts_no_message() -> None:
 @pytest.mark.parametrize(
     ("message", "options", "reason"),
     [
-        ("", {}, "content that is not empty"),
-        (" \n", {}, "content that is not empty"),
+        ("", {}, "or list of parts as its content, got"),
+        (" \n", {}, "or list of parts as its content, got"),
         (3, {}, "message must be a string or a dict"),
         ({"role": "assistant", "content": "x"}, {}, "role 'user', got 'assistant'"),
         ({"role": "system", "content": "x"}, {}, "role 'user', got 'system'"),
-        ({"role": "user"}, {}, "content that is not empty"),
-        ({"role": "user", "content": {"a": 1}}, {}, "content that is not empty"),
+        ({"role": "user"}, {}, "or list of parts as its content, got"),
+        ({"role": "user", "content": {"a": 1}}, {}, "or list of parts as its content, got"),
         ("x", {"when": "now"}, "when must be 'next_turn' or 'interrupt', got 'now'"),
     ],
 )

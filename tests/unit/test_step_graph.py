@@ -279,7 +279,7 @@ async def test_state_is_read_only_and_results_are_of_what_it_depends_on(kind: st
     async def first(ctx: Any, state: Any) -> int:
         changes: list[Any] = [lambda: state.update(x=1), lambda: state.pop("given"), lambda: state.__setitem__("x", 1)]
         for change in changes:
-            with pytest.raises(InvalidArgument, match="state is read-only while steps run concurrently"):
+            with pytest.raises(InvalidArgument, match="state must not be changed while steps run concurrently, got a change"):
                 change()
         state["given"].append(2)  # its own copy
         return 1

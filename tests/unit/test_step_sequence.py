@@ -560,7 +560,7 @@ async def test_an_initial_state_that_cannot_be_kept_is_refused_as_a_state(
     calls = Calls()
 
     async def body(ctx: Any) -> None:
-        with pytest.raises(UnserialisableResult, match=r"^state\.bad: an object has no JSON form"):
+        with pytest.raises(UnserialisableResult, match=r"state\.bad: an object is not JSON-serializable\. Use a dict or a dataclass"):
             await StepExecutor(ctx).run(
                 [calls.step("a"), calls.step("b", depends_on=needs)], initial_state={"bad": object()}
             )
@@ -1253,7 +1253,7 @@ async def test_lists_inside_two_steps_are_two_and_are_resumed(place: Path | None
 
 def test_what_is_no_context_is_refused_at_once() -> None:
     for wrong in (None, "jobs.db", open_run("memory://")):
-        with pytest.raises(InvalidArgument, match=r"ctx must be the context of a run, got .* without 'emit'$"):
+        with pytest.raises(InvalidArgument, match="ctx must be the context of a run"):
             StepExecutor(wrong)
     with open_run_sync("memory://") as run, pytest.raises(InvalidArgument, match=r"without 'emit'\. Pass its ctx"):
         StepExecutor(run)

@@ -141,7 +141,7 @@ def from_variables(
     return found
 
 
-def with_known_names(kind: type[_Kind]) -> type[_Kind]:
+def with_known_names(kind: type[_Kind], what: str = "setting") -> type[_Kind]:
     """Make a dataclass raise UnknownSetting, with the nearest name, for a keyword that it does not have."""
     made: Callable[..., None] = kind.__init__
     names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def with_known_names(kind: type[_Kind]) -> type[_Kind]:
     @functools.wraps(made)
     def init(self: _Kind, *args: Any, **settings: Any) -> None:
         for name in settings:
-            check_known(name, names)
+            check_known(name, names, what=what)
         made(self, *args, **settings)
 
     kind.__init__ = init  # type: ignore[method-assign, assignment]

@@ -152,7 +152,7 @@ def unknown(what: str, name: object, known: Iterable[str], fix: str = "") -> str
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return a sentence with the known name that is most similar, or with at most five of the known names."""
-    names = sorted(known)
+    names = sorted(map(str, known))
     # Cut off, because comparing takes quadratic time.
     near = difflib.get_close_matches(name[:100], names, n=1) if isinstance(name, str) else []
     if near:

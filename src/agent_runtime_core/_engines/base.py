@@ -89,6 +89,8 @@ class Engine(ABC):
     buffer_delay: float = 0.0
     #: Names this process to others on the same store; "" if the store cannot detect that a process died.
     process_id: str = ""
+    #: The file or server in error messages, without a password.
+    location: str = "memory"
 
     @abstractmethod
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]:
