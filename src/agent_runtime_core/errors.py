@@ -345,7 +345,7 @@ class LimitExceeded(AgentRuntimeError):
         self.used: float = used
         self.result: object | None = None
         about = what and f" ({what})"
-        super().__init__(f"limit reached: {limit}={allowed:g}, used {used:g}{about}. {fix or f'Raise {limit}'}")
+        super().__init__(f"limit reached: {limit}={allowed:g}, used {used:g}{about}{fix and f'. {fix}'}")
 
 
 class OutputMismatch(AgentRuntimeError):

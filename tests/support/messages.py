@@ -48,7 +48,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 _NEVER = {
     r"\w\(s\)": "a plural in brackets",
     r"\b1[5-9]\d{8}\b": "epoch seconds",
-    r"('[^']*', ){5,}": "a list of more than five names",
+    r"('[^']*', ){4}'[^']*'(,? (or|and)|,) '": "a list of more than five names",
     r"\n": "more than one line",
     r"(?<![\w'\".])_[a-z]\w+": "an internal name",
     r"\b[Aa] (?=[aeio]\w)(?!one\b)": "a for an",

@@ -54,27 +54,27 @@ async def test_memory_is_one_engine_each_time() -> None:
 
 @pytest.mark.parametrize("bad", ["sqlite://a.db", "sqlite:///", "postgres://x", "memory2://"])
 def test_a_bad_url_is_named_with_the_way_out(bad: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"'{bad}'.*sqlite:///"):
+    with pytest.raises(InvalidArgument, match=f"store URL must .*'{bad}'"):
         open_url(bad)
 
 
 @pytest.mark.parametrize(
     ("bad", "way_out"),
     [
-        ("sqlite:///x.db?foo=1", r"cannot have options.*sqlite:///x\.db, and %3F"),
-        ("file:x.db?mode=memory", r"file: URLs are not supported.*sqlite:///relative\.db.*memory://"),
-        ("file:/x.db", r"file: URLs are not supported.*sqlite:////absolute/path\.db"),
-        ("FILE:x.db", "file: URLs are not supported"),
-        ("file:///x.db", "file: URLs are not supported"),
+        ("sqlite:///x.db?foo=1", r"have no options.*sqlite:///x\.db, and %3F"),
+        ("file:x.db?mode=memory", r"not begin with file:.*sqlite:///relative\.db.*memory://"),
+        ("file:/x.db", r"not begin with file:.*sqlite:////absolute/path\.db"),
+        ("FILE:x.db", "not begin with file:"),
+        ("file:///x.db", "not begin with file:"),
     ],
 )
 def test_options_and_the_urls_of_sqlite_itself_are_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, way_out: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidArgument, match=f"'{re.escape(bad)}'.*{way_out}"):
+    with pytest.raises(InvalidArgument, match=rf"store URL must (?=.*'{re.escape(bad)}').*{way_out}"):
         open_url(bad)
-    with pytest.raises(InvalidArgument, match=f"'{re.escape(bad)}'.*{way_out}"):
+    with pytest.raises(InvalidArgument, match=rf"store URL must (?=.*'{re.escape(bad)}').*{way_out}"):
         PersistenceManager.open(bad)
     assert not [*tmp_path.iterdir()]
 

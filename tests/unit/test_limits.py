@@ -174,7 +174,7 @@ def test_a_limit_says_how_to_raise_it() -> None:
     with pytest.raises(LimitExceeded) as caught:
         budget.before_call()
     fix = "Raise it with runner.resume(run_id, limits=...)"
-    assert str(caught.value) == f"max_cost_usd=0.01 is reached (0.012 used). {fix}"
+    assert str(caught.value) == f"limit reached: max_cost_usd=0.01, used 0.012. {fix}"
     assert "Raise" not in str(LimitExceeded("malformed_tool_calls", 3, 3))
 
 

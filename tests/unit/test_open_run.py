@@ -206,7 +206,7 @@ async def test_losing_the_run_is_told_and_nothing_is_written(tmp_path: Path) -> 
                 other.execute("UPDATE arc_runs SET claim_id = ?", ("7" + "Z" * 25,))
             await ctx.step("late", lambda: 1)
 
-    with pytest.raises(LeaseLost, match="claim .* of run '8752f952-e426-5f62-b81d-538d1bd"):
+    with pytest.raises(LeaseLost, match="Nothing was written"):
         await loses()
     info, kinds = await look(path)
     assert info.status == "running"

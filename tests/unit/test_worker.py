@@ -502,7 +502,7 @@ async def test_a_claim_that_fails_is_told_and_tried_again(
         loop = await working(rig.runner, poll_interval=0.001)
         assert (await rig.runner.wait(run_id, 10)).status == RunStatus.SUCCEEDED
         await stopped(rig.runner, loop)
-        assert caplog.text.count("could not claim: no answer") == 2
+        assert caplog.text.count("claiming runs failed: no answer; retrying") == 2
 
 
 @pytest.mark.parametrize("knows", [True, False], ids=["no claim", "no agent"])

@@ -537,7 +537,7 @@ class RunQueue(Backend):
     def unknown_run(self, run_id: UUID | str) -> UnknownRun:
         """Return the error for a run id that is not stored here."""
         where = getattr(self.commits, "location", type(self).__name__)
-        return UnknownRun(f"run {str(run_id)!r} not found in {where}. List its runs with runner.runs()")
+        return UnknownRun(f"run {str(run_id)!r} not found in {where}. List the stored runs with runner.runs()")
 
     async def find(self, wanted: RunFilter) -> list[RunRow]:
         """Return the rows that match a filter, in order of arrival."""

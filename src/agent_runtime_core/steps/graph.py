@@ -47,8 +47,9 @@ class Graph:
     def _needs(self, step: Step) -> list[int]:
         for name in step.depends_on:
             if name not in self.positions:
-                hint = unknown("step", name, self.positions, "Name a step of the same list")
-                raise InvalidArgument(f"step {brief(step.name)}: depends_on: {hint}")
+                fix = "Name a step of the same list"
+                where = f"step {brief(step.name)}: depends_on"
+                raise InvalidArgument(f"{where}: {unknown('step', name, self.positions, fix)}")
         return sorted({self.positions[name] for name in step.depends_on})
 
     def _order(self) -> list[int]:
