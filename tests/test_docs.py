@@ -1,34 +1,27 @@
-"""Every Python block of the README and the docs compiles and runs, in order, one namespace to a file; every test and
-every relative link they name is there.
-
-A comment line before a block directs it:
-
-    <!-- docs: skip-run REASON -->    compile it only; REASON says why it cannot run here
-    <!-- docs: setup FILE -->         run FILE (from the root of the repository) in the namespace first
-    <!-- docs: needs redis -->        run it with a real server in the place of localhost:6379, else compile it only
+"""Every code block of the README and the docs runs, as `tests/support/pages.py` describes; every test and every
+relative link they name exists.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import importlib
 import importlib.util
 import pkgutil
 import re
 import sys
-from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType, UnionType
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from types import ModuleType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
 import agent_runtime_core
 from agent_runtime_core import events, queue, state
+from tests.support.pages import ROOT, DocsError, blocks_of, python_blocks, run_page
+from tests.support.processes import until
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "benchmarks/README.md", "examples/README.md"))]
 KITS = ROOT / "src" / "agent_runtime_core" / "testing" / "contracts"
@@ -41,98 +34,9 @@ EXAMPLES = {
     "tools.py": "tests/acceptance/test_examples.py",
 }
 
-_FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 _TEST = re.compile(r"(?P<path>tests/[\w/]+\.py)(?:::(?P<name>\w+))?|::(?P<more>test_\w+)")
 _CASES = re.compile(r"`tests/contract/test_(?P<kit>\w+)_contract\.py`: (?P<cases>`\w+`(?:, `\w+`)*)")
-_DIRECTIVE = re.compile(r"<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
-
-
-class DocsError(Exception):
-    """A page says something this runner cannot follow."""
-
-
-@dataclass
-class Block:
-    line: int
-    text: str
-    skip_run: bool = False
-    setup: list[str] = field(default_factory=list)
-    redis: bool = False
-
-
-def blocks_of(page: str) -> list[Block]:
-    """The Python blocks of a page with their directives; DocsError for a directive that is unknown or stands alone."""
-    found: list[Block] = []
-    skip_run = redis = False
-    setup: list[str] = []
-    lines = iter(enumerate(page.splitlines(), 1))
-    for number, line in lines:
-        if directive := _DIRECTIVE.fullmatch(line.strip()):
-            verb, rest = directive["verb"], directive["rest"]
-            if verb not in {"skip-run", "setup", "needs"} or not rest or (verb == "needs" and rest != "redis"):
-                raise DocsError(
-                    f"line {number}: {line.strip()!r} is no directive: write 'skip-run REASON', 'setup FILE' "
-                    "or 'needs redis'"
-                )
-            skip_run = skip_run or verb == "skip-run"
-            redis = redis or verb == "needs"
-            if verb == "setup":
-                setup.append(rest)
-            continue
-        fence = _FENCE.fullmatch(line)
-        if fence:
-            body = _body(lines, fence["fence"], len(fence["indent"]))
-            if fence["info"].strip().split(" ")[0] in {"python", "py", "python3"}:
-                found.append(Block(number + 1, body, skip_run, setup, redis))
-                skip_run, setup, redis = False, [], False
-        if line.strip() and (skip_run or setup or redis):
-            raise DocsError(f"line {number}: the directive above belongs to no Python block")
-    if skip_run or setup or redis:
-        raise DocsError("the last directive belongs to no Python block")
-    return found
-
-
-def _body(lines: Iterator[tuple[int, str]], fence: str, indent: int) -> str:
-    body: list[str] = []
-    for _, line in lines:
-        if line.strip().startswith(fence) and not line.strip().strip(fence[0]):
-            return "\n".join(body) + "\n"
-        body.append(line[indent:])
-    raise DocsError(f"a block opened with {fence!r} is never closed")
-
-
-def compiled(text: str, where: str, first_line: int) -> CodeType:
-    """Code of a block, with its own line numbers; top-level await is fine."""
-    padded = "\n" * (first_line - 1) + text
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    return cast("CodeType", compile(padded, where, "exec", flags=flags, dont_inherit=True))
-
-
-def run_page(text: str, where: str, root: Path = ROOT, redis: str | None = None) -> dict[str, object]:
-    """Run a page's blocks as the main module of this process, those that need a Redis with that URL if there is one;
-    gives the namespace they leave."""
-    main = ModuleType("__main__")
-    before, sys.modules["__main__"] = sys.modules["__main__"], main
-    try:
-        with asyncio.Runner(debug=False) as runner:
-            for block in blocks_of(text):
-                for name in block.setup:
-                    _run(compiled((root / name).read_text("utf-8"), name, 1), main, runner)
-                body = block.text if redis is None else block.text.replace("redis://localhost:6379/0", redis)
-                code = compiled(body, where, block.line)
-                if not block.skip_run and (redis is not None or not block.redis):
-                    _run(code, main, runner)
-    finally:
-        sys.modules["__main__"] = before
-    return vars(main)
-
-
-def _run(code: CodeType, main: ModuleType, runner: asyncio.Runner) -> None:
-    outcome = FunctionType(code, vars(main))()
-    # Only a block that awaits is run in the loop: one that calls asyncio.run() itself must not be.
-    if asyncio.iscoroutine(outcome):
-        runner.run(cast("Coroutine[object, object, object]", outcome))
 
 
 def imported_names(text: str) -> list[tuple[str, str]]:
@@ -221,7 +125,7 @@ def test_every_block_runs_with_a_redis(
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_every_name_a_block_imports_exists(page: Path) -> None:
-    for block in blocks_of(page.read_text("utf-8")):
+    for block in python_blocks(page.read_text("utf-8")):
         for module, name in imported_names(block.text):
             assert _has(module, name), f"line {block.line}: {module} has no {name}"
 
@@ -391,7 +295,10 @@ def test_setup_runs_in_the_namespace(tmp_path: Path) -> None:
         "<!-- docs: skip -->\n```python\n```\n",
         "<!-- docs: skip-run -->\n```python\n```\n",
         "<!-- docs: skip-run why -->\nWords.\n```python\n```\n",
-        "<!-- docs: skip-run why -->\n```bash\n```\n",
+        "<!-- docs: skip-run why -->\n```text\n```\n",
+        "```output\n1\n```\n",
+        "```python\nprint(1)\n```\n\nWords.\n\n```output\n1\n```\n",
+        "```shell\nls\n```\n",
         "<!-- docs: skip-run why -->\n",
         "```python\na = 1\n",
     ],
@@ -402,8 +309,47 @@ def test_a_directive_or_block_nobody_can_follow_is_refused(page: str) -> None:
 
 
 def test_other_blocks_are_left_alone() -> None:
-    page = "```bash\nrm -r /\n```\n\n````markdown\n```python\n1 / 0\n```\n````\n\n  ```python\n  a = 1\n  ```\n"
+    page = "```text\nrm -r /\n```\n\n````markdown\n```python\n1 / 0\n```\n````\n\n  ```python\n  a = 1\n  ```\n"
     assert [(block.line, block.text) for block in blocks_of(page)] == [(12, "a = 1\n")]
+
+
+def test_output_is_compared() -> None:
+    page = "```python\nprint('run 7f3a succeeded')\nprint('a', 'b', sep='\\n')\n```\n\n```output\n%s\n```\n"
+    run_page(page % "run 7f3a succeeded\na\nb", "p")
+    run_page(page % "run ... succeeded\n...\nb", "p")
+    for wrong in ("run 7f3a succeeded", "run ... failed\n...", "run 7f3a succeeded\nb\na"):
+        with pytest.raises(AssertionError, match="the output is"):
+            run_page(page % wrong, "p")
+
+
+def test_shell_blocks_run_in_the_directory_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (
+        "<!-- docs: file job/hello.py -->\n```python\nimport sys\nprint('hello', *sys.argv[1:])\n```\n\n"
+        "```console\n$ python job/hello.py you\nhello you\n$ python job/hello.py a \\\n    b\nhello a b\n"
+        '$ false; echo "exit code $?"\nexit code 1\n$ kill -KILL $$\nKilled\n'
+        "$ agent-runtime --version\nagent-runtime ...\n```\n\n"
+        "```bash\nsleep 600 &\necho $! > pid\n```\n"
+    )
+    run_page(page, "p")
+    pid = (tmp_path / "pid").read_text().strip()
+    until(lambda: ended(int(pid)), "the program in the background ends")
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize(
+    "block", ["```console\n$ echo 1\n2\n```\n", "```console\n$ false\n```\n", "```bash\nfalse\ntrue\n```\n"]
+)
+def test_a_shell_block_that_fails_is_found(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match="line 2"):
+        run_page(block, "p")
 
 
 def test_imported_names_are_read() -> None:

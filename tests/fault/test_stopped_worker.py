@@ -236,6 +236,9 @@ async def test_a_process_that_stands_still_in_a_commit_makes_others_busy_until_i
             open_runner([str(db)] * 3)
         child.process.kill()
         child.process.wait()
+    # `close` left the connection to a thread that was in a commit. Python 3.13 reports connections that are not closed.
+    await asyncio.to_thread(engine.writer._thread.join)
+    engine.file.writing.close()
     async with open_runner([str(db)] * 3) as again:
         await again.submit("noop", {})
         assert await again.run_once()
