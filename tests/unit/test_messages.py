@@ -39,6 +39,7 @@ from agent_runtime_core import (
     persistence,
     register_runtime,
     register_type,
+    testing,
 )
 from agent_runtime_core._core.ids import parse_ulid
 from agent_runtime_core._engines.redis.url import redis_place
