@@ -357,6 +357,22 @@ ARGUMENTS: list[Triggered] = [
         "agent must be an instance, got the class Hello. Pass Hello()",
     ),
     Triggered(
+        lambda: type("NoKey", (AgentRuntime,), {"run": Hello.run})(),
+        'NoKey must define key, got a class without that. Add key = "..."',
+    ),
+    Triggered(
+        lambda: on_runner(lambda runner: runner.submit("hello", {"a": object()})),
+        "input.a: an object is not JSON-serializable. Use a dict or a dataclass",
+        about="input.a",
+        fix="Use a dict or a dataclass",
+    ),
+    Triggered(
+        lambda: in_run(lambda ctx: ctx.emit("mine", {"a": object()})),
+        "payload.a: an object is not JSON-serializable. Use a dict or a dataclass",
+        about="payload.a",
+        fix="Use a dict or a dataclass",
+    ),
+    Triggered(
         lambda: register_runtime(Nameless()),
         "Nameless.key must be a non-empty string, got ''.",
     ),
