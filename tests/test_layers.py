@@ -19,6 +19,7 @@ SOURCE = REPOSITORY / "src" / ROOT
 
 # Bottom first. A unit is a top-level module, or a package with all in it. It imports only units of rows before its own.
 LAYERS: list[str] = [
+    "_error_text",
     "errors",
     "_core status",
     "_engines tools config limits portal retry schema",
@@ -35,7 +36,8 @@ LAYERS: list[str] = [
 # The same for the modules of a package, by their names below it. A subpackage is one unit here.
 ROWS: dict[str, list[str]] = {
     "_core": [
-        "clock context_vars event_types former_names json_schema lazy_import per_loop threads validation",
+        "clock context_vars event_types former_names json_schema per_loop threads validation",
+        "lazy_import",
         "codec ids run_tasks settings timeouts",
         "arguments",
     ],

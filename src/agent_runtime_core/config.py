@@ -27,7 +27,7 @@ from ._core.settings import (
     number,
     with_known_names,
 )
-from ._core.validation import redacted_url
+from ._core.validation import Shown, must, redacted_url
 from .errors import InvalidArgument, brief
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
@@ -141,10 +141,8 @@ def refuse_half_a_url(text: str) -> None:
     scheme, colon, _ = text.partition(":")
     url = _URLS.get(scheme.lower())
     if url is not None:  # not quoted in full: the rest may hold a password
-        raise InvalidArgument(
-            f"store URL must contain '://', got {scheme + colon!r}. Use {url}, "
-            f"or ./{scheme + colon}... for a file of that name"
-        )
+        fix = f"Use {url}, or ./{scheme + colon}... for a file of that name"
+        raise must("store URL", "contain '://'", scheme + colon, fix)
 
 
 _SQLITE_URLS = "Use sqlite:///relative.db or sqlite:////absolute/path.db"
@@ -161,33 +159,30 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """
     text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise InvalidArgument(f"store URL must be a path or a URL string, got {brief(path_or_url)}")
+        raise must("store URL", "be a path or a URL string", path_or_url)
     scheme, found, rest = text.partition("://")
     if text[:5].lower() == "file:":
-        raise InvalidArgument(f"{brief(text, 500)}: file: URLs are not supported. {_SQLITE_URLS}, or memory://")
+        raise must("store URL", "not begin with file:", Shown(brief(text, 500)), f"{_SQLITE_URLS}, or memory://")
     if not found:
         if text is path_or_url:
             refuse_half_a_url(text)
         return "sqlite", {"path": text}
-    shown = brief(redacted_url(text), 500)
+    shown = Shown(brief(redacted_url(text), 500))
     match scheme:
         case "memory":
             return "memory", {}
         case "sqlite":
             if not rest.startswith("/") or rest == "/":
-                raise InvalidArgument(f"{shown} is not a SQLite URL. {_SQLITE_URLS}")
+                raise must("store URL", "have three or four slashes after sqlite:", shown, _SQLITE_URLS)
             path, found, _ = rest.partition("?")
             if found:
-                raise InvalidArgument(
-                    f"{shown}: a SQLite URL cannot have options. Use sqlite://{path}, and %3F for a ? in a file name"
-                )
+                fix = f"Use sqlite://{path}, and %3F for a ? in a file name"
+                raise must("store URL", "have no options after sqlite:", shown, fix)
             return "sqlite", {"path": unquote(rest[1:])}
         case "redis" | "rediss" | "unix":
             return "redis", {"url": text}
-    raise InvalidArgument(
-        f"unsupported store URL {shown}. Use memory://, sqlite:///path, redis://host:port/db, rediss://host:port/db, "
-        "unix:///path/of.sock, or the path of a SQLite file"
-    )
+    schemes = "memory://, sqlite:///path, redis://host:port/db, rediss://host:port/db, unix:///path/of.sock"
+    raise must("store URL", f"be {schemes} or the path of a SQLite file", shown)
 
 
 class _StoreURL(SettingType):

@@ -61,6 +61,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
+from ._error_text import LONGEST as LONGEST
+from ._error_text import MOST_NAMED as MOST_NAMED
+from ._error_text import brief as brief
+from ._error_text import leaves_of as leaves_of
+from ._error_text import shortened as shortened
+from ._error_text import text_of as text_of
+
 
 class AgentRuntimeError(Exception):
     """Base class of all errors of this library."""
@@ -73,60 +80,6 @@ class AgentRuntimeError(Exception):
         # Pickle and copy would pass `args`, the message, to constructors that take other arguments.
         _, args, *state = cast("tuple[Any, ...]", super().__reduce__())
         return (_rebuild, (type(self), args), *state)
-
-
-MOST_NAMED = 5  # errors of a group that its message lists
-LONGEST = 16_384  # characters kept of an error message or a traceback, so that it fits into a journal record
-
-
-def shortened(text: str) -> str:
-    """Return `text`, without its middle if it is more than twice as long as `LONGEST` characters."""
-    if len(text) <= 2 * LONGEST:  # a shortened text, with a few words added, is not shortened again
-        return text
-    half = LONGEST // 2
-    return f"{text[:half]}… ({len(text) - 2 * half} characters left out) …{text[-half:]}"
-
-
-def text_of(error: BaseException) -> str:
-    """Return an error's message, or its class name if it has none; for a group, also the errors inside it."""
-    try:
-        text = shortened(str(error)) or type(error).__name__
-        return text if not isinstance(error, BaseExceptionGroup) else shortened(f"{text}: {_contained(error)}")
-    except Exception:  # noqa: BLE001 - the __str__ of a foreign class may raise anything
-        return f"{type(error).__name__} (its message is not available)"
-
-
-def leaves_of(error: BaseException) -> list[BaseException]:
-    """Return the errors of a group in order, with those of nested groups; for any other error, the error itself."""
-    found: list[BaseException] = []
-    pending = [error]
-    while pending:
-        each = pending.pop()
-        if isinstance(each, BaseExceptionGroup):
-            pending += reversed(each.exceptions)
-        else:
-            found.append(each)
-    return found
-
-
-def _contained(group: BaseExceptionGroup[BaseException]) -> str:
-    errors = leaves_of(group)
-    more = [f"{len(errors) - MOST_NAMED} more"] if len(errors) > MOST_NAMED else []
-    return "; ".join([*(f"{type(each).__name__}: {text_of(each)}" for each in errors[:MOST_NAMED]), *more])
-
-
-def brief(value: object, most: int = 80) -> str:
-    """Return the repr of a value for an error message, cut at `most` characters; its type name if repr() fails."""
-    kind = type(value)
-    if kind is int and cast("int", value).bit_length() > 256:
-        return f"<int of {cast('int', value).bit_length()} bits>"  # repr() raises for more than 4,300 digits
-    if kind in (str, bytes):
-        value = cast("str", value)[: most + 1]
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - the __repr__ of a foreign class may raise anything
-        return f"<{kind.__name__}>"
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
@@ -255,8 +208,10 @@ class RunBusy(AgentRuntimeError):
             what = f"concurrency key {concurrency_key!r} is in use by run {run_id!r} {where}"
         if since is not None:
             how_long = f", {ago} ago" if ago else ""
-            what += time.strftime(f" (since %Y-%m-%d %H:%M:%S UTC{how_long})", time.gmtime(since))
-        super().__init__(f"{what}. Wait for it with runner.wait({run_id!r}), or cancel it")
+            what += time.strftime(f" (since %Y-%m-%d %H:%M UTC{how_long})", time.gmtime(since))
+        super().__init__(
+            f"{what}. Wait for it with runner.wait({run_id!r}), or cancel it with runner.cancel({run_id!r})"
+        )
 
 
 class RunFailed(AgentRuntimeError):
@@ -283,16 +238,18 @@ class LeaseLost(AgentRuntimeError):
     Attributes:
         key: The run id.
         token: The claim token of the write that was rejected, or None.
+
+    `name` is the run id as the caller wrote it.
     """
 
-    def __init__(self, key: str, token: str | None = None) -> None:
+    def __init__(self, key: str, token: str | None = None, name: str | None = None) -> None:
         self.key: str = key
         self.token: str | None = token
         printable = isinstance(token, str) and token.isprintable()
         claim = "(none)" if not token else token[:80] if printable else brief(token)
         super().__init__(
-            f"claim {claim} of run {key} is no longer valid: another worker claimed the run, "
-            "or it has ended; nothing was written"
+            f"claim {claim} of run {name or key!r} is no longer valid: another worker claimed the run, or it has "
+            f"finished. Nothing was written. Wait for the run with runner.wait({name or key!r})"
         )
 
 
@@ -324,7 +281,11 @@ class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
         self.reason: str = reason
         self.max_bytes: int | None = max_bytes
         self.step_name: str | None = step_name
-        super().__init__(f"{path}: {reason}" if step_name is None else f"step {step_name!r}: {path}: {reason}")
+        super().__init__(
+            f"{path}: {reason}"
+            if step_name is None
+            else f"step {step_name!r} returned a value that cannot be stored, at {path}: {reason}"
+        )
 
 
 class StepExecutionError(AgentRuntimeError):
@@ -338,7 +299,11 @@ class StepExecutionError(AgentRuntimeError):
 
 
 class StepInDoubt(StepExecutionError):
-    """A step was interrupted by a crash, so its outcome is unknown."""
+    """A step was interrupted by a crash, so its outcome is unknown; `message` begins with "it was"."""
+
+    def __init__(self, step_name: str, message: str, attempts: int = 1) -> None:
+        super().__init__(step_name, message, attempts)
+        self.args: tuple[Any, ...] = (f"step {step_name!r} {message.removeprefix('it ')}",)
 
 
 class EffectAlreadyDone(StepExecutionError):
@@ -359,7 +324,7 @@ class StepCancelledError(AgentRuntimeError):
 
     def __init__(self, step_name: str) -> None:
         self.step_name = step_name
-        super().__init__(f"the run was cancelled before step {step_name!r}")
+        super().__init__(f"the run was cancelled before step {step_name!r}. Let this error end run()")
 
 
 class WaitTimeout(AgentRuntimeError, TimeoutError):
@@ -381,7 +346,8 @@ class LimitExceeded(AgentRuntimeError):
         self.allowed: float = allowed
         self.used: float = used
         self.result: object | None = None
-        super().__init__(f"{limit}={allowed:g} is reached ({used:g} used){what and f': {what}'}{fix and f'. {fix}'}")
+        about = what and f" ({what})"
+        super().__init__(f"limit reached: {limit}={allowed:g}, used {used:g}{about}{fix and f'. {fix}'}")
 
 
 class OutputMismatch(AgentRuntimeError):

@@ -7,14 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypedDict, TypeVar
 from uuid import UUID
 
 from ._core.codec.tagged import NOT_STORED, stored_as_dict
 from ._core.event_types import EventType
-from .errors import InvalidArgument, NotSupported, OutputMismatch, RunFailed, brief, deciding_error, shortened, text_of
+from ._core.validation import Shown, must
+from .errors import NotSupported, OutputMismatch, RunFailed, deciding_error, shortened, text_of
 from .retry import Delay
-from .status import RunStatus
+from .status import RunStatus, status_words
 from .tools.registry import ToolRegistry
 from .tools.tool import Tool, ToolDefinition
 
@@ -58,9 +59,7 @@ def messages_in(given: Any) -> list[Any]:
     no_list = isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable)
     messages = [] if no_list else list(given)
     if no_list or not all(isinstance(each, Mapping) for each in messages):
-        raise InvalidArgument(
-            f"messages must be a list of dicts, got {brief(given)}. Example: [{{'role': 'user', 'content': 'Hello!'}}]"
-        )
+        raise must("messages", "be a list of dicts", given, "Example: [{'role': 'user', 'content': 'hi'}]")
     return messages
 
 
@@ -129,8 +128,9 @@ class RunResult:
         status = (self.status or RunStatus.FAILED).value
         name = self.run_key or self.run_id
         subject = f"run {str(name)!r}" if name else "the run"
+        words = status_words(status)
         reason = f": {self.error.type}: {self.error.message}" if self.error else ""
-        failed = RunFailed(f"{subject} ended as {status}{reason}", status, self.error)
+        failed = RunFailed(f"{subject} {words}{reason}", status, self.error)
         failed.result = self
         raise failed
 
@@ -431,6 +431,13 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
     function with a `SyncRunContext`, whose calls block; it is called in a thread of its own.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Raise InvalidArgument for a class without `key` or `run`."""
+        if missing := sorted(cls.__abstractmethods__):
+            got, fix = Shown("a class without that"), 'Add key = "..."' if missing == ["key"] else ""
+            raise must(cls.__name__, f"define {' and '.join(missing)}", got, fix)
+        return super().__new__(cls)
+
     if TYPE_CHECKING:
         key: Any  # str; Any, so that a subclass may define an attribute or a property
     else:
@@ -550,7 +557,7 @@ class LLMClient(ABC):
         raise self._not_supported("count_tokens")
 
     def _not_supported(self, operation: str) -> NotSupported:
-        return NotSupported(f"{type(self).__name__} does not support {operation}()")
+        return NotSupported(f"{type(self).__name__} does not support {operation}(). Use a client that does")
 
 
 class TraceSink:

@@ -7,18 +7,20 @@ import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ._core.context_vars import queued
-from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, number
-from ._core.validation import nearest_name
-from .errors import InvalidArgument, LimitExceeded, brief
+from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, number, with_known_names
+from ._core.validation import must, unknown
+from .errors import InvalidArgument, LimitExceeded
 
 __all__ = ["RunLimits"]
 
 Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # wraps a wait, such as one that can be cancelled
 
 
+@partial(with_known_names, what="limit")
 @dataclass(frozen=True)
 class RunLimits:
     """Limits of a run; None means no limit.
@@ -68,10 +70,10 @@ class RunLimits:
         if given is None:
             return NO_LIMITS
         if not isinstance(given, Mapping):
-            raise InvalidArgument(f"limits must be RunLimits or a dict of their fields, got {brief(given)}")
+            raise must("limits", "be RunLimits or a dict of their fields", given)
         for name in given:
             if name not in _NAMES:
-                raise InvalidArgument(f"unknown limit {brief(name)}: {nearest_name(name, _NAMES)}")
+                raise InvalidArgument(unknown("limit", name, _NAMES))
         return cls(**given)
 
     def stricter(self, other: RunLimits | Mapping[str, Any] | None) -> RunLimits:

@@ -16,8 +16,9 @@ from uuid import UUID
 from ._core.clock import aware
 from ._core.context_vars import start_soon
 from ._core.settings import POSITIVE, SECONDS, number, with_known_names
+from ._core.validation import must
 from .config import get_config
-from .errors import InvalidArgument, RunNotFound, UnknownRun, brief
+from .errors import RunNotFound, UnknownRun
 from .interfaces import LLMClient, RunResult
 from .persistence.jsonl import json_form
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
@@ -72,7 +73,7 @@ class RunCreate:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str):
-            raise InvalidArgument(f"prompt must be a string, got {brief(self.prompt)}")
+            raise must("prompt", "be a string", self.prompt)
         number(1, MOST_STEPS, whole=True).check("max_steps", self.max_steps)
 
 
@@ -137,9 +138,7 @@ class OrchestratorSettings:
         if given is None or isinstance(given, cls):
             return given or cls()
         if not isinstance(given, Mapping):
-            raise InvalidArgument(
-                f"settings must be OrchestratorSettings or a dict of their fields, got {brief(given)}"
-            )
+            raise must("settings", "be OrchestratorSettings or a dict of their fields", given)
         return cls(**given)
 
 
@@ -312,7 +311,9 @@ class Orchestrator:
         except UnknownRun:
             info = None
         if info is None or info.agent_key != self.agent.key:
-            raise RunNotFound(f"Run not found: {run_id}")
+            raise RunNotFound(
+                f"run {str(run_id)!r} not found in this orchestrator. Use runner.get_run(run_id) for other runs"
+            )
         return info
 
     async def _response(self, info: RunInfo) -> RunResponse:
@@ -335,11 +336,9 @@ def _request(request: Any, prompt: str | None, max_steps: int) -> RunCreate:
     if request is None and prompt is not None:
         return RunCreate(prompt, max_steps)
     if not isinstance(request, RunCreate) or prompt is not None:
-        raise InvalidArgument(f"create_run needs a RunCreate, or prompt= and max_steps=, got {brief(request)}")
+        raise must("request", "be a RunCreate", request, "Pass it alone, or pass prompt= and max_steps= without it")
     if max_steps not in (RunCreate.max_steps, request.max_steps):
-        raise InvalidArgument(
-            f"max_steps={brief(max_steps)} differs from the RunCreate's {request.max_steps}. Set it in the RunCreate"
-        )
+        raise must("max_steps", f"equal the {request.max_steps} of the RunCreate", max_steps, "Set it there only")
     return request
 
 

@@ -23,7 +23,8 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from ._core.context_vars import start_soon
 from ._core.threads import AGENT_CONTEXT, HOME_LOOP, in_thread, name_of, refuse_at_exit, run_in_thread
-from .errors import PortalMisuse, brief
+from ._core.validation import shown
+from .errors import PortalMisuse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -170,7 +171,7 @@ def iterate(fn: Callable[P, AsyncIterator[T]], *args: P.args, **kwargs: P.kwargs
             down.
     """
     if not callable(fn):
-        raise PortalMisuse(f"portal.iterate needs a function and its arguments, got {brief(fn)}")
+        raise PortalMisuse(f"fn must be a function, got {shown(fn)}. Write portal.iterate(function, arguments)")
     refuse_at_exit("portal.iterate", fn)
     loop = _portal.loop()
     if _running() is loop:
@@ -250,9 +251,9 @@ def takes_function(door: str, fn: object) -> None:
         fn.close()
         name = name_of(fn)
         raise PortalMisuse(
-            f"{door} needs the function, got a coroutine. Write {door}({name}, ...), not {door}({name}(...))"
+            f"fn must be a function, got a coroutine. Write {door}({name}, ...), not {door}({name}(...))"
         )
-    raise PortalMisuse(f"{door} needs a function and its arguments, got {brief(fn)}")
+    raise PortalMisuse(f"fn must be a function, got {shown(fn)}. Write {door}(function, arguments)")
 
 
 def _running() -> asyncio.AbstractEventLoop | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .errors import InvalidArgument, brief
+from ._core.validation import Shown, must, type_name
+from .errors import brief
 from .interfaces import AgentRuntime
 
 __all__ = [
@@ -24,16 +25,17 @@ def key_of(runtime: AgentRuntime) -> str:
         UnknownSetting: It has an attribute that was meant to be a setting.
     """
     if runtime is None:
-        raise InvalidArgument(
-            "agent must be an AgentRuntime, got None. get_runtime(key) returns None for a key that is not registered"
-        )
+        fix = "get_runtime(key) returns None for a key that is not registered"
+        raise must("agent", "be an AgentRuntime", None, fix)
     if isinstance(runtime, type):
-        raise InvalidArgument(f"agent must be an instance, got the class {runtime.__name__}. Pass {runtime.__name__}()")
-    key = getattr(runtime, "key", None)
+        raise must("agent", "be an instance", runtime, f"Pass {runtime.__name__}()")
+    if not hasattr(runtime, "key"):
+        raise must("agent", "be an AgentRuntime", runtime)
+    key = runtime.key
     if not isinstance(key, str) or not key:
-        raise InvalidArgument(f"{type(runtime).__name__}.key must be a non-empty string, got {brief(key)}")
+        raise must(f"{type(runtime).__name__}.key", "be a non-empty string", key)
     if not callable(getattr(runtime, "run", None)):
-        raise InvalidArgument(f"agent must have a method run(ctx), got {type(runtime).__name__} without one")
+        raise must("agent", "have a method run(ctx)", Shown(f"{type_name(type(runtime))} without one"))
     check = getattr(runtime, "_check_attributes", None)  # an agent of another base class has none
     if callable(check):
         check()
@@ -70,10 +72,9 @@ class Registry:
         if present is entry:
             return
         if _class_name(present[0]) != _class_name(runtime):
-            raise InvalidArgument(
-                f"the key of an agent must be unique, got {brief(key)} for {_class_name(present[0])} and "
-                f"{_class_name(runtime)}. Give one of them another key, or call unregister_runtime({brief(key)}) first"
-            )
+            got = Shown(f"{brief(key)} for {_class_name(present[0])} and {_class_name(runtime)}")
+            fix = f"Give one of them another key, or call unregister_runtime({brief(key)}) first"
+            raise must("agent key", "be unique", got, fix)
         self._agents[key] = entry
 
     def get(self, key: str) -> AgentRuntime | None:

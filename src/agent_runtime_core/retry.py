@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from ._core.validation import is_number
-from .errors import InvalidArgument, brief
+from ._core.validation import is_number, must
 
 __all__ = ["Backoff", "Chance", "Delay", "fixed", "run_backoff"]
 
@@ -65,16 +64,14 @@ class Backoff:
         at_least_zero("base", self.base)
         at_least_zero("maximum", self.maximum)
         if at_least_zero("factor", self.factor) < 1:
-            raise InvalidArgument(
-                f"factor must be 1 or more, got {brief(self.factor)}. A smaller factor would shorten the delays"
-            )
+            raise must("factor", "be at least 1", self.factor, "A smaller factor would shorten the delays")
         if self.jitter not in ("full", "none"):
-            raise InvalidArgument(f"jitter must be 'full' or 'none', got {brief(self.jitter)}")
+            raise must("jitter", "be 'full' or 'none'", self.jitter)
 
     def __call__(self, attempt: int, chance: Chance) -> float:
         """Return the seconds to wait after attempt number `attempt`, which counts from 1."""
         if attempt < 1:
-            raise InvalidArgument(f"attempt must be 1 or more, got {brief(attempt)}")
+            raise must("attempt", "be at least 1", attempt)
         ceiling = min(self.base * _power(self.factor, attempt - 1), self.maximum) if self.base else 0.0
         return ceiling * chance.random() if self.jitter == "full" else ceiling
 
@@ -86,7 +83,7 @@ def run_backoff(base: float, attempt: int, maximum: float) -> float:
         InvalidArgument: An argument is negative.
     """
     if attempt < 0:
-        raise InvalidArgument(f"attempt must be 0 or more, got {brief(attempt)}")
+        raise must("attempt", "be at least 0", attempt)
     return min(_power(at_least_zero("base", base), attempt), at_least_zero("maximum", maximum))
 
 
@@ -100,5 +97,5 @@ def _power(base: float, exponent: int) -> float:
 def at_least_zero(name: str, value: object) -> float:
     """Return `value` as a float; InvalidArgument unless it is a finite number of 0 or more."""
     if not is_number(value) or not 0 <= value < math.inf:
-        raise InvalidArgument(f"{name} must be a number of 0 or more, got {brief(value)}")
+        raise must(name, "be a finite number of at least 0", value)
     return _power(value, 1)

@@ -44,6 +44,17 @@ class StepStatus(str, Enum):  # noqa: UP042
 
 TERMINAL = frozenset({RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMED_OUT, RunStatus.DEAD})
 
+_PAST: Mapping[str, str] = {
+    RunStatus.SUCCEEDED: "has succeeded", RunStatus.FAILED: "failed", RunStatus.CANCELLED: "was cancelled",
+    RunStatus.TIMED_OUT: "timed out",
+}  # fmt: skip
+
+
+def status_words(status: str) -> str:
+    """Return what a message says of a run with this status: `was cancelled`, `is pending`."""
+    return _PAST.get(status, f"is {status}")
+
+
 _REOPEN = {RunStatus.PENDING: True, RunStatus.RUNNING: True}
 
 #: Old status, new status, and whether the transition needs an explicit call: `resume` or `requeue` (to pending),

@@ -590,7 +590,7 @@ async def test_a_child_that_uses_up_the_tool_calls_leaves_its_parent_its_answer(
     result = await pair.run(max_tool_calls=3)
     assert result.final_output == {"response": "that will do"}, result.error
     assert (sorted(pair.ran), result.usage["tool_calls"]) == (["a", "b"], 3)
-    assert "max_tool_calls=2 is reached" in pair.parent.asked[1][-1]["content"]
+    assert "limit reached: max_tool_calls=2" in pair.parent.asked[1][-1]["content"]
 
 
 async def test_a_child_is_not_lent_what_the_calls_beside_it_need() -> None:

@@ -226,7 +226,7 @@ _PLACED: list[tuple[str, Any, str]] = [
     ("draw", {**RIGHT["draw"], "points": [{"x": 1}, {"x": 1, "tags": ["a", 2]}]}, "$.points[1].tags[1] is int"),
     ("draw", {**RIGHT["draw"], "options": {"limit": 1, "deeep": True}}, "$.options has 'deeep'"),
     ("draw", {**RIGHT["draw"], "labels": {"a b": "c"}}, "$.labels['a b'] is str"),
-    ("figure", {"shape": {"side": -1}}, "Square would not be built: ValueError: a side of -1.0 is no length"),
+    ("figure", {"shape": {"side": -1}}, "Square could not be constructed: ValueError: a side of -1.0 is no length"),
     ("by_hand", {"sise": 1}, "did you mean 'size'?"),
     # What is no JSON.
     ("city", "Oslo", "invalid JSON arguments"),

@@ -54,27 +54,27 @@ async def test_memory_is_one_engine_each_time() -> None:
 
 @pytest.mark.parametrize("bad", ["sqlite://a.db", "sqlite:///", "postgres://x", "memory2://"])
 def test_a_bad_url_is_named_with_the_way_out(bad: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"'{bad}'.*sqlite:///"):
+    with pytest.raises(InvalidArgument, match=f"store URL must .*'{bad}'"):
         open_url(bad)
 
 
 @pytest.mark.parametrize(
     ("bad", "way_out"),
     [
-        ("sqlite:///x.db?foo=1", r"cannot have options.*sqlite:///x\.db, and %3F"),
-        ("file:x.db?mode=memory", r"file: URLs are not supported.*sqlite:///relative\.db.*memory://"),
-        ("file:/x.db", r"file: URLs are not supported.*sqlite:////absolute/path\.db"),
-        ("FILE:x.db", "file: URLs are not supported"),
-        ("file:///x.db", "file: URLs are not supported"),
+        ("sqlite:///x.db?foo=1", r"have no options.*sqlite:///x\.db, and %3F"),
+        ("file:x.db?mode=memory", r"not begin with file:.*sqlite:///relative\.db.*memory://"),
+        ("file:/x.db", r"not begin with file:.*sqlite:////absolute/path\.db"),
+        ("FILE:x.db", "not begin with file:"),
+        ("file:///x.db", "not begin with file:"),
     ],
 )
 def test_options_and_the_urls_of_sqlite_itself_are_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, way_out: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidArgument, match=f"'{re.escape(bad)}'.*{way_out}"):
+    with pytest.raises(InvalidArgument, match=rf"store URL must (?=.*'{re.escape(bad)}').*{way_out}"):
         open_url(bad)
-    with pytest.raises(InvalidArgument, match=f"'{re.escape(bad)}'.*{way_out}"):
+    with pytest.raises(InvalidArgument, match=rf"store URL must (?=.*'{re.escape(bad)}').*{way_out}"):
         PersistenceManager.open(bad)
     assert not [*tmp_path.iterdir()]
 
@@ -157,7 +157,10 @@ def test_a_queue_in_memory_takes_its_attempts_by_place_or_name() -> None:
 
 def test_a_name_nobody_has_is_refused() -> None:
     config: Any = RuntimeConfig(queue_backend="memori")
-    with pytest.raises(ValueError, match=r"'memori'.*did you mean 'memory'\?"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown queue 'memori'\. Did you mean 'memory'\? Write 'package\.module:Class' for a custom one",
+    ):
         configured(config)
 
 
@@ -174,7 +177,7 @@ def test_the_configured_sinks_are_told_too() -> None:
     assert traced(RuntimeConfig(tracing_backend="noop", trace_sinks=["noop"]), (), clock) is None
     for config in (RuntimeConfig(trace_sinks=[given]), RuntimeConfig(tracing_backend=f"{__name__}:Heard")):
         assert traced(config, (), clock) is not None
-    with pytest.raises(InvalidArgument, match="no trace sink is called 'langfuze'; did you mean 'langfuse'"):
+    with pytest.raises(InvalidArgument, match="unknown trace sink 'langfuze'"):
         traced(RuntimeConfig(trace_sinks=["langfuze"]), (), clock)
 
 
@@ -217,7 +220,9 @@ def test_what_is_no_place_is_named(bad: Any) -> None:
 
 @pytest.mark.parametrize("make", [get_queue, get_event_bus, get_state_store])
 def test_a_backends_name_is_a_text(make: Any) -> None:
-    with pytest.raises(InvalidArgument, match="is called 3"):
+    with pytest.raises(
+        InvalidArgument, match=r"unknown (queue|event bus|state store) 3\. Known: memory, redis, sqlite\. "
+    ):
         make(3)
 
 
@@ -239,11 +244,11 @@ def test_a_backend_written_for_0_5_2_is_told_what_it_lacks(kind: Any, lacks: str
     with pytest.raises(InvalidArgument) as caught:
         Old("x")
     assert str(caught.value) == (
-        f"Old lacks {lacks}: since 0.6.0 {article} {kind.__name__} must define these and inherits the rest. "
-        "See docs/guide/write-a-backend.md."
+        f"Old must define {lacks}, got a class without that. Since 0.6.0, {article} {kind.__name__} inherits the rest: "
+        "see docs/guide/write-a-backend.md."
     )
     with pytest.raises(
-        InvalidArgument, match=f"Older lacks {lacks.removesuffix(', commit').removeprefix('commit, ')}:"
+        InvalidArgument, match=f"Older must define {lacks.removesuffix(', commit').removeprefix('commit, ')}, got"
     ):
         Older("x")
     assert str(inspect.signature(Old)) == "(path: 'str') -> 'None'"
@@ -321,8 +326,8 @@ async def test_a_file_may_be_called_so(name: str | Path, tmp_path: Path, monkeyp
 @pytest.mark.parametrize("get", [get_queue, get_event_bus, get_state_store])
 def test_an_option_that_no_backend_takes_is_told_with_the_nearest(get: Any, backend: str, tmp_path: Path) -> None:
     where = {"path": tmp_path / "a.db"} if backend == "sqlite" else {}
-    with pytest.raises(UnknownSetting, match="no setting 'clok': did you mean 'clock'"):
+    with pytest.raises(UnknownSetting, match=r"unknown setting 'clok'\. Did you mean 'clock'\?"):
         get(backend, **where, clok=1)
-    with pytest.raises(UnknownSetting, match=r"there are .*clock, .*engine"):
+    with pytest.raises(UnknownSetting, match=r"unknown setting 'zz'\. Known: clock,"):
         get(backend, **where, zz=1)
     assert not (tmp_path / "a.db").exists()

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from agent_runtime_core._core.clock import Clock
+from agent_runtime_core._core.clock import Clock, human_time
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no clock that counts while it sleeps")
@@ -49,3 +49,8 @@ async def test_a_timer_calls_in_an_empty_context_unless_it_is_cancelled() -> Non
     async with asyncio.timeout(10):
         await done.wait()
     assert called == ["nobody"]
+
+
+def test_a_time_for_people_is_in_utc_to_the_minute() -> None:
+    assert human_time(1_795_635_680.151) == "2026-11-25 19:41 UTC"
+    assert human_time(1e13) == "10000000000000 s since 1970"

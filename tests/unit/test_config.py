@@ -121,19 +121,24 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_unknown_setting_names_the_nearest_and_changes_nothing() -> None:
     before = configure(max_retries=7)
-    with pytest.raises(UnknownSetting, match=r"'modle_provider': did you mean 'model_provider'\?") as caught:
+    with pytest.raises(
+        UnknownSetting, match=r"unknown setting 'modle_provider'\. Did you mean 'model_provider'\?"
+    ) as caught:
         configure(modle_provider="openai")
     assert isinstance(caught.value, ValueError)
     assert get_config() is before
 
 
 def test_an_unknown_setting_that_is_like_none_is_told_which_there_are() -> None:
-    with pytest.raises(UnknownSetting, match=r"no setting 'nope': there are anthropic_api_key, .*, tracing_backend$"):
+    with pytest.raises(
+        UnknownSetting,
+        match="Known: anthropic_api_key, backend_url, default_model, durability, event_bus_backend and 23",
+    ):
         configure(nope=1)
 
 
 def test_an_unknown_setting_of_a_configuration_made_by_hand_names_the_nearest() -> None:
-    with pytest.raises(UnknownSetting, match=r"'lease_seconds': did you mean 'lease_ttl_seconds'\?"):
+    with pytest.raises(UnknownSetting, match=r"unknown setting 'lease_seconds'\. Did you mean 'lease_ttl_seconds'\?"):
         RuntimeConfig(lease_seconds=1)  # type: ignore[call-arg]
 
 
@@ -190,11 +195,11 @@ def test_a_bad_value_is_named(name: str, value: object) -> None:
     [
         (
             "postgres://u:secret@host/db",
-            r"unsupported store URL 'postgres://\*\*\*@host/db'\. Use memory://, sqlite:///",
+            r"store URL must be memory://, sqlite:///.*, got 'postgres://\*\*\*@host/db'\.",
         ),
         ("REDIS:6379", r"store URL must contain '://', got 'REDIS:'\. Use redis://"),
-        ("sqlite://runs.db", r"is not a SQLite URL\. Use sqlite:///relative\.db"),
-        ("file:runs.db", "file: URLs are not supported"),
+        ("sqlite://runs.db", r"have three or four slashes .*\. Use sqlite:///relative\.db"),
+        ("file:runs.db", "not begin with file:"),
     ],
 )
 def test_a_store_url_that_cannot_be_used_is_rejected_when_it_is_set(

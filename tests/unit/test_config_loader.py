@@ -150,13 +150,28 @@ def test_the_turns_have_variables(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[runtme]\n", r"config.toml: no section 'runtme': did you mean 'runtime'\?"),
+        ("[runtme]\n", r"config\.toml: unknown section 'runtme'\. Did you mean 'runtime'\?"),
         ("max_retries = 3\n", r"config.toml: 'max_retries' must be in \[runtime\]"),
-        ("[runtime]\nmax_retrys = 3\n", r"config.toml: runtime: no setting 'max_retrys': did you mean 'max_retries'\?"),
-        ("[turns]\nmax_inflight = 3\n", r"turns: no setting 'max_inflight': did you mean 'max_in_flight'\?"),
-        ("[personality]\ndefalt = 'a'\n", r"personality: no setting 'defalt': did you mean 'default'\?"),
-        ("[providers.openai]\nkey = 'sk-1'\n", r"providers.openai: no setting 'key': did you mean 'api_key'\?"),
-        ("[providers.anthropic]\norganization = 'o'\n", r"providers.anthropic: no setting 'organization'"),
+        (
+            "[runtime]\nmax_retrys = 3\n",
+            r"config\.toml: runtime: unknown setting 'max_retrys'\. Did you mean 'max_retries'\?",
+        ),
+        (
+            "[turns]\nmax_inflight = 3\n",
+            r"config\.toml: turns: unknown setting 'max_inflight'\. Did you mean 'max_in_flight'\?",
+        ),
+        (
+            "[personality]\ndefalt = 'a'\n",
+            r"config\.toml: personality: unknown setting 'defalt'\. Did you mean 'default'\?",
+        ),
+        (
+            "[providers.openai]\nkey = 'sk-1'\n",
+            r"config\.toml: providers\.openai: unknown setting 'key'\. Did you mean 'api_key'\?",
+        ),
+        (
+            "[providers.anthropic]\norganization = 'o'\n",
+            r"config\.toml: providers\.anthropic: unknown setting 'organization'",
+        ),
     ],
 )
 def test_what_nobody_reads_is_refused_with_the_nearest(path: Path, text: str, message: str) -> None:
@@ -170,7 +185,10 @@ def test_what_nobody_reads_is_refused_with_the_nearest(path: Path, text: str, me
         ("[runtime]\nmax_retries = 'three'\n", r"^config.toml: max_retries must be an integer.*, got 'three'"),
         ("[runtime]\nmax_retries = true\n", r"^config.toml: max_retries must be .*, got True"),
         ("[runtime]\npark_after = nan\n", r"^config.toml: park_after must be .*, got nan"),
-        ("[runtime]\nredis_url = 2026-11-22\n", r"^config.toml: redis_url must be a text, or None, got datetime.date"),
+        (
+            "[runtime]\nredis_url = 2026-11-22\n",
+            r"config\.toml: redis_url must be a non-empty string, or None, got datetime\.date\(2026, 11, 22\)",
+        ),
         ("runtime = 3\n", r"^config.toml: runtime must be a table.*, got '\*\*\*'"),
         ("[model_prices]\nm = 3\n", r"^config.toml: model_prices must be .*USD per million tokens"),
         (
@@ -178,7 +196,7 @@ def test_what_nobody_reads_is_refused_with_the_nearest(path: Path, text: str, me
             r"^config.toml: turns: max_in_flight must be .*an integer of at least 1.*, got 0",
         ),
         ("[turns]\nremote_steps = 1\n", r"^config.toml: turns: remote_steps must be .*true or false.*, got 1"),
-        ("[personality]\nfolder = ''\n", r"^config.toml: personality: folder must be .*a text.*, got ''"),
+        ("[personality]\nfolder = ''\n", r"config\.toml: personality: folder must be a non-empty string, got ''"),
         ("[personality]\nfolder = 'gone'\n", r"^the folder .*gone cannot be read: No such file"),
         ("[personality]\ndefault = 'defualt'\n", r"personality 'defualt' not found: did you mean 'default'\?"),
         ("[runtime]\nmax_unsent_bytes = 1\n[turns]\nmax_unsent_bytes = 1\n", r"got it in \[runtime\] too"),
@@ -384,7 +402,7 @@ def test_a_broken_pack_is_told_beside_good_settings(path: Path, tmp_path: Path) 
     path.write_text('[personality]\nfolder = "packs"\n[runtime]\nmax_retries = 8\n')
     assert loader.reload() is True
     assert (loader.current.runtime.max_retries, loader.current.packs.get().model) == (8, "one")
-    assert "did you mean 'model'" in str(loader.last_error)
+    assert "Did you mean 'model'" in str(loader.last_error)
 
 
 def test_a_default_that_comes_later_is_taken_when_it_is_there(path: Path, tmp_path: Path) -> None:

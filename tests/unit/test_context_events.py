@@ -138,8 +138,8 @@ async def test_events_of_a_step_carry_its_ids_and_come_again_with_each_try() -> 
     [
         ("", {}, "event_type must be a string of 1 to 255 printable characters, got ''"),
         (3, {}, "event_type must be .*, got 3"),
-        ("own", [1], "a dict, got list"),
-        ("own", "text", "a dict, got str"),
+        ("own", [1], "payload must be a dict, got a list"),
+        ("own", "text", "payload must be a dict, got a str"),
     ],
 )
 async def test_what_is_no_event_is_refused(place: Path | None, kind: Any, payload: Any, said: str) -> None:
@@ -170,7 +170,7 @@ async def test_a_checkpoint_is_kept_told_and_read_again(place: Path | None) -> N
             await ctx.checkpoint(state)
             state["done"].append(2)  # type: ignore[attr-defined]
             states.append(await ctx.get_state())
-            with pytest.raises(InvalidArgument, match=r"got list: \[1\]"):
+            with pytest.raises(InvalidArgument, match=r"state must be a dict, got \[1\]"):
                 await ctx.checkpoint([1])
             if len(states) == 2:
                 raise ConnectionError
@@ -285,7 +285,7 @@ async def test_a_name_that_no_store_keeps_is_refused_and_told(place: Path | None
     async with Rig(place) as rig:
 
         async def body(ctx: Any) -> str:
-            with pytest.raises(InvalidArgument, match=r"'half \\ud83d'( contains a lone surrogate| must be a text|$)"):
+            with pytest.raises(InvalidArgument, match=r", got 'half \\ud83d'"):
                 await ask(ctx)
             return str(await ctx.step("whole", lambda: "on it goes"))
 

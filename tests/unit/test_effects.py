@@ -617,7 +617,7 @@ async def test_an_approval_in_the_prefix_is_spent(after: str, place: Path | None
         result = await forked(rig, body, after)
         assert (kind(result), paid.by) == ("EffectAlreadyDone", [])
         assert result.error is not None
-        assert "'pay' was spent in run 'r'" in result.error.message
+        assert "step 'pay' must have an approval of this run" in result.error.message
         [(_, payload)] = await rig.told("step.effect", str(result.run_id))
         assert (payload["action"], payload["status"], payload["approval"]) == ("refused", "approved", "pay")
         further = await forked(rig, body, after, source=result.run_id, effects="ask")
@@ -721,7 +721,7 @@ async def test_the_policy_is_part_of_the_fork(place: Path | None) -> None:
     async with Rig(place) as rig:
         await rig.value(by_step(paid))
         for wrong in ("Repeat", "", None, 1, True):
-            with pytest.raises(InvalidArgument, match='effects must be "refuse", "reuse", "ask" or "repeat", got'):
+            with pytest.raises(InvalidArgument, match="effects must be 'refuse', 'reuse', 'ask' or 'repeat'"):
                 await rig.runner.fork("r", "first", effects=wrong)  # type: ignore[arg-type]
         new = await rig.runner.fork("r", "first", new_run_id="fork", effects="reuse")
         assert (await rig.runner.get_run(new)).metadata["forked_from"]["effects"] == "reuse"

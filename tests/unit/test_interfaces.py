@@ -82,13 +82,13 @@ def test_raise_for_status_gives_the_result_of_a_run_that_succeeded() -> None:
 
 def test_raise_for_status_tells_why() -> None:
     error = ErrorInfo("ValueError", "no luck")
-    with pytest.raises(RunFailed, match=f"run '{RUN}' ended as failed: ValueError: no luck") as caught:
+    with pytest.raises(RunFailed, match=f"run '{RUN}' failed: ValueError: no luck") as caught:
         RunResult(status=RunStatus.FAILED, run_id=RUN, error=error).raise_for_status()
     assert (caught.value.status, caught.value.error) == ("failed", error)
-    with pytest.raises(RunFailed, match=r"the run ended as cancelled$") as caught:
+    with pytest.raises(RunFailed, match="the run was cancelled") as caught:
         RunResult(status=RunStatus.CANCELLED).raise_for_status()
     assert (caught.value.status, caught.value.error) == ("cancelled", None)
-    with pytest.raises(RunFailed, match="the run ended as failed: ValueError"):
+    with pytest.raises(RunFailed, match="the run failed: ValueError"):
         RunResult(error=error).raise_for_status()
 
 

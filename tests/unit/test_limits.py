@@ -40,7 +40,7 @@ def test_the_strictest_wins() -> None:
 
 
 def test_a_limit_nobody_knows_is_refused_by_its_nearest_name() -> None:
-    with pytest.raises(InvalidArgument, match="unknown limit 'max_turn': did you mean 'max_turns'"):
+    with pytest.raises(InvalidArgument, match=r"unknown limit 'max_turn'\. Did you mean 'max_turns'\?"):
         RunLimits.of({"max_turn": 1})
     with pytest.raises(InvalidArgument, match="limits must be RunLimits"):
         RunLimits.of(7)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_what_is_lent_is_held_back_until_it_is_back() -> None:
     assert first == RunLimits(max_tool_calls=10, max_tokens=800, max_cost_usd=0.8)
     second = budget.reserve_for_child()
     assert second == RunLimits(max_tool_calls=0, max_tokens=0, max_cost_usd=0)
-    with pytest.raises(LimitExceeded, match="max_tokens=1000 is reached"):
+    with pytest.raises(LimitExceeded, match="limit reached: max_tokens=1000, used 1000"):
         budget.before_call()
     budget.return_unused(first, {"total_tokens": 50, "cost_usd": 0.1, "tool_calls": 2})
     budget.return_unused(second, {})
@@ -115,7 +115,7 @@ async def test_what_stands_beside_others_holds_its_turn_and_its_reserve_until_it
     assert [type(each) for each in told] == [type(None), OSError, type(None), type(None)]
     assert (budget.tokens, run.turns, run.tokens) == (120, 3, 120)
     assert (run.reserved_tokens, run.reserved_turns, run.reserved_cost) == (0, 0, 0.0)
-    with pytest.raises(LimitExceeded, match="max_tokens=100 is reached"):
+    with pytest.raises(LimitExceeded, match="limit reached: max_tokens=100, used 1"):
         await call("a")
 
 
@@ -139,7 +139,7 @@ def test_estimates_count_where_the_limits_say_so(counts: bool) -> None:
     assert (budget.tokens, budget.estimated_tokens, round(budget.estimated_cost, 6)) == (50, 65, 0.3)
     if counts:
         assert budget.newly_doubtful() is None
-        with pytest.raises(LimitExceeded, match="max_tokens=100 is reached"):
+        with pytest.raises(LimitExceeded, match="limit reached: max_tokens=100, used 1"):
             budget.before_call()
     else:
         budget.before_call()
@@ -174,7 +174,7 @@ def test_a_limit_says_how_to_raise_it() -> None:
     with pytest.raises(LimitExceeded) as caught:
         budget.before_call()
     fix = "Raise it with runner.resume(run_id, limits=...)"
-    assert str(caught.value) == f"max_cost_usd=0.01 is reached (0.012 used). {fix}"
+    assert str(caught.value) == f"limit reached: max_cost_usd=0.01, used 0.012. {fix}"
     assert "Raise" not in str(LimitExceeded("malformed_tool_calls", 3, 3))
 
 

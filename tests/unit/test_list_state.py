@@ -148,7 +148,9 @@ async def test_nothing_is_added_while_steps_run_side_by_side(journal: bool) -> N
         executor = StepExecutor(ctx)
 
         async def adds(ctx: Any, state: Any) -> dict[str, Any]:
-            with pytest.raises(InvalidArgument, match="read-only while steps run concurrently"):
+            with pytest.raises(
+                InvalidArgument, match="state must not be changed while steps run concurrently, got a change"
+            ):
                 executor.update_custom_state({"k": 1})
             return dict(executor.state.custom_state)
 

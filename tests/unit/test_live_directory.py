@@ -137,8 +137,8 @@ async def test_whatever_the_system_refuses_is_a_storage_error_and_works_again(
 
 @pytest.mark.parametrize(
     ("number", "kind", "words"),
-    [(errno.EMFILE, StorageBusy, "raise the limit"), (errno.ENOSPC, StorageFull, "Free some space"),
-     (errno.EDQUOT, StorageFull, "Free some space"), (errno.EROFS, StorageError, "may not be read or written"),
+    [(errno.EMFILE, StorageBusy, "raise the limit"), (errno.ENOSPC, StorageFull, "no space to write"),
+     (errno.EDQUOT, StorageFull, "Free space or inodes"), (errno.EROFS, StorageError, "may not be read or written"),
      (errno.EACCES, StorageError, r"a\.db\.live may not be read or written")],
 )  # fmt: skip
 def test_the_error_says_which_file_and_what_to_do(

@@ -1071,11 +1071,11 @@ async def test_a_child_that_used_up_its_part_leaves_the_rest_to_its_parent(tmp_p
     async with AgentRunner.open(tmp_path / "runs.db") as runner:
         result = await runner.execute(Parent(), "p", {"messages": HELLO})
     assert result.final_output == {"response": "it ran out, I go on"}
-    assert "max_tokens=300 is reached" in result.final_messages[2]["content"]
+    assert "limit reached: max_tokens=300" in result.final_messages[2]["content"]
     assert result.usage["total_tokens"] == 2 * 120 + 3 * 120
     tested = await run_agent_test(Parent(), MockRunContext(list(HELLO)))
     assert tested.final_output == result.final_output
-    assert "max_tokens=300 is reached" in tested.final_messages[2]["content"]
+    assert "limit reached: max_tokens=300" in tested.final_messages[2]["content"]
     assert tested.usage == result.usage
 
 
@@ -1310,7 +1310,7 @@ async def test_an_agent_that_nobody_registered_is_told_to_the_model(tmp_path: Pa
         result = (await runner.execute(parent, "r", {"messages": HELLO})).raise_for_status()
     assert result.final_output == {"response": "done"}
     said = [each["content"] for each in result.final_messages if each["role"] == "tool"]
-    assert said[0].startswith("Error: no agent 'ecoh' is registered")
+    assert said[0].startswith("Error: unknown agent 'ecoh'")
 
 
 async def cancels_itself() -> None:

@@ -102,8 +102,14 @@ async def test_a_property_is_a_setting_and_a_method_is_the_users_own() -> None:
         ({"model_settings": {"tools": []}}, "must have only options of the model, got 'tools'"),
         ({"params": {"model_settings": 3}}, r"params\['model_settings'\] must be a dict, got 3"),
         ({"params": {"model_settings": {"seed": "x"}}}, "seed must be a whole number, got 'x'"),
-        ({"params": {"model_settings": {"api_base": "http://evil"}}}, "no setting 'api_base'"),
-        ({"params": {"model_settings": {"temprature": 1}}}, "did you mean 'temperature'"),
+        (
+            {"params": {"model_settings": {"api_base": "http://evil"}}},
+            r"params\['model_settings'\]: unknown setting 'api_base'",
+        ),
+        (
+            {"params": {"model_settings": {"temprature": 1}}},
+            r"params\['model_settings'\]: unknown setting 'temprature'\. Did you mean 'temperature'\?",
+        ),
     ],
 )
 async def test_a_value_that_does_not_fit_is_named(fields: dict[str, Any], words: str) -> None:

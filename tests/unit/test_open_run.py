@@ -206,7 +206,7 @@ async def test_losing_the_run_is_told_and_nothing_is_written(tmp_path: Path) -> 
                 other.execute("UPDATE arc_runs SET claim_id = ?", ("7" + "Z" * 25,))
             await ctx.step("late", lambda: 1)
 
-    with pytest.raises(LeaseLost, match="nothing was written"):
+    with pytest.raises(LeaseLost, match="Nothing was written"):
         await loses()
     info, kinds = await look(path)
     assert info.status == "running"
@@ -278,7 +278,7 @@ async def test_a_context_whose_block_was_left_refuses_what_it_is_asked_for(tmp_p
             lambda: ctx.emit("late", {}), lambda: ctx.checkpoint({}), ctx.get_state, lambda: ctx.step("a", str),
             ctx.now, lambda: ctx.sleep(0), lambda: ctx.wait_for_signal("a"), lambda: ctx.transaction("t", str),
         ):  # fmt: skip
-            with pytest.raises(StorageClosed, match="the block of run nightly was left"):
+            with pytest.raises(StorageClosed, match="Use ctx inside the block, or open the run again"):
                 await late()
 
 

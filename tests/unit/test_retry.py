@@ -70,7 +70,7 @@ def test_other_bad_arguments_are_named() -> None:
         Backoff(factor=0.5)
     with pytest.raises(InvalidArgument, match=r"jitter must be .*some"):
         Backoff(jitter="some")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="attempt must be 1 or more, got 0"):
+    with pytest.raises(InvalidArgument, match="attempt must be at least 1, got 0"):
         Backoff()(0, RNG)
-    with pytest.raises(InvalidArgument, match="attempt must be 0 or more, got -1"):
+    with pytest.raises(InvalidArgument, match="attempt must be at least 0, got -1"):
         run_backoff(2, -1, 300)

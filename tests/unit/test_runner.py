@@ -526,12 +526,20 @@ async def test_workers_leave_an_executed_run_alone_unless_told_otherwise(place: 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"if_running": "hope"}, "got 'hope'"), ({"recover": "never"}, "got 'never'"), ({"run_id": ""}, "not empty"),
-     ({"run_id": "a\0b"}, "cannot keep"), ({"input_data": {"x": object()}}, r"\$\.x"),
-     ({"input_data": [1]}, "not list"), ({"metadata": [1]}, "not list"), ({"params": [1]}, "params is a dict"),
-     ({"input_data": {"params": 3}, "params": {"x": 1}}, "not int"), ({"agent": 3}, "int.key must be .*, got None"),
-     ({"agent": Echo}, r"Pass Echo\(\)")],
-)  # fmt: skip
+    [
+        ({"if_running": "hope"}, "got 'hope'"),
+        ({"recover": "never"}, "got 'never'"),
+        ({"run_id": ""}, r"run_id must not be empty, got ''\. Pass None for a new run id"),
+        ({"run_id": "a\0b"}, r"run_id must not contain control characters or lone surrogates, got '\\x00'"),
+        ({"input_data": {"x": object()}}, r"\.x: an object is not JSON-serializable"),
+        ({"input_data": [1]}, r"input_data must be a dict, got \[1\]"),
+        ({"metadata": [1]}, r"metadata must be a dict, got \[1\]"),
+        ({"params": [1]}, r"params must be a dict, got \[1\]"),
+        ({"input_data": {"params": 3}, "params": {"x": 1}}, r"input_data\['params'\] must be a dict, got 3"),
+        ({"agent": 3}, "agent must be an AgentRuntime, got 3"),
+        ({"agent": Echo}, r"Pass Echo\(\)"),
+    ],
+)
 async def test_a_bad_argument_of_execute_is_named(options: dict[str, Any], said: str) -> None:
     async with Rig() as rig:
         with pytest.raises(ValueError, match=said):
@@ -542,7 +550,9 @@ async def test_a_bad_argument_of_execute_is_named(options: dict[str, Any], said:
 async def test_an_unknown_agent_names_the_nearest() -> None:
     async with Rig() as rig:
         rig.register(answer, "report")
-        with pytest.raises(UnknownAgent, match=r"no agent 'raport'.*did you mean 'report'\?"):
+        with pytest.raises(
+            UnknownAgent, match=r"unknown agent 'raport'\. Did you mean 'report'\? Register agents with regi"
+        ):
             await rig.runner.execute("raport")
         with pytest.raises(KeyError):
             await rig.runner.execute("zzz")
@@ -626,11 +636,11 @@ async def test_a_failed_run_is_named_as_its_caller_named_it(place: Path | None, 
                 assert await rig.runner.run_once()
             result = await (rig.another() if how == "wait_elsewhere" else rig.runner).wait("order-7")
         assert result.run_key == "order-7"
-        with pytest.raises(RunFailed, match=r"^run 'order-7' ended as "):
+        with pytest.raises(RunFailed, match="run 'order-7'"):
             result.raise_for_status()
         unnamed = await rig.runner.execute("script")
         assert unnamed.run_key is None
-        with pytest.raises(RunFailed, match=f"^run '{unnamed.run_id}' ended as "):
+        with pytest.raises(RunFailed, match=f"^run '{unnamed.run_id}' failed: "):
             unnamed.raise_for_status()
 
 
@@ -683,15 +693,15 @@ async def test_what_is_not_stored_is_unknown(place: Path | None) -> None:
     async with Rig(place) as rig:
         runner = rig.runner
         for call in (runner.get_run, runner.wait, runner.cancel, runner.resume):
-            with pytest.raises(UnknownRun, match="no run nope"):
+            with pytest.raises(UnknownRun, match=r"List the stored runs with runner\.runs\(\)"):
                 await call("nope")
         with pytest.raises(UnknownRun):
             await runner.signal("nope", "x")
         with pytest.raises(UnknownRun):
             await anext(aiter(runner.stream("nope")))
-        with pytest.raises(InvalidArgument, match="not ''"):
+        with pytest.raises(InvalidArgument, match="signal name must be a non-empty string, got ''"):
             await runner.signal("nope", "")
-        with pytest.raises(InvalidArgument, match=r"name 'go\\ud800' contains a lone surrogate"):
+        with pytest.raises(InvalidArgument, match=r"signal name must not contain a lone surrogate, got 'go\\ud800'"):
             await runner.signal("nope", "go\ud800")
         for message_id, said in ((5, "message_id is a text that is not empty, not 5"), ("\udc00", "a lone surrogate")):
             with pytest.raises(InvalidArgument, match=said):
@@ -714,7 +724,7 @@ async def test_a_result_that_an_agent_gives_twice_is_two_results() -> None:
 async def test_wait_gives_up_after_its_time() -> None:
     async with Rig() as rig:
         await rig.runner.submit("script", run_id="r")
-        with pytest.raises(TimeoutError, match=r"run r has not ended within 0\.01 s"):
+        with pytest.raises(TimeoutError, match=r"run 'r' has not finished within 0\.01 s"):
             await rig.runner.wait("r", timeout=0.01)
 
 
@@ -853,7 +863,7 @@ async def test_a_cancelled_run_can_be_resumed_and_keeps_its_steps(place: Path | 
         assert await rig.runner.run_once()
         assert (await rig.runner.wait("r")).final_output == {"value": 7}
         assert calls == [1]
-        with pytest.raises(IllegalTransition, match="r is succeeded"):
+        with pytest.raises(IllegalTransition, match="cannot resume run 'r': it has succeeded"):
             await rig.runner.resume("r")
 
 
@@ -1068,7 +1078,7 @@ async def test_vacuum_forgets_what_is_old_and_ended(place: Path | None) -> None:
         assert await rig.told(run_id="old") == []
         assert await rig.runner.vacuum({"failed": 0, "succeeded": 0}) == 2
         assert await rig.runner.vacuum() == 0
-        with pytest.raises(InvalidArgument, match="no final status 'pending'"):
+        with pytest.raises(InvalidArgument, match="retention: unknown final status 'pending'"):
             await rig.runner.vacuum({"pending": 0})
         # A forgotten id is a new run.
         assert await rig.value(answer, "old") == 42
@@ -1096,10 +1106,10 @@ async def test_the_memory_default_says_once_that_nothing_lasts(
     monkeypatch.setattr(runner_core, "_warned", set())
     caplog.set_level(logging.INFO, "agent_runtime_core")
     await AgentRunner.open(tmp_path / "a.db").close()
-    assert "nothing outlives" not in caplog.text
+    assert "stored in memory" not in caplog.text
     for _ in range(2):
         await AgentRunner().close()
-    assert caplog.text.count("nothing outlives this process") == 1
+    assert caplog.text.count("runs are stored in memory and end with this process") == 1
 
 
 async def test_settings_come_from_the_configuration() -> None:
@@ -1162,8 +1172,8 @@ def test_the_defaults_of_a_runner_config() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"worker_id": ""}, "not ''"),
-        ({"worker_id": 3}, "not 3"),
+        ({"worker_id": ""}, " must be a string of 1 to 512 characters, got ''"),
+        ({"worker_id": 3}, "worker_id must be a string of 1 to 512 characters, got 3"),
         ({"run_timeout_seconds": 0}, "run_timeout_seconds.*got 0"),
         ({"max_unsent_bytes": 0}, "max_unsent_bytes.*got 0"),
         ({"heartbeat_interval_seconds": -1}, "heartbeat_interval_seconds.*got -1"),
@@ -1176,7 +1186,7 @@ def test_the_defaults_of_a_runner_config() -> None:
         ({"max_retries": 0}, "max_retries.*got 0"),
         ({"max_retries": True}, "got True"),
         ({"max_retries": 1.0}, r"got 1\.0"),
-        ({"retention": {"running": 1}}, "no final status 'running'"),
+        ({"retention": {"running": 1}}, "retention: unknown final status 'running'"),
         ({"retention": {"failed": -1}}, "retention: failed.*got -1"),
         ({"retention": {"failed": "1"}}, "retention: failed.*got '1'"),
         ({"retention": 60}, "retention.*got 60"),
@@ -1188,7 +1198,9 @@ def test_a_bad_setting_of_a_runner_is_named(options: dict[str, Any], said: str) 
 
 
 def test_an_unknown_setting_of_a_runner_names_the_nearest() -> None:
-    with pytest.raises(UnknownSetting, match=r"'lease_seconds': did you mean 'lease_ttl_seconds'\?") as caught:
+    with pytest.raises(
+        UnknownSetting, match=r"unknown setting 'lease_seconds'\. Did you mean 'lease_ttl_seconds'\?"
+    ) as caught:
         RunnerConfig(lease_seconds=1)  # type: ignore[call-arg]
     assert isinstance(caught.value, TypeError)
     assert [*inspect.signature(RunnerConfig).parameters] == [each.name for each in fields(RunnerConfig)]
@@ -1199,24 +1211,27 @@ def test_an_unknown_setting_of_a_runner_names_the_nearest() -> None:
     [
         ({"priority": 1.5}, r"got 1\.5"),
         ({"priority": 2**31}, "got 2147483648"),
-        ({"delay": -1}, "delay.*not -1"),
-        ({"expires_in": float("nan")}, "expires_in.*not nan"),
-        ({"deadline": dt.datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001
-        ({"deadline": float("inf")}, "deadline.*not inf"),
-        ({"idempotency_key": ""}, "not ''"),
-        ({"idempotency_key": "x" * 513}, "513 characters"),
-        ({"idempotency_key": b"k"}, "not b'k'"),
-        ({"idempotency_key": "a\0b"}, r"idempotency key 'a\\x00b' holds '\\x00' at 1"),
-        ({"idempotency_key": "a\ud800"}, r"idempotency key .* lone surrogates"),
-        ({"run_id": "x" * 513}, "513 characters"),
-        ({"run_id": 3}, "not a int"),
-        ({"input": [1]}, r"got list: \[1\]"),
-        ({"input": []}, r"got list: \[\]"),
-        ({"metadata": [1]}, r"metadata .* not list: \[1\]"),
+        ({"delay": -1}, r"delay must be a number of seconds of at least 0 and below 1e\+11, got -1"),
+        ({"expires_in": float("nan")}, r"expires_in must be a number of seconds of at least 0 and below 1e\+11,"),
+        (
+            {"deadline": dt.datetime(2026, 1, 1)},  # noqa: DTZ001
+            r"deadline must be timezone-aware, got 2026-01-01 00:00\. Use datetime\.now\(",
+        ),
+        ({"deadline": float("inf")}, r"deadline must be a number of seconds of at least 0 and below 1e\+11, got"),
+        ({"idempotency_key": ""}, " must be a string of 1 to 512 characters, got ''"),
+        ({"idempotency_key": "x" * 513}, r" must have at most 512 characters, got 513\. Pass a hash of the string"),
+        ({"idempotency_key": b"k"}, "idempotency_key must be a string of 1 to 512 characters, got b'k'"),
+        ({"idempotency_key": "a\0b"}, "idempotency_key must not contain control characters or lone surrogates,"),
+        ({"idempotency_key": "a\ud800"}, r"contain control characters or lone surrogates, got '\\ud800' at"),
+        ({"run_id": "x" * 513}, r" must have at most 512 characters, got 513\. Pass a hash of the string"),
+        ({"run_id": 3}, r"run_id must be a UUID or a string, got 3\. Pass str\(run_id\)"),
+        ({"input": [1]}, r"input must be a dict, got \[1\]"),
+        ({"input": []}, r"input must be a dict, got \[\]"),
+        ({"metadata": [1]}, r"metadata must be a dict, got \[1\]"),
         ({"agent_key": None}, r"get_runtime\(key\)"),
-        ({"agent_key": ""}, "not ''"),
-        ({"agent_key": "a\udfff"}, r"agent key .* lone surrogates"),
-        ({"parent_run_id": ""}, "not empty"),
+        ({"agent_key": ""}, " must be a string of 1 to 512 characters, got ''"),
+        ({"agent_key": "a\udfff"}, r"contain control characters or lone surrogates, got '\\udfff' at"),
+        ({"parent_run_id": ""}, r"run_id must not be empty, got ''\. Pass None for a new run id"),
     ],
 )
 async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: str) -> None:
@@ -1229,15 +1244,15 @@ async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: 
 @pytest.mark.parametrize(
     ("verb", "options", "said"),
     [
-        ("runs", {"status": "done"}, "one of pending, running.*got 'done'"),
-        ("runs", {"since": "today"}, "since.*not 'today'"),
-        ("runs", {"since": dt.datetime(2026, 1, 1)}, "since .* names no time zone"),  # noqa: DTZ001
+        ("runs", {"status": "done"}, "Known: cancelled, dead, failed, pending, running and 3 more"),
+        ("runs", {"since": "today"}, r"at least 0 and below 1e\+11, got"),
+        ("runs", {"since": dt.datetime(2026, 1, 1)}, "since must be timezone-aware, got 2026-01-01 00:00"),  # noqa: DTZ001
         ("runs", {"agent": 3}, "got 3"),
-        ("runs", {"limit": -1}, "not -1"),
-        ("wait", {"run_id": "r", "timeout": "1"}, "not '1'"),
-        ("wait", {"run_id": "r", "timeout": -1}, "not -1"),
-        ("run_loop", {"concurrency": 1.5}, r"not 1\.5"),
-        ("run_loop", {"concurrency": "4"}, "not '4'"),
+        ("runs", {"limit": -1}, "limit must be an integer of at least 1"),
+        ("wait", {"run_id": "r", "timeout": "1"}, r"at least 0 and below 1e\+11, got"),
+        ("wait", {"run_id": "r", "timeout": -1}, "timeout must be a number of seconds of at least 0"),
+        ("run_loop", {"concurrency": 1.5}, r"concurrency must be an integer of at least 1, got 1\.5"),
+        ("run_loop", {"concurrency": "4"}, "concurrency must be an integer of at least 1, got '4'"),
         ("run_loop", {"poll_interval": None}, "got None"),
         ("vacuum", {"retention": {"failed": True}}, "got True"),
     ],
@@ -1265,12 +1280,14 @@ async def test_a_key_of_a_step_that_is_no_text_is_refused(place: Path | None, ke
     async with Rig(place) as rig:
         error = (await rig.go(body)).error
         assert error is not None
-        assert (error.type, "a text that is not empty" in error.message) == ("InvalidArgument", True)
+        assert (error.type, "must be a non-empty string" in error.message) == ("InvalidArgument", True)
         assert [record.name for record in await rig.records() if record.kind == "done"] == []
 
 
 def test_a_config_of_another_kind_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="got RuntimeConfig"):
+    with pytest.raises(
+        InvalidArgument, match=r"config must be a RunnerConfig, got a RuntimeConfig\. Write RunnerConfig\("
+    ):
         AgentRunner(config=configure())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"tools must be a ToolRegistry, got \[\]"):
         AgentRunner(tools=[])  # type: ignore[arg-type]
@@ -1282,14 +1299,14 @@ def test_a_config_of_another_kind_is_refused() -> None:
         # What get_runtime(key) gives where nobody registered that key.
         ({"agent": None}, r"get_runtime\(key\)"),
         ({"agent": Echo}, r"Pass Echo\(\)"),
-        ({"agent": 7}, "int.key must be .*, got None"),
-        ({"input_data": [1]}, r"input_data .* not list: \[1\]"),
-        ({"input_data": {"messages": "text"}}, r"messages .* a list of dicts, as .*, got 'text'"),
+        ({"agent": 7}, "agent must be an AgentRuntime, got"),
+        ({"input_data": [1]}, r"input_data must be a dict, got \[1\]"),
+        ({"input_data": {"messages": "text"}}, r"input_data\['messages'\] must be a list of dicts, got 'text'"),
         ({"input_data": {"messages": {"role": "user"}}}, "a list of dicts.* got {'role': 'user'}"),
         ({"input_data": {"messages": 7}}, "a list of dicts.* got 7"),
-        ({"input_data": {"params": 7}, "params": {"a": 1}}, "params.* not int: 7"),
-        ({"params": "a"}, "params .* not str: 'a'"),
-        ({"metadata": "a"}, "metadata .* not str: 'a'"),
+        ({"input_data": {"params": 7}, "params": {"a": 1}}, r"input_data\['params'\] must be a dict, got 7"),
+        ({"params": "a"}, "params must be a dict, got 'a'"),
+        ({"metadata": "a"}, "metadata must be a dict, got 'a'"),
     ],
 )
 async def test_what_execute_cannot_run_is_named(options: dict[str, Any], said: str) -> None:
@@ -1302,12 +1319,12 @@ async def test_what_execute_cannot_run_is_named(options: dict[str, Any], said: s
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"status": "done"}, "one of pending, running.*got 'done'"),
+        ({"status": "done"}, "Known: cancelled, dead, failed, pending, running and 3 more"),
         ({"status": ["pending"]}, "pending"),
         ({"agent": 7}, "got 7"),
-        ({"since": "yesterday"}, "since.*not 'yesterday'"),
-        ({"limit": 0}, "limit.*not 0"),
-        ({"limit": "5"}, "limit.*not '5'"),
+        ({"since": "yesterday"}, r"at least 0 and below 1e\+11, got"),
+        ({"limit": 0}, "limit must be an integer of at least 1, got 0"),
+        ({"limit": "5"}, "limit must be an integer of at least 1, got '5'"),
     ],
 )
 async def test_a_bad_argument_of_runs_is_named(options: dict[str, Any], said: str) -> None:
@@ -1326,15 +1343,15 @@ async def test_a_stream_begins_at_a_sequence(since: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("queue", "RunQueue and implements commit, read"), ("event_bus", "EventBus and implements _head, _rows, commit"),
-     ("state_store", "StateStore and implements commit, read")],
+    [("queue", "RunQueue"), ("event_bus", "EventBus"),
+     ("state_store", "StateStore")],
 )  # fmt: skip
 def test_what_is_no_backend_is_told_what_it_lacks(name: str, said: str) -> None:
     class Legacy:
         async def close(self) -> None: ...
 
     for wrong in ("sqlite", Legacy()):
-        with pytest.raises(InvalidArgument, match=f"{name} must be a .*{said}"):
+        with pytest.raises(InvalidArgument, match=f"{name} must be an? {said}"):
             AgentRunner(**{name: wrong})  # type: ignore[arg-type]
 
 
@@ -1345,7 +1362,7 @@ async def test_no_id_is_told_as_that(verb: str) -> None:
             await getattr(rig.runner, verb)(None)
         with pytest.raises(InvalidArgument, match="got None"):
             await rig.runner.signal(None, "go")  # type: ignore[arg-type]
-        with pytest.raises(UnknownRun, match="no run nobody is stored here"):
+        with pytest.raises(UnknownRun, match="run 'nobody' not found in memory"):
             await getattr(rig.runner, verb)("nobody")
 
 

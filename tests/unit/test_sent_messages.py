@@ -200,7 +200,7 @@ async def test_a_finished_run_accepts_no_message() -> None:
         with pytest.raises(IllegalTransition) as refused:
             await rig.runner.send("r", "late")
         assert str(refused.value) == (
-            "run r has finished (succeeded) and accepts no messages. Start a new run of its conversation: "
+            "run 'r' has succeeded and accepts no messages. Start a new run of its conversation: "
             "runner.submit('script', {'messages': [...], 'conversation_id': 'room 7'})"
         )
         assert await rig.runner.send("r", "early", message_id="1") == "1"  # it was stored before the end
@@ -211,13 +211,13 @@ async def test_a_finished_run_accepts_no_message() -> None:
 @pytest.mark.parametrize(
     ("message", "options", "reason"),
     [
-        ("", {}, "content that is not empty"),
-        (" \n", {}, "content that is not empty"),
+        ("", {}, "or list of parts as its content, got"),
+        (" \n", {}, "or list of parts as its content, got"),
         (3, {}, "message must be a string or a dict"),
         ({"role": "assistant", "content": "x"}, {}, "role 'user', got 'assistant'"),
         ({"role": "system", "content": "x"}, {}, "role 'user', got 'system'"),
-        ({"role": "user"}, {}, "content that is not empty"),
-        ({"role": "user", "content": {"a": 1}}, {}, "content that is not empty"),
+        ({"role": "user"}, {}, "or list of parts as its content, got"),
+        ({"role": "user", "content": {"a": 1}}, {}, "or list of parts as its content, got"),
         ("x", {"when": "now"}, "when must be 'next_turn' or 'interrupt', got 'now'"),
     ],
 )

@@ -219,8 +219,8 @@ def test_what_can_never_begin_is_refused_before_anything_runs() -> None:
         ([step("a", "b"), step("b", "a")], "a -> b -> a"),
         ([step("x"), step("c", "a"), step("b", "c", "x"), step("a", "b"), step("z", "a")], "c -> a -> b -> c"),
         ([step("a"), step("b", "b", "a")], "b -> b"),
-        ([step("load"), step("b", "laod")], "'b' depends on 'laod', which is not in the list. Did you mean 'load'?"),
-        ([step("load"), step("b", "qqq")], "'qqq', which is not in the list. Name a step of the same list"),
+        ([step("load"), step("b", "laod")], "step 'b': depends_on: unknown step 'laod'. Did you mean 'load'?"),
+        ([step("load"), step("b", "qqq")], "Name a step of the same list"),
     ]
     for steps, message in cases:
         with pytest.raises(InvalidArgument, match=message.replace("?", r"\?")):
@@ -279,7 +279,9 @@ async def test_state_is_read_only_and_results_are_of_what_it_depends_on(kind: st
     async def first(ctx: Any, state: Any) -> int:
         changes: list[Any] = [lambda: state.update(x=1), lambda: state.pop("given"), lambda: state.__setitem__("x", 1)]
         for change in changes:
-            with pytest.raises(InvalidArgument, match="state is read-only while steps run concurrently"):
+            with pytest.raises(
+                InvalidArgument, match="state must not be changed while steps run concurrently, got a change"
+            ):
                 change()
         state["given"].append(2)  # its own copy
         return 1
@@ -291,7 +293,7 @@ async def test_state_is_read_only_and_results_are_of_what_it_depends_on(kind: st
         assert state.results.get("nowhere") is None
         with pytest.raises(KeyError):
             state.results["nowhere"]
-        with pytest.raises(InvalidArgument, match="'second' reads the result of 'other', on which it does not depend"):
+        with pytest.raises(InvalidArgument, match="step 'second' must depend on each step whose result it reads, got"):
             state.results["other"]
 
     steps = [

@@ -560,7 +560,9 @@ async def test_an_initial_state_that_cannot_be_kept_is_refused_as_a_state(
     calls = Calls()
 
     async def body(ctx: Any) -> None:
-        with pytest.raises(UnserialisableResult, match=r"^state\.bad: an object has no JSON form"):
+        with pytest.raises(
+            UnserialisableResult, match=r"state\.bad: an object is not JSON-serializable\. Use a dict or a dataclass"
+        ):
             await StepExecutor(ctx).run(
                 [calls.step("a"), calls.step("b", depends_on=needs)], initial_state={"bad": object()}
             )
@@ -595,18 +597,23 @@ async def test_a_result_that_is_refused_names_its_step_and_the_way_out(place: Pa
             return executor.run([Step("fetch", fn, **more)])
         return executor.run([Step("first", first), Step("fetch", fn, depends_on=["first"], **more)])
 
-    out = r"return where it is, or let the step have more with max_result_bytes=, up to 16,777,216$"
+    out = r"use its address, or raise the limit of the step with max_result_bytes=, up to 16,777,216$"
 
     async def body(ctx: Any, *kinds: str) -> None:
         for kind in kinds:
-            with pytest.raises(UnserialisableResult, match=rf"^step 'fetch': \$: larger than 1,048,576 bytes .*{out}"):
+            with pytest.raises(
+                UnserialisableResult,
+                match=r"^step 'fetch' returned a value that cannot be stored, at \$: larger than 1,048,576 "
+                rf"bytes .*{out}",
+            ):
                 await tried(ctx, kind, large)
             with pytest.raises(
-                UnserialisableResult, match=r"^step 'fetch': \$: larger than 16,777,216 .* where it is$"
+                UnserialisableResult, match=r"that cannot be stored, at \$: larger than 16,777,216 bytes as JSON,"
             ):
                 await tried(ctx, kind, larger, max_result_bytes=2**24)
             with pytest.raises(
-                UnserialisableResult, match=r"^step 'fetch': \$\.items\[1\]: nan has no JSON"
+                UnserialisableResult,
+                match=r"step 'fetch' returned a value that cannot be stored, at \$\.items\[1\]: nan",
             ) as refused:
                 await tried(ctx, kind, odd)
             assert (refused.value.step_name, refused.value.path) == ("fetch", "$.items[1]")
@@ -1253,7 +1260,7 @@ async def test_lists_inside_two_steps_are_two_and_are_resumed(place: Path | None
 
 def test_what_is_no_context_is_refused_at_once() -> None:
     for wrong in (None, "jobs.db", open_run("memory://")):
-        with pytest.raises(InvalidArgument, match=r"ctx must be the context of a run, got .* without 'emit'$"):
+        with pytest.raises(InvalidArgument, match="ctx must be the context of a run"):
             StepExecutor(wrong)
     with open_run_sync("memory://") as run, pytest.raises(InvalidArgument, match=r"without 'emit'\. Pass its ctx"):
         StepExecutor(run)

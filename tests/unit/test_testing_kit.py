@@ -176,7 +176,7 @@ async def test_an_agent_that_fails_fails_its_call_as_in_a_real_run() -> None:
     told = RunResult({"response": "half"}, error=ErrorInfo("LimitExceeded", "max_turns=1 is reached"))
     for end, why in (
         (ValueError("broken"), "ValueError: broken"),
-        (limit, "LimitExceeded: max_turns=1"),
+        (limit, "the run failed: LimitExceeded: limit reached: max_turns=1, used 1"),
         (told, "LimitExceeded: max_turns=1"),
     ):
         with pytest.raises(RunFailed, match=why) as caught:

@@ -104,7 +104,7 @@ async def test_a_malformed_call_is_answered_and_never_made(case: Bad) -> None:
         again = await answer_call(tools, _call(case.tool, json.dumps(case.arguments)), ctx, before=before)
         assert (again.ok, again.error, seen) == (False, "bad_arguments", [])
         # Only a constructor's refusal comes after the hook.
-        assert asked == [] or "would not be built" in again.content or "too large for a float" in again.content
+        assert asked == [] or "could not be constructed" in again.content or "too large for a float" in again.content
 
 
 @pytest.mark.parametrize("case", GOOD, ids=_label)
@@ -259,9 +259,9 @@ async def test_a_call_is_any_object_with_a_name_and_arguments() -> None:
 @pytest.mark.parametrize(
     ("result", "kind", "why"),
     [
-        (object(), "object", "$: an object has no JSON form here"),
+        (object(), "object", "object cannot be stored: $: an object is not"),
         ({"a": [object()]}, "dict", "$.a[0]: "),
-        (Level, "EnumType", "the class Level has no JSON form here"),
+        (Level, "EnumType", "cannot be stored: $: the class Level is not"),
         ("x" * 2**21, "str", "larger than 1,048,576 bytes"),
         (json.loads("[" * 100 + "]" * 100), "list", "nested deeper than 100 levels"),  # where the call's record has it
     ],
@@ -285,7 +285,7 @@ async def test_a_cycle_and_a_conversion_that_fails_are_described() -> None:
         def model_dump(self) -> Any:
             raise ValueError("secret")
 
-    for result, why in ((cycle, "a cycle"), (Broken(), "a Broken has no JSON form")):
+    for result, why in ((cycle, "a cycle"), (Broken(), "Use a dict, or make Broken a dataclass")):
         answer = await _answer(functools.partial(_same, _value=result))
         assert (answer.ok, answer.error) == (True, "no_result")
         assert why in answer.content
@@ -378,10 +378,10 @@ async def test_a_result_that_does_not_fit_its_annotated_type_is_described() -> N
             return ToolResult(True, object())
 
     for fn, why in (
-        (wrong, "$: the annotation says Reading, this is an object"),
-        (inside, "$.city: an object has no JSON form here"),
+        (wrong, "object cannot be stored: $: the annotation says"),
+        (inside, "Reading cannot be stored: $.city: an object is not"),
         (large, "larger than 1,048,576 bytes"),
-        (Given().as_tool().handler, "$: an object has no JSON form here"),
+        (Given().as_tool().handler, "object cannot be stored: $: an object is not"),
     ):
         answer = await _answer(fn)
         assert (answer.ok, answer.error, answer.result) == (True, "no_result", None)

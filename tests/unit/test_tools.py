@@ -282,7 +282,7 @@ def test_any_keyword_is_said_so() -> None:
 def test_a_hint_nobody_can_resolve_is_named() -> None:
     def fn(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    with pytest.raises(InvalidArgument, match="define 'Nowhere' at the top of its module"):
+    with pytest.raises(InvalidArgument, match="Define 'Nowhere' at the top of its module"):
         Tool.from_function(fn)
 
 

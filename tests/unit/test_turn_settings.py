@@ -202,6 +202,6 @@ async def test_a_slow_reader_may_be_behind_by_what_the_settings_say(tmp_path: Pa
         assert told < 10
         said = [event.payload["delta"] async for event in reading if event.event_type == "assistant.delta"]
         await running
-        with pytest.raises(InvalidArgument, match="max_unsent_bytes is a whole number of at least 1, not 0"):
+        with pytest.raises(InvalidArgument, match="max_unsent_bytes must be an integer of at least 1, got 0"):
             await anext(runner.stream("t", backpressure=True, max_unsent_bytes=0))
     assert sum(map(len, said)) == 100_000

@@ -6,9 +6,9 @@ import datetime as _dt
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import InvalidArgument, brief
-from .clock import TOO_LATE
+from .clock import TOO_LATE, aware, human_time
 from .ids import HALF, storable
+from .validation import Shown, must
 
 _THIS_CENTURY: Final = 978_307_200.0
 _YEAR_10000: Final = 253_402_300_800.0
@@ -17,23 +17,21 @@ _YEAR_10000: Final = 253_402_300_800.0
 def checked_seconds(name: str, value: float, *, least: float = 0.0) -> float:
     """Return a number of seconds from `least` to below `TOO_LATE` as a float, or raise InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < TOO_LATE:
-        raise InvalidArgument(
-            f"{name} is a number of seconds of at least {least:g} and below {TOO_LATE:g}, not {brief(value)}"
-        )
+        raise must(name, f"be a number of seconds of at least {least:g} and below {TOO_LATE:g}", value)
     return float(value)
 
 
 def checked_int(name: str, value: object, *, least: int = 1) -> int:
     """Return an int of at least `least`, or raise InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{name} is a whole number of at least {least}, not {brief(value)}")
+        raise must(name, f"be an integer of at least {least}", value)
     return value
 
 
 def mapping(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a copy of a mapping, empty for None, or raise InvalidArgument, which names it as `what`."""
     if value is not None and not isinstance(value, Mapping):
-        raise InvalidArgument(f"{what} is a dict, not {type(value).__name__}: {brief(value)}")
+        raise must(what, "be a dict", value)
     return {**(value or {})}
 
 
@@ -42,10 +40,10 @@ def checked_agent_keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | No
     if agent_keys is None:
         return None
     if isinstance(agent_keys, str) or not isinstance(agent_keys, Iterable):
-        raise InvalidArgument(f"agent_keys is a list of agent keys, or None for all of them, not {brief(agent_keys)}")
+        raise must("agent_keys", "be a list of agent keys, or None for all", agent_keys)
     keys = list(agent_keys)
     if not all(isinstance(each, str) for each in keys):
-        raise InvalidArgument(f"agent_keys is a list of agent keys, which are texts, not {brief(keys)}")
+        raise must("agent_keys", "be a list of strings", keys)
     # No store accepts a lone surrogate, so no run has such an agent key.
     return tuple(dict.fromkeys([each for each in keys if each.isascii() or HALF.search(each) is None]))
 
@@ -53,8 +51,8 @@ def checked_agent_keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | No
 def checked_name(what: str, value: object) -> str:
     """Return a string of 1 to 512 characters that every store can keep, or raise InvalidArgument about `what`."""
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"{what} is a text of 1 to 512 characters, not {brief(value)}")
-    return storable(what.partition(" ")[2], value)
+        raise must(what, "be a string of 1 to 512 characters", value)
+    return storable(what, value)
 
 
 def checked_time(name: str, value: _dt.datetime | float | None) -> float | None:
@@ -63,10 +61,10 @@ def checked_time(name: str, value: _dt.datetime | float | None) -> float | None:
         return None
     if isinstance(value, _dt.datetime):
         if value.tzinfo is None:
-            raise InvalidArgument(f"{name} {brief(value)} names no time zone: give an aware datetime")
+            raise must(name, "be timezone-aware", Shown(f"{value:%Y-%m-%d %H:%M}"), "Use datetime.now(UTC)")
         found = value.timestamp()
         if found >= _YEAR_10000:  # in UTC, or rounded up to it, as datetime.max is
-            raise InvalidArgument(f"{name} {brief(value)} is later than any date of UTC: give an earlier one, or None")
+            raise must(name, "be before the year 10000 in UTC", Shown(value), "Pass an earlier time, or None")
         return found
     return checked_seconds(name, value)
 
@@ -74,5 +72,9 @@ def checked_time(name: str, value: _dt.datetime | float | None) -> float | None:
 def deadline_at(deadline: _dt.datetime | float | None) -> float | None:
     when = checked_time("deadline", deadline)
     if when is not None and when < _THIS_CENTURY:
-        raise InvalidArgument(f"deadline {brief(deadline)} is a point in time, in seconds since 1970, and no duration")
+        fix = f"For {when:g} seconds from now, pass datetime.now(UTC) + timedelta(seconds={when:g})"
+        got = Shown(f"{when:g} ({aware(when):%Y-%m-%d})")
+        if isinstance(deadline, _dt.datetime):
+            got, fix = Shown(human_time(when)), ""
+        raise must("deadline", "be a time after the year 2000", got, fix)
     return when

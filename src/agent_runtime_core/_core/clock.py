@@ -79,3 +79,11 @@ def shown_duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def human_time(seconds: float) -> str:
+    """Return a wall-clock time for people, in UTC and to the minute: `2026-11-25 19:41 UTC`."""
+    try:
+        return f"{aware(seconds):%Y-%m-%d %H:%M} UTC"
+    except (OverflowError, ValueError):  # a datetime has at most four digits for the year
+        return f"{seconds:.0f} s since 1970"

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Final
 from uuid import UUID, uuid5
 
-from ..errors import InvalidArgument, brief
 from .clock import SYSTEM, Clock
+from .validation import Shown, must
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
@@ -33,7 +33,7 @@ _CHILDREN: Final = UUID("c8b1d6f2-03e9-5a4c-8f27-6d5e91a0b374")
 def ulid_text(bits: int) -> str:
     """Return a number below 2**128 as 26 characters of Crockford's base 32, which sort as the numbers do."""
     if not 0 <= bits < 1 << 128:
-        raise InvalidArgument(f"a ULID holds 128 bits, this number has {bits.bit_length()} or is negative")
+        raise must("the number of a ULID", "be from 0 to 2**128 - 1", bits)
     high, low, pairs = bits >> 60, bits & 0xFFFFFFFFFFFFFFF, _PAIRS
     return (
         pairs[high >> 60]
@@ -55,9 +55,7 @@ def ulid_text(bits: int) -> str:
 def parse_ulid(text: str) -> int:
     """Return the number of a ULID in upper or lower case, or raise InvalidArgument."""
     if _ULID.fullmatch(text) is None:
-        raise InvalidArgument(
-            f"a ULID must have 26 characters of 0-9 and A-Z without I, L, O and U, got {_shown(text)}"
-        )
+        raise must("a ULID", "have 26 characters of 0-9 and A-Z without I, L, O and U", text)
     return int(text.translate(_TO_DIGITS), 32)
 
 
@@ -103,12 +101,12 @@ def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
     if isinstance(value, UUID):
         return value, None
     if not isinstance(value, str):
-        raise InvalidArgument(f"a run id is a UUID or a string, not a {type(value).__name__}: pass str(value)")
+        raise must("run_id", "be a UUID or a string", value, "Pass str(run_id)")
     if _CANONICAL.fullmatch(value) is not None:
         return UUID(value), None
     if not value:
-        raise InvalidArgument("a run id is not empty: pass None for a fresh one")
-    run_key = storable("run id", value)
+        raise must("run_id", "not be empty", value, "Pass None for a new run id")
+    run_key = storable("run_id", value)
     return uuid5(_RUN_KEYS, run_key), run_key
 
 
@@ -117,7 +115,7 @@ def stored_id(value: str | UUID) -> str:
     if isinstance(value, str) and _CANONICAL.fullmatch(value) is not None:
         return value.lower()
     if value is None:
-        raise InvalidArgument("run_id must be a UUID or a string, got None")
+        raise must("run_id", "be a UUID or a string", None)
     return str(run_uuid(value, SYSTEM)[0])
 
 
@@ -149,8 +147,8 @@ def unbroken(what: str, value: object) -> str:
     if isinstance(value, str) and value and (value.isascii() or HALF.search(value) is None):
         return value if type(value) is str else plain(value)
     if isinstance(value, str) and value:
-        raise InvalidArgument(f"{what} {value!a:.80} contains a lone surrogate, which stores cannot keep")
-    raise InvalidArgument(f"{what} is a text that is not empty, not {brief(value)}")
+        raise must(what, "not contain a lone surrogate", value, "Remove it: stores cannot keep it")
+    raise must(what, "be a non-empty string", value)
 
 
 def plain(value: str) -> str:
@@ -161,15 +159,11 @@ def plain(value: str) -> str:
 def storable(what: str, value: str) -> str:
     """Return a string that every store can keep as a `str`, or raise InvalidArgument, which names it as `what`."""
     if len(value) > _MAX_KEY:
-        raise InvalidArgument(
-            f"the {what} {_shown(value)} has {len(value)} characters, at most {_MAX_KEY} are kept: pass a hash of it"
-        )
+        raise must(what, f"have at most {_MAX_KEY} characters", Shown(f"{len(value)}"), "Pass a hash of the string")
     found = _UNSTORABLE.search(value)
     if found is not None:
-        raise InvalidArgument(
-            f"the {what} {_shown(value)} holds {found[0]!a} at {found.start()}, which stores cannot keep: "
-            "leave out control characters and lone surrogates"
-        )
+        got = Shown(f"{found[0]!a} at position {found.start()} of {_shown(value)}")
+        raise must(what, "not contain control characters or lone surrogates", got, "Remove them")
     return plain(value)
 
 

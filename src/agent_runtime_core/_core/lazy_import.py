@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 
 from ..errors import InvalidArgument, MissingDependency, brief
+from .validation import must, unknown
 
 # Import name of an optional package -> the extra that installs it.
 EXTRAS = {
@@ -37,7 +37,7 @@ def load(dotted: str, *, package: str | None = None, needed_by: str | None = Non
     """
     name, colon, attribute = dotted.partition(":")
     if not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None):
-        raise InvalidArgument(f"{brief(dotted)} names nothing to load: write 'package.module:Name'")
+        raise must("a name to import", "be written as 'package.module:Name'", dotted)
     module = _module(name, package, needed_by or attribute or name)
     if not attribute:
         return module
@@ -45,10 +45,8 @@ def load(dotted: str, *, package: str | None = None, needed_by: str | None = Non
         return getattr(module, attribute)
     except AttributeError:
         public = [each for each in vars(module) if not each.startswith("_")]
-        raise InvalidArgument(
-            f"module {module.__name__!r} has no "
-            f"{brief(attribute)}{_instead(attribute, getattr(module, '__all__', public))}"
-        ) from None
+        known = getattr(module, "__all__", public)
+        raise InvalidArgument(f"module {module.__name__!r}: {unknown('name', attribute, known)}") from None
 
 
 def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> type:
@@ -60,12 +58,10 @@ def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> typ
     """
     dotted = None if not isinstance(name, str) else name if ":" in name else table.get(name)
     if dotted is None:
-        raise InvalidArgument(
-            f"no {what} is called {brief(name)}{_instead(name, table)}, or 'their_package.module:Class'"
-        )
+        raise InvalidArgument(unknown(what, name, table, "Write 'package.module:Class' for a custom one"))
     found = load(dotted, package=package)
     if not isinstance(found, type):
-        raise InvalidArgument(f"{brief(name)} must be a class to be a {what}, got {brief(found)}")
+        raise must(brief(name), f"be the class of a {what}", found)
     return found
 
 
@@ -102,7 +98,7 @@ def _module(name: str, package: str | None, needed_by: str) -> ModuleType:
             raise MissingDependency(f"{needed_by} needs {_lacking(missing)}", name=missing) from error
         parent, _, child = missing.rpartition(".")
         there = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", ()))]
-        raise InvalidArgument(f"{brief(parent)} has no module {brief(child)}{_instead(child, there)}") from None
+        raise InvalidArgument(f"package {parent!r}: {unknown('module', child, there)}") from None
 
 
 def _lacking(module: str) -> str:
@@ -111,13 +107,6 @@ def _lacking(module: str) -> str:
     if top in EXTRAS:
         return f"the {top!r} package: pip install 'agent-runtime-core[{EXTRAS[top]}]'"
     return (
-        f"the module {module!r}, which cannot be imported here: check the spelling, and that it is installed "
-        "or its folder on sys.path"
+        f"the module {module!r}, which cannot be imported here. Check the spelling, and that it is installed or its "
+        "folder is on sys.path"
     )
-
-
-def _instead(name: object, known: Iterable[str]) -> str:
-    names = sorted(known)
-    # Cut off, because comparing takes quadratic time.
-    near = difflib.get_close_matches(name[:100], names, n=1) if isinstance(name, str) else []
-    return (f"; did you mean {near[0]!r}?" if near else ";") + f" there is {', '.join(names) or 'nothing'}"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ..errors import InvalidArgument, UnknownSetting, brief
-from .validation import is_number, nearest_name, redacted, redacted_url
+from ..errors import UnknownSetting
+from .validation import is_number, must, redacted, redacted_url, unknown
 
 _Kind = TypeVar("_Kind")
 
@@ -54,7 +54,7 @@ class SettingType:
     def check(self, called: str, value: Any) -> None:
         """Raise InvalidArgument, which names the setting as `called`, for a value that does not fit."""
         if not self.fits(value):
-            raise InvalidArgument(f"{called} must be {self.wanted}, got {brief(self.shown(value))}")
+            raise must(called, f"be {self.wanted}", self.shown(value))
 
     def or_none(self, why: str = "") -> SettingType:
         return dataclasses.replace(
@@ -95,7 +95,7 @@ def _number_in(text: str) -> float | str:
     return text
 
 
-TEXT: Final = SettingType("a text", lambda value: isinstance(value, str) and value.strip() != "")
+TEXT: Final = SettingType("a non-empty string", lambda value: isinstance(value, str) and value.strip() != "")
 URL: Final = dataclasses.replace(TEXT, shown=_redacted_url)
 SECRET: Final = dataclasses.replace(TEXT, shown=_hidden)
 TRUTH: Final = SettingType(
@@ -115,7 +115,7 @@ def check_known(name: str, names: Iterable[str], called: str = "", what: str = "
     """Raise UnknownSetting, with the nearest name, for a name that is not one of `names`."""
     names = tuple(names)
     if name not in names:
-        raise UnknownSetting(f"{called}{': ' * bool(called)}no {what} {brief(name)}: {nearest_name(name, names)}")
+        raise UnknownSetting(f"{called}{': ' * bool(called)}{unknown(what, name, names)}")
 
 
 def check_all(
@@ -141,7 +141,7 @@ def from_variables(
     return found
 
 
-def with_known_names(kind: type[_Kind]) -> type[_Kind]:
+def with_known_names(kind: type[_Kind], what: str = "setting") -> type[_Kind]:
     """Make a dataclass raise UnknownSetting, with the nearest name, for a keyword that it does not have."""
     made: Callable[..., None] = kind.__init__
     names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def with_known_names(kind: type[_Kind]) -> type[_Kind]:
     @functools.wraps(made)
     def init(self: _Kind, *args: Any, **settings: Any) -> None:
         for name in settings:
-            check_known(name, names)
+            check_known(name, names, what=what)
         made(self, *args, **settings)
 
     kind.__init__ = init  # type: ignore[method-assign, assignment]

@@ -114,7 +114,7 @@ def started(target: Callable[[], None], name: str) -> threading.Thread:
         thread.start()
     except RuntimeError as error:
         raise StorageBusy(
-            f"{error}: nothing was written, try again when this process may have more memory or threads"
+            f"{error}. Nothing was written. Try again when this process may have more memory or threads"
         ) from error
     return thread
 

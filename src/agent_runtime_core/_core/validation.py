@@ -21,6 +21,8 @@ _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _OPTION = re.compile(
     r"(?i:((?:password|passwd)=)(?!\*\*\*)[^&#]*|((?:pwd|secret|token|api_?key)=)(?!\*\*\*|\.\.\.)[^&#\s'\"]+)"
 )
+# An address differs from run to run, and says nothing to the reader.
+_ADDRESS = re.compile(r"^<.* at 0x[0-9a-f]+|^<coroutine |^<(async_)?generator ")
 _WORD = re.compile(r"\S+")
 # The first character of the user name or the host. A URL without a scheme begins with it.
 _AUTHORITY = re.compile("(?<=://)[^/]")
@@ -83,9 +85,9 @@ def descend(at: Path | None, held: object) -> Path:
         first = level if level.held is None else seen.setdefault(id(level.held), level)
         if first is not level:
             raise not_encodable(
-                level.parent, f"a cycle, back to {_path(first.parent)}: return a copy without the way back"
+                level.parent, f"a cycle back to {_path(first.parent)}. Use a copy without that reference"
             )
-    raise not_encodable(at, f"nested deeper than {MAX_DEPTH} levels: return a flatter value")
+    raise not_encodable(at, f"nested deeper than {MAX_DEPTH} levels. Use a flatter value")
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -121,8 +123,16 @@ def must(name: str, constraint: str, value: object, fix: str = "") -> InvalidArg
         value: The value that was passed. Pass `Shown(text)` for a description in place of its repr.
         fix: A sentence that says how to correct the call, if the constraint does not say it.
     """
-    text = str(value) if isinstance(value, Shown) else brief(value)
+    text = str(value) if isinstance(value, Shown) else shown(value)
     return InvalidArgument(f"{name} must {constraint}, got {text}.{' ' if fix else ''}{sentence(fix)}")
+
+
+def shown(value: object) -> str:
+    """Return the short repr of a value for a message; `the class Step` and `a coroutine` without an address."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    text = brief(value)
+    return text if _ADDRESS.search(text) is None else type_name(type(value))
 
 
 class Shown(str):
@@ -142,9 +152,9 @@ def unknown(what: str, name: object, known: Iterable[str], fix: str = "") -> str
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return a sentence with the known name that is most similar, or with at most five of the known names."""
-    names = sorted(known)
+    names = sorted(map(str, known))
     # Cut off, because comparing takes quadratic time.
-    near = difflib.get_close_matches(str(name)[:100], names, n=1)
+    near = difflib.get_close_matches(name[:100], names, n=1) if isinstance(name, str) else []
     if near:
         return f"Did you mean {near[0]!r}?"
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
@@ -199,20 +209,22 @@ def unsupported_type(value: object) -> str:
     kind = type(value)
     name = kind.__name__
     if isinstance(value, type):
-        return f"the class {value.__name__} has no JSON form here: return its name"
+        return f"the class {value.__name__} is not JSON-serializable. Use its name"
     if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value):
-        out = f"annotate the return type, pass returns={name}, or register_type({name})"
+        out = f"Annotate the return type, pass returns={name}, or call register_type({name})"
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-        out = "return value._asdict() or tuple(value)"
+        out = "Use value._asdict() or tuple(value)"
     elif isinstance(value, bytearray | memoryview):
-        out = "return bytes(value)"
+        out = "Use bytes(value)"
     elif isinstance(value, collections.abc.Awaitable):
-        out = "await it and return what it gives"
+        out = "Await it and use its result"
     elif isinstance(value, Iterator | range | collections.abc.KeysView | collections.abc.ValuesView):
-        out = "return list(value)"
+        out = "Use list(value)"
     else:
         for base in (str, int, float, bytes, dict, list, tuple, set, frozenset):
             if isinstance(value, base):
-                return f"{type_name(kind)} would come back as {type_name(base)}: return {base.__name__}(value)"
-        out = f"return a dict, or make {name} a dataclass"
-    return f"{type_name(kind)} has no JSON form here: {out}"
+                return f"{type_name(kind)} would be restored as {type_name(base)}. Use {base.__name__}(value)"
+        out = (
+            "Use a dict or a dataclass" if kind.__module__ == "builtins" else f"Use a dict, or make {name} a dataclass"
+        )
+    return f"{type_name(kind)} is not JSON-serializable. {out}"

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from .._core.clock import SYSTEM, Clock
 from .._core.settings import check_known
-from ..errors import InvalidArgument, brief
+from .._core.validation import Shown, must
+from ..errors import brief
 from .base import Engine, EngineStore, OperationSet
 from .memory import MemoryEngine
 from .shared_engine import SharedEngine
@@ -46,7 +47,7 @@ def memory_store(
 ) -> EngineStore[MemoryEngine]:
     """Open a store on `engine`, or on a new one in this process."""
     if engine is not None and not isinstance(engine, Engine):
-        raise InvalidArgument(f"engine is a MemoryEngine, not {brief(engine)}: leave it out for one of its own")
+        raise must("engine", "be a MemoryEngine", engine, "Leave it out for a new one")
     return EngineStore(engine or MemoryEngine(clock), operation_sets, reads)
 
 
@@ -55,7 +56,7 @@ def shared_store(
 ) -> EngineStore[SharedT]:
     """Open a store on `engine`, or on the one that `open_engine` returns."""
     if engine is not None and not hasattr(engine, "share"):
-        raise InvalidArgument(f"engine is one that is open, not {brief(engine)}: give a path or a URL instead")
+        raise must("engine", "be an open engine", engine, "Pass a path or a URL instead")
     held = engine.share() if engine is not None else open_engine()
     try:
         return EngineStore(held, operation_sets, reads)
@@ -71,9 +72,8 @@ def sqlite_store(
 ) -> EngineStore[SQLiteEngine]:  # fmt: skip
     """Open a store in one SQLite file, which all processes on this machine share."""
     if path is not None and db_path is not None:
-        raise InvalidArgument(
-            f"path={brief(path, 500)} and db_path={brief(db_path, 500)} name the same thing; give one"
-        )
+        got = Shown(f"{brief(path, 500)} and {brief(db_path, 500)}")
+        raise must("path and db_path", "not both be passed", got, "Pass path alone")
     where = path if path is not None else db_path if db_path is not None else DEFAULT_PATH
     return shared_store(
         operation_sets, reads, engine, lambda: SQLiteEngine.open(where, durability=durability, clock=clock)

@@ -18,8 +18,8 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 from .._core.clock import Clock
 from .._core.threads import started
-from .._core.validation import type_name
-from ..errors import InvalidArgument, LeaseLost
+from .._core.validation import Shown, must, type_name
+from ..errors import MOST_NAMED, LeaseLost
 
 
 class Op(NamedTuple):
@@ -89,6 +89,8 @@ class Engine(ABC):
     buffer_delay: float = 0.0
     #: Names this process to others on the same store; "" if the store cannot detect that a process died.
     process_id: str = ""
+    #: The file or server in error messages, without a password.
+    location: str = "memory"
 
     @abstractmethod
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]:
@@ -201,12 +203,12 @@ class Backend(ABC):
     """What queues, event buses, state stores and document stores share, ours and those of third parties."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        if lacks := ", ".join(sorted(cls.__abstractmethods__)):
+        if lacks := sorted(cls.__abstractmethods__):
             kind = next(each for each in cls.__mro__ if Backend in each.__bases__)
-            raise InvalidArgument(
-                f"{cls.__name__} lacks {lacks}: since 0.6.0 {type_name(kind)} must define these and inherits the "
-                "rest. See docs/guide/write-a-backend.md."
-            )
+            fix = f"Since 0.6.0, {type_name(kind)} inherits the rest: see docs/guide/write-a-backend.md"
+            more = f" and {len(lacks) - MOST_NAMED} more" if len(lacks) > MOST_NAMED else ""
+            names = f"{', '.join(lacks[:MOST_NAMED])}{more}"
+            raise must(cls.__name__, f"define {names}", Shown("a class without that"), fix)
         return super().__new__(cls)
 
     @abstractmethod

@@ -128,7 +128,7 @@ def wait_in_thread(
     send(request)
     if not request.done.wait(timeout):
         request.timed_out = True
-        raise StorageBusy(f"{store} did not answer within {timeout:g} s")
+        raise StorageBusy(f"{store} did not answer within {timeout:g} s. Try again")
     return request.outcome()
 
 
@@ -186,8 +186,8 @@ class PendingCommits:
             if since + timeout < now and request.error is None and request.result is None:
                 request.timed_out = True
                 request.error = StorageBusy(
-                    f"{self._store} did not answer within {timeout:g} s; "
-                    "whether the write landed is unknown, repeating it is safe"
+                    f"{self._store} did not answer within {timeout:g} s. The outcome of the write is unknown. "
+                    "Repeat it: every write is idempotent"
                 )
                 resolve([request])
         self._first = next(iter(self.waiting), None)

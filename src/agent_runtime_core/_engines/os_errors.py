@@ -40,9 +40,7 @@ def storage_error(error: OSError, path: object) -> StorageError:
         return error
     reason = error.strerror or repr(error)
     if error.errno in _FULL:
-        return StorageFull(
-            f"no space to write {path} ({reason}); nothing acknowledged is lost. Free some space, or some inodes"
-        )
+        return StorageFull(f"no space to write {path} ({reason}); acknowledged writes are kept. Free space or inodes")
     if error.errno in _SHORT:
         return StorageBusy(
             f"{path} could not be opened ({reason}); nothing was written. Close files or raise the limit "

@@ -35,12 +35,12 @@ class SharedEngine(Engine):
     _open: ClassVar[dict[Any, Any]]
     _open_lock: ClassVar[threading.Lock]
     #: What a child process can do that was forked while the engine was open.
-    after_fork: ClassVar[str] = "open it again in this process"
+    after_fork: ClassVar[str] = "Open it again in this process"
 
     def __init__(self, key: Hashable, name: str, clock: Clock) -> None:
         self.clock: Clock = clock
         self._key = key
-        self._name = name
+        self.location = name
         self._forks = Process.forks
         self._users = 0
         self._closed = False
@@ -57,11 +57,11 @@ class SharedEngine(Engine):
 
     def _ensure_open(self) -> None:
         if self._closed:
-            raise StorageClosed(f"{self._name} was closed")
+            raise StorageClosed(f"{self.location} was closed. Open it again")
         if self._forks != Process.forks:
-            raise StorageClosed(f"{self._name} was opened before a fork: {self.after_fork}")
+            raise StorageClosed(f"{self.location} was opened before a fork. {self.after_fork}")
         if sys.is_finalizing():  # the engine's threads have stopped and would never answer
-            raise StorageClosed(f"{self._name} cannot be used while the interpreter shuts down. Close it before")
+            raise StorageClosed(f"{self.location} cannot be used while the interpreter shuts down. Close it before")
 
     async def close(self) -> None:
         if self._release():

@@ -72,6 +72,7 @@ class ClaimWriter:
 
     def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
         self.run_id: str = row.run_id
+        self._run_key = row.run_key
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = row.parent_id
         self.queue: RunQueue = queue
@@ -124,7 +125,7 @@ class ClaimWriter:
         """Have every later write refused, because another attempt of the run starts."""
         self.flush()
         self.guard = self._buffer.guard = Guard(self.run_id, "")
-        self.closed_error = lambda _: LeaseLost(self.run_id, self.claim_id)
+        self.closed_error = lambda _: LeaseLost(self.run_id, self.claim_id, self._run_key)
 
     def flush(self) -> None:
         """Hand the buffered writes to the engine now, without waiting for the commit."""
@@ -179,17 +180,20 @@ class ClaimWriter:
 
     async def _commit_repeatedly(self, target: Committer, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         """Commit; repeat a commit without an answer while that keeps the order of the journal."""
-        for _ in range(BUSY_ATTEMPTS):
+        try:
+            for _ in range(BUSY_ATTEMPTS):
+                try:
+                    return await target.commit(guard, ops)
+                except StorageBusy:
+                    if not self.is_newest(_records_in(ops)):
+                        raise
             try:
                 return await target.commit(guard, ops)
-            except StorageBusy:
-                if not self.is_newest(_records_in(ops)):
-                    raise
-        try:
-            return await target.commit(guard, ops)
-        except StorageBusy as error:
-            error.tries = BUSY_ATTEMPTS + 1
-            raise
+            except StorageBusy as error:
+                error.tries = BUSY_ATTEMPTS + 1
+                raise
+        except LeaseLost as error:  # the engine does not know the name that the caller gave the run
+            raise LeaseLost(error.key, error.token, self._run_key) from error
 
     async def _commit_later(self, target: Committer, ops: Sequence[Op]) -> None:
         """Commit without waiting for it, if the engine can."""

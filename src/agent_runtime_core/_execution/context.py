@@ -10,10 +10,11 @@ from uuid import UUID
 from weakref import ref
 
 from .._core.clock import Clock
-from .._core.codec.json import MAX_RESULT, decode, digest, encode
+from .._core.codec.json import MAX_RESULT, decode, digest, encode_as
 from .._core.event_types import EventType
 from .._core.ids import known_uuid, trace_id
-from ..errors import InvalidArgument, NotSupported, brief
+from .._core.validation import Shown, must, type_name
+from ..errors import NotSupported
 from ..events.base import agent_event_type
 from ..interfaces import AgentRuntime, RunResult
 from ..limits import Budget, RunLimits
@@ -103,7 +104,9 @@ class Context:
         """Conversations, tasks, memory, preferences, knowledge and audit, written under this run's claim."""
         stores = self._services.persistence
         if stores is None:
-            raise NotSupported("this context was made without stores: runner.services() lends them")
+            raise NotSupported(
+                "this context has no stores. Get a context from a runner, or its stores from runner.services()"
+            )
         return stores()
 
     @property
@@ -194,10 +197,9 @@ class Context:
         if self.owns_conversation:
             return
         if self._scope is not None:
-            raise InvalidArgument(
-                f"ctx.own_conversation() must be called between steps, got a call inside step {self._scope.name!r}. "
-                "Call it before the step: a resumed run does not execute a completed step again"
-            )
+            got = Shown(f"a call inside step {self._scope.name!r}")
+            fix = "Call it before the step: a resumed run does not execute a completed step again"
+            raise must("ctx.own_conversation()", "be called between steps", got, fix)
         self.owns_conversation = True
 
     # -- steps and recorded values
@@ -285,7 +287,7 @@ class Context:
         if fields != DEFAULT_FIELDS:
             policy = Policy(*fields)
         if on_changed_input not in ("use", "raise"):
-            raise InvalidArgument(f"on_changed_input must be 'use' or 'raise', got {brief(on_changed_input)}")
+            raise must("on_changed_input", "be 'use' or 'raise'", on_changed_input)
         function = step_function(fn, returns, max_result_bytes)
         return await self._steps.step(self, name, key, fn, args, function, policy, on_changed_input, description)
 
@@ -352,7 +354,7 @@ class Context:
             await self.control.raise_closed()
         kind = agent_event_type(event_type)
         if payload is not None and not isinstance(payload, dict):
-            raise InvalidArgument(f"payload must be a dict, got {type(payload).__name__}")
+            raise must("payload", "be a dict", Shown(type_name(type(payload))))
         row = self._event(kind, payload or {})
         if row is not None:
             [sequence] = await self._writer.emit([row])
@@ -386,7 +388,7 @@ class Context:
         else:
             position = f"b:{journal.boundary}:{journal.emitted}:{self._row.generation}.{self._row.failures}"
             journal.emitted += 1
-        text = encode(payload)
+        text = encode_as("payload", payload)
         return (f"{position}:{digest(kind + text)[:8]}", kind, text, self._clock.wall())
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
@@ -397,8 +399,8 @@ class Context:
         """
         await self.control.ensure_open()
         if not isinstance(state, dict):
-            raise InvalidArgument(f"state must be a dict, got {type(state).__name__}: {brief(state)}")
-        text = encode(state)
+            raise must("state", "be a dict", state)
+        text = encode_as("state", state)
         row = self._event(EventType.STATE_CHECKPOINT.value, {"state": state})
         if row is not None:
             await self._writer.checkpoint(text, row[0], row)

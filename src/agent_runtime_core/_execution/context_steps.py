@@ -11,9 +11,10 @@ from uuid import UUID
 from .._core.clock import Clock, aware
 from .._core.codec.json import arguments_digest, decode, encode
 from .._core.ids import known_uuid, trace_id, unbroken
+from .._core.threads import name_of
+from .._core.validation import Shown, must
 from .._journal.record import FAILED, SKIPPED, Record
 from ..errors import (
-    InvalidArgument,
     JournalMismatch,
     NotSupported,
     Postponed,
@@ -64,7 +65,7 @@ class ContextSteps:
     def renamed(self, old: str, new: str) -> None:
         """Declare that the step recorded as `old` is called `new` now; both may have had other names before."""
         if not (isinstance(old, str) and isinstance(new, str) and old and new):
-            raise InvalidArgument(f"old and new must be names of steps, got {brief(old)} and {brief(new)}")
+            raise must("old and new", "be names of steps", Shown(f"{brief(old)} and {brief(new)}"))
         names = self._journal.view.former_names_by_name.setdefault(new, [])
         if old not in names:
             names.insert(0, old)
@@ -75,7 +76,7 @@ class ContextSteps:
     ) -> Any:  # fmt: skip
         """Return the recorded result of a step, or run it; functions with a context parameter get `ctx`."""
         digest = arguments_digest(*args)
-        name = unbroken("a step's name", name)
+        name = unbroken("step name", name)
         key, record = self._next_step(name, given_key, digest)
         work = (ctx, name, key, fn, args, function, policy, digest, description)
         if record is None and (given_key is not None or self.scope is not None):
@@ -120,7 +121,7 @@ class ContextSteps:
         """Return the key of the next step of that name, and its record if there is one."""
         journal = self._journal
         if given_key is not None:
-            key = f"k:{unbroken(f'the key of step {name!r}', given_key)}"
+            key = f"k:{unbroken(f'step {name!r}: key', given_key)}"
         else:
             key = journal.keys.next_key("s", name, digest)
         record = journal.lookup(name, key)
@@ -136,15 +137,15 @@ class ContextSteps:
         """Publish that a recorded result is used for other arguments, or raise."""
         if self._is_ambiguous(record):
             raise JournalMismatch(
-                f"step {record.name!r} must have a key: several steps of that name ran at once without keys, and "
-                "this one was recorded with other arguments, so its record cannot be distinguished from theirs. "
+                f"step {record.name!r} must have a key, got none. Several steps of that name ran concurrently without "
+                "keys, and the saved result has other arguments, so it may be that of another step. "
                 f"Give each a key, as in ctx.step({record.name!r}, fn, i, key=str(i)), or a name of its own",
                 recorded=record.name,
                 found=record.name,
             )
         if on_changed_input == "raise":
             raise JournalMismatch(
-                f"step {record.name!r} must have the arguments that it was recorded with, got other ones. Restore "
+                f"step {record.name!r} must have the arguments of its saved result, got other ones. Restore "
                 "them, give the step another key, or drop on_changed_input='raise'",
                 recorded=record.name,
                 found=record.name,
@@ -178,16 +179,14 @@ class ContextSteps:
         journal = self._journal
         if not self._writer.state.transacts:
             raise NotSupported(
-                "ctx.transaction needs the journal on SQLite: AgentRunner.open('agents.db'), or a SQLiteStateStore"
+                "ctx.transaction needs the journal on SQLite. Use AgentRunner.open('agents.db'), or a SQLiteStateStore"
             )
         function = step_function(fn)
         if function.is_async:
-            raise InvalidArgument(
-                f"the function of transaction {brief(name)} must be a plain one, because it runs on the writer "
-                "thread: it cannot be a coroutine function"
-            )
+            got = Shown(f"the coroutine function {name_of(fn)}")
+            raise must(f"transaction {brief(name)}: fn", "be a plain function", got, "It runs in the writer's thread")
         digest = arguments_digest(*args)
-        name = unbroken("a step's name", name)
+        name = unbroken("transaction name", name)
         key, record = self._next_step(name, None, digest)
         if record is None:
             name = journal.view.journal_name(name, key)

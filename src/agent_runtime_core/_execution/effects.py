@@ -192,7 +192,7 @@ class GuardedStep:
         run = (other.run_key if other is not None else None) or run_id
         step = f"step {self.name!r}" if self.tool is None else f"call of tool {self.tool['name']!r}"
         if about:
-            reason = f"{step} must have an approval of this run: {about['approval']!r} was spent in run {run!r}"
+            reason = f"{step} must have an approval of this run, got {about['approval']!r}, which run {run!r} used"
         elif status == HAPPENED:
             reason = f"{step} was already done in run {run!r}, which shares its history with this run"
         else:

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from .._core.codec.json import decode, encode
 from .._core.event_types import EventType
-from ..errors import InvalidArgument, brief
+from .._core.validation import must
 from ..interfaces import messages_in
 from ..queue.records import MESSAGE, MailboxMessage
 from .mailbox import MailboxReader
@@ -34,15 +34,13 @@ def user_message(message: Any) -> dict[str, Any]:
     if isinstance(message, str):
         message = {"role": "user", "content": message}
     if not isinstance(message, Mapping):
-        raise InvalidArgument(
-            f"message must be a string or a dict with the role 'user', got {brief(message)}. "
-            "Example: runner.send(run_id, 'Use the other file')"
-        )
+        example = "Example: runner.send(run_id, 'Use the other file')"
+        raise must("message", "be a string or a dict with the role 'user'", message, example)
     [chat] = messages_in([message])
     if chat.get("role") != "user":
-        raise InvalidArgument(f"message must have the role 'user', got {brief(chat.get('role'))}")
+        raise must("message", "have the role 'user'", chat.get("role"))
     if not _has_content(chat.get("content")):
-        raise InvalidArgument("message must have a content that is not empty: a string, or a list of parts")
+        raise must("message", "have a non-empty string or list of parts as its content", chat.get("content"))
     return dict(chat)
 
 
@@ -54,7 +52,7 @@ def _has_content(content: Any) -> bool:
 def checked_when(when: Any) -> str:
     """Return `when`, or raise InvalidArgument."""
     if when not in (NEXT_TURN, INTERRUPT):
-        raise InvalidArgument(f"when must be {NEXT_TURN!r} or {INTERRUPT!r}, got {brief(when)}")
+        raise must("when", f"be {NEXT_TURN!r} or {INTERRUPT!r}", when)
     return str(when)
 
 

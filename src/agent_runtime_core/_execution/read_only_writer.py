@@ -47,7 +47,7 @@ class ReadOnlyWriter:
     def closed_error(self, name: str) -> IllegalTransition:
         """Return the error of a write that is named `name`."""
         return IllegalTransition(
-            f"run {self._name!r} has succeeded, nothing can be added to it ({name!r}). Use another run_id"
+            f"run {self._name!r} has succeeded, so {name!r} cannot be added to it. Use another run_id"
         )
 
     def is_newest(self, records: Sequence[Record]) -> bool:

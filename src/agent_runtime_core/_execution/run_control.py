@@ -177,7 +177,7 @@ class RunControl:
         context = self.context()
         if context is None:
             raise JournalMismatch(
-                f"step {name!r} is in doubt and on_in_doubt='review' needs a run context: open the run with a runner"
+                f"step {name!r} is in doubt, and on_in_doubt='review' needs a run context. Open the run with a runner"
             )
         return await context.waits.review(name, key, start, read)
 

@@ -15,7 +15,7 @@ from .._core.codec.type_hints import returns_of
 from .._core.codec.typed import codec_for
 from .._core.threads import AGENT_CONTEXT, in_thread
 from .._core.timeouts import log_abandoned_thread
-from ..errors import InvalidArgument, brief
+from .._core.validation import must
 from ..tools.schema import context_parameter, place_context
 from .step_scope import CURRENT_STEP
 
@@ -77,10 +77,8 @@ def cached_step_function(fn: Callable[..., Any]) -> StepFunction:
 
 def _inspect(fn: Callable[..., Any]) -> StepFunction:
     if not callable(fn):
-        raise InvalidArgument(
-            f"fn must be a function, got {brief(fn)}. Pass the function and its arguments, as in "
-            "ctx.step('fetch', fetch, 1)"
-        )
+        fix = "Pass the function and its arguments without calling it, as in ctx.step('fetch', fetch, 1)"
+        raise must("fn", "be a function", fn, fix)
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
     to_text, from_text = codec_for(returns_of(fn))
     return StepFunction(is_async, to_text, from_text)

@@ -115,7 +115,7 @@ class StepJournal(Generic[W_co]):
     def key_for(self, space: str, name: str, key: str | None, arguments_digest: str | None = None) -> str:
         """Return the step key of a call of `name`: made of `key`, or of how often `name` was called."""
         if key is not None:
-            return f"k:{unbroken(f'the key of {name!r}', key)}"
+            return f"k:{unbroken(f'key of {name!r}', key)}"
         return self.keys.next_key(space, name, arguments_digest)
 
     def is_unclaimed(self, name: str, key: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .._core.validation import is_number
+from .._core.validation import is_number, must
 from ..errors import (
     EffectAlreadyDone,
     InvalidArgument,
@@ -19,7 +19,6 @@ from ..errors import (
     StepCancelledError,
     StepInDoubt,
     UnserialisableResult,
-    brief,
     holds,
     leaves_of,
 )
@@ -90,28 +89,20 @@ class Policy:
 
     def __post_init__(self) -> None:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries < 2**31:
-            raise InvalidArgument(f"retries must be an integer of at least 0, got {brief(self.retries)}")
+            raise must("retries", "be an integer of at least 0", self.retries)
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
-            raise InvalidArgument(
-                f"timeout must be a number of seconds above 0, or None for no limit, got {brief(self.timeout)}"
-            )
+            raise must("timeout", "be a number of seconds above 0, or None for no limit", self.timeout)
         at_least_zero("retry_delay", self.retry_delay)
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if callable(self.retry_on) and not isinstance(self.retry_on, type):
             kinds = ()  # a function
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-            raise InvalidArgument(
-                "retry_on must be an exception class, a tuple of them or a function of the error, "
-                f"got {brief(self.retry_on)}"
-            )
+            wanted = "be an exception class, a tuple of them or a function of the error"
+            raise must("retry_on", wanted, self.retry_on)
         if self.backoff is not None and not callable(self.backoff):
-            raise InvalidArgument(
-                f"backoff must be Backoff(...) or a function of (attempt, random), got {brief(self.backoff)}"
-            )
+            raise must("backoff", "be Backoff(...) or a function of (attempt, random)", self.backoff)
         if not callable(self.on_in_doubt) and self.on_in_doubt not in ("retry", "fail", "review"):
-            raise InvalidArgument(
-                f"on_in_doubt must be 'retry', 'fail', 'review' or a check function, got {brief(self.on_in_doubt)}"
-            )
+            raise must("on_in_doubt", "be 'retry', 'fail', 'review' or a check function", self.on_in_doubt)
 
     def delay(self, error: BaseException, attempt: int, random: Any) -> float | None:
         """Return the seconds before the next attempt, or None if there is none.
@@ -130,7 +121,7 @@ class Policy:
                 return None
             if self.backoff is None:
                 return self.retry_delay
-            return at_least_zero("the delay that backoff returns", self.backoff(attempt, random))
+            return at_least_zero("the result of backoff", self.backoff(attempt, random))
         except Exception:  # an error in retry_on or backoff must not replace the error of the step
             log.exception("retry_on or backoff raised an error after %s: the step is not retried", type(error).__name__)
             return None

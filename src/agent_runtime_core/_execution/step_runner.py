@@ -9,17 +9,16 @@ from typing import Any, Final
 from .._core.codec.json import MAX_BYTES, decode, encode
 from .._core.context_vars import restore
 from .._core.timeouts import with_time_limit
+from .._core.validation import must
 from .._engines.base import Op
 from .._journal.record import FAILED, RETRYING, Record
 from ..errors import (
-    InvalidArgument,
     LeaseLost,
     Postponed,
     RunFailed,
     StepExecutionError,
     StepInDoubt,
     UnserialisableResult,
-    brief,
     deciding_error,
     holds,
 )
@@ -115,7 +114,7 @@ def run_step(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Co
 def result_not_serializable(name: str, error: UnserialisableResult) -> UnserialisableResult:
     """Return the error as that of the step `name`, and add how to raise the size limit."""
     can_raise_limit = error.max_bytes is not None and error.max_bytes < MAX_BYTES
-    fix = f", or let the step have more with max_result_bytes=, up to {MAX_BYTES:,}" if can_raise_limit else ""
+    fix = f", or raise the limit of the step with max_result_bytes=, up to {MAX_BYTES:,}" if can_raise_limit else ""
     return UnserialisableResult(error.path, error.reason + fix, max_bytes=error.max_bytes, step_name=name)
 
 
@@ -327,9 +326,8 @@ async def _apply_in_doubt_policy(
     if policy == "fail":
         raise StepInDoubt(
             work.name,
-            "an earlier process started it, and its outcome is unknown (on_in_doubt='fail'). Check whether it took "
+            "it was interrupted by a crash, and its outcome is unknown (on_in_doubt='fail'). Check whether it took "
             "effect, then resume with on_in_doubt='retry', 'review' or a check function",
-            1,
         )
     if policy == "review":
         try:
@@ -349,7 +347,4 @@ async def _apply_in_doubt_policy(
             restore(CURRENT_STEP, token)
     if answer is None or isinstance(answer, AlreadyDone):
         return answer
-    raise InvalidArgument(
-        f"the check function of step {work.name!r} must return None (run it again) or AlreadyDone(result), "
-        f"got {brief(answer)}"
-    )
+    raise must(f"the check function of step {work.name!r}", "return None (to run it) or AlreadyDone(result)", answer)

@@ -14,7 +14,8 @@ from uuid import UUID
 from .._core.codec.json import MAX_RESULT
 from .._core.event_types import EventType
 from .._core.threads import AGENT_CONTEXT, AgentContext, in_thread, name_of
-from ..errors import InvalidArgument, PortalMisuse
+from .._core.validation import Shown, must
+from ..errors import PortalMisuse
 from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..portal import run_and_wait
 from ..retry import Delay
@@ -322,10 +323,8 @@ async def run_plain(fn: Callable[..., Any], ctx: Any, *args: Any) -> Any:
         sync._returns_awaitables = True
         return await value
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
-        raise InvalidArgument(
-            f"{name_of(fn)}() must return its result, got a generator. Remove `yield`, and publish progress with "
-            "ctx.emit"
-        )
+        fix = "Remove `yield`, and publish progress with ctx.emit"
+        raise must(f"{name_of(fn)}()", "return its result", Shown("a generator"), fix)
     return value
 
 

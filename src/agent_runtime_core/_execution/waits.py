@@ -12,6 +12,7 @@ from .._core.clock import TOO_LATE
 from .._core.codec.json import MAX_WHOLE, arguments_digest, decode, encode
 from .._core.ids import child_run_id, step_id, unbroken
 from .._core.json_schema import misfit
+from .._core.validation import must
 from .._engines.base import Op
 from .._journal.record import Record
 from ..errors import InvalidArgument, LeaseLost, RunFailed, UnserialisableResult, WaitTimeout, brief
@@ -40,15 +41,13 @@ def _reviewed(answer: Any, read: Callable[[Any], Any]) -> tuple[str, Any]:
         return outcome, read(answer.get("result"))
     if outcome in ("retry", "failed"):
         return outcome, None
-    raise InvalidArgument(
-        'the answer must be {"outcome": "done", "result": …}, {"outcome": "retry"} or {"outcome": "failed"}, '
-        f"got {brief(answer)}"
-    )
+    outcomes = '{"outcome": "done", "result": …}, {"outcome": "retry"} or {"outcome": "failed"}'
+    raise must("the answer", f"be {outcomes}", answer)
 
 
 def _check_timeout(timeout: float | None) -> None:
     if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
-        raise InvalidArgument(f"timeout must be a number of seconds of at least 0, got {brief(timeout)}")
+        raise must("timeout", "be a number of seconds of at least 0, or None", timeout)
 
 
 class Waits:
@@ -161,7 +160,7 @@ class Waits:
     async def sleep(self, seconds: float, given_key: str | None = None) -> None:
         """Wait for a time; a resumed run waits for what is left of it."""
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < TOO_LATE:
-            raise InvalidArgument(f"seconds must be a number of at least 0, got {brief(seconds)}")
+            raise must("seconds", f"be a number of at least 0 and below {TOO_LATE:g}", seconds)
         name, key = "sleep", self._journal.key_for("w", "sleep", given_key)
         async with self._journal.keys.exclusive(name, key):
             if await self._replayed(name, key) is not None:
@@ -173,14 +172,14 @@ class Waits:
 
     async def signal(self, name: str, timeout: float | None, given_key: str | None = None) -> Any:
         """Wait for the next signal of that name."""
-        name = unbroken("a signal's name", name)
+        name = unbroken("signal name", name)
         return await self._wait_for_signal(name, timeout, f"signal {name}", given_key=given_key)
 
     async def approve(
         self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, given_key: str | None
     ) -> Any:
         """Publish a request for approval and wait for its answer."""
-        name = unbroken("a signal's name", name)
+        name = unbroken("approval name", name)
         request = {**self._where(), "name": name, "details": details, "schema": schema}
         approval = arguments_digest(details) or ""
 
@@ -278,7 +277,10 @@ class Waits:
                     record = await self._end(name, key, decode(message.payload), message, approval=approval)
         if record.info is not None and json.loads(record.info).get("late"):
             self._journal.keys.failed_try_keys.add((name, key))
-            raise WaitTimeout(f"no {reason:.300} came {'in time' if timeout is None else f'within {timeout:g} s'}")
+            late = "in time" if timeout is None else f"within {timeout:g} s"
+            kind = "signal" if approval is None else "approval"
+            fix = "Catch WaitTimeout to continue without it, or pass a longer timeout"
+            raise WaitTimeout(f"{kind} {brief(signal)} did not arrive {late}. {fix}")
         return decode(record.result or "null")
 
     # -- messages to the agent
@@ -308,7 +310,8 @@ class Waits:
         """Start a child run, unless an earlier attempt did, and wait for its result."""
         agent_key = agent if isinstance(agent, str) else getattr(agent, "key", None)
         if not isinstance(agent_key, str) or isinstance(agent, type):
-            raise InvalidArgument(f"agent must be an agent or the key of one, got {brief(agent)}")
+            fix = f"Pass {agent.__name__}()" if isinstance(agent, type) else ""
+            raise must("agent", "be an agent or an agent key", agent, fix)
         journal = self._journal
         name = f"call:{agent_key}"
         digest = arguments_digest(input)

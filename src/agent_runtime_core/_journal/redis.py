@@ -45,7 +45,9 @@ async def ending(engine: RedisEngine, run_id: str) -> Record | None:
 
 
 def _no_function(*args: Any) -> Any:
-    raise NotSupported("a function cannot run inside a commit on Redis: ctx.transaction needs the journal on SQLite")
+    raise NotSupported(
+        "ctx.transaction needs the journal on SQLite, got Redis. Use AgentRunner.open('agents.db'), or ctx.step"
+    )
 
 
 CONCERN = RedisOperationSet(

@@ -255,7 +255,7 @@ def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
 
 
 def _damaged(run_id: str, seq: int, kind: object, name: object, what: str) -> StorageCorrupt:
-    return StorageCorrupt(f"run {run_id}: journal record {seq} ({kind} {name!r}) {what}; restore a backup")
+    return StorageCorrupt(f"run {run_id}: journal record {seq} ({kind} {name!r}) {what}. Restore a backup")
 
 
 def records(view: sqlite3.Connection, run_id: str, after: int = -1) -> list[Record]:

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, cast
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
-from .._core.codec.json import encode
+from .._core.codec.json import encode_as
 from .._core.context_vars import start_helper
 from .._core.ids import next_id, plain, run_uuid
 from .._core.per_loop import PerLoop
-from .._core.validation import is_number
+from .._core.validation import Shown, is_number, must, type_name
 from .._engines.base import Backend, Guard, Op
 from .._journal.record import Record
-from ..errors import InvalidArgument, StorageClosed, brief
+from ..errors import StorageClosed
 from .event import Event, StoredEvent, derived, lazy_event, lazy_events
 from .subscriptions import SubscriptionHub
 
@@ -68,7 +68,7 @@ class EventBus(Backend):
 
     def __init__(self, *, clock: Clock = SYSTEM, poll_interval: float = 0.1) -> None:
         if not is_number(poll_interval) or not poll_interval > 0:
-            raise InvalidArgument(f"poll_interval must be a number of seconds above 0, got {brief(poll_interval)}")
+            raise must("poll_interval", "be a number of seconds above 0", poll_interval)
         self.clock = clock
         self.poll_interval = poll_interval
         self._hubs: PerLoop[SubscriptionHub] = PerLoop(
@@ -216,7 +216,7 @@ class EventBus(Backend):
 
     def _ensure_open(self) -> None:
         if self._closed:
-            raise StorageClosed("this event bus was closed")
+            raise StorageClosed("this event bus was closed. Open another one")
 
     async def _page(self, run_id: str, since: int, limit: int) -> list[Event]:
         """Return at most `limit` events from `since` on; fewer only at the end of the log."""
@@ -253,7 +253,7 @@ class EventBus(Backend):
 def _known(run_id: str | UUID) -> tuple[UUID, str]:
     if isinstance(run_id, (str, UUID)):
         return _read_id(run_id)
-    raise InvalidArgument(f"a run id must be a UUID or a string, got {brief(run_id)}")
+    raise must("run_id", "be a UUID or a string", run_id, "Pass str(run_id)")
 
 
 @lru_cache(maxsize=1024)
@@ -271,9 +271,7 @@ def checked_event_name(what: str, value: object) -> str:
     if type(value) is str and 0 < len(value) <= _LONGEST_NAME and value.isprintable():
         return value
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME or not value.isprintable():
-        raise InvalidArgument(
-            f"{what} must be a string of 1 to {_LONGEST_NAME} printable characters, got {brief(value)}"
-        )
+        raise must(what, f"be a string of 1 to {_LONGEST_NAME} printable characters", value)
     return plain(value)
 
 
@@ -285,20 +283,18 @@ def agent_event_type(value: object) -> str:
     """
     kind = checked_event_name("event_type", value)
     if kind.startswith("run."):
-        raise InvalidArgument(
-            f"event_type must not begin with 'run.', got {brief(kind)}. The runner publishes these events: use another "
-            "name, such as 'myapp.started'"
-        )
+        fix = "The runner publishes these events: use another name, such as 'myapp.started'"
+        raise must("event_type", "not begin with 'run.'", kind, fix)
     return kind
 
 
 def _text(payload: object) -> str:
     if not isinstance(payload, dict):
-        raise InvalidArgument(f"the payload of an event must be a dict, got {type(payload).__name__}")
-    return encode(payload)
+        raise must("payload", "be a dict", Shown(type_name(type(payload))))
+    return encode_as("payload", payload)
 
 
 def _count(what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidArgument(f"{what} must be an integer of 0 or more, got {brief(value)}")
+        raise must(what, "be an integer of at least 0", value)
     return value

@@ -103,7 +103,9 @@ class RunFeed:
         """Return the next events from `cursor` on, at least one, in a list that other subscribers share."""
         while True:
             if self.closed:
-                raise StorageClosed("the event bus was closed while this run was subscribed to")
+                raise StorageClosed(
+                    "the event bus was closed during this subscription. Open another one, and subscribe again"
+                )
             if cursor == self._page_at:
                 return self._page
             if cursor < self.floor:

@@ -12,11 +12,12 @@ from uuid import UUID
 
 from .._core.arguments import checked_agent_keys, checked_int, checked_name, checked_seconds, deadline_at, mapping
 from .._core.clock import SYSTEM, Clock
-from .._core.codec.json import digest, encode
+from .._core.codec.json import digest, encode, encode_as
 from .._core.former_names import renamed_attribute
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
+from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
-from ..errors import AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
+from ..errors import AgentRuntimeError, LeaseLost, StorageBusy, UnknownRun, brief
 from .queued_run import QueuedRun
 from .records import (
     CANCELLED_BY_CALLER,
@@ -79,7 +80,7 @@ class RunQueue(Backend):
     """
 
     def __init__(self, *, max_retries: int = MAX_RETRIES, clock: Clock = SYSTEM) -> None:
-        self.max_retries: int = int(checked_int("max_retries, which counts failures,", max_retries))
+        self.max_retries: int = int(checked_int("max_retries", max_retries))
         #: Whether `max_retries` was passed for this queue: then a runner uses it instead of its own.
         self.limits_retries: bool = max_retries is not MAX_RETRIES
         self.clock = clock
@@ -142,23 +143,23 @@ class RunQueue(Backend):
         origin: str = "",
     ) -> RunRow:
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `enqueue`."""
-        agent = checked_name("an agent key", agent_key)
+        agent = checked_name("agent_key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
-            raise InvalidArgument(f"priority must be an integer of 32 bits, got {brief(priority)}")
+            raise must("priority", "be an integer of 32 bits", priority)
         if not isinstance(input, Mapping):
-            raise InvalidArgument(f"the input of a run must be a dict, got {type(input).__name__}: {brief(input)}")
-        meta = mapping("the metadata of a run", metadata)
-        idem_key = None if idempotency_key is None else checked_name("an idempotency key", idempotency_key)
-        lane = None if concurrency_key in (None, "") else checked_name("a concurrency key", concurrency_key)
+            raise must("input", "be a dict", input)
+        meta = mapping("metadata", metadata)
+        idem_key = None if idempotency_key is None else checked_name("idempotency_key", idempotency_key)
+        lane = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
         now = self.clock.wall()
-        text = encode(dict(input))
+        text = encode_as("input", dict(input))
         return RunRow(
             run_id=str(uid),
             agent=agent,
             input=text,
             digest=digest(f"{agent}\0{text}"),
-            metadata=encode(meta),
+            metadata=encode_as("metadata", meta),
             priority=priority,
             created_at=now,
             updated_at=now,
@@ -243,7 +244,7 @@ class RunQueue(Backend):
         count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)
         name = None if blocking is None else blocking.ready()
         want = self.claim_request(
-            checked_name("a worker id", worker_id),
+            checked_name("worker_id", worker_id),
             lease_seconds,
             agents,
             count,
@@ -357,12 +358,12 @@ class RunQueue(Backend):
     def _claim_of(self, run_id: UUID | str, worker_id: str, claim_id: str | None) -> tuple[str, str]:
         key = stored_id(run_id)
         token = (
-            unbroken("a claim_id", claim_id)
+            unbroken("claim_id", claim_id)
             if claim_id
-            else self._claim_ids.get((key, checked_name("a worker id", worker_id)))
+            else self._claim_ids.get((key, checked_name("worker_id", worker_id)))
         )
         if token is None:
-            raise LeaseLost(key, f"of {brief(worker_id)}")
+            raise LeaseLost(key, f"of worker {brief(worker_id)}", str(run_id))
         return key, token
 
     async def settle(self, run_id: str, how: RunUpdate, ops: Sequence[Op] = ()) -> RunRow:
@@ -396,7 +397,7 @@ class RunQueue(Backend):
         how = self.unchanged_update(row, token)._replace(
             status="succeeded" if success else "failed",
             mark=-1,
-            output=None if output is None else encode(mapping("the output of a run", output)),
+            output=None if output is None else encode(mapping("output", output)),
             error=None if error is None else encode(error),
         )
         await self._update_claimed(key, worker_id, how)
@@ -486,7 +487,7 @@ class RunQueue(Backend):
 
     def post_op(self, run_id: str, kind: str, name: str, payload: str, msg_id: str | None = None) -> Op:
         """Return the operation of `post`, for a commit together with others."""
-        message_id = new_ulid(self.clock) if not msg_id else unbroken("a message's id", msg_id)
+        message_id = new_ulid(self.clock) if not msg_id else unbroken("msg_id", msg_id)
         mail = MailboxMessage(kind, name, payload, message_id, self.clock.wall())
         return Op("queue.post", (run_id, mail))
 
@@ -530,8 +531,13 @@ class RunQueue(Backend):
         """Return the row of a run, or raise UnknownRun."""
         row = await self.row(run_id)
         if row is None:
-            raise UnknownRun(f"no run {run_id} is stored here")
+            raise self.unknown_run(run_id)
         return row
+
+    def unknown_run(self, run_id: UUID | str) -> UnknownRun:
+        """Return the error for a run id that is not stored here."""
+        where = getattr(self.commits, "location", type(self).__name__)
+        return UnknownRun(f"run {str(run_id)!r} not found in {where}. List the stored runs with runner.runs()")
 
     async def find(self, wanted: RunFilter) -> list[RunRow]:
         """Return the rows that match a filter, in order of arrival."""

@@ -9,9 +9,10 @@ from uuid import UUID
 
 from .._core.arguments import checked_name, mapping
 from .._core.clock import shown_duration
+from .._core.validation import Shown, must, type_name
 from .._execution.context import conversation_id
 from ..config import SETTINGS
-from ..errors import InvalidArgument, RunBusy, brief
+from ..errors import InvalidArgument, RunBusy
 from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
 from .settings import RunnerConfig
@@ -20,27 +21,21 @@ from .settings import RunnerConfig
 def check_parts(config: object, tools: object, trace_sinks: object, persistence: object) -> None:
     """Raise InvalidArgument for arguments that no runner can use, before anything is opened."""
     if config is not None and not isinstance(config, RunnerConfig):
-        raise InvalidArgument(f"config must be a RunnerConfig(...), got {type(config).__name__}")
+        raise must("config", "be a RunnerConfig", Shown(type_name(type(config))), "Write RunnerConfig(...)")
     if tools is not None and not isinstance(tools, ToolRegistry):
-        raise InvalidArgument(
-            f"tools must be a ToolRegistry, got {brief(tools)}. Register each tool in one with register(tool)"
-        )
+        raise must("tools", "be a ToolRegistry", tools, "Register each tool in one with register(tool)")
     SETTINGS["trace_sinks"].check("trace_sinks", trace_sinks)
     if persistence is not None and persistence != "default" and not hasattr(persistence, "document_stores"):
-        raise InvalidArgument(
-            f"persistence must be a PersistenceManager, None or 'default', got a {type(persistence).__name__}. "
-            "Make one with PersistenceManager.open(path_or_url)"
-        )
+        got, fix = Shown(type_name(type(persistence))), "Open one with PersistenceManager.open(path_or_url)"
+        raise must("persistence", "be a PersistenceManager, None or 'default'", got, fix)
 
 
 def check_messages(input: Any) -> None:
     """Raise InvalidArgument for an input whose messages are not a list."""
     messages = input.get("messages") if isinstance(input, Mapping) else None
     if messages is not None and not isinstance(messages, (list, tuple)):
-        raise InvalidArgument(
-            "the messages of an input must be a list of dicts, as [{'role': 'user', 'content': 'Hello!'}], "
-            f"got {brief(messages)}"
-        )
+        example = "Example: [{'role': 'user', 'content': 'hi'}]"
+        raise must("input_data['messages']", "be a list of dicts", messages, example)
 
 
 def merged_input(input_data: Any, params: Any) -> dict[str, Any]:
@@ -65,24 +60,16 @@ def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID |
     try:
         conversation = str(conversation)
     except Exception:  # noqa: BLE001 - nested too deeply, a number too long, or a custom __str__
-        raise InvalidArgument(
-            f"the conversation_id of an input must be a UUID or a string, got {brief(conversation)}"
-        ) from None
+        raise must("input_data['conversation_id']", "be a UUID or a string", conversation) from None
     with contextlib.suppress(ValueError):
         conversation = UUID(conversation)
     key = f"conversation:{conversation}"
     try:
-        return checked_name("a concurrency key", key)
+        return checked_name("concurrency_key", key)
     except (
         InvalidArgument
     ):  # too long, or with line breaks: an id may be any string, and the user has not chosen this key
         return f"conversation:{conversation_id(conversation)}"
-
-
-def backend_label(kind: type) -> str:
-    """Return how a message names a kind of backend, and what a custom one must implement."""
-    methods = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
-    return f"a {kind.__name__} (a custom one extends {kind.__name__} and implements {methods})"
 
 
 def run_busy_error(outcome: str, there: RunRow, now: float) -> RunBusy:

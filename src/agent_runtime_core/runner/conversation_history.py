@@ -17,6 +17,7 @@ from uuid import UUID, uuid5
 
 from .._core.clock import Clock, aware
 from .._core.codec.json import decode, encode
+from .._core.validation import Shown, must
 from .._execution.context import Context
 from .._execution.effects import FORKED_FROM
 from .._execution.result_codec import OmittedHistory, encode_result
@@ -220,7 +221,8 @@ async def merged_history(
     """
     stored = None if leaf is None else await store.get(conversation_id)
     if leaf is not None and stored is None:
-        raise InvalidArgument(f"the conversation {conversation_id} is not there any more")
+        fix = "Pass another conversation_id, or restore the conversation"
+        raise must(f"conversation {conversation_id}", "be in the store", Shown("none: it was deleted"), fix)
     kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
     prompts, loaded, given = _joined(kept, messages)
     return [*prompts, *loaded, *given]

@@ -18,6 +18,7 @@ from .._core.context_vars import RUN, start_soon
 from .._core.ids import known_uuid
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import done_in_time, is_abandoned, wait_cancelled
+from .._core.validation import must
 from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
 from .._execution.result_codec import decode_result, error_payload
@@ -28,14 +29,12 @@ from .._execution.sync_context import in_agent, run_agent
 from .._journal.record import ATTEMPT, RESUMED, Record
 from ..errors import (
     AgentRuntimeError,
-    InvalidArgument,
     LeaseLost,
     StorageBusy,
     StorageClosed,
     StorageCorrupt,
     StorageFull,
     UnserialisableResult,
-    brief,
     deciding_error,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, describe
@@ -78,7 +77,9 @@ ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_enc
 
 
 def _finished_error(run: str) -> StorageClosed:
-    return StorageClosed(f"run {run} has ended: await all its tasks before it returns, and call its context in it")
+    return StorageClosed(
+        f"run {run!r} has finished. Await all its tasks before run() returns, and use ctx only inside it"
+    )
 
 
 class RunExecution:
@@ -204,7 +205,7 @@ class RunExecution:
         except Exception as error:  # noqa: BLE001 - an audit store may raise anything, and decides nothing
             if isinstance(cause := deciding_error(error), LeaseLost):
                 raise cause from None
-            log.warning("audit log of run %s is incomplete: %s", self.row.run_id, error)
+            log.warning("audit log of %s is incomplete: %s", self.claim.label, error)
 
     # -- attempts
 
@@ -237,7 +238,7 @@ class RunExecution:
         if journal.view.ends < row.mark and self.backends.together:
             raise StorageCorrupt(
                 f"run {row.run_id}: the ends of {row.mark} steps were recorded and {journal.view.ends} are found; "
-                "it is left as it is: restore a backup"
+                "it was not modified. Restore a backup"
             )
         if journal.view.ends and not row.stalls:  # else the mark is written together with the crash counter
             self.claim.replace_row(mark=journal.view.ends)
@@ -415,7 +416,7 @@ class RunExecution:
                 return
             except UnserialisableResult as refusal:
                 log.warning(
-                    "the result that %s returned when it was cancelled is not stored: %s",
+                    "result of %s after its cancellation was dropped, because it cannot be stored: %s",
                     self.claim.label, type(refusal).__name__,
                 )  # fmt: skip
         await self.end(End(RunStatus.CANCELLED, RunResult(usage=ctx.usage), {}), ctx)
@@ -517,10 +518,8 @@ class RunExecution:
         try:
             work: Any = run_agent(self.agent, ctx)
             if not inspect.isawaitable(work):  # of a coroutine function that something replaced
-                raise InvalidArgument(
-                    f"run() of agent {self.row.agent!r} must return an awaitable, as the coroutine function that it "
-                    f"wraps does, got {brief(work)}. Await that function in async def run, or leave out functools.wraps"
-                )
+                fix = "Await the wrapped function in async def run, or leave out functools.wraps"
+                raise must(f"run() of agent {self.row.agent!r}", "return an awaitable", work, fix)
             try:
                 result = await work
             except Exception as error:

@@ -8,7 +8,6 @@ yet, and a repeated call writes the same journal.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
@@ -16,6 +15,7 @@ from uuid import UUID
 
 from .._core.codec.json import decode, encode
 from .._core.ids import step_id
+from .._core.validation import must, unknown
 from .._engines.base import INSTALL, LOWEST_TOKEN, Op
 from .._execution.claim_writer import ClaimWriter
 from .._execution.effects import FORKED_FROM, join_lineage, membership
@@ -31,7 +31,6 @@ from .backends import Backends
 After = str | tuple[str, str | int] | None
 
 _MAX_READS: Final = 5  # of the journal of a run that executes at the same time
-_MAX_NAMES_LISTED: Final = 12  # steps that an error lists
 _ENDS: Final = ("step.completed", "tool.result")
 
 
@@ -41,10 +40,8 @@ async def fork(
 ) -> UUID:  # fmt: skip
     """Create a fork. See `AgentRunner.fork`."""
     if effects not in EFFECTS:
-        raise InvalidArgument(
-            f'effects must be "refuse", "reuse", "ask" or "repeat", got {brief(effects)}. '
-            'Use "refuse" to have the fork fail at a step that was done before.'
-        )
+        fix = "With 'refuse', the fork fails at a step that was done before"
+        raise must("effects", "be 'refuse', 'reuse', 'ask' or 'repeat'", effects, fix)
     records, cut, checkpoint = await _journal_until(backends, source, after)
     journal = StepJournal(ClaimWriter(source, *backends, backends.queue.clock), records)
     await join_lineage(journal)
@@ -57,9 +54,9 @@ async def fork(
     if stored is None:
         stored = await _stored(backends, row, copies, checkpoint)
     if stored is None:
-        raise _id_taken(row, "was begun as another fork, and never finished")
+        raise _id_taken(row, "belongs to another fork, whose creation was interrupted")
     if not _same(row, stored, after):
-        raise _id_taken(row, "is another run's")
+        raise _id_taken(row, "belongs to another run")
     return UUID(row.run_id)
 
 
@@ -88,9 +85,7 @@ def _cut_point(source: RunRow, records: Sequence[Record], after: After) -> Recor
         return done[-1] if done else None
     name, key = after if isinstance(after, tuple) and len(after) == 2 else (after, None)
     if not isinstance(name, str) or (key is not None and (isinstance(key, bool) or not isinstance(key, (str, int)))):
-        raise InvalidArgument(
-            f"after_step must be a step's name or id, a pair (name, key or occurrence), or None, got {brief(after)}"
-        )
+        raise must("after_step", "be a step's name or id, a pair (name, key or occurrence), or None", after)
     found = [each for each in done if each.name == name and (key is None or _is_key(each.key, str(key)))]
     if not found and key is None:
         found = [each for each in done if step_id(source.run_id, each.name, each.key) == name]
@@ -105,19 +100,11 @@ def _is_key(recorded: str, key: str) -> bool:
 
 
 def _unrecorded(run: str, done: Sequence[Record], name: str, key: str | int | None) -> str:
-    names = list(dict.fromkeys(each.name for each in done))
+    names = {each.name for each in done}
     if key is not None and name in names:
         keys = [each.key.partition(":")[2] for each in done if each.name == name]
-        wanted = brief(str(key))
-        return f"step {brief(name)} of run {run!r} has no saved result with key {wanted}. It has {_listed(keys)}"
-    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.3)
-    hint = f"Did you mean {near[0]!r}? It" if near else "It"
-    return f"run {run!r} has no saved result of step {brief(name)}. {hint} has {_listed(names)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES_LISTED} more" if len(names) > _MAX_NAMES_LISTED else ""
-    return (", ".join(map(repr, names[:_MAX_NAMES_LISTED])) or "none yet") + more
+        return f"run {run!r}: {unknown(f'key of step {brief(name)}', str(key), keys)}"
+    return f"run {run!r}: {unknown('completed step', name, names)}"
 
 
 async def _checkpoint_at(

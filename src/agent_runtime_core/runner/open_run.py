@@ -102,13 +102,15 @@ class OpenRunSession:
         if cancelled_here and task is not None:
             task.uncancel()
         if control.lost:
-            raise LeaseLost(*execution.writer.guard) from error
+            raise self._lease_lost() from error
         if control.cancelled:
             await self._end(RunStatus.CANCELLED, {})
             if isinstance(cause, asyncio.CancelledError) and not cancelled_here:
                 return  # the caller's own cancellation is raised
             name = execution.row.run_key or execution.row.run_id
-            raise RunFailed(f"run {name!r} was cancelled", RunStatus.CANCELLED.value) from error
+            raise RunFailed(
+                f"run {name!r} was cancelled. Open it again to resume it", RunStatus.CANCELLED.value
+            ) from error
         await self.ctx.journal.unconfirmed.resolve_at_end(error)
         if error is None:
             await self._end(RunStatus.SUCCEEDED)
@@ -130,9 +132,17 @@ class OpenRunSession:
         """Return the error of calls on the context after the block, or after the lease was lost."""
         row = self.execution.row
         if self.control.lost and not self._left:
-            return LeaseLost(*self.execution.writer.guard)
+            return self._lease_lost()
         run = row.run_key or row.run_id
-        return StorageClosed(f"the block of run {run} was left: call its context inside, or open the run again")
+        return StorageClosed(
+            f"run {run!r} is closed: its context was used outside of its `async with open_run(...)` block. "
+            "Use ctx inside "
+            "the block, or open the run again"
+        )
+
+    def _lease_lost(self) -> LeaseLost:
+        row = self.execution.row
+        return LeaseLost(*self.execution.writer.guard, row.run_key)
 
     def close(self) -> None:
         """Refuse further calls on the context, and stop extending the lease."""

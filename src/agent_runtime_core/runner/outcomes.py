@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from .._core.clock import aware
 from .._core.codec.json import encode
+from .._core.validation import must
 from .._execution.result_codec import error_payload
 from ..errors import (
     EffectAlreadyDone,
@@ -30,7 +31,6 @@ from ..errors import (
     StepInDoubt,
     UnknownPrice,
     UnserialisableResult,
-    brief,
     deciding_error,
     holds,
     shortened,
@@ -192,15 +192,13 @@ class OutcomePolicy:
         if facts.cancelled:  # the agent checked ctx.cancelled() and returned
             return Cancelled(result if isinstance(result, RunResult) else None)
         if not isinstance(result, RunResult):
-            what = f"run() of agent {facts.row.agent!r} must return a RunResult, got {brief(result)}"
-            return AskAgent(InvalidArgument(what))
+            fix = "Return RunResult(final_output={...})"
+            return AskAgent(must(f"run() of agent {facts.row.agent!r}", "return a RunResult", result, fix))
         if result.error is None:
             return End(RunStatus.SUCCEEDED, result)
         if not isinstance(result.error, ErrorInfo):
-            what = (
-                f"agent {facts.row.agent!r}: the error of a RunResult must be an ErrorInfo, got {brief(result.error)}"
-            )
-            return AskAgent(InvalidArgument(what))
+            where = f"error of the RunResult of agent {facts.row.agent!r}"
+            return AskAgent(must(where, "be an ErrorInfo", result.error, "Write ErrorInfo(type, message)"))
         return self.failed(result, result.error, facts)
 
     def of_error(self, error: BaseException, facts: AttemptFacts) -> Decision:

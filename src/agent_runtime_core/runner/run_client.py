@@ -14,12 +14,13 @@ from .._core.codec.json import decode_dict, encode
 from .._core.ids import new_ulid, stored_id, unbroken
 from .._core.json_schema import misfit
 from .._core.lazy_import import load
+from .._core.validation import must, unknown
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
 from .._execution.inbox import checked_when, mailbox_id, mailbox_payload, user_message
 from .._execution.mailbox import answer_id, answered_request
 from .._execution.result_codec import decode_result, error_in, omitted_history_in
 from .._execution.run_control import RunRecorder
-from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun, brief
+from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, brief
 from ..events.base import EventBus
 from ..events.event import Event
 from ..interfaces import RunResult
@@ -29,7 +30,7 @@ from ..queue.base import RunQueue
 from ..queue.records import LIMITS, LIVE, MESSAGE, RowChanged, RunFilter, RunRow
 from ..registry import Registry
 from ..state.base import StateStore
-from ..status import TERMINAL, RunStatus
+from ..status import TERMINAL, RunStatus, status_words
 from .backends import Backends
 from .backpressure import Backpressure
 from .cancellation import cancel_tree, cancel_with_children
@@ -54,7 +55,7 @@ def _no_messages(row: RunRow, run_id: UUID | str) -> str:
     fields = "'messages': [...]" if conversation is None else f"'messages': [...], 'conversation_id': {conversation!r}"
     where = "" if conversation is None else " of its conversation"
     return (
-        f"run {run_id} has finished ({row.status}) and accepts no messages. "
+        f"run {str(run_id)!r} {status_words(row.status)} and accepts no messages. "
         f"Start a new run{where}: runner.submit({row.agent!r}, {{{fields}}})"
     )
 
@@ -132,7 +133,7 @@ class RunClient:
         if row.agent not in self._warned_of:
             self._warned_of.add(row.agent)
             log.warning(
-                "conversation of run %s (agent %s) is not kept: its runner was not opened from a URL and has no "
+                "conversation of run %s (agent %s) is not stored: its runner was not opened from a URL and has no "
                 "persistence. Pass persistence=PersistenceManager.open(path_or_url) to AgentRunner to keep "
                 "conversations, or persistence=None to turn this warning off",
                 row.run_id, row.agent,
@@ -180,9 +181,9 @@ class RunClient:
             limit: How many runs at most.
         """
         if status is not None and status not in RunStatus.__members__.values():
-            raise InvalidArgument(f"status must be one of {', '.join(RunStatus)}, got {brief(status)}")
+            raise InvalidArgument(unknown("status", status, RunStatus))
         if agent is not None and not isinstance(agent, str):
-            raise InvalidArgument(f"agent must be the key of an agent, got {brief(agent)}")
+            raise must("agent", "be an agent key", agent, "Pass agent.key")
         statuses = None if status is None else (RunStatus(status).value,)
         after = (checked_time("since", since) if since else None) or 0.0
         wanted = RunFilter(statuses, agent, after, limit=checked_int("limit", limit))
@@ -204,7 +205,10 @@ class RunClient:
         key = (await self.queue.require(run_id)).run_id
         ended = await self._until_ended(key, at_most=timeout)
         if ended is None:
-            raise TimeoutError(f"run {run_id} has not ended within {timeout} s")
+            raise TimeoutError(
+                f"run {str(run_id)!r} has not finished within {timeout:g} s. Wait longer, or look at "
+                "runner.get_run(run_id)"
+            )
         return await self._result(ended)
 
     async def _until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
@@ -225,7 +229,10 @@ class RunClient:
         had_journal = row.mark >= 0 and self.backends.together
         if succeeded and (had_journal or await self.state_store.records(row.run_id)):
             await self.queue.require(row.run_id)  # it may have just been deleted
-            raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
+            raise StorageCorrupt(
+                f"run {row.run_key or row.run_id!r} has succeeded, but the end of its journal is missing. "
+                "Restore a backup"
+            )
         # Finished by methods of the queue, or before its journal could be written.
         output = row.decoded("output", decode_dict) if row.output else {}
         error = row.decoded("error", error_in) if row.error else None
@@ -303,13 +310,13 @@ class RunClient:
             UnknownRun: No such run is stored.
         """
         self._refuse_closed()
-        name = unbroken("a signal's name", name)
+        name = unbroken("signal name", name)
         if message_id:
-            message_id = unbroken("a message_id", message_id)
+            message_id = unbroken("message_id", message_id)
         key = stored_id(run_id)
         status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
         if status == "unknown":
-            raise UnknownRun(f"no run {run_id} is stored here")
+            raise self.queue.unknown_run(run_id)
         return status in LIVE
 
     async def send(
@@ -342,11 +349,11 @@ class RunClient:
         """
         self._refuse_closed()
         payload = mailbox_payload(user_message(message), checked_when(when))
-        sent_id = unbroken("a message_id", message_id) if message_id else new_ulid(self.queue.clock)
+        sent_id = unbroken("message_id", message_id) if message_id else new_ulid(self.queue.clock)
         key = stored_id(run_id)
         status, number = await self.queue.post(key, MESSAGE, "", payload, mailbox_id(sent_id))
         if status == "unknown":
-            raise UnknownRun(f"no run {run_id} is stored here")
+            raise self.queue.unknown_run(run_id)
         if status not in LIVE and not number:  # with a number, it was stored before the run finished
             raise IllegalTransition(_no_messages(await self.queue.require(run_id), run_id))
         return sent_id
@@ -379,7 +386,7 @@ class RunClient:
         self._refuse_closed()
         key = stored_id(run_id)
         if message_id:
-            message_id = unbroken("a message_id", message_id)
+            message_id = unbroken("message_id", message_id)
         requests = {
             event.payload["request_id"]: event.payload
             for event in await self.event_bus.get_events(key)
@@ -387,7 +394,8 @@ class RunClient:
             if isinstance(event.payload.get("request_id"), str)  # other code may publish events of that type
         }
         if request_id is not None and (not isinstance(request_id, str) or request_id not in requests):
-            raise InvalidArgument(f"run {run_id} has no question {brief(name)} with request_id={brief(request_id)}")
+            where = f"request_id of approval {brief(name)} of run {str(run_id)!r}"
+            raise must(where, "be that of an approval.requested event", request_id, "Leave it out for the latest one")
         if not requests:
             return await self.signal(run_id, name, answer, message_id=message_id)
         received = [message.msg_id for message in await self.queue.mail(key)]
@@ -398,7 +406,7 @@ class RunClient:
             return False
         wrong = misfit(answer, requests[wanted].get("schema") or {})
         if wrong is not None:
-            raise InvalidArgument(f"the answer to {brief(name)} does not fit: {wrong}")
+            raise must(f"answer to approval {brief(name)}", "match the schema of the request", answer, wrong)
         return await self.signal(run_id, name, answer, message_id=answer_id(wanted, message_id))
 
     async def resume(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
@@ -436,7 +444,8 @@ class RunClient:
         except RowChanged:
             row = await self.queue.require(run_id)
             raise IllegalTransition(
-                f"run {run_id} is {row.status}: only one that failed, timed out, was cancelled or is dead is resumed"
+                f"cannot resume run {str(run_id)!r}: it {status_words(row.status)}. "
+                "Only failed, timed-out, cancelled or dead runs can be resumed. Use runner.wait(run_id) for its result"
             ) from None
         if state is not queue:
             with contextlib.suppress(LeaseLost):  # a worker has claimed the run already: its status is newer
@@ -476,7 +485,10 @@ class RunClient:
                 return await forget(self.backends, row, self._fenced_stores())
             except RowChanged:  # it was restarted since it was read, and has perhaps finished again
                 row = await self.queue.require(run_id)
-        raise IllegalTransition(f"run {run_id} is {row.status}: only one that has ended is deleted; cancel it first")
+        raise IllegalTransition(
+            f"cannot delete run {str(run_id)!r}: it {status_words(row.status)}. Cancel it first with "
+            "runner.cancel(run_id)"
+        )
 
     async def fork(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime as _dt
-import difflib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,11 @@ from .._core.codec.json import decode
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor
 from .._core.threads import in_thread
+from .._core.validation import must, type_name, unknown
 from .._execution.result_codec import decode_result, omitted_history_in
 from .._execution.run_control import Services
 from ..config import get_config
-from ..errors import InvalidArgument, StorageCorrupt, UnknownAgent, UnknownRun, brief
+from ..errors import StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
 from ..portal import call
@@ -32,7 +32,7 @@ from ..registry import DEFAULT, Registry, key_of
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from .arguments import backend_label, check_messages, check_parts, concurrency_key_of, merged_input, run_busy_error
+from .arguments import check_messages, check_parts, concurrency_key_of, merged_input, run_busy_error
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
@@ -92,7 +92,7 @@ class AgentRunner(RunClient):
             ("queue", queue, RunQueue), ("event_bus", event_bus, EventBus), ("state_store", state_store, StateStore),
         ):  # fmt: skip
             if given is not None and not isinstance(given, kind):
-                raise InvalidArgument(f"{what} must be {backend_label(kind)}, got {brief(given)}")
+                raise must(what, f"be {type_name(kind)}", given, f"Extend {kind.__name__} to write a custom one")
         settings = get_config()
         config = config or RunnerConfig.of(settings)
         if queue is not None and queue.limits_retries:
@@ -172,7 +172,8 @@ class AgentRunner(RunClient):
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")
             log.info(
-                "runs are kept in memory: nothing outlives this process (AgentRunner.open('agents.db') keeps them)"
+                "runs are stored in memory and end with this process; AgentRunner.open('agents.db') stores "
+                "them in a file"
             )
 
     async def __aenter__(self) -> AgentRunner:
@@ -216,11 +217,8 @@ class AgentRunner(RunClient):
             return agent
         found = self.registry.get(agent)
         if found is None:
-            near = difflib.get_close_matches(agent[:100], self.registry.keys(), n=1, cutoff=0.3)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownAgent(
-                f"no agent {brief(agent)} is registered in this process; register it first: register_runtime(…){hint}"
-            )
+            fix = "Register agents with register_runtime(agent)"
+            raise UnknownAgent(unknown("agent", agent, self.registry.keys(), fix))
         return found
 
     async def execute(
@@ -265,9 +263,9 @@ class AgentRunner(RunClient):
         """
         self._refuse_closed()
         if if_running not in ("wait", "raise"):
-            raise InvalidArgument(f"if_running must be 'wait' or 'raise', got {brief(if_running)}")
+            raise must("if_running", "be 'wait' or 'raise'", if_running)
         if recover not in ("inline", "worker"):
-            raise InvalidArgument(f"recover must be 'inline' or 'worker', got {brief(recover)}")
+            raise must("recover", "be 'inline' or 'worker'", recover)
         runtime = self.agent(agent)
         input_ = merged_input(input_data, params)
         key = await self._free_key(concurrency_key, input_, parent_run_id)
@@ -333,7 +331,7 @@ class AgentRunner(RunClient):
             at_most = min(at_most, row.deadline - self.queue.clock.wall())
             if at_most <= 0:
                 busy = run_busy_error(outcome, there, self.queue.clock.wall())
-                raise TimeoutError(f"the deadline of run {row.run_key or row.run_id!r} passed: {busy}")
+                raise TimeoutError(f"deadline of run {row.run_key or row.run_id!r} passed: {busy}")
         if outcome != "behind":
             return await self._until_ended(row.run_id, at_most=at_most)
         with contextlib.suppress(UnknownRun):  # it has ended and was deleted

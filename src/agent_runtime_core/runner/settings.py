@@ -63,7 +63,7 @@ class RunnerConfig:
     keep_unanswered: bool = True
 
     def __post_init__(self) -> None:
-        checked_name("a worker_id", self.worker_id)
+        checked_name("worker_id", self.worker_id)
         for name, kind in _SETTINGS.items():
             kind.check(name, getattr(self, name))
         check_all(self.retention, dict.fromkeys(TERMINAL, DURATION), "retention", "final status")

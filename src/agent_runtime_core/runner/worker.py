@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from .._core.arguments import checked_int
 from .._core.context_vars import start_helper
 from .._core.per_loop import call_in_loop
-from .._core.validation import is_number
-from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
+from .._core.validation import Shown, is_number, must
+from ..errors import AgentRuntimeError, StorageClosed
 from ..queue.records import ClaimRequest, RunRow
 from .concurrency import ConcurrencySlots
 from .crash_suspects import ISOLATION_TIMEOUT, CrashSuspects
@@ -205,14 +205,13 @@ class Worker:
     async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
         """Claim and execute runs until the worker is stopped; see `AgentRunner.run_loop`."""
         if self._closed:
-            raise StorageClosed("this runner was closed: make another one")
+            raise StorageClosed("this runner was closed. Create another one")
         if self._wake_event is not None and self._loop is not None and not self._loop.is_closed():
-            raise InvalidArgument(
-                "this runner has a run_loop already: use a greater concurrency, or make another runner"
-            )
+            fix = "Raise its concurrency, or create another runner"
+            raise must("run_loop", "run once per runner", Shown("a second call"), fix)
         checked_int("concurrency", concurrency)
         if not is_number(poll_interval) or not poll_interval > 0:
-            raise InvalidArgument(f"poll_interval must be a number of seconds above 0, got {brief(poll_interval)}")
+            raise must("poll_interval", "be a number of seconds above 0", poll_interval)
         self.slots.resize(concurrency)
         self._loop, wake, ended = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
         self._wake_event, self._loop_ended, self._poll = wake, ended, poll_interval
@@ -268,7 +267,7 @@ class Worker:
                 return False
             raise  # polling again would fail forever
         except AgentRuntimeError as error:
-            log.warning("could not claim: %s", error)
+            log.warning("claiming runs failed: %s; retrying", error)
             return False
         self._claims_due = bool(self._registry().keys())
         await self._start_claimed(rows)  # also after `stop()`: claimed runs must be executed or released
@@ -365,7 +364,7 @@ class Worker:
             await asyncio.wait(releases, timeout=RELEASE_SECONDS)
         finally:
             for execution in left.values():
-                log.warning("%s did not stop when it was cancelled: released to the queue", execution.claim.label)
+                log.warning("%s did not stop when it was cancelled; released to the queue", execution.claim.label)
                 execution.control.lost = execution.control.closed = True
                 execution.claim.unregister()
                 self._forget(execution)

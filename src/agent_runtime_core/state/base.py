@@ -8,11 +8,12 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
-from .._core.codec.json import decode_dict, encode
+from .._core.codec.json import decode_dict, encode_as
 from .._core.ids import stored_id, unbroken
+from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
 from .._journal.record import Record
-from ..errors import InvalidArgument, StorageCorrupt, UnserialisableResult, brief
+from ..errors import StorageCorrupt, UnserialisableResult, brief
 
 _FURTHEST: Final = 2**53  # greater than every position, and every store accepts it
 
@@ -119,9 +120,9 @@ class StateStore(Backend):
             LeaseLost: if `claim` is not current.
         """
         if not isinstance(state, Mapping):
-            raise InvalidArgument(f"a checkpoint must be a dict, got {type(state).__name__}: {brief(state)}")
+            raise must("state", "be a dict", state)
         key = stored_id(run_id)
-        op = Op("state.checkpoint", (key, encode(dict(state)), None, self.clock.wall()))
+        op = Op("state.checkpoint", (key, encode_as("state", dict(state)), None, self.clock.wall()))
         await self.commits.commit(None if claim is None else Guard(key, claim), [op])
 
     async def get_checkpoint(self, run_id: UUID | str) -> dict[str, Any] | None:
@@ -141,7 +142,7 @@ class StateStore(Backend):
         Raises:
             LeaseLost: if `claim` is not current.
         """
-        text = unbroken("a status", status)
+        text = unbroken("status", status)
         key = stored_id(run_id)
         guard = None if claim is None else Guard(key, claim)
         await self.commits.commit(guard, [Op("state.status", (key, text, self.clock.wall()))])
@@ -163,7 +164,7 @@ class StateStore(Backend):
     async def records(self, run_id: UUID | str, after: int = -1) -> list[Record]:
         """Return the records of the run's journal after a position, in order."""
         if not isinstance(after, int):
-            raise InvalidArgument(f"after must be an integer, a position in the journal, got {brief(after)}")
+            raise must("after", "be an integer, a position in the journal", after)
         records: list[Record] = await self.read("records", stored_id(run_id), max(-1, min(after, _FURTHEST)))
         return records
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from .._core.codec.json import decode
+from .._core.validation import must
 from .._execution.checkpoint_writer import LIST_KEY, CheckpointWriter
 from .._execution.run_writer import StepWriter
 from .._execution.step_journal import StepJournal
 from .._execution.step_scope import Identity
-from ..errors import InvalidArgument, brief
+from ..errors import brief
 from .model import ExecutionState, Step
 
 
@@ -56,10 +57,8 @@ async def _saved_state(ctx: Any, key: str) -> ExecutionState | None:
     try:
         return ExecutionState.from_dict(saved)
     except (AttributeError, TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"the checkpoint's {brief(key)} must be the state of a StepExecutor, got {brief(saved)}. Pass another "
-            "checkpoint_key=, or restart with run(steps, resume=False)"
-        ) from error
+        fix = "Pass another checkpoint_key=, or restart with run(steps, resume=False)"
+        raise must(f"the checkpoint's {brief(key)}", "be the state of a StepExecutor", saved, fix) from error
 
 
 def labels_of(steps: Iterable[Step]) -> dict[Identity, str]:

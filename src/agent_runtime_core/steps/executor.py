@@ -8,13 +8,13 @@ from typing import Any, cast
 
 from .._core.codec.json import MAX_RESULT
 from .._core.ids import unbroken
-from .._core.validation import is_number
+from .._core.validation import Shown, is_number, must, shown
 from .._execution.run_writer import StepWriter
 from .._execution.step_journal import StepJournal
 from .._execution.step_policy import InDoubt, Policy, RetryOn
 from .._execution.step_scope import Identity
 from .._execution.sync_context import SyncRunContext
-from ..errors import InvalidArgument, brief
+from ..errors import brief
 from ..portal import from_thread
 from ..retry import Delay
 from .checkpoint_only import labels_of, open_checkpoint
@@ -58,19 +58,17 @@ class StepExecutor:
     ) -> None:
         missing = [name for name in ("emit", "checkpoint", "get_state", "cancelled") if not hasattr(ctx, name)]
         if missing:
-            hint = ". Pass its ctx" if hasattr(ctx, "ctx") else ""
-            raise InvalidArgument(f"ctx must be the context of a run, got {brief(ctx)} without {missing[0]!r}{hint}")
+            got = Shown(f"{shown(ctx)} without {missing[0]!r}")
+            raise must("ctx", "be the context of a run", got, "Pass its ctx" if hasattr(ctx, "ctx") else "")
         self._call: Callable[..., Any] = from_thread
         if isinstance(ctx, SyncRunContext):
             self._call, ctx = ctx.call_on_loop, ctx.async_context
         if not isinstance(checkpoint_key, str):
-            raise InvalidArgument(f"checkpoint_key must be a string, got {brief(checkpoint_key)}")
+            raise must("checkpoint_key", "be a string", checkpoint_key)
         if not isinstance(max_concurrency, int) or max_concurrency < 1:
-            raise InvalidArgument(f"max_concurrency must be an integer of at least 1, got {brief(max_concurrency)}")
+            raise must("max_concurrency", "be an integer of at least 1", max_concurrency)
         if not is_number(cancel_check_interval) or not cancel_check_interval > 0:
-            raise InvalidArgument(
-                f"cancel_check_interval must be a number of seconds above 0, got {brief(cancel_check_interval)}"
-            )
+            raise must("cancel_check_interval", "be a number of seconds above 0", cancel_check_interval)
         self.ctx = ctx
         self.checkpoint_key = checkpoint_key
         self.cancel_check_interval = cancel_check_interval
@@ -148,9 +146,7 @@ class StepExecutor:
         """
         steps = unique(steps)
         if initial_state is not None and not isinstance(initial_state, Mapping):
-            raise InvalidArgument(
-                f"initial_state must be a dict, got {type(initial_state).__name__}: {brief(initial_state)}"
-            )
+            raise must("initial_state", "be a dict", initial_state)
         graph = Graph(steps) if is_graph(steps) else None
         journal, scope = await self.open_journal(lambda: labels_of(steps), resume)
         suffix = journal.keys.scope_suffix()
@@ -207,21 +203,18 @@ class StepExecutor:
                 position.
         """
         policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
-        name = unbroken("the name of a map", name)
+        name = unbroken("map name", name)
         try:
             iterator = iter(items)
         except TypeError:
-            raise InvalidArgument(
-                f"map {brief(name)}: items must be a list or another iterable, got {brief(items)}"
-            ) from None
+            raise must(f"map {brief(name)}: items", "be a list or another iterable", items) from None
         listed = list(iterator)
         keys = [
-            str(i) if key is None else unbroken(f"a key of map {name!r}", str(key(item)))
-            for i, item in enumerate(listed)
+            str(i) if key is None else unbroken(f"map {name!r}: key", str(key(item))) for i, item in enumerate(listed)
         ]
         if len(set(keys)) != len(keys):
             duplicate = next(k for k in keys if keys.count(k) > 1)
-            raise InvalidArgument(f"map {brief(name)}: keys of items must be unique, got {brief(duplicate)} twice")
+            raise must(f"map {brief(name)}: keys of items", "be unique", Shown(f"{brief(duplicate)} twice"))
         journal, scope = await self.open_journal(lambda: {(name, f"m:{each}"): f"{name}[{each}]" for each in keys})
         return await MapRun(self.options, journal, scope).run(
             name, fn, listed, keys, policy, returns, max_result_bytes, key is None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
 from .._core.codec.tagged import stored_as_dict
+from .._core.validation import Shown, must, unknown
 from ..errors import InvalidArgument, brief
 from .model import Results, Step
 
@@ -47,11 +47,9 @@ class Graph:
     def _needs(self, step: Step) -> list[int]:
         for name in step.depends_on:
             if name not in self.positions:
-                near = difflib.get_close_matches(name[:100], self.positions, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else "Name a step of the same list"
-                raise InvalidArgument(
-                    f"step {brief(step.name)} depends on {brief(name)}, which is not in the list. {hint}"
-                )
+                fix = "Name a step of the same list"
+                where = f"step {brief(step.name)}: depends_on"
+                raise InvalidArgument(f"{where}: {unknown('step', name, self.positions, fix)}")
         return sorted({self.positions[name] for name in step.depends_on})
 
     def _order(self) -> list[int]:
@@ -63,7 +61,8 @@ class Graph:
             self.finished(position)
         if len(order) < len(self.steps):
             cycle = " -> ".join(self._cycle(self._left))
-            raise InvalidArgument(f"steps wait for each other: {cycle}. Remove one of these dependencies")
+            fix = "Remove one of these dependencies"
+            raise must("depends_on", "not form a cycle", Shown(cycle), fix)
         return order
 
     def _cycle(self, left: Sequence[int]) -> list[str]:
@@ -146,10 +145,8 @@ class Reachable(Results):
         if position is None:
             raise KeyError(name)
         if not self._mask >> position & 1:
-            raise InvalidArgument(
-                f"step {self._step!r} reads the result of {brief(name)}, on which it does not depend. Name it "
-                "in depends_on"
-            )
+            where = f"step {self._step!r}"
+            raise must(where, "depend on each step whose result it reads", name, "Add it to depends_on")
         return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:

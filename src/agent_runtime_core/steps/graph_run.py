@@ -61,7 +61,7 @@ class GraphRun(StepListRun):
             found = present if present is not None and (present, self.key) not in journal.view.completed else None
             new_name = "its new name" if found is None else repr(found)
             raise JournalMismatch(
-                f"the list must have step {name!r}, which the journal has recorded. Restore the step, or call "
+                f"the list must have step {name!r}, which has a saved result, got none. Restore the step, or call "
                 f"ctx.renamed({name!r}, {new_name}) before the list",
                 recorded=name,
                 found=found,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .._core.codec.json import arguments_digest, encode
+from .._core.validation import Shown, must
 from .._execution.journal_view import CONCURRENT_INFO
 from .._execution.run_writer import StepWriter
 from .._execution.step_function import StepFunction, call, step_function
@@ -14,7 +15,7 @@ from .._execution.step_policy import Policy
 from .._execution.step_runner import StepCall, run_step
 from .._execution.step_scope import CURRENT_STEP
 from .._journal.record import SKIPPED, Record
-from ..errors import InvalidArgument, StepCancelledError, brief
+from ..errors import StepCancelledError, brief
 from .step_list import ListOptions, recorded_results
 from .worker_pool import all_of
 
@@ -80,10 +81,10 @@ class MapRun:
         earlier = maps.get(which, [])
         for position, (digest, earlier_digest) in enumerate(zip(self.digests, earlier, strict=False)):
             if digest != earlier_digest:
-                raise InvalidArgument(
-                    f"map {brief(self.name)}: position {position} must have the same item as in the earlier map of "
-                    "that name, whose result is saved. Give each map its own name, or its items keys with key="
-                )
+                where = f"map {brief(self.name)}: position {position}"
+                constraint = "have the same item as in the earlier map of that name, whose result is saved"
+                fix = "Give each map its own name, or its items keys with key="
+                raise must(where, constraint, Shown("another item"), fix)
         if len(self.digests) > len(earlier):
             maps[which] = self.digests
 

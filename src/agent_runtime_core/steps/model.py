@@ -16,10 +16,11 @@ from .._core.codec.json import MAX_RESULT, encode
 from .._core.codec.tagged import stored_as_dict
 from .._core.codec.typed import codec_for
 from .._core.ids import run_uuid, unbroken
+from .._core.validation import Shown, must
 from .._execution.step_function import StepFunction, cached_step_function, step_function
 from .._execution.step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
 from .._execution.step_runner import IMMUTABLE
-from ..errors import InvalidArgument, UnserialisableResult, brief
+from ..errors import UnserialisableResult, brief
 from ..retry import Delay
 from ..status import StepStatus
 
@@ -75,11 +76,9 @@ class Step:
     _policy: ClassVar[tuple[Any, Policy] | None] = None
 
     def __post_init__(self) -> None:
-        self.name = unbroken("a step's name", self.name)
+        self.name = unbroken("step name", self.name)
         if not callable(self.fn):
-            raise InvalidArgument(
-                f"step {brief(self.name)}: fn must be a function of (ctx, state), got {brief(self.fn)}"
-            )
+            raise must(f"step {brief(self.name)}: fn", "be a function of (ctx, state)", self.fn)
         if type(self.depends_on) is not tuple or self.depends_on:
             self.depends_on = self._checked_names(self.depends_on)
         self.policy()
@@ -89,9 +88,7 @@ class Step:
     def _checked_names(self, given: Any) -> tuple[str, ...]:
         names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (None,)
         if not all(isinstance(name, str) for name in names):
-            raise InvalidArgument(
-                f"step {brief(self.name)}: depends_on must be a list of step names, as in ['load'], got {brief(given)}"
-            )
+            raise must(f"step {brief(self.name)}: depends_on", "be a list of step names, such as ['load']", given)
         return names
 
     def function(self) -> StepFunction:
@@ -272,7 +269,8 @@ class ReadOnlyState(State):
     """The state of a list whose steps run concurrently. Steps pass data by their results instead."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise InvalidArgument("state is read-only while steps run concurrently. Return the value as the step's result")
+        fix = "Return the value as the step's result"
+        raise must("state", "not be changed while steps run concurrently", Shown("a change"), fix)
 
     __setitem__: Callable[..., Any] = _refuse
     __delitem__: Callable[..., Any] = _refuse
@@ -312,14 +310,14 @@ def unique(steps: Iterable[Step]) -> Sequence[Step]:
         InvalidArgument: One is not a Step, or a name occurs twice.
     """
     if not isinstance(steps, Iterable):
-        raise InvalidArgument(f"steps must be a list of Step objects, got {brief(steps)}")
+        raise must("steps", "be a list of Step objects", steps)
     listed, seen = list(steps), set[str]()
     if len({step.name for step in listed if isinstance(step, Step)}) == len(listed):
         return listed
     for step in listed:
         if not isinstance(step, Step):
-            raise InvalidArgument(f"steps must be Step objects, got {brief(step)}")
+            raise must("steps", "be Step objects", step)
         if step.name in seen:
-            raise InvalidArgument(f"names of steps must be unique in a list, got {brief(step.name)} twice")
+            raise must("step names", "be unique in a list", Shown(f"{brief(step.name)} twice"))
         seen.add(step.name)
     return listed

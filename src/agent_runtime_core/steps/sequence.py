@@ -102,7 +102,7 @@ class StepSequence(StepListRun):
             if found != name and name not in self.journal.view.former_names(found or ""):
                 fix = f", or call ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
                 raise JournalMismatch(
-                    f"position {position} of the list must be step {name!r}, which the journal has recorded, got "
+                    f"position {position} of the list must be step {name!r}, which has a saved result, got "
                     f"{'no step' if found is None else repr(found)}. Restore the old list{fix}",
                     recorded=name,
                     found=found,

@@ -445,6 +445,6 @@ def _copied(value: T) -> T:
     try:
         return copy.deepcopy(value)
     except RecursionError:
-        raise UnserialisableResult("$", f"nested deeper than {MAX_DEPTH} levels: pass a flatter value") from None
+        raise UnserialisableResult("$", f"nested deeper than {MAX_DEPTH} levels. Use a flatter value") from None
     except TypeError:
         return cast("T", decode(encode(value)))  # raises the error of a real run if the value cannot be stored

@@ -204,11 +204,21 @@ def decode(text: str) -> object:
         # Searching for one character is many times faster than for three.
         return untag(value, None) if "$" in text and '"$"' in text else value
     except RecursionError as error:
-        raise UnserialisableResult("$", "nested too deeply to be read here") from error
+        raise UnserialisableResult("$", "nested too deeply to be read") from error
     except UnserialisableResult:
         raise
     except (ValueError, StopIteration) as error:
-        raise UnserialisableResult("$", f"the text is not what was written: {error}") from error
+        raise UnserialisableResult("$", f"the stored text was changed: {error}. Restore a backup") from error
+
+
+def encode_as(name: str, value: object) -> str:
+    """Encode an argument of the caller; an error has the path `name.a` in place of `$.a`."""
+    try:
+        return encode(value)
+    except UnserialisableResult as error:
+        raise UnserialisableResult(
+            f"{name}{error.path[1:]}", error.reason, max_bytes=error.max_bytes
+        ) from error.__cause__
 
 
 def decode_checked(text: str, read: Callable[[str], object] = decode) -> object:

@@ -134,7 +134,7 @@ def size_budget(max_bytes: int) -> int:
 
 
 def oversize(max_bytes: int) -> UnserialisableResult:
-    why = f"larger than {max_bytes:,} bytes as JSON, or of too many parts: store it elsewhere, return where it is"
+    why = f"larger than {max_bytes:,} bytes as JSON, or of too many parts. Store it elsewhere, and use its address"
     return UnserialisableResult("$", why, max_bytes=max_bytes)
 
 
@@ -169,12 +169,12 @@ class TagEncoder:
             return value
         if kind is int:
             if not -_INT_END < value < _INT_END:
-                raise not_encodable(at, f"an int of more than {MAX_DIGITS:,} digits: return it as hex(value)")
+                raise not_encodable(at, f"an int of more than {MAX_DIGITS:,} digits. Use hex(value)")
             self.spend(max(value.bit_length() - 1, 0) * 3 // 10)
             return value
         if kind is float:
             if value - value != 0.0:
-                raise not_encodable(at, f"{value!r} has no JSON form: return None or a string in its place")
+                raise not_encodable(at, f"{value!r} is not JSON-serializable. Use None or a string")
             return value
         if kind in DICTS:
             tree = self.of_dict(value, descend(at, value))
@@ -193,15 +193,11 @@ class TagEncoder:
             if type(key) is not str and not self.exact:
                 key = _bare(key)
             if type(key) is not str:
-                reason = (
-                    f"the key {short(key)} is {type_name(type(key))}: JSON keys are str, so write them as str yourself"
-                )
+                reason = f"the key {short(key)} must be a str, got {type_name(type(key))}. Use str(key)"
                 raise not_encodable(here.parent, reason)
             if not key.isascii() and HALVES.search(key) is not None:
-                way = "join them with key.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
-                raise not_encodable(
-                    here.parent, f"the key {short(key)} holds two halves of a character side by side: {way}"
-                )
+                way = "Join them with key.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
+                raise not_encodable(here.parent, f"the key {short(key)} contains two lone surrogates in a row. {way}")
             self.spend(len(key), 1)
             here.step = key
             tree[key] = self.of(item, here)
@@ -242,8 +238,8 @@ class TagEncoder:
         if type(zone) is ZoneInfo and zone.key is not None:
             return [bare, value.fold, zone.key]
         if type(zone) is not _dt.timezone:
-            out = "use zoneinfo.ZoneInfo(name), or return value.astimezone(datetime.UTC)"
-            raise not_encodable(at, f"a time zone that is {type_name(type(zone))} has no JSON form: {out}")
+            out = "Use zoneinfo.ZoneInfo(name), or value.astimezone(datetime.UTC)"
+            raise not_encodable(at, f"a time zone that is {type_name(type(zone))} is not JSON-serializable. {out}")
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
         # fromisoformat() reads an offset below one second as none.
         if not name and not value.fold and not offset.microseconds:
@@ -255,7 +251,7 @@ class TagEncoder:
 
     def of_decimal(self, value: Any, at: Path | None) -> object:
         if not value.is_finite():
-            raise not_encodable(at, f"{value!r} has no JSON form: return None or a string in its place")
+            raise not_encodable(at, f"{value!r} is not JSON-serializable. Use None or a string")
         return self.of_text(value, at)
 
     def of_bytes(self, value: Any, at: Path | None) -> object:
@@ -303,7 +299,7 @@ def untag(value: Any, at: Path | None) -> Any:
     if tag is _ABSENT:
         return _revived_inside(value, value.items(), at)
     if type(tag) is not str or len(value) != 2 or "v" not in value:
-        raise not_encodable(at, f'the text was changed after it was written: "{TAG}" is not a tag')
+        raise not_encodable(at, f'the stored text was changed: "{TAG}" is not a tag. Restore a backup')
     form = value["v"]
     if tag == "dict" and type(form) is dict:
         return _revived_inside(form, form.items(), at)
@@ -311,15 +307,15 @@ def untag(value: Any, at: Path | None) -> Any:
     if revive is None and (cls := REGISTRY.type_of(tag)) is not None:
         return _codecs()(cls).convert(_revived_inside(form, form.items(), at) if type(form) is dict else form, at, True)
     if revive is None:
-        way = f"register_type({tag.rsplit('.', 1)[-1]}) before reading it"
-        out = way if "." in tag else "a later version wrote it"
-        raise not_encodable(at, f"the type {short(tag)} is not known in this process: {out}")
+        way = f"Call register_type({tag.rsplit('.', 1)[-1]}) before reading it"
+        out = way if "." in tag else "A later version of agent-runtime-core wrote it: upgrade"
+        raise not_encodable(at, f"the type {short(tag)} is not registered in this process. {out}")
     try:
         return revive(untag(form, at))
     except UnserialisableResult:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, OSError) as error:
-        raise not_encodable(at, f"the {tag} here cannot be read: {type(error).__name__}: {error}") from error
+        raise not_encodable(at, f"the stored {tag} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _revived_inside(value: Any, items: Iterable[tuple[Any, Any]], at: Path | None) -> Any:

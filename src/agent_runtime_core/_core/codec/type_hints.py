@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import InvalidArgument
+from ..validation import must
 
 
 def returns_of(fn: Callable[..., object]) -> object | None:
@@ -56,7 +57,8 @@ def _hint(annotation: Any, space: dict[str, Any], local: dict[str, Any]) -> Any:
 
 
 def unresolved(where: str, error: NameError) -> InvalidArgument:
-    return InvalidArgument(f"{where} cannot be resolved ({error}): define {error.name!r} at the top of its module")
+    fix = f"Define {error.name!r} at the top of its module"
+    return must(where, "name a type that is defined", error.name, fix)
 
 
 def _enclosing(fn: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 from uuid import UUID
 
-from ...errors import InvalidArgument, UnserialisableResult, brief
-from ..validation import Path, descend, not_encodable, short, type_name
+from ...errors import UnserialisableResult, brief
+from ..validation import Path, Shown, descend, must, not_encodable, type_name, unknown
 from .json import MAX_BYTES, MAX_RESULT, decode, encode
 from .tagged import DICTS, NOT_STORED, REGISTRY, Turn
 from .type_hints import hints_of
@@ -108,10 +108,10 @@ def codec_for(
     write: Callable[[object], str] = _ENCODE
     if max_bytes != MAX_RESULT:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or not 0 < max_bytes <= MAX_BYTES:
-            raise InvalidArgument(f"max_result_bytes is a number of 1 to {MAX_BYTES:,} bytes, not {brief(max_bytes)}")
+            raise must("max_result_bytes", f"be an integer from 1 to {MAX_BYTES:,}", max_bytes)
         write = partial(encode, max_bytes=max_bytes, exact=True)
     if isinstance(annotation, str):
-        raise InvalidArgument(f"the annotation {short(annotation)} is text: pass the type itself")
+        raise must("the type of a result", "be a type", annotation, "Pass the type itself, without quotes")
     convert, needed = codec_of(annotation)
     if not needed:
         return write, decode
@@ -139,7 +139,7 @@ def register_type(cls: _C) -> _C:
     """
     given: object = cls
     if not _registrable(given):
-        raise InvalidArgument(f"register_type takes a dataclass or an Enum class, not {brief(given)}")
+        raise must("the argument of register_type", "be a dataclass or an Enum class", given)
     codec_of(given)
     REGISTRY.add(given)
     return cls
@@ -218,7 +218,7 @@ def _union(members: list[Any], policy: Policy) -> Codec:
         return codecs[0] if len(codecs) == 1 else _LEAF
     said = " | ".join(getattr(member, "__name__", str(member)) for member in members)
     named = [f"register_type({member.__name__})" for member in members if _registrable(member)]
-    out = f"annotate Any, and {' and '.join(named) or 'register_type the dataclasses and Enums in it'}"
+    out = f"Annotate Any, and {' and '.join(named) or 'register_type the dataclasses and Enums in it'}"
     return Codec(partial(_convert_union, [codec.convert for codec in codecs], said, out))
 
 
@@ -248,19 +248,24 @@ def _converters(cls: Any, policy: Policy) -> dict[str, Turn]:
 
 def _require_restorable(cls: type) -> None:
     if issubclass(cls, str | int | float | bytes | dict | list | tuple | set | frozenset):
-        raise InvalidArgument(f"{cls.__name__} holds more than its fields: let it hold the builtin value in a field")
+        base = next(each.__name__ for each in cls.__mro__[1:] if each.__module__ == "builtins")
+        fix = f"Hold the {base} in a field"
+        raise must(f"class {cls.__name__}", "have all its data in fields", Shown(f"a subclass of {base}"), fix)
     # dataclasses.fields() leaves InitVar out, and their values are gone once __init__ has run.
     for field in getattr(cls, "__dataclass_fields__", {}).values():
         bare = field.default is field.default_factory is _MISSING
         if bare and getattr(getattr(field, "_field_type", None), "name", "") == "_FIELD_INITVAR":
-            raise InvalidArgument(f"{cls.__name__}.{field.name} is an InitVar, which is not kept: give it a default")
+            where = f"field {field.name!r} of {cls.__name__}"
+            raise must(where, "be stored or have a default", Shown("an InitVar without one"), "Add a default")
 
 
 def _mismatch(at: Path | None, said: str, value: object) -> UnserialisableResult:
     if type(value).__name__ == said:
         why = f"the annotation names another definition of {said}, got one that was defined later or elsewhere"
         return not_encodable(at, f"{why}. Define the annotated function again, or register_type({said}).")
-    return not_encodable(at, f"the annotation says {said}, this is {type_name(type(value))}: make the two agree")
+    return not_encodable(
+        at, f"the annotation says {said}, got {type_name(type(value))}. Correct the annotation or the value"
+    )
 
 
 def _passes(value: object) -> bool:
@@ -334,7 +339,7 @@ def _convert_enum(cls: type[enum.Enum], by_value: bool, value: Any, at: Path | N
     if type(value) is cls:
         is_flag = isinstance(value, enum.Flag)
         if not is_flag and cls.__members__.get(value.name) is not value:
-            raise not_encodable(at, f"{value!r} is not a member of {cls.__name__}")
+            raise not_encodable(at, f"must be a member of {cls.__name__}, got {value!r}")
         return value if back else value.value if by_value or is_flag else value.name
     if _passes(value):
         return value
@@ -346,8 +351,8 @@ def _convert_enum(cls: type[enum.Enum], by_value: bool, value: Any, at: Path | N
             member = cls(value)
     # True equals 1, and is another value.
     if member is None or (type(value) is not str and isinstance(value, bool) is not isinstance(member.value, bool)):
-        known = brief([each.value if by_value else each.name for each in cls])
-        raise not_encodable(at, f"{short(value)} is not a member of {cls.__name__}, which has {known}")
+        known = [str(each.value) if by_value else each.name for each in cls]
+        raise not_encodable(at, unknown(cls.__name__, value, known))
     return member
 
 
@@ -382,12 +387,12 @@ def _built(cls: Any, policy: Policy, tree: dict[str, Any], at: Path | None) -> A
                 arguments[name] = values[name]
         elif field.init and field.default is field.default_factory is _MISSING:
             raise not_encodable(
-                at, f"{cls.__name__} needs {name!r}, which is missing: add it, or give the field a default"
+                at, f"{cls.__name__} needs {name!r}, which is missing. Add it, or give the field a default"
             )
     try:
         record = cls(**arguments)
     except Exception as error:  # the constructor is the user's
-        raise not_encodable(at, f"{cls.__name__} would not be built: {type(error).__name__}: {error}") from error
+        raise not_encodable(at, f"{cls.__name__} could not be constructed: {type(error).__name__}: {error}") from error
     for name, item in values.items() if policy.restore else ():
         # What __post_init__ changes was changed before it was written, and a second time would show.
         if getattr(record, name, _MISSING) is not item:
@@ -406,8 +411,8 @@ def _convert_union(members: list[Turn], said: str, out: str, value: Any, at: Pat
     read = made if back else _changed(members, said, made[0] if made else value, at, True)
     if len(made) > 1 or len(read) != len(made):
         kind = type(value)
-        way = f"register_type({kind.__name__})" if _registrable(kind) else out
-        raise not_encodable(at, f"the JSON of {type_name(kind)} fits more than one of {said}: {way}")
+        way = f"Call register_type({kind.__name__})" if _registrable(kind) else out
+        raise not_encodable(at, f"the JSON of {type_name(kind)} fits more than one of {said}. {way}")
     return made[0] if made else value
 
 

@@ -202,17 +202,22 @@ class Connection:
             conn.connect()
         except driver().shut_out as error:
             conn.disconnect()
-            raise StorageError(f"{self.place} does not let us in: {error}; is the user or password right?") from error
+            raise StorageError(
+                f"{self.place} rejected the login: {error}. Check the user and the password in the URL"
+            ) from error
         except driver().broken as error:
             conn.disconnect()
             self.place = self._home
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise StorageError(
-                    f"{self.place} is not trusted: {error!s:.300}; set SSL_CERT_FILE to the certificates to trust"
+                    f"{self.place} has a certificate that is not trusted ({error!s:.300}). Set "
+                    "SSL_CERT_FILE to the certificates to trust"
                 ) from error
             if isinstance(error, driver().error_reply) and any(word in str(error) for word in _NO_DATABASE):
-                raise StorageError(f"{self.place} has no database {self.place.db}: {error!s:.300}") from error
-            raise NotSent(f"{self.place} cannot be reached: {error!s:.300}") from error
+                raise StorageError(
+                    f"{self.place} has no database {self.place.db} ({error!s:.300}). Use another number in the URL"
+                ) from error
+            raise NotSent(f"{self.place} cannot be reached ({error!s:.300})") from error
         self._conn = conn
         try:
             self.ask("SCRIPT LOAD", self._script().text)
@@ -240,9 +245,13 @@ def full_error_text(error: Exception) -> str:
 def refused(reply: str) -> StorageError:
     """Return the storage error for an error reply."""
     if "MISCONF" in reply:  # the server's disk is full, in most cases
-        return StorageFull(f"{reply}; nothing acknowledged is lost: have the server write to its disk again, and go on")
+        return StorageFull(
+            f"{reply.rstrip('.')}. Acknowledged writes are kept. Let the server write to its disk again, then continue"
+        )
     if "OOM" in reply:
-        return StorageFull(f"{reply}; nothing acknowledged is lost: free some memory, or raise maxmemory, and go on")
+        return StorageFull(
+            f"{reply.rstrip('.')}. Acknowledged writes are kept. Free memory or raise maxmemory, then continue"
+        )
     return StorageError(reply)
 
 

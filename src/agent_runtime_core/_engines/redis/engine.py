@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.per_loop import PerLoop
-from ...errors import InvalidArgument, LeaseLost, StorageBusy, StorageError
+from ..._core.validation import Shown, must
+from ...errors import LeaseLost, StorageBusy, StorageError
 from ..backend import Reads, shared_store
 from ..base import EngineStore, Guard, Op, OperationSet
 from ..commit_request import CommitRequest, LoopBatch, PendingCommits, wait_in_thread
@@ -88,7 +89,7 @@ class RedisEngine(SharedEngine):
         if operation_set.name in self._operation_sets:
             return
         if not isinstance(operation_set, RedisOperationSet):
-            raise InvalidArgument(f"the concern {operation_set.name!r} has no operations for Redis")
+            raise must(f"operation set {operation_set.name!r}", "be a RedisOperationSet", operation_set)
         self._codecs.update(operation_set.codecs)
         self._refusals.update(operation_set.refusals)
         self._operation_sets[operation_set.name] = operation_set
@@ -178,7 +179,9 @@ class RedisEngine(SharedEngine):
         log_daily(found, info, self.place, partial(self._first_today, line))
         where, server = (line.place.host, line.place.port), identity(info)
         if self._servers.get(where, server) != server:
-            log.warning("%s was restarted, or is another server now: all claims held here are checked", self.place)
+            log.warning(
+                "%s was restarted or replaced by another server: checking all claims of this process", self.place
+            )
             self._notifier.wake()
             self._connection_ids.pop(where, None)
         number = self._kill_last(line, where)
@@ -198,7 +201,7 @@ class RedisEngine(SharedEngine):
             line.ask("PUBLISH", f"{channel}:", "")
         except driver().error_reply as error:
             raise StorageError(
-                f"{self.place} does not let our user publish: {error!s:.300}; "
+                f"{self.place}: the user may not publish ({error!s:.300}). Run: "
                 f"ACL SETUSER … &{channel} &{channel}:* +publish +subscribe +unsubscribe +psubscribe"
             ) from error
 
@@ -214,7 +217,7 @@ class RedisEngine(SharedEngine):
         if forbidden:
             needed = " ".join(f"+{command.lower()}" for command in forbidden)
             raise StorageError(
-                f"{self.place} does not let our user write with {', '.join(forbidden)}; "
+                f"{self.place}: the user may not write with {', '.join(forbidden)}. Run: "
                 f"ACL SETUSER … ~{self._prefix}:* {needed}"
             )
 
@@ -266,8 +269,9 @@ def redis_store(
 ) -> EngineStore[RedisEngine]:  # fmt: skip
     """Open a store on one Redis or Valkey server, which all processes that reach it share."""
     if url is not None and redis_url is not None and url != redis_url:
-        raise InvalidArgument("url= and redis_url= name the same thing; give one")
+        raise must("url and redis_url", "not both be passed", Shown("two different URLs"), "Pass url alone")
     where = url or redis_url
     if engine is None and where is None:
-        raise InvalidArgument("a Redis backend needs url='redis://host:6379/0', or configure(redis_url=...)")
+        fix = "Pass url='redis://host:6379/0', or call configure(redis_url=...)"
+        raise must("the url of a Redis backend", "be passed or configured", None, fix)
     return shared_store(operation_sets, reads, engine, lambda: RedisEngine.open(where or "", clock=clock))

@@ -92,7 +92,7 @@ class CommitPipeline:
         with contextlib.suppress(Empty):
             while True:  # commits that were put after the end
                 if (call := self._inbox.get_nowait()) is not None:
-                    self._failed([call], StorageClosed(f"{self._connection.place} was closed"))
+                    self._failed([call], StorageClosed(f"{self._connection.place} was closed. Open it again"))
 
     def _next_is_last(self) -> bool:
         """Apply the next batch. True: it was the last one."""
@@ -163,9 +163,9 @@ class CommitPipeline:
 
     def _failed(self, batch: Sequence[ScriptCall], error: Exception) -> None:
         if isinstance(error, NoReply):
-            error = StorageBusy(f"{error}; whether the write landed is unknown, repeating it is safe")
+            error = StorageBusy(f"{error}. The outcome of the write is unknown. Repeat it: every write is idempotent")
         elif isinstance(error, NotSent):
-            error = StorageBusy(f"{error}; nothing was written, try again")
+            error = StorageBusy(f"{error}. Nothing was written. Try again")
         elif not isinstance(error, AgentRuntimeError):
             error = refused(f"{self._connection.place}: {type(error).__name__}: {error}")
         for call in batch:

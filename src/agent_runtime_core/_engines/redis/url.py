@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from ..._core.validation import redacted_url
+from ..._core.validation import Shown, must, redacted_url, type_name, unknown
 from ...errors import InvalidArgument, brief
 
 PREFIX = "arc"
@@ -69,18 +69,19 @@ def redis_place(url: str) -> RedisAddress:
         InvalidArgument: It is no URL of a Redis server. The message shows no password.
     """
     if not isinstance(url, str):
-        raise InvalidArgument(f"a Redis is named by a text like redis://host:6379/0, not by {type(url).__name__}")
+        got = Shown(type_name(type(url)))  # its repr may contain a password
+        raise must("Redis URL", "be a string such as 'redis://host:6379/0'", got)
     if any(char <= " " or char == "\x7f" for char in url):
-        raise _refused(url, "a URL has no spaces, line ends or control characters; percent-encode them")
+        raise _refused(url, "percent-encode spaces, line ends and control characters")
     parts = _split(url)
     options = _options(url, parts.query)
     username, password = _credentials(url, parts)
     prefix = options.get("prefix", PREFIX)
     if not _NAME.fullmatch(prefix):
-        raise _refused(url, f"prefix={brief(prefix)} must be 1 to 64 letters, digits, '_', '.' or '-'")
+        raise _refused(url, "have a prefix of 1 to 64 letters, digits, '_', '.' or '-'")
     allow_unsafe = _TRUTH.get(options.get("allow_unsafe", "0").lower())
     if allow_unsafe is None:
-        raise _refused(url, f"allow_unsafe={brief(options['allow_unsafe'])} must be 1 or 0")
+        raise _refused(url, "have allow_unsafe=1 or allow_unsafe=0")
     place = _socket(url, parts) if parts.scheme == "unix" else _server(url, parts)
     return replace(
         place,
@@ -92,23 +93,23 @@ def redis_place(url: str) -> RedisAddress:
     )
 
 
-def _refused(url: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"{brief(redacted_url(url), 500)}: {why}")
+def _refused(url: str, constraint: str, fix: str = "") -> InvalidArgument:
+    return must("Redis URL", constraint, Shown(brief(redacted_url(url), 500)), fix)
 
 
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
     except ValueError:  # its message quotes what may be a password
-        raise _refused(url, "the URL is not valid. An IPv6 address needs brackets: redis://[::1]:6379/0") from None
+        raise _refused(url, "be a valid URL", "Put an IPv6 address in brackets: redis://[::1]:6379/0") from None
     if parts.scheme not in _SCHEMES or "://" not in url:
-        raise _refused(url, "write redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path/of.sock")
+        raise _refused(url, "be redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path/of.sock")
     # An @ in the path of a socket is allowed, unless a user and a password come first.
     after_host = parts.query + parts.fragment + (parts.path if parts.netloc or parts.scheme != "unix" else "")
     if "@" in after_host:
-        raise _refused(url, "in user and password, write %2F, %3F, %23 and %40 for '/', '?', '#' and '@'")
+        raise _refused(url, "write %2F, %3F, %23 and %40 for '/', '?', '#' and '@' in user and password")
     if "#" in url:
-        raise _refused(url, "a Redis URL has no fragment. Write %23 for a '#'")
+        raise _refused(url, "not have a fragment", "Write %23 for a '#'")
     return parts
 
 
@@ -116,12 +117,13 @@ def _options(url: str, query: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name in ("username", "password"):
-            raise _refused(url, f"write the {name} before the host: redis://user:password@host:6379/0")
+            raise _refused(url, f"have the {name} before the host", "Write redis://user:password@host:6379/0")
         if name not in _OPTIONS:
-            trust = "; set SSL_CERT_FILE to the certificates to trust" if name.startswith("ssl_") else ""
-            raise _refused(url, f"unknown option {brief(name)}. The options are {', '.join(_OPTIONS)}{trust}")
+            trust = "Set SSL_CERT_FILE to the certificates to trust" if name.startswith("ssl_") else ""
+            where = brief(redacted_url(url), 500)
+            raise InvalidArgument(f"Redis URL {where}: {unknown('option', name, _OPTIONS, trust)}")
         if name in options:
-            raise _refused(url, f"{name}= is given twice")
+            raise _refused(url, f"have {name}= only once")
         options[name] = value
     return options
 
@@ -130,7 +132,7 @@ def _credentials(url: str, parts: SplitResult) -> tuple[str | None, str | None]:
     username, password = (unquote(each) if each else None for each in (parts.username, parts.password))
     if username is not None and password is None:
         # Redis's own tools read a lone word as the password, its Python client as the user.
-        raise _refused(url, "write user:password before the @, or :password alone")
+        raise _refused(url, "have user:password before the @, or :password alone")
     return username, password
 
 
@@ -140,24 +142,24 @@ def _server(url: str, parts: SplitResult) -> RedisAddress:
     except ValueError:  # its message quotes what may be a password
         port = 0
     if port == 0:
-        raise _refused(url, "the port must be an integer from 1 to 65535")
+        raise _refused(url, "have a port from 1 to 65535")
     if not parts.hostname:
-        raise _refused(url, "the host is missing. Write redis://host:6379/0")
+        raise _refused(url, "name a host", "Write redis://host:6379/0")
     return RedisAddress(host=parts.hostname, port=port or _PORT, tls=parts.scheme == "rediss")
 
 
 def _socket(url: str, parts: SplitResult) -> RedisAddress:
     path = unquote(parts.path)
     if parts.netloc.rpartition("@")[2] or path in ("", "/") or "\0" in path:
-        raise _refused(url, "write the whole path of the socket: unix:///path/of.sock")
+        raise _refused(url, "have the whole path of the socket", "Write unix:///path/of.sock")
     return RedisAddress(unix_socket=path)
 
 
 def _database(url: str, parts: SplitResult, options: dict[str, str]) -> int:
     in_path = "" if parts.scheme == "unix" else parts.path.removeprefix("/")
     if in_path and "db" in options:
-        raise _refused(url, "it names the database twice, in the path and with db=")
+        raise _refused(url, "name the database once, in the path or with db=")
     number = options.get("db", in_path or "0")
     if not _NUMBER.fullmatch(number):
-        raise _refused(url, f"the database is a number, not {brief(number)}")
+        raise _refused(url, "have a database number of 1 to 5 digits")
     return int(number)

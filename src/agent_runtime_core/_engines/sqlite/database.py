@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ..._core.clock import SYSTEM
 from ..._core.ids import path_text
-from ...errors import InvalidArgument, StorageBusy, StorageCorrupt, StorageError, StorageTooNew, brief
+from ..._core.validation import Shown, must
+from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageTooNew, brief
 from ..base import OperationSet
 from ..os_errors import storage_errors
 from .liveness import CommitLock
@@ -28,19 +29,23 @@ def checked(path: str | os.PathLike[str]) -> str:
     """Return the real path of a database file, or raise InvalidArgument if there cannot be one."""
     text = path_text(path)
     if text is None or text == ":memory:":
-        raise InvalidArgument(
-            f"path must be the path of a database file, got {brief(path, 500)}. For a store in memory use memory://"
-        )
+        raise must("path", "be the path of a database file", _quoted(path), "For a store in memory use memory://")
     where = os.path.realpath(text)
     if os.path.islink(where):
-        raise InvalidArgument(f"{brief(text, 500)} is a symbolic link that points to itself")
+        raise must("path", "not be a symbolic link to itself", _quoted(text), "Delete the link, or choose another path")
     if os.path.isdir(where):
-        raise InvalidArgument(f"{brief(text, 500)} is a directory, not a database file")
+        raise must("path", "be a file", Shown(f"the directory {_quoted(text)}"), "Add the name of a file in it")
     if os.path.exists(where) and not os.path.isfile(where):
-        raise InvalidArgument(f"{brief(text, 500)} is a device, a pipe or a socket, not a database file")
+        got = Shown(f"{_quoted(text)}, which is a device, a pipe or a socket")
+        raise must("path", "be a file", got, "Choose another path")
     if not os.path.isdir(os.path.dirname(where)):
-        raise InvalidArgument(f"{brief(text, 500)}: the directory {brief(os.path.dirname(where), 500)} does not exist")
+        fix = f"Create the directory {_quoted(os.path.dirname(where))}"
+        raise must("path", "be in a directory that exists", _quoted(text), fix)
     return where
+
+
+def _quoted(path: object) -> Shown:
+    return Shown(brief(path, 500))  # a path is longer than other values
 
 
 def look(path: str) -> None:
@@ -127,7 +132,8 @@ class DatabaseFile:
                 had = stack.enter_context(self._lock.exclude_others(self._timeout))
             if not had:
                 raise StorageBusy(
-                    f"{self.path}: another process is in a commit for {self._timeout:g} s already; was it stopped?"
+                    f"{self.path}: another process has been in a commit for {self._timeout:g} s. Check "
+                    "whether it is suspended"
                 )
             yield
 
@@ -154,7 +160,7 @@ class DatabaseFile:
             if file_id(path) != known:
                 raise StorageError(
                     f"{path} was deleted, moved or replaced while {'it' if path == self.path else self.path} was open "
-                    "here: close all that use it, put the right file there, and open it again"
+                    "here. Close everything that uses it, put the right file there, and open it again"
                 )
         self._looked = now
 
@@ -209,12 +215,13 @@ class DatabaseFile:
             version, newest = (row[0] if row else 0), len(migrations)
             if type(version) is not int or version < 0:
                 raise StorageCorrupt(
-                    f"{self.path}: its {name} schema has version {brief(version)}, which none has: restore a backup"
+                    f"{self.path}: its {name} schema has version {brief(version)}, which no release wrote. "
+                    "Restore a backup"
                 )
             if version > newest:
                 raise StorageTooNew(
-                    f"{self.path}: its {name} schema has version {version}, this library knows {newest}; "
-                    "upgrade agent-runtime-core"
+                    f"{self.path}: its {name} schema has version {version}, this library knows {newest}. "
+                    "Upgrade agent-runtime-core"
                 )
             for script in migrations[version:]:
                 for statement in script.split(";\n"):

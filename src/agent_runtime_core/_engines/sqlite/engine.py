@@ -24,7 +24,8 @@ from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
 from ..._core.per_loop import call_in_loop
 from ..._core.threads import started
-from ...errors import InvalidArgument, StorageBusy, StorageClosed, StorageError, brief
+from ..._core.validation import Shown, must
+from ...errors import StorageBusy, StorageClosed, StorageError, brief
 from ..base import FENCE_OPS, FENCE_REPLAYS, Guard, Op, OperationSet
 from ..commit_request import CommitRequest, PendingCommits, wait_in_thread
 from ..os_errors import storage_error, storage_errors
@@ -57,7 +58,7 @@ class SQLiteEngine(SharedEngine):
 
     kind = "sqlite"
     buffer_delay: float = 0.002
-    after_fork = "open it only after the fork, or start the child with 'spawn' or 'forkserver' of multiprocessing"
+    after_fork = "Open it only after the fork, or start the child with 'spawn' or 'forkserver' of multiprocessing"
 
     # One table for the process, because a file must have one writer in each process.
     _open: ClassVar[dict[str, SQLiteEngine]] = {}
@@ -71,7 +72,7 @@ class SQLiteEngine(SharedEngine):
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, durability: str = "full", clock: Clock = SYSTEM) -> SQLiteEngine:
         if durability not in ("full", "normal"):
-            raise InvalidArgument(f"durability must be 'full' or 'normal', got {brief(durability)}")
+            raise must("durability", "be 'full' or 'normal'", durability)
         where = checked(path)
         with cls._open_lock:
             engine = cls._open.get(where)
@@ -79,7 +80,7 @@ class SQLiteEngine(SharedEngine):
                 with storage_errors(where):
                     there = file_id(where)
                 if there in cls._carried:
-                    raise StorageClosed(f"{where} was open before a fork: {cls.after_fork}")
+                    raise StorageClosed(f"{where} was open before a fork. {cls.after_fork}")
                 engine = cls(where, durability, clock)
                 cls._open[where] = engine
             else:
@@ -97,10 +98,11 @@ class SQLiteEngine(SharedEngine):
     def _require_durability(self, durability: str) -> None:
         """Reject a second durability: the file has one writer in a process, and one of the users would lose its own."""
         if self.durability != durability:
-            raise InvalidArgument(
-                f"durability of {self.path} must be the same for all its users in this process, got "
-                f"{brief(durability)} while it is open with {self.durability!r}. Set it once with "
-                "configure(durability=...), or pass the same durability= to each open"
+            raise must(
+                f"durability of {self.path}",
+                "be the same for all its users in this process",
+                Shown(f"{brief(durability)} while it is open with {self.durability!r}"),
+                "Set it once with configure(durability=...), or pass the same durability= to each open",
             )
 
     def __init__(self, path: str, durability: str, clock: Clock) -> None:
@@ -291,7 +293,7 @@ class SQLiteEngine(SharedEngine):
             timed_out = True
             done.cancel()
             raise StorageBusy(
-                f"{self.path} was in use for {timeout:g} s without a break: it was not compacted, do it another time"
+                f"{self.path} was in use for {timeout:g} s without a break, so it was not compacted. Try again later"
             ) from None
         await done
 
@@ -301,7 +303,8 @@ class SQLiteEngine(SharedEngine):
         if size <= LARGE:
             return False
         log.info(
-            "%s has %d MiB and is not compacted, because no process could write during that time. The space of deleted "
+            "%s has %d MiB and was not compacted, because no process could write during that time. The "
+            "space of deleted "
             "rows is reused. To return it to the file system, stop the workers, then call runner.vacuum(compact=True)",
             self.path, size >> 20,
         )  # fmt: skip

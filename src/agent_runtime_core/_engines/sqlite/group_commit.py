@@ -62,7 +62,9 @@ class GroupCommitter:
         until = time.monotonic() + self.timeout / 2
         while not self.begin():
             if time.monotonic() > until:
-                raise StorageBusy(f"{self.path} is locked by a program outside this library")
+                raise StorageBusy(
+                    f"{self.path} is locked by a program outside this library. Close it there, then try again"
+                )
             time.sleep(_RETRY)
 
     def commit(self, batch: list[CommitRequest], *, once: bool = False) -> None:

@@ -37,12 +37,14 @@ def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageEr
     if isinstance(error, UnicodeDecodeError) or any(sign in str(error) for sign in _DAMAGED):
         code = sqlite3.SQLITE_CORRUPT
     if code in _FULL_CODES:
-        return StorageFull(f"no space to write {path} ({error}); nothing acknowledged is lost, free some and go on")
+        return StorageFull(f"no space to write {path} ({error}). Acknowledged writes are kept. Free some space")
     match code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StorageBusy(f"{path} is locked by a program outside this library ({error})")
+            return StorageBusy(
+                f"{path} is locked by a program outside this library ({error}). Close it there, then try again"
+            )
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return StorageCorrupt(f"{path} is not a readable database ({error}); it is left as it is: restore a backup")
+            return StorageCorrupt(f"{path} is not a readable database ({error}). It was not modified. Restore a backup")
         case sqlite3.SQLITE_CANTOPEN if _has_no_inode(path):
             return StorageFull(f"no inode is left to open {path} and its -wal and -shm ({error}). Delete some files")
         case sqlite3.SQLITE_CANTOPEN:
@@ -51,7 +53,9 @@ def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageEr
                 "their directory; if many files are open, raise the limit (ulimit -n)"
             )
         case sqlite3.SQLITE_READONLY:
-            return StorageError(f"{path} cannot be written ({error}): let our user write it, and its -wal and -shm")
+            return StorageError(
+                f"{path} cannot be written ({error}). Let the user of this process write it, and its -wal and -shm"
+            )
         case _:
             return StorageError(f"{path}: {error}")
 

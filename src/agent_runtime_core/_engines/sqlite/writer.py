@@ -97,7 +97,7 @@ class Writer:
     def _put(self, entry: list[CommitRequest] | _Job, count: int) -> None:
         with self._inbox_lock:
             if self._closed:
-                raise StorageClosed(f"{self._file.path} was closed")
+                raise StorageClosed(f"{self._file.path} was closed. Open it again")
             if self._thread is None:
                 self._thread = started(self.run, "agent-runtime-writer")
             self._queued += count
