@@ -75,7 +75,8 @@ def messages(text: str) -> Iterator[str]:
         else:
             continue
         strings = (each.value for each in ast.walk(message) if isinstance(each, ast.Constant))
-        yield " ".join(each for each in strings if isinstance(each, str))
+        # A single word is a value, not a message.
+        yield " ".join(each for each in strings if isinstance(each, str) and " " in each.strip())
 
 
 def _called(node: ast.Call) -> str:

@@ -703,7 +703,7 @@ async def test_what_is_not_stored_is_unknown(place: Path | None) -> None:
             await runner.signal("nope", "")
         with pytest.raises(InvalidArgument, match=r"signal name must not contain a lone surrogate, got 'go\\ud800'"):
             await runner.signal("nope", "go\ud800")
-        for message_id, said in ((5, "message_id is a text that is not empty, not 5"), ("\udc00", "a lone surrogate")):
+        for message_id, said in ((5, "message_id must be a non-empty string, got 5"), ("\udc00", "a lone surrogate")):
             with pytest.raises(InvalidArgument, match=said):
                 await runner.signal("nope", "go", message_id=message_id)  # type: ignore[arg-type]
 

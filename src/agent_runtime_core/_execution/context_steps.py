@@ -274,10 +274,11 @@ class ContextSteps:
     async def patched(self, name: str) -> bool:
         """Return whether this run takes the new code of that name; record it if it does."""
         if self.scope is not None or not self._control.in_main_task:
-            raise InvalidArgument(
-                f"ctx.patched({brief(name)}) must be called between steps, in the main task of the run. Call it before "
-                "the step or the task, and pass the answer on"
-            )
+            where = "a step" if self.scope is not None else "a task that the run has started"
+            raise must(
+                f"ctx.patched({brief(name)})", "be called between steps, in the main task of the run", Shown(f"a call in {where}"),
+                "Call it before the step or the task, and pass the answer on",
+            )  # fmt: skip
         name = unbroken("the name of a patch", name)
         if name not in self._patches:
             self._patches[name] = await self._decide(f"patched:{name}", "v:0")
