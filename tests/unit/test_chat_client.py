@@ -442,7 +442,16 @@ async def test_a_run_has_one_budget_of_retries_for_all_its_calls() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tries", 0), ("tries", True), ("tries", 1.5), ("base", -1), ("cap", float("nan")), ("retry_after_cap", None)],
+    [
+        ("max_attempts", 0),
+        ("max_attempts", None),
+        ("tries", 0),
+        ("tries", True),
+        ("tries", 1.5),
+        ("base", -1),
+        ("cap", float("nan")),
+        ("retry_after_cap", None),
+    ],
 )
 def test_retries_that_make_no_sense_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"{name} must be "):
@@ -721,9 +730,9 @@ async def test_clients_of_one_endpoint_share_a_breaker_and_others_do_not() -> No
     [
         (_status(401), ["the API key was rejected (401)", "configure(openai_api_key=...)", "OPENAI_API_KEY"]),
         (_status(403, text="your country is not served"), ["your country is not served", "OPENAI_API_KEY"]),
-        (_status(404, text="no such model"), ["no such model", "check model=", "configure(default_model=...)"]),
-        (_status(413, text="129000 tokens"), ["129000 tokens", "send fewer or shorter messages", "trim"]),
-        (_status(429, retry_after=100), ["send fewer requests", "asks to wait 100 s"]),
+        (_status(404, text="no such model"), ["no such model", "Check model=", "configure(default_model=...)"]),
+        (_status(413, text="129000 tokens"), ["129000 tokens", "Send fewer or shorter messages", "trim"]),
+        (_status(429, retry_after=100), ["Send fewer requests", "asks to wait 100 s"]),
         (_status(400, text="bad\n  schema"), ["openai, model 'gpt-4o': bad schema"]),
         (_status(500, text="x" * 5000), ["xxx…"]),
     ],

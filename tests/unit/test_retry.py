@@ -72,5 +72,5 @@ def test_other_bad_arguments_are_named() -> None:
         Backoff(jitter="some")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="attempt must be at least 1, got 0"):
         Backoff()(0, RNG)
-    with pytest.raises(InvalidArgument, match="attempt must be 0 or more, got -1"):
+    with pytest.raises(InvalidArgument, match="attempt must be at least 0, got -1"):
         run_backoff(2, -1, 300)

@@ -125,6 +125,8 @@ class ReceivedMessages:
         try:
             await self._inbox.interrupted()
         except AgentRuntimeError as error:  # the loop takes the message after the call
-            log.warning("new messages cannot interrupt a model call: %s", error)
+            log.warning(
+                "waiting for messages that interrupt a model call failed: %s. The model gets them after the call", error
+            )
         else:
             call.reschedule(asyncio.get_running_loop().time())
