@@ -426,7 +426,7 @@ async def test_an_argument_anthropic_does_not_have_is_refused_by_name() -> None:
             InvalidArgument, match=r"unknown argument of Anthropic 'logit_bias'. Known: .* Remove it, or .* extra_body="
         ):
             await client.generate(HELLO, seed=1, logit_bias={})
-        with pytest.raises(NotSupported, match="Use a schema"):
+        with pytest.raises(NotSupported, match="must have a schema for Anthropic"):
             await client.generate(HELLO, response_format={"type": "json_object"})
         assert transport.requests == []
         await client.generate(HELLO, max_completion_tokens=50, extra_body={"seed": 1})
