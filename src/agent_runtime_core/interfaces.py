@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypedDict, TypeVar
 from uuid import UUID
 
 from ._core.codec.tagged import NOT_STORED, stored_as_dict
 from ._core.event_types import EventType
-from ._core.validation import must
+from ._core.validation import Shown, must
 from .errors import NotSupported, OutputMismatch, RunFailed, deciding_error, shortened, text_of
 from .retry import Delay
 from .status import RunStatus, status_words
@@ -420,6 +420,13 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
     `key` identifies the agent in its registry. It may be a class attribute or a property. `run` may also be a plain
     function with a `SyncRunContext`, whose calls block; it is called in a thread of its own.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Raise InvalidArgument for a class without `key` or `run`."""
+        if missing := sorted(cls.__abstractmethods__):
+            got, fix = Shown("a class without that"), 'Add key = "..."' if missing == ["key"] else ""
+            raise must(cls.__name__, f"define {' and '.join(missing)}", got, fix)
+        return super().__new__(cls)
 
     if TYPE_CHECKING:
         key: Any  # str; Any, so that a subclass may define an attribute or a property

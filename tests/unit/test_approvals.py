@@ -67,10 +67,7 @@ async def test_of_several_questions_that_are_open_one_is_named() -> None:
         first, second = await questions(rig.runner, 2)
         assert await rig.runner.approve("r", "pay", "one", request_id=first["request_id"])
         assert not await rig.runner.approve("r", "pay", "one more", request_id=first["request_id"])
-        with pytest.raises(
-            InvalidArgument,
-            match=r"request_id of approval 'pay' of run 'r' must be that of an approval\.requested event, got 'x'",
-        ):
+        with pytest.raises(InvalidArgument, match="Leave it out for the latest one"):
             await rig.runner.approve("r", "pay", "what", request_id="x")
         assert await rig.runner.approve("r", "pay", "two"), "the one that is open yet"
         assert second["details"] == 2
@@ -92,7 +89,7 @@ async def test_what_came_before_the_question_or_by_another_way_has_to_fit_too(ca
             await rig.runner.signal("r", "deploy", {"nothing": "that fits"})
             await rig.runner.signal("r", "deploy", {"ok": True})
             assert await going == {"ok": True}
-        said = [each.getMessage() for each in caplog.records if "is no answer" in each.getMessage()]
+        said = [each.getMessage() for each in caplog.records if "ignored an invalid answer" in each.getMessage()]
         assert len(said) == 2
         assert "'deploy'" in said[0]
         assert "missing required property 'ok'" in said[1]

@@ -382,7 +382,7 @@ async def _go_on_with_asks(runner: AgentRunner, *, submit: bool = False) -> str:
 def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     code, out, err = run("approve", "asks", "plan", "--url", parked)
     assert (code, out) == (2, "")
-    assert "the answer to 'plan' does not fit" in err
+    assert "agent-runtime: answer to approval 'plan' must match the schema of the" in err
     assert run("approve", "asks", "plan", '{"ok": 1}', "--url", parked) == (
         0, "the answer to 'plan' is stored for run asks\n", "",
     )  # fmt: skip
@@ -399,8 +399,8 @@ def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     for verb in ("signal", "approve"):
         over = (1, "", "agent-runtime: run 'asks' has finished (succeeded) and accepts no messages\n")
         assert run(verb, "asks", "go", "--url", parked) == over
-        missing = {"signal": "no run nix is stored here", "approve": "run 'nix' not found"}[verb]
-        assert run(verb, "nix", "go", "--url", parked)[::2] == (1, f"agent-runtime: {missing}\n")
+        code, _, err = run(verb, "nix", "go", "--url", parked)
+        assert (code, err.startswith("agent-runtime: run 'nix' not found")) == (1, True)
 
 
 def test_what_is_not_said_is_true_for_an_approval_and_null_for_a_signal(run: Run, url: str) -> None:
@@ -445,12 +445,12 @@ def test_a_message_is_sent_to_an_agent(run: Run, url: str) -> None:
     code, out, err = run("send", "reads", "three", "--url", url)
     assert (code, out) == (1, "")
     assert err == (
-        "agent-runtime: run reads has finished (succeeded) and accepts no messages. "
+        "agent-runtime: run 'reads' has succeeded and accepts no messages. "
         "Start a new run: runner.submit('reader', {'messages': [...]})\n"
     )
     assert run("send", "nix", "text", "--url", url)[0] == 1
     code, _, err = run("send", "reads", "", "--url", url)
-    assert (code, "must have a content that is not empty" in err) == (2, True)
+    assert (code, "must have a non-empty string" in err) == (2, True)
 
 
 def test_the_version_needs_no_command(run: Run) -> None:
@@ -471,7 +471,7 @@ def test_a_run_that_ended_is_resumed(run: Run, url: str) -> None:
     assert run("resume", "bad", "--url", url) == (0, "run bad is pending, in generation 2\n", "")
     code, out, err = run("resume", "good", "--json", "--url", url)
     assert (code, json.loads(out)["resumed"]) == (1, False)
-    assert err.startswith("agent-runtime: run good is succeeded: only one that failed")
+    assert err.startswith("agent-runtime: cannot resume run 'good': it has succeeded. Only failed")
     assert run("resume", "nix", "--url", url)[0] == 1
     assert statuses(url)["bad"] == "pending"
 
@@ -507,7 +507,7 @@ def test_old_runs_are_deleted(run: Run, url: str) -> None:
         ([], "the following arguments are required: --retention"),
         (["--retention", "failed"], "must be STATUS=SECONDS, got 'failed'"),
         (["--retention", "failed=soon"], "must be STATUS=SECONDS, got 'failed=soon'"),
-        (["--retention", "running=1"], "retention: no final status 'running': there are"),
+        (["--retention", "running=1"], "agent-runtime: retention: unknown final status 'running'"),
     ],
 )
 def test_a_retention_that_is_none_is_refused(options: list[str], told: str, run: Run, url: str) -> None:
@@ -671,9 +671,9 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
     [
         ("{m}", "target must be module:attr"),
         ("{m}:", "target must be module:attr"),
-        ("{m}:Greter", "has no 'Greter'; did you mean 'Greeter'?"),
+        ("{m}:Greter", "unknown name 'Greter'. Did you mean 'Greeter'?"),
         ("x{m}:Greeter", "no module 'x{m}' in {d}: did you mean '{m}'?"),
-        ("{m}.inside:Greeter", "has no module 'inside'"),
+        ("{m}.inside:Greeter", "unknown module 'inside'."),
         ("{m}:settings", "got an object of type dict. Use {m}:"),
         ("{m}:nothing", "got an object of type NoneType"),
         ("{m}:Registry", "or an AgentRunner, got the class Registry"),

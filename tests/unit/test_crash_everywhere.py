@@ -657,11 +657,11 @@ async def test_a_run_that_does_not_end_is_given_up() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"again": -1}, "again is a whole number"),
+        ({"again": -1}, "again must be an integer of at least 0, got -1"),
         ({"status": "running"}, "status must be a final status"),
-        ({"timeout": "1"}, "timeout is a number of seconds"),
-        ({"signals": ["a"]}, "signals is a dict"),
-        ({"input": [1]}, "input is a dict"),
+        ({"timeout": "1"}, r"timeout must be a number of seconds of at least 0 and below 1e\+11, got"),
+        ({"signals": ["a"]}, r"signals must be a dict, got \['a'\]"),
+        ({"input": [1]}, r"input must be a dict, got \[1\]"),
     ],
 )
 async def test_options_that_cannot_be_used_are_refused(options: dict[str, Any], told: str) -> None:

@@ -163,7 +163,7 @@ def test_a_file_has_one_name(tmp_path: Path) -> None:
 def test_a_server_has_one_name() -> None:
     with pytest.raises(InvalidArgument, match="redis_url"):
         RedisHome("redis://localhost:1", redis_url="redis://localhost:2")
-    with pytest.raises(InvalidArgument, match="needs url"):
+    with pytest.raises(InvalidArgument, match=r"Pass url='redis://host:6379/0', or call configure\(redis_url=\.\.\.\)"):
         RedisHome()
 
 

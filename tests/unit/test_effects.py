@@ -721,7 +721,7 @@ async def test_the_policy_is_part_of_the_fork(place: Path | None) -> None:
     async with Rig(place) as rig:
         await rig.value(by_step(paid))
         for wrong in ("Repeat", "", None, 1, True):
-            with pytest.raises(InvalidArgument, match='effects must be "refuse", "reuse", "ask" or "repeat", got'):
+            with pytest.raises(InvalidArgument, match="effects must be 'refuse', 'reuse', 'ask' or 'repeat'"):
                 await rig.runner.fork("r", "first", effects=wrong)  # type: ignore[arg-type]
         new = await rig.runner.fork("r", "first", new_run_id="fork", effects="reuse")
         assert (await rig.runner.get_run(new)).metadata["forked_from"]["effects"] == "reuse"

@@ -75,7 +75,7 @@ async def test_a_guard_holds_only_for_its_token(engine: MemoryEngine) -> None:
     await engine.commit(None, [Op(INSTALL, ("run", OLD))])
     assert await engine.commit(Guard("run", OLD), [Op("put", ("a", 1))]) == [1]
     await engine.commit(None, [Op(INSTALL, ("run", NEW))])
-    with pytest.raises(LeaseLost, match=f"claim {OLD} of run run is no longer valid") as caught:
+    with pytest.raises(LeaseLost, match=f"claim {OLD} of run 'run' is no longer valid") as caught:
         await engine.commit(Guard("run", OLD), [Op("put", ("a", 2))])
     assert (caught.value.key, caught.value.token) == ("run", OLD)
     assert await engine.read(get, "a") == 1

@@ -157,7 +157,7 @@ async def test_a_step_that_is_not_recorded_is_refused_with_the_nearest() -> None
         with pytest.raises(UnknownRun):
             await rig.runner.fork("nowhere")
         waiting = await rig.runner.submit("script")
-        with pytest.raises(InvalidArgument, match="It has none yet"):
+        with pytest.raises(InvalidArgument, match=r"unknown completed step 'fetch'\. None exist"):
             await rig.runner.fork(waiting, "fetch")
         assert len(await rig.runner.runs()) == 2
 
@@ -581,9 +581,7 @@ async def test_the_same_call_with_the_same_id_is_the_same_run(place: Path | None
             ):
                 await rig.runner.fork("r", after, new_run_id="mine", **how)
         for taken in ("r", await rig.runner.submit("script")):
-            with pytest.raises(
-                IdempotencyConflict, match=r"run id 'r' belongs to another run\. Use another new_run_id"
-            ):
+            with pytest.raises(IdempotencyConflict, match=r"run id '.*' belongs to another run\. Us"):
                 await rig.runner.fork("r", "b", new_run_id=taken)
 
 

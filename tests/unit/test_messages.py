@@ -39,6 +39,7 @@ from agent_runtime_core import (
     persistence,
     register_runtime,
     register_type,
+    testing,
 )
 from agent_runtime_core._core.ids import parse_ulid
 from agent_runtime_core._engines.redis.url import redis_place
@@ -354,6 +355,22 @@ ARGUMENTS: list[Triggered] = [
     Triggered(
         lambda: register_runtime(Hello),
         "agent must be an instance, got the class Hello. Pass Hello()",
+    ),
+    Triggered(
+        lambda: type("NoKey", (AgentRuntime,), {"run": Hello.run})(),
+        'NoKey must define key, got a class without that. Add key = "..."',
+    ),
+    Triggered(
+        lambda: on_runner(lambda runner: runner.submit("hello", {"a": object()})),
+        "input.a: an object is not JSON-serializable. Use a dict or a dataclass",
+        about="input.a",
+        fix="Use a dict or a dataclass",
+    ),
+    Triggered(
+        lambda: in_run(lambda ctx: ctx.emit("mine", {"a": object()})),
+        "payload.a: an object is not JSON-serializable. Use a dict or a dataclass",
+        about="payload.a",
+        fix="Use a dict or a dataclass",
     ),
     Triggered(
         lambda: register_runtime(Nameless()),
@@ -906,7 +923,7 @@ STATES: list[Triggered] = [
         lambda: raise_(RunBusy("busy", "worker-1", 1_795_635_680.151, ago="3 min")),
         (
             "run 'busy' is already running in worker-1 (since 2026-11-25 19:41 UTC, 3 min ago). Wait for "
-            "it with runner.wait('busy'), or cancel it"
+            "it with runner.wait('busy'), or cancel it with runner.cancel('busy')"
         ),
         about="'busy'",
         fix="runner.wait('busy')",
@@ -915,7 +932,7 @@ STATES: list[Triggered] = [
         lambda: raise_(RunBusy("busy", None, None, "customer-4")),
         (
             "concurrency key 'customer-4' is in use by run 'busy' in another process. Wait for it with "
-            "runner.wait('busy'), or cancel it"
+            "runner.wait('busy'), or cancel it with runner.cancel('busy')"
         ),
         about="'customer-4'",
         fix="runner.wait('busy')",

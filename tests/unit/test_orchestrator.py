@@ -202,9 +202,11 @@ async def test_arguments_and_settings_that_fit_nowhere() -> None:
         ):
             await orchestrator.create_run(RunCreate("a"), prompt="b")
         wrong: Any = "add 1 and 2"
-        with pytest.raises(InvalidArgument, match=r"a RunCreate, or prompt=.*, got 'add 1 and 2'"):
+        with pytest.raises(InvalidArgument, match="request must be a RunCreate, got 'add 1 and 2'"):
             await orchestrator.create_run(wrong)
-        with pytest.raises(InvalidArgument, match="max_steps=3 differs from the RunCreate's 5"):
+        with pytest.raises(
+            InvalidArgument, match=r"max_steps must equal the 5 of the RunCreate, got 3\. Set it there only"
+        ):
             await orchestrator.create_run(RunCreate("add 1 and 2", 5), max_steps=3)
     for planner in ("rules", RuleBasedPlanner):
         unusable: Any = planner

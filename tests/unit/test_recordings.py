@@ -127,7 +127,7 @@ async def test_what_was_said_before_in_its_conversation_is_part_of_what_the_mode
             assert only.request["messages"] == scripted.asked[number]
             assert len(scripted.asked[number]) == 2 + 2 * number
         await runner.persistence.conversations.delete(conversation_id("talk"))  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="must be in the store, got none"):
+        with pytest.raises(InvalidArgument, match="Pass another conversation_id, or restore the conversation"):
             await record(runner, "r2")
 
 

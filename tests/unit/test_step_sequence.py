@@ -612,7 +612,8 @@ async def test_a_result_that_is_refused_names_its_step_and_the_way_out(place: Pa
             ):
                 await tried(ctx, kind, larger, max_result_bytes=2**24)
             with pytest.raises(
-                UnserialisableResult, match=r"^step 'fetch': \$\.items\[1\]: nan has no JSON"
+                UnserialisableResult,
+                match=r"step 'fetch' returned a value that cannot be stored, at \$\.items\[1\]: nan",
             ) as refused:
                 await tried(ctx, kind, odd)
             assert (refused.value.step_name, refused.value.path) == ("fetch", "$.items[1]")

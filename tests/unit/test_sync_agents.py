@@ -355,7 +355,9 @@ async def test_a_plain_run_must_return_a_result(place: Path | None) -> None:
     async with Rig(place) as rig:
         result = await rig.runner.execute(Wrong(), "r")
         assert result.error is not None
-        assert result.error.message == "run() of agent 'wrong' must return a RunResult, got 5"
+        assert result.error.message == (
+            "run() of agent 'wrong' must return a RunResult, got 5. Return RunResult(final_output={...})"
+        )
 
 
 async def test_a_call_on_the_event_loop_is_refused(place: Path | None) -> None:
@@ -754,7 +756,9 @@ async def test_a_call_after_the_run_has_ended_is_refused(place: Path | None) -> 
     kept: list[SyncRunContext] = []
     async with Rig(place) as rig:
         await go(rig, kept.append)
-        with pytest.raises(StorageClosed, match="has ended"):
+        with pytest.raises(
+            StorageClosed, match=r"run 'r' has finished\. Await all its tasks before run\(\) returns, and use"
+        ):
             await asyncio.to_thread(kept[0].emit, "late", {})
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from weakref import ref
 
 from .._core.clock import Clock
-from .._core.codec.json import MAX_RESULT, decode, digest, encode
+from .._core.codec.json import MAX_RESULT, decode, digest, encode_as
 from .._core.event_types import EventType
 from .._core.ids import known_uuid, trace_id
 from .._core.validation import Shown, must, type_name
@@ -369,7 +369,7 @@ class Context:
         else:
             position = f"b:{journal.boundary}:{journal.emitted}:{self._row.generation}.{self._row.failures}"
             journal.emitted += 1
-        text = encode(payload)
+        text = encode_as("payload", payload)
         return (f"{position}:{digest(kind + text)[:8]}", kind, text, self._clock.wall())
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
@@ -381,7 +381,7 @@ class Context:
         await self.control.ensure_open()
         if not isinstance(state, dict):
             raise must("state", "be a dict", state)
-        text = encode(state)
+        text = encode_as("state", state)
         row = self._event(EventType.STATE_CHECKPOINT.value, {"state": state})
         if row is not None:
             await self._writer.checkpoint(text, row[0], row)

@@ -106,4 +106,4 @@ class MailboxReader:
         """Log, once for each message, why it is no answer for `waiting`. It stays unread."""
         if message.seq not in self._rejected:
             self._rejected.add(message.seq)
-            log.warning("ignored a message for %.120s, which is no answer: %s", waiting, reason)
+            log.warning("ignored an invalid answer for %.120s of run %s: %s", waiting, self._run_id, reason)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
-from .._core.codec.json import encode
+from .._core.codec.json import encode_as
 from .._core.context_vars import start_helper
 from .._core.ids import next_id, plain, run_uuid
 from .._core.per_loop import PerLoop
@@ -291,7 +291,7 @@ def agent_event_type(value: object) -> str:
 def _text(payload: object) -> str:
     if not isinstance(payload, dict):
         raise must("payload", "be a dict", Shown(type_name(type(payload))))
-    return encode(payload)
+    return encode_as("payload", payload)
 
 
 def _count(what: str, value: object) -> int:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from .._core.arguments import checked_agent_keys, checked_int, checked_name, checked_seconds, deadline_at, mapping
 from .._core.clock import SYSTEM, Clock
-from .._core.codec.json import digest, encode
+from .._core.codec.json import digest, encode, encode_as
 from .._core.former_names import renamed_attribute
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
 from .._core.validation import must
@@ -153,13 +153,13 @@ class RunQueue(Backend):
         lane = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
         now = self.clock.wall()
-        text = encode(dict(input))
+        text = encode_as("input", dict(input))
         return RunRow(
             run_id=str(uid),
             agent=agent,
             input=text,
             digest=digest(f"{agent}\0{text}"),
-            metadata=encode(meta),
+            metadata=encode_as("metadata", meta),
             priority=priority,
             created_at=now,
             updated_at=now,

@@ -73,7 +73,7 @@ class AuditLog:
         except Exception as error:  # a custom store may raise anything, and the run is not affected
             if holds(error, LeaseLost):
                 raise
-            log.exception("the audit store failed for run %s", self.row.run_id)
+            log.exception("audit log of run %s (agent %s) failed", self.row.run_key or self.row.run_id, self.row.agent)
 
     async def _write_all(self, result: RunResult | None) -> None:
         known = {each.id for each in await self.store.get_events(run_id=self.run_id, limit=MAX_ENTRIES_READ)}

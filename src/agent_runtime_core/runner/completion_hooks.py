@@ -47,7 +47,7 @@ async def completion_operations(agent: CompletionHook, row: RunRow, result: RunR
     try:
         return [*await agent.operations(RunInfo.of(row), result)]
     except Exception:  # the run ends nevertheless
-        log.exception("operations() of agent %r failed at the end of run %s", row.agent, row.run_id)
+        log.exception("operations() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id)
         return []
 
 
@@ -57,4 +57,4 @@ async def call_on_end(agent: CompletionHook, row: RunRow, result: RunResult) -> 
         async with asyncio.timeout(ON_END_TIMEOUT):
             await agent.on_end(RunInfo.of(row), result)
     except Exception:  # the run ends nevertheless
-        log.exception("on_end() of agent %r failed at the end of run %s", row.agent, row.run_id)
+        log.exception("on_end() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id)

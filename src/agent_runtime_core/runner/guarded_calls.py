@@ -146,10 +146,10 @@ class GuardedCalls:
         try:
             return await self.call(_answer(agent, hook, args), what, within=within, context=context)
         except TimeLimitReached as late:
-            log.warning("run %s continues without a hook: %s", self.row.run_id, late)
+            log.warning("run %s continues without a hook: %s", self.row.run_key or self.row.run_id, late)
             raise
         except Exception:  # a hook that fails does not change the outcome
-            log.exception("%s failed", what)
+            log.exception("%s failed in run %s", what, self.row.run_key or self.row.run_id)
             return None
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
-from .._core.codec.json import decode_dict, encode
+from .._core.codec.json import decode_dict, encode_as
 from .._core.ids import stored_id, unbroken
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
@@ -122,7 +122,7 @@ class StateStore(Backend):
         if not isinstance(state, Mapping):
             raise must("state", "be a dict", state)
         key = stored_id(run_id)
-        op = Op("state.checkpoint", (key, encode(dict(state)), None, self.clock.wall()))
+        op = Op("state.checkpoint", (key, encode_as("state", dict(state)), None, self.clock.wall()))
         await self.commits.commit(None if claim is None else Guard(key, claim), [op])
 
     async def get_checkpoint(self, run_id: UUID | str) -> dict[str, Any] | None:

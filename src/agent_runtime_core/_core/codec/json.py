@@ -211,6 +211,16 @@ def decode(text: str) -> object:
         raise UnserialisableResult("$", f"the stored text was changed: {error}. Restore a backup") from error
 
 
+def encode_as(name: str, value: object) -> str:
+    """Encode an argument of the caller; an error has the path `name.a` in place of `$.a`."""
+    try:
+        return encode(value)
+    except UnserialisableResult as error:
+        raise UnserialisableResult(
+            f"{name}{error.path[1:]}", error.reason, max_bytes=error.max_bytes
+        ) from error.__cause__
+
+
 def decode_checked(text: str, read: Callable[[str], object] = decode) -> object:
     """As `decode`, but raise ValueError if the text is no JSON, and UnserialisableResult for an unregistered type."""
     try:
