@@ -192,7 +192,7 @@ def test_random_characters_never_do_more_than_fail() -> None:
         ({}, "operation must be one of add, subtract, multiply, divide, got None"),
         ({"operation": "power", "a": 1, "b": 2}, "got 'power'"),
         ({"operation": ["add"], "a": 1, "b": 2}, "got ['add']"),
-        ({"operation": "add", "a": 1}, "add must have the numbers a and b, got a=1, b=None."),
+        ({"operation": "add", "a": 1}, "add must have both numbers, got a=1, b=None."),
         ({"operation": "add", "a": "1", "b": 2}, "a number must be an int, a float or a Decimal, got '1'."),
         ({"operation": "add", "a": True, "b": 2}, "got True."),
         ({"operation": "add", "a": math.nan, "b": 2}, "a number must be finite, got nan."),

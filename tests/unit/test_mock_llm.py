@@ -368,7 +368,7 @@ async def test_a_function_tells_parameters_and_gets_the_context() -> None:
 
 async def test_assert_called_with_is_of_the_last_call() -> None:
     tool = MockTool("add", result=3)
-    with pytest.raises(AssertionError, match="must be called with {'a': 1}, got no call"):
+    with pytest.raises(AssertionError, match=r"must be called with .*, got no call"):
         tool.assert_called_with(a=1)
     tools = registry(tool)
     await tools.execute("add", {"a": 1})

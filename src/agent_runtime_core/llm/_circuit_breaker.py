@@ -106,8 +106,8 @@ class Breakers:
         else:
             when = f"Retry in {left:.0f} s"
         return CircuitOpen(
-            f"circuit breaker open for {provider}, model {model!r}: {circuit.faults} failures in a row "
-            f"(last: {circuit.last}). {when}",
+            f"circuit breaker open for {provider}, model {model!r}: "
+            f"{circuit.faults} failure{'s' * (circuit.faults != 1)} in a row (last: {circuit.last}). {when}",
             after=left,
             provider=provider,
             model=model,

@@ -65,5 +65,5 @@ def _evaluate(operation: Any, a: Any, b: Any, expression: Any) -> int | float:
     if known is None:
         raise must("operation", f"be one of {', '.join(_OPERATIONS)}", operation)
     if a is None or b is None:
-        raise must(operation, "have the numbers a and b", Shown(f"a={brief(a)}, b={brief(b)}"))
+        raise must(operation, "have both numbers", Shown(f"a={brief(a)}, b={brief(b)}"))
     return plain(known(number(a), number(b)))
