@@ -59,6 +59,7 @@ class ReceivedMessages:
         inbox = getattr(ctx, "inbox", None)
         # A custom context may have another attribute of that name.
         self._inbox: Any = None if inside_step or not hasattr(inbox, "interrupted") else inbox
+        self._run: object = getattr(ctx, "run_id", None)
         self._stored: Sequence[Any] = ()
         self.current: list[dict[str, Any]] = []
 
