@@ -813,6 +813,6 @@ async def test_no_model_beyond_this_machine_is_asked_while_that_is_forbidden() -
 def test_the_older_name_of_max_attempts() -> None:
     assert Retries(tries=2) == Retries(2) == Retries(max_attempts=2)
     assert (Retries(tries=2).max_attempts, Retries(max_attempts=3).tries, Retries().tries) == (2, 3, 4)
-    assert dataclasses.replace(Retries(base=1), tries=2) == Retries(max_attempts=2, base=1)
+    assert dataclasses.replace(Retries(base=1), tries=2) == Retries(max_attempts=2, base=1)  # type: ignore[call-arg]
     assert pickle.loads(pickle.dumps(Retries(5, cap=1))) == Retries(max_attempts=5, cap=1)
     assert repr(Retries(1)) == "Retries(max_attempts=1, base=0.5, cap=30.0, retry_after_cap=60.0)"

@@ -127,7 +127,9 @@ class ReceivedMessages:
             await self._inbox.interrupted()
         except AgentRuntimeError as error:  # the loop takes the message after the call
             log.warning(
-                "waiting for messages that interrupt a model call failed: %s. The model gets them after the call", error
+                "run %s: waiting for messages that interrupt a model call failed: %s. The model gets them after it",
+                self._run,
+                error,
             )
         else:
             call.reschedule(asyncio.get_running_loop().time())
