@@ -105,7 +105,10 @@ async def test_every_try_of_a_step_is_told_and_after_the_last_the_run_fails() ->
     async with Orchestrator(settings={"max_retries": 2, "backoff_base": 0.0}) as orchestrator:
         failed = await ended(orchestrator, "add 1 and 2, then divide 1 by 0")
     assert failed.status is RunStatus.FAILED
-    why = "step 'step_2' failed after 2 attempts: tool 'calculator' did not succeed: division by zero: the divisor must be other than 0, got 0."
+    why = (
+        "step 'step_2' failed after 2 attempts: tool 'calculator' did not succeed: "
+        "division by zero: the divisor must be other than 0, got 0."
+    )
     assert failed.error == f"ToolFailed: {why}"
     assert [(each["step_number"], each["attempt"], each["result"]["success"]) for each in failed.steps] == [
         (1, 1, True), (2, 1, False), (2, 2, False),
