@@ -445,6 +445,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "agent_runtime_core"
 PACKAGES = ("agents.py", "llm", "loop", "testing", "tools", "tracing")
 #: Messages that are not made by `must` or `unknown`, each with the reason.
 ALLOWED = {
+    (
+        "loop/model_settings.py",
+        "{where}: unknown setting {name!r}. Did you mean {meant!r}?",
+    ): "the names may differ much",
     ("tools/annotations.py", "{where}: {error.reason}"): "names the argument in an error of the codec",
     ("tools/registry.py", "Tool not found: {(name if isinstance(name, str) else brief(name))}"): "the words of 0.5.2",
     ("tools/schema.py", "missing required argument {name!r}"): "a call is named by the tool",

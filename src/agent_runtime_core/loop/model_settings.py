@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from .._core.settings import POSITIVE, TEXT, TRUTH, SettingType, check_known, number
-from .._core.validation import must, unknown
+from .._core.validation import must
 from ..errors import UnknownSetting
 
 #: The key of a run's own settings in its `params`, and the attribute of an agent for further options.
@@ -126,7 +126,7 @@ def check_attributes(kind: type, library: type) -> None:
                 continue
             if (meant := meant_by(name)) is not None:
                 where = f"class {each.__name__} of a {library.__name__}"
-                raise UnknownSetting(f"{where}: {unknown('setting', name, [meant])}")
+                raise UnknownSetting(f"{where}: unknown setting {name!r}. Did you mean {meant!r}?")
     _CHECKED.add(kind)
 
 
