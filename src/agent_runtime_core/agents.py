@@ -7,8 +7,9 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ._core.event_types import EventType
+from ._core.validation import must
 from ._execution.sync_context import call_method
-from .errors import InvalidArgument, LimitExceeded, OutputMismatch, brief
+from .errors import LimitExceeded, OutputMismatch, brief
 from .interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from .limits import RunLimits
 from .llm import configured_client
@@ -170,9 +171,7 @@ class ToolCallingAgent(AgentRuntime):
     def _iterations(self) -> int:
         limit = self.max_iterations
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise InvalidArgument(
-                f"max_iterations of agent {brief(self.key)} must be an integer above 0, got {brief(limit)}"
-            )
+            raise must(f"agent {brief(self.key)}: max_iterations", "be an integer above 0", limit)
         return limit
 
     def _hooks(self, ctx: RunContext) -> Hooks:

@@ -25,22 +25,20 @@ Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # wraps a wait, 
 class RunLimits:
     """Limits of a run; None means no limit.
 
-    A turn is one model call and the tool calls that it requests. No call begins after a limit is reached. The last call
-    before that may exceed `max_tokens` and `max_cost_usd` by its own usage, because only its response says what it
-    used.
+    No model call or tool call begins after a limit is reached. The last model call before that may exceed `max_tokens`
+    and `max_cost_usd` by its own usage, because only its response says what it used.
 
         RunnerConfig(limits=RunLimits(max_turns=20, max_cost_usd=0.50))
 
     Args:
-        max_turns: Turns.
+        max_turns: Model calls.
         max_tool_calls: Tool calls.
         max_tokens: Tokens of prompts and answers, as the provider reports them.
         max_cost_usd: USD, from the configured `model_prices`.
-        turn_timeout: Seconds of work in one turn.
+        turn_timeout: Seconds of work in one model call and its tool calls.
         run_timeout: Seconds of work in the run. Waiting, and the time between two executions, do not count.
         count_estimates: Whether `max_tokens` and `max_cost_usd` also count the estimated usage of interrupted model
-            calls,
-            for which the provider reported nothing.
+            calls, for which the provider reported nothing.
 
     Raises:
         InvalidArgument: A value is invalid.

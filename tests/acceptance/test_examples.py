@@ -451,7 +451,7 @@ def test_without_a_key_one_line_says_what_to_do(tmp_path: Path, name: str, provi
     ("name", "arguments", "code", "message"),
     [
         ("chat.py", ["--mock", "--message", "hi", "--db", "no/where.db"], 1, "chat: "),
-        ("chat.py", ["--provider", "nobody"], 1, "chat: no model provider is called 'nobody'"),
+        ("chat.py", ["--provider", "nobody"], 1, "chat: unknown model provider 'nobody'"),
         ("tools.py", ["--mock", "--folder", "nowhere"], 2, "tools.py: error: nowhere is not a folder"),
         ("tools.py", ["--mock", "--db", "no/where.db"], 1, "tools: "),
     ],

@@ -91,7 +91,7 @@ async def test_several_kills_add_up_and_one_warning_says_so(tmp_path: Path, capl
     assert 1200 < result.usage["estimated_tokens"] < 1600
     warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert len(warned) == 1, warned
-    assert "run r: max_cost_usd=0.01 may be used up" in warned[0]
+    assert "run r: max_cost_usd=0.01 may be reached" in warned[0]
 
 
 async def test_it_ends_a_run_whose_limits_count_estimates_and_resume_raises_the_limit(tmp_path: Path) -> None:

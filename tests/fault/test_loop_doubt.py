@@ -234,7 +234,7 @@ async def test_an_estimate_alone_ends_no_run(kind: str, tmp_path: Path, caplog: 
         assert result.final_output == {"response": "done"}, result.error
         assert len(dying.model.asked) == 3
         warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert [str(run_id) in each and "max_tokens=220 may be used up" in each for each in warned] == [True], warned
+        assert [str(run_id) in each and "max_tokens=220 may be reached" in each for each in warned] == [True], warned
 
 
 async def test_it_ends_a_run_whose_limits_count_estimates(kind: str, tmp_path: Path) -> None:

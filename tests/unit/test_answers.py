@@ -377,7 +377,7 @@ async def test_messages_under_a_similar_key_are_rejected(name: str) -> None:
         result = await runner.execute(agent(client), input_data={name: HELLO})
     assert result.error is not None
     assert result.error.type == "InvalidArgument"
-    assert f"must be under 'messages', got {name!r}" in result.error.message
+    assert f"must be 'messages', got {name!r}" in result.error.message
     assert client.asked == []
     with pytest.raises((InvalidArgument, RunFailed), match=name):
         async with open_run("memory://", input={name: "hi"}) as ctx:

@@ -401,7 +401,7 @@ async def test_sampling_is_left_out_and_the_log_says_so_once(caplog: pytest.LogC
         await client.generate(HELLO, extra_body={"temperature": 0.3})
     assert ["temperature" in body for body in transport.bodies] == [False, False, True]
     assert [record.getMessage() for record in caplog.records if "temperature" in record.getMessage()] == [
-        "Anthropic no longer supports top_p, temperature: not sent. AnthropicClient(sampling=True) "
+        "not sent to Anthropic: top_p, temperature, which it no longer supports. AnthropicClient(sampling=True) "
         "sends it with version 2023-06-01 of the API"
     ]
 
@@ -422,9 +422,11 @@ async def test_sampling_is_sent_to_the_version_that_takes_it() -> None:
 async def test_an_argument_anthropic_does_not_have_is_refused_by_name() -> None:
     transport = Transport(said([text("ok")]))
     async with client_of(transport) as client:
-        with pytest.raises(InvalidArgument, match=r"no argument logit_bias, seed. Remove it, or .* extra_body="):
+        with pytest.raises(
+            InvalidArgument, match=r"unknown argument of Anthropic 'logit_bias'. Known: .* Remove it, or .* extra_body="
+        ):
             await client.generate(HELLO, seed=1, logit_bias={})
-        with pytest.raises(NotSupported, match="Use a schema"):
+        with pytest.raises(NotSupported, match="must have a schema for Anthropic"):
             await client.generate(HELLO, response_format={"type": "json_object"})
         assert transport.requests == []
         await client.generate(HELLO, max_completion_tokens=50, extra_body={"seed": 1})
@@ -818,7 +820,9 @@ def test_without_a_key() -> None:
 
 @pytest.mark.parametrize("key", ["can\x00ary", "canäry", "can\nary"])
 def test_a_key_that_no_request_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AnthropicConfigurationError, match="has invalid characters") as caught:
+    with pytest.raises(
+        AnthropicConfigurationError, match="must have only printable ASCII characters, got others"
+    ) as caught:
         AnthropicClient(key)
     assert "ary" not in str(caught.value)
     monkeypatch.setenv("ANTHROPIC_API_KEY", " \n")
@@ -885,7 +889,7 @@ async def test_an_injected_transport_is_not_remote_and_stays_open() -> None:
 
 @pytest.mark.parametrize(("name", "instead"), [("max_retries", "retries="), ("timeout", "timeouts=")])
 def test_what_the_sdk_must_not_do_is_said(name: str, instead: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{name}=3 .* Use {instead}"):
+    with pytest.raises(InvalidArgument, match=f"{name} must not be an option of the SDK, got 3. Pass {instead}"):
         AnthropicClient(KEY, **dict[str, Any]({name: 3}))
 
 

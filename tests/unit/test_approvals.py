@@ -92,7 +92,7 @@ async def test_what_came_before_the_question_or_by_another_way_has_to_fit_too(ca
         said = [each.getMessage() for each in caplog.records if "ignored an invalid answer" in each.getMessage()]
         assert len(said) == 2
         assert "'deploy'" in said[0]
-        assert "lacks 'ok'" in said[1]
+        assert "missing required property 'ok'" in said[1]
 
 
 async def test_an_answer_that_came_early_is_kept() -> None:

@@ -169,7 +169,9 @@ def test_what_is_no_cassette_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_file_names_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"no cassette .*gone\.json.* RecordingLLMClient"):
+    with pytest.raises(
+        InvalidArgument, match=r"cassette must be an existing file, got .*gone\.json.* RecordingLLMClient"
+    ):
         ReplayLLMClient(tmp_path / "gone.json")
 
 

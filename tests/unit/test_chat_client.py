@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import math
+import pickle
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -442,7 +444,16 @@ async def test_a_run_has_one_budget_of_retries_for_all_its_calls() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tries", 0), ("tries", True), ("tries", 1.5), ("base", -1), ("cap", float("nan")), ("retry_after_cap", None)],
+    [
+        ("max_attempts", 0),
+        ("max_attempts", None),
+        ("tries", 0),
+        ("tries", True),
+        ("tries", 1.5),
+        ("base", -1),
+        ("cap", float("nan")),
+        ("retry_after_cap", None),
+    ],
 )
 def test_retries_that_make_no_sense_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"{name} must be "):
@@ -477,7 +488,7 @@ async def test_half_a_character_is_not_sent_twice(hidden: bool) -> None:
         error = sdk
     client, wire, _ = _client(error)
     for ask in (client.generate, lambda messages: anext(client.stream(messages))):
-        with pytest.raises(InvalidArgument, match=r"the lone surrogate '\\ud83d'"):
+        with pytest.raises(InvalidArgument, match=r"must not contain a lone surrogate, got '\\ud83d'"):
             await ask(ASK)
     assert len(wire.asked) == 2
 
@@ -645,7 +656,7 @@ async def test_while_one_call_tries_it_the_others_do_not() -> None:
     probe = asyncio.ensure_future(client.generate(ASK))
     await wire.hanging.wait()
     for how in ("ask", "drain", "pour"):
-        with pytest.raises(CircuitOpen, match="one call is probing it now"):
+        with pytest.raises(CircuitOpen, match="One call is probing it now"):
             await _attempt(how, client, [])
     assert len(wire.asked) == 6
     probe.cancel()
@@ -721,9 +732,9 @@ async def test_clients_of_one_endpoint_share_a_breaker_and_others_do_not() -> No
     [
         (_status(401), ["the API key was rejected (401)", "configure(openai_api_key=...)", "OPENAI_API_KEY"]),
         (_status(403, text="your country is not served"), ["your country is not served", "OPENAI_API_KEY"]),
-        (_status(404, text="no such model"), ["no such model", "check model=", "configure(default_model=...)"]),
-        (_status(413, text="129000 tokens"), ["129000 tokens", "send fewer or shorter messages", "trim"]),
-        (_status(429, retry_after=100), ["send fewer requests", "asks to wait 100 s"]),
+        (_status(404, text="no such model"), ["no such model", "Check model=", "configure(default_model=...)"]),
+        (_status(413, text="129000 tokens"), ["129000 tokens", "Send fewer or shorter messages", "trim"]),
+        (_status(429, retry_after=100), ["Send fewer requests", "asks to wait 100 s"]),
         (_status(400, text="bad\n  schema"), ["openai, model 'gpt-4o': bad schema"]),
         (_status(500, text="x" * 5000), ["xxx…"]),
     ],
@@ -797,3 +808,11 @@ async def test_no_model_beyond_this_machine_is_asked_while_that_is_forbidden() -
         await client.generate(ASK)
     finally:
         forbid_remote(before)
+
+
+def test_the_older_name_of_max_attempts() -> None:
+    assert Retries(tries=2) == Retries(2) == Retries(max_attempts=2)
+    assert (Retries(tries=2).max_attempts, Retries(max_attempts=3).tries, Retries().tries) == (2, 3, 4)
+    assert dataclasses.replace(Retries(base=1), tries=2) == Retries(max_attempts=2, base=1)  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(Retries(5, cap=1))) == Retries(max_attempts=5, cap=1)
+    assert repr(Retries(1)) == "Retries(max_attempts=1, base=0.5, cap=30.0, retry_after_cap=60.0)"

@@ -50,8 +50,8 @@ def test_it_opens_after_five_faults_in_a_row_and_says_so() -> None:
     assert isinstance(error, Postponed)
     assert (error.after, error.provider, error.model) == (30, "openai", "gpt-4o")
     assert str(error) == (
-        "circuit breaker open for openai, model 'gpt-4o': 5 failures in a row (last: ProviderUnavailable 503); "
-        "retry in 30 s"
+        "circuit breaker open for openai, model 'gpt-4o': 5 failures in a row (last: ProviderUnavailable 503). "
+        "Retry in 30 s"
     )
 
 
@@ -95,7 +95,7 @@ def test_one_probe_at_a_time_closes_it_by_succeeding() -> None:
     probe = breakers.enter(KEY)
     waiting = [_refused(breakers) for _ in range(20)]
     assert {each.after for each in waiting} == {RECHECK}
-    assert "one call is probing it now" in str(waiting[0])
+    assert "One call is probing it now" in str(waiting[0])
     probe.answered()
     _fail(breakers, 4)
     assert breakers.refusal(KEY) is None

@@ -165,4 +165,4 @@ async def test_while_a_long_answer_is_told_to_a_slow_reader_it_is_in_memory_once
 
 
 def test_a_long_answer_is_not_parsed_as_a_typed_one() -> None:
-    assert Output(list).problem("[" * (MEBIBYTE + 1)) == "it has 1,048,577 characters, the maximum is 1,048,576"
+    assert Output(list).problem("[" * (MEBIBYTE + 1)) == "it must have at most 1,048,576 characters, got 1,048,577"

@@ -80,17 +80,20 @@ async def test_the_examples_that_come_with_it_are_plans_it_would_accept() -> Non
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        ("", "it is not JSON"),
-        ("Sure! Here is the plan.", "it is not JSON"),
-        (GOOD[:-1], "it is not JSON"),
+        ("", "invalid JSON"),
+        ("Sure! Here is the plan.", "invalid JSON"),
+        (GOOD[:-1], "invalid JSON"),
         ('{"steps": NaN}', "NaN is not JSON"),
-        ("[]", "$ is list"),
-        ("{}", "$ lacks 'final_goal'"),
-        (answer(), "$.steps has 0 items, the schema wants at least 1"),
-        (answer(step(kind="think")), "$.steps[0].kind is 'think'"),
-        (answer(step(0)), "$.steps[0].step_number is 0, below 1"),
-        (answer(step(tool_input="1+2")), "$.steps[0].tool_input is str"),
-        (answer(step(tool="calculator")), "did you mean 'tool_name'?"),
+        ("[]", "$ must be an object, got an array"),
+        ("{}", "$: missing required property 'final_goal' (string)"),
+        (answer(), "$.steps must have at least 1 item, got 0"),
+        (
+            answer(step(kind="think")),
+            "$.steps[0].kind must be one of 'llm_call', 'tool_call', 'memory_op', got 'think'",
+        ),
+        (answer(step(0)), "$.steps[0].step_number must be at least 1, got 0"),
+        (answer(step(tool_input="1+2")), "$.steps[0].tool_input must be an object"),
+        (answer(step(tool="calculator")), "Did you mean 'tool_name'? Answer again"),
         (answer(step(tool_name="calculater")), "step 1: unknown tool 'calculater': did you mean 'calculator'?"),
         (answer(step(tool_input={"expr": "1"})), "step 1: the input of calculator is invalid"),
         (answer(step(), step()), "step number 1 occurs twice"),
@@ -138,7 +141,7 @@ async def test_repairs_are_bounded_and_the_last_answer_is_told(repairs: int) -> 
     assert len(client.asked) == repairs + 1
     assert failed.value.answer == f"no {repairs}"
     assert failed.value.problems
-    assert failed.value.problems[0].startswith("it is not JSON")
+    assert failed.value.problems[0].startswith("invalid JSON")
 
 
 async def test_what_the_provider_raises_goes_on() -> None:

@@ -469,9 +469,9 @@ async def test_an_answer_of_another_type_is_corrected_and_after_that_refused(tmp
     async with context("memory", tmp_path) as ctx:
         done = await run_turn_loop(ctx, client, output_type=schema)
         assert done.output == {"n": 7}
-        assert "not JSON" in client.asked[1][-1]["content"]
-        assert "$.n is str" in client.asked[2][-1]["content"]
-        with pytest.raises(OutputMismatch, match="is not JSON") as caught:
+        assert "invalid JSON" in client.asked[1][-1]["content"]
+        assert "$.n must be an integer, got '7'" in client.asked[2][-1]["content"]
+        with pytest.raises(OutputMismatch, match="after 2 corrections: invalid JSON") as caught:
             await run_turn_loop(ctx, Scripted("a", "b", "c"), output_type=schema)
     assert caught.value.text == "c"
 
@@ -1171,7 +1171,7 @@ async def test_nobody_is_asked_about_a_call_that_does_not_fit() -> None:
     client = Scripted(asks(call("add", {"a": "one", "b": 2})), "sorry")
     states: list[TurnState] = []
     done = await run_turn_loop(MockRunContext(HELLO), client, tools, hooks=Hooks(on_state=states.append))
-    assert done.messages[2]["content"].startswith("Error: tool 'add': $.a is str")
+    assert done.messages[2]["content"].startswith("Error: tool 'add': a must be an integer, got 'one'")
     assert TurnState.WAITING not in states
 
 

@@ -94,11 +94,11 @@ async def test_a_property_is_a_setting_and_a_method_is_the_users_own() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"temperature": "hot"}, "temperature of agent 'a' must be a number from 0 to 2, got 'hot'"),
-        ({"max_tokens": 0}, "max_tokens of agent 'a' must be an integer of at least 1, got 0"),
-        ({"seed": True}, "seed of agent 'a' must be a whole number, got True"),
-        ({"stop": [""]}, "stop of agent 'a' must be a text or a list of texts"),
-        ({"model_settings": [1]}, "model_settings of agent 'a' must be a dict or None"),
+        ({"temperature": "hot"}, "agent 'a': temperature must be a number from 0 to 2, got 'hot'"),
+        ({"max_tokens": 0}, "agent 'a': max_tokens must be an integer of at least 1, got 0"),
+        ({"seed": True}, "agent 'a': seed must be a whole number, got True"),
+        ({"stop": [""]}, "agent 'a': stop must be a text or a list of texts"),
+        ({"model_settings": [1]}, "agent 'a': model_settings must be a dict or None"),
         ({"model_settings": {"tools": []}}, "must have only options of the model, got 'tools'"),
         ({"params": {"model_settings": 3}}, r"params\['model_settings'\] must be a dict, got 3"),
         ({"params": {"model_settings": {"seed": "x"}}}, "seed must be a whole number, got 'x'"),
@@ -166,7 +166,7 @@ def test_usual_names_are_the_users_own(name: str) -> None:
 async def test_a_misspelled_setting_is_rejected_when_the_agent_is_registered(name: str, meant: str) -> None:
     made = agent(MockLLMClient(), **{name: 5})
     with pytest.raises(
-        UnknownSetting, match=f"A.{name} is not a setting of a ToolCallingAgent. Did you mean '{meant}'"
+        UnknownSetting, match=f"class A of a ToolCallingAgent: unknown setting '{name}'. Did you mean '{meant}'"
     ):
         Registry().register(made)
     async with AgentRunner() as runner:
@@ -183,7 +183,7 @@ def test_only_values_of_classes_are_examined() -> None:
         system_prompt = "s"
         tools = ToolRegistry()
 
-    with pytest.raises(UnknownSetting, match=r"Mixin\.max_token"):
+    with pytest.raises(UnknownSetting, match=r"class Mixin of a ToolCallingAgent: unknown setting 'max_token'"):
         Registry().register(WithMixin())
 
     class Own(ToolCallingAgent):

@@ -1073,7 +1073,7 @@ async def test_embeddings_keep_the_order_of_their_texts() -> None:
         client = over_server(server)
         assert await client.embed(["a", "b"]) == [[0.25, -1.0], [0.5, 1.0]]
         assert await client.embed([]) == []
-        with pytest.raises(ProviderUnavailable, match="expected 1 vectors, got 2"):
+        with pytest.raises(ProviderUnavailable, match="must have 1 vector, got 2"):
             await client.embed(["a"], model="mine")
         await client.close()
     assert server.paths == ["/embeddings"] * 2
@@ -1185,7 +1185,9 @@ def test_connections_end_with_the_loop_they_were_made_in(patient: str, caplog: p
 
 @pytest.mark.parametrize("key", ["can\x00ary", "canäry", "can\nary"])
 def test_a_key_that_no_request_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OpenAIConfigurationError, match="has invalid characters") as caught:
+    with pytest.raises(
+        OpenAIConfigurationError, match="must have only printable ASCII characters, got others"
+    ) as caught:
         OpenAIClient(key)
     assert "ary" not in str(caught.value)
     monkeypatch.setenv("OPENAI_API_KEY", " \n")
@@ -1228,7 +1230,9 @@ async def test_where_key_model_and_server_come_from(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("option", ["max_retries", "timeout"])
 def test_an_option_that_would_do_nothing_is_refused(option: str) -> None:
     options: dict[str, Any] = {option: 3}
-    with pytest.raises(InvalidArgument, match=f"{option}=3 .*(retries|timeouts)="):
+    with pytest.raises(
+        InvalidArgument, match=f"{option} must not be an option of the SDK, got 3. Pass (retries|timeouts)="
+    ):
         OpenAIClient(KEY, **options)
 
 

@@ -105,12 +105,18 @@ async def test_every_try_of_a_step_is_told_and_after_the_last_the_run_fails() ->
     async with Orchestrator(settings={"max_retries": 2, "backoff_base": 0.0}) as orchestrator:
         failed = await ended(orchestrator, "add 1 and 2, then divide 1 by 0")
     assert failed.status is RunStatus.FAILED
-    why = "step 'step_2' failed after 2 attempts: tool 'calculator' did not succeed: division by zero"
+    why = (
+        "step 'step_2' failed after 2 attempts: tool 'calculator' did not succeed: "
+        "division by zero: the divisor must be other than 0, got 0."
+    )
     assert failed.error == f"ToolFailed: {why}"
     assert [(each["step_number"], each["attempt"], each["result"]["success"]) for each in failed.steps] == [
         (1, 1, True), (2, 1, False), (2, 2, False),
     ]  # fmt: skip
-    assert failed.steps[1]["result"]["error"] == "tool 'calculator' did not succeed: division by zero"
+    assert (
+        failed.steps[1]["result"]["error"]
+        == "tool 'calculator' did not succeed: division by zero: the divisor must be other than 0, got 0."
+    )
     assert failed.result is None
 
 
@@ -216,7 +222,7 @@ async def test_arguments_and_settings_that_fit_nowhere() -> None:
         Orchestrator(tool_registry=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="prompt must be a string, got 5"):
         RunCreate(5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="did you mean 'max_retries'"):
+    with pytest.raises(InvalidArgument, match="Did you mean 'max_retries'"):
         Orchestrator(settings={"max_retrys": 1})
     with pytest.raises(InvalidArgument, match="settings must be OrchestratorSettings"):
         Orchestrator(settings=3)  # type: ignore[arg-type]

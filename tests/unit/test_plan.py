@@ -157,7 +157,7 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
         (
             [call(1), call(2, query={"deep": ["{{step1.result}}"]})],
             [
-                "step 2: the input of search is invalid: $.query is dict, the schema wants string",
+                "step 2: the input of search is invalid: query must be a string, got an object",
                 "step 2: references must look like {{step_1.result}}, got {{step1.result}}",
             ],
         ),
@@ -165,8 +165,11 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
             [call(1), call(2, query="{{step_1}}")],
             ["step 2: references must look like {{step_1.result}}, got {{step_1}}"],
         ),
-        ([call(1, qeury="x")], ["step 1: the input of search is invalid: $ lacks 'query'"]),
-        ([call(1), call(2, qeury="{{step_1.result}}")], ["step 2: the input of search is invalid: $ lacks 'query'"]),
+        ([call(1, qeury="x")], ["step 1: the input of search is invalid: missing required argument 'query' (string)"]),
+        (
+            [call(1), call(2, qeury="{{step_1.result}}")],
+            ["step 2: the input of search is invalid: missing required argument 'query' (string)"],
+        ),
         ([call(n) for n in range(1, 102)], ["it must have at most 100 steps, got 101"]),
     ],
 )  # fmt: skip

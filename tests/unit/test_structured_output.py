@@ -147,39 +147,43 @@ def test_a_fence_inside_a_text_is_part_of_it() -> None:
 @pytest.mark.parametrize(
     ("wanted", "text", "problem"),
     [
-        (Place, "", "is not JSON"),
-        (Place, "Ulm lies at 478 m", "is not JSON"),
-        (Place, '{"name": "Ulm"', "is not JSON"),
-        (Place, '```json\n{"name": "Ulm"', "is not JSON"),
-        (Place, "{'name': 'Ulm'}", "is not JSON"),
-        (Place, 'Here it is: {"name": "Ulm", "inner": {"name": "Bonn"}', "is not JSON"),
-        (list[int], 'Here it is: {"list": [1, 2], "n": ', "is not JSON"),
+        (Place, "", "invalid JSON"),
+        (Place, "Ulm lies at 478 m", "invalid JSON"),
+        (Place, '{"name": "Ulm"', "invalid JSON"),
+        (Place, '```json\n{"name": "Ulm"', "invalid JSON"),
+        (Place, "{'name': 'Ulm'}", "invalid JSON"),
+        (Place, 'Here it is: {"name": "Ulm", "inner": {"name": "Bonn"}', "invalid JSON"),
+        (list[int], 'Here it is: {"list": [1, 2], "n": ', "invalid JSON"),
         (float, "NaN", "NaN"),
         (Place, '{"name": "Ulm", "height": Infinity}', "Infinity"),
         (Place, '{"name": "Ulm", "height": 1e999}', "1e999 is larger than any float"),
-        (Place, "[" * 100_000, "is not JSON"),
+        (Place, "[" * 100_000, "invalid JSON"),
         (list, "[" * 99 + "]" * 99, "is nested deeper than 100 levels"),
         ({"type": "object"}, '{"a":' + "[" * 200 + "]" * 200 + "}", "$.a[0][0]"),
-        (Place, "null", "$ is NoneType"),
-        (Place, '"Ulm"', "$ is str"),
-        (Place, "{}", "$ lacks 'name'"),
-        (Place, '{"name": 7}', "$.name is int"),
-        (Place, '{"name": "Ulm", "height": "478"}', "$.height is str"),
+        (Place, "null", "$ must be an object, got None"),
+        (Place, '"Ulm"', "$ must be an object, got 'Ulm'"),
+        (Place, "{}", "$: missing required property 'name'"),
+        (Place, '{"name": 7}', "$.name must be a string, got 7"),
+        (Place, '{"name": "Ulm", "height": "478"}', "$.height must be a number, got '478'"),
         (Place, '{"name": "Ulm", "heigth": 478}', "'heigth'"),
-        (Trip, '{"to": {"name": "Ulm"}, "mood": "glad"}', "$.mood is 'glad'"),
-        (Trip, '{"to": {"name": "Ulm"}, "mood": "bad", "stops": [{"name": "a"}, {}]}', "$.stops[1] lacks 'name'"),
+        (Trip, '{"to": {"name": "Ulm"}, "mood": "glad"}', "$.mood must be one of 'good', 'bad', got 'glad'"),
+        (
+            Trip,
+            '{"to": {"name": "Ulm"}, "mood": "bad", "stops": [{"name": "a"}, {}]}',
+            "$.stops[1]: missing required property 'name'",
+        ),
         (Trip, '{"to": {"name": "Ulm"}, "mood": "bad", "guide": {"name": null}}', "$.guide"),
         (Trip, '{"to": {"name": "Ulm"}, "mood": "bad", "kind": "fly"}', "'fly'"),
-        (Person, '{"name": "Ada"}', "$ lacks 'age'"),
-        (Person, '{"name": "Ada", "age": true}', "$.age is bool"),
-        (Person, '{"name": "Ada", "age": 1.5}', "$.age is float"),
-        (Mood, '"glad"', "['good', 'bad']"),
-        (list[Place], '{"name": "Ulm"}', "$ is dict"),
-        (list[int], '[1, "2"]', "$[1] is str"),
-        (tuple[int, str], "[1]", "1 items"),
-        (int, "true", "$ is bool"),
+        (Person, '{"name": "Ada"}', "$: missing required property 'age'"),
+        (Person, '{"name": "Ada", "age": true}', "$.age must be an integer, got True"),
+        (Person, '{"name": "Ada", "age": 1.5}', "$.age must be an integer, got 1.5"),
+        (Mood, '"glad"', "$ must be one of 'good', 'bad', got 'glad'"),
+        (list[Place], '{"name": "Ulm"}', "$ must be an array, got an object"),
+        (list[int], '[1, "2"]', "$[1] must be an integer, got '2'"),
+        (tuple[int, str], "[1]", "must have at least 2 items, got 1"),
+        (int, "true", "$ must be an integer, got True"),
         (Even, '{"n": 3}', "3 is odd"),
-        (SCHEMA, '{"n": 0}', "$.n is 0"),
+        (SCHEMA, '{"n": 0}', "$.n must be at least 1, got 0"),
         (SCHEMA, '{"n": 1, "unit": "mile"}', "'mile'"),
         (SCHEMA, '{"n": 1, "u": 1}', "'u'"),
     ],
@@ -216,8 +220,8 @@ def test_the_value_is_found_in_a_text(text: str) -> None:
 
 
 def test_the_problem_is_that_of_the_longest_value() -> None:
-    assert Output(Place).problem('As [1] says: {"name": 7}') == "$.name is int, the schema wants string"
-    assert Output(list[int]).problem('As 1 says: {"result": ["a"]}') == "$.result[0] is str, the schema wants integer"
+    assert Output(Place).problem('As [1] says: {"name": 7}') == "$.name must be a string, got 7"
+    assert Output(list[int]).problem('As 1 says: {"result": ["a"]}') == "$.result[0] must be an integer, got 'a'"
 
 
 NODE: dict[str, Any] = {
@@ -264,10 +268,10 @@ def test_the_model_answers_a_type_that_is_no_object_inside_of_one(wanted: Any, s
 def test_references_of_a_schema_inside_of_another_object_still_resolve() -> None:
     output = Output(NODE)
     assert misfit({"result": {"n": 1, "next": {"n": 2}}}, output.schema) is None
-    assert misfit({"result": {"n": 1, "next": {}}}, output.schema) == "$.result.next lacks 'n'"
+    assert misfit({"result": {"n": 1, "next": {}}}, output.schema) == "$.result.next: missing required property 'n'"
     own = Output({"type": "array", "items": {"$ref": "#"}, "maxItems": 1})
     assert misfit({"result": [[[]]]}, own.schema) is None
-    assert misfit({"result": [[[], []]]}, own.schema) == "$.result[0] has 2 items, the schema wants at most 1"
+    assert misfit({"result": [[[], []]]}, own.schema) == "$.result[0] must have at most 1 item, got 2"
 
 
 def test_an_object_with_a_property_called_result_stays_as_it_is() -> None:

@@ -200,7 +200,7 @@ def test_create_test_context_takes_a_message_or_messages() -> None:
     assert create_test_context().input_messages == []
     registry = ToolRegistry()
     assert create_test_context("a", tools=registry).tools is registry
-    with pytest.raises(InvalidArgument, match="not both"):
+    with pytest.raises(InvalidArgument, match="input_messages must be None if message is passed"):
         create_test_context("a", input_messages=messages)
 
 
@@ -216,7 +216,7 @@ async def test_run_agent_test_on_a_context_gives_the_result() -> None:
     assert isinstance(result, RunResult)
     assert result.final_output["response"] == "Hello!"
     wrong: Any = run_agent_test
-    with pytest.raises(InvalidArgument, match="belong to the context"):
+    with pytest.raises(InvalidArgument, match="tools must be None if a context is passed"):
         await wrong(Agent(), ctx, tools=[])
 
 

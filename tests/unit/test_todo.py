@@ -63,12 +63,16 @@ async def test_to_dos_come_and_go() -> None:
 @pytest.mark.parametrize(
     ("action", "given", "says"),
     [
-        ("add", {}, "add needs the text"),
-        ("add", {"text": "  "}, "add needs the text"),
+        ("add", {}, "text must be that of the new to-do, got"),
+        ("add", {"text": "  "}, "text must be that of the new to-do, got"),
         ("get", {}, "must identify the to-do"),
-        ("get", {"todo_id": "9"}, "unknown to-do '9'. The list has #1 'buy milk', #2 'buy bread'"),
+        ("get", {"todo_id": "9"}, "unknown to-do '9'. Known: #1 'buy milk', #2 'buy bread'."),
         ("complete", {"text": "by milk"}, "Did you mean #1 'buy milk'?"),
-        ("delete", {"text": "buy"}, "'buy' matches #1 'buy milk', #2 'buy bread'. Pass todo_id"),
+        (
+            "delete",
+            {"text": "buy"},
+            "text must match one to-do, got 'buy', which matches #1 'buy milk', #2 'buy bread'. Pass todo_id",
+        ),
         ("destroy", {}, "action must be one of add, list, get, complete, delete, got 'destroy'"),
     ],
 )
@@ -98,7 +102,7 @@ async def test_none_is_no_number_of_one_that_another_hand_put_there() -> None:
     task = Task(name="by hand")
     await stores.tasks.save(TaskList(name="list", conversation_id=conversation, tasks=[task]))
     refused = await tool.execute("delete", todo_id="None", ctx=Ctx(stores, None, conversation))
-    assert (refused.success, refused.error) == (False, f"unknown to-do 'None'. The list has {task.id} 'by hand'")
+    assert (refused.success, refused.error) == (False, f"unknown to-do 'None'. Known: {task.id} 'by hand'.")
     await stores.close()
 
 

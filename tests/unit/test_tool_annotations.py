@@ -136,7 +136,7 @@ def test_a_value_is_built_by_its_type(value: Any, hint: Any, wanted: Any) -> Non
         ),
         ({"x": 1}, Needs, r"could not be constructed: TypeError: Needs\.__init__\(\) missing 1 required positional"),
         ([[1]], set[list[int]], r"\$: no set can hold these: "),
-        (10**400, float, r"\$: the number is too large for a float"),
+        (10**400, float, r"\$: must fit a float"),
     ],
 )
 def test_what_no_value_can_be_built_of_is_told_with_its_path(value: Any, hint: Any, why: str) -> None:
@@ -147,14 +147,14 @@ def test_what_no_value_can_be_built_of_is_told_with_its_path(value: Any, hint: A
 @pytest.mark.parametrize(
     ("hint", "why"),
     [
-        (Needs, "parameter 'seed' of Needs is not a field and needs a default"),
+        (Needs, "parameter 'seed' of Needs must be a field or have a default"),
         (Lazy, "a type hint of Lazy must name a type .* Define 'Decimal' at the top of its module"),
-        (Knot, "Knot contains itself"),
-        (bytes, "unsupported type bytes"),
+        (Knot, "Knot must not contain itself, got a field of its own type"),
+        (bytes, " must have a type with a JSON Schema, got bytes"),
     ],
 )
 def test_a_class_that_no_model_could_fill_is_refused_at_once(hint: Any, why: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"here: .*{why}|here: {why}"):
+    with pytest.raises(InvalidArgument, match=f"here.*{why}|here{why}"):
         schema_of(hint, "here", ())
 
 
@@ -217,7 +217,7 @@ async def test_a_tool_may_be_the_handler_of_a_tool() -> None:
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "3"])
 def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
     with pytest.raises(
-        InvalidArgument, match="timeout of tool 't' must be a number of seconds above 0, or None for no limit, got "
+        InvalidArgument, match="tool 't': timeout must be a number of seconds above 0, or None for no limit, got "
     ):
         Tool("t", "", {}, print, timeout=timeout)
     with pytest.raises(InvalidArgument, match="timeout"):
@@ -236,7 +236,7 @@ async def test_what_the_caller_adds_counts_as_given_and_is_not_checked() -> None
     registry.register(Tool("t", "", {**schema, "additionalProperties": False}, fn))
     thing = object()
     assert await registry.execute("t", {"a": 1}, shelf=thing, when=thing) == (1, thing, thing)
-    with pytest.raises(InvalidArgument, match=r"\$ lacks 'shelf'"):
+    with pytest.raises(InvalidArgument, match=r"missing required argument 'shelf'"):
         await registry.execute("t", {"a": 1}, when=thing)
 
 
@@ -264,7 +264,7 @@ async def test_parameters_that_are_no_schema_check_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({}, "tool 't': missing a required argument: 'a'"),
+        ({}, "tool 't': missing required argument 'a'"),
         ({"a": 1, "b": 2}, "tool 't': got an unexpected keyword argument 'b'"),
     ],
 )

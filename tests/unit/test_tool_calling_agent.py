@@ -140,7 +140,7 @@ async def test_at_max_iterations_the_run_fails_with_what_there_is(tmp_path: Path
     assert result.final_output == {"response": "looking"}
     assert result.final_messages[0] == HELLO[0]
     assert len(client.asked) == 3
-    with pytest.raises(InvalidArgument, match="max_iterations of agent 'weather' must be an integer above 0, got 0"):
+    with pytest.raises(InvalidArgument, match="agent 'weather': max_iterations must be an integer above 0, got 0"):
         await agent(client, max_iterations=0).run(MockRunContext(HELLO))
 
 

@@ -66,7 +66,7 @@ def test_an_invalid_name_is_refused_with_a_valid_one(name: str) -> None:
         lambda: ToolRegistry().register(duck),
         lambda: agent_tool("helper", name=name),
     ):
-        with pytest.raises(InvalidArgument, match="must be 1 to 64 characters of a-z, A-Z, 0-9") as refused:
+        with pytest.raises(InvalidArgument, match="tool name must have 1 to 64 characters of a-z, A-Z, 0-9") as refused:
             make()
         assert f"name={tool_name(name)!r}" in str(refused.value)
 

@@ -65,13 +65,13 @@ class Flaky:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"retries": -1}, "retries of tool 'flaky' must be an integer of at least 0, got -1"),
-        ({"retries": True}, "retries of tool 'flaky' must be an integer"),
-        ({"retries": "3"}, "retries of tool 'flaky' must be an integer"),
-        ({"retry_delay": -1}, "retry_delay of tool 'flaky' must be a number of seconds"),
-        ({"retry_on": 3}, "retry_on of tool 'flaky' must be an exception class"),
-        ({"retry_on": (ValueError, int)}, "retry_on of tool 'flaky' must be an exception class"),
-        ({"timeout": 0}, "timeout of tool 'flaky' must be a number of seconds above 0"),
+        ({"retries": -1}, "tool 'flaky': retries must be an integer of at least 0, got -1"),
+        ({"retries": True}, "tool 'flaky': retries must be an integer"),
+        ({"retries": "3"}, "tool 'flaky': retries must be an integer"),
+        ({"retry_delay": -1}, "tool 'flaky': retry_delay must be a number of seconds"),
+        ({"retry_on": 3}, "tool 'flaky': retry_on must be an exception class"),
+        ({"retry_on": (ValueError, int)}, "tool 'flaky': retry_on must be an exception class"),
+        ({"timeout": 0}, "tool 'flaky': timeout must be a number of seconds above 0"),
     ],
 )
 def test_invalid_settings_are_refused(options: dict[str, Any], problem: str) -> None:

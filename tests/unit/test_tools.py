@@ -262,7 +262,7 @@ def test_parameters_a_model_cannot_name_are_refused() -> None:
     def many(*a: int) -> None: ...
 
     for fn in (positional, many):
-        with pytest.raises(InvalidArgument, match="cannot be passed by name"):
+        with pytest.raises(InvalidArgument, match="must accept an argument by name"):
             Tool.from_function(fn)
 
 
@@ -342,10 +342,10 @@ async def test_what_is_bound_is_neither_shown_nor_given(
         assert list(tool.parameters["properties"]) == left
         registry.register(tool)
     for name in bound:
-        with pytest.raises(InvalidArgument, match=f"'{name}' must not be passed by the caller"):
+        with pytest.raises(InvalidArgument, match=f"{name} must not be an argument of the call"):
             await registry.execute("by_hand", {**given, name: "forged"})
         if left is not None:
-            with pytest.raises(InvalidArgument, match=rf"\$ has '{name}', which the schema does not know"):
+            with pytest.raises(InvalidArgument, match=rf"unexpected argument '{name}'"):
                 await registry.execute("found", {**given, name: "forged"})
     assert await registry.execute("by_hand", given) == fn(**given)
 
@@ -360,7 +360,7 @@ async def test_what_is_bound_is_not_overridden_as_one_of_any_keywords() -> None:
         assert tool.parameters["properties"] == {}
         registry.register(tool)
         assert await registry.execute("note", {"a": 1}) == "alice: {'a': 1}"
-        with pytest.raises(InvalidArgument, match="'user_id' must not be passed by the caller"):
+        with pytest.raises(InvalidArgument, match="user_id must not be an argument of the call"):
             await registry.execute("note", {"user_id": 1})
 
 
@@ -474,7 +474,7 @@ async def test_an_unknown_name_is_a_key_error_that_names_what_is_near() -> None:
         await registry.execute("get_wether", {})
     assert isinstance(caught.value, UnknownTool)
     assert isinstance(caught.value, AgentRuntimeError)
-    with pytest.raises(UnknownTool, match=r"The tools are get_weather, search"):
+    with pytest.raises(UnknownTool, match=r"Known: get_weather, search"):
         await registry.execute("zzz", {})
 
 
@@ -482,10 +482,10 @@ async def test_an_unknown_name_is_a_key_error_that_names_what_is_near() -> None:
     ("arguments", "why"),
     [
         ('{"location": ', "invalid JSON arguments"),
-        ("[1]", "must be a JSON object, got a JSON list"),
-        ("[" * 100_000, "nested deeper than 98 levels"),
-        ({}, r"\$ lacks 'location', the schema wants string there"),
-        ({"location": "a", "place": "b"}, r"\$ has 'place', which the schema does not know"),
+        ("[1]", "must be a JSON object, got"),
+        ("[" * 100_000, "must be nested at most 98 levels deep"),
+        ({}, r"missing required argument 'location' \(string\)"),
+        ({"location": "a", "place": "b"}, r"unexpected argument 'place'"),
     ],
 )
 async def test_arguments_that_do_not_fit_name_the_tool(arguments: Any, why: str) -> None:
@@ -511,7 +511,7 @@ async def test_dataclasses_and_enums_are_rebuilt() -> None:
     arguments["options"] = {"limit": 3}
     await _registry(draw).execute("draw", arguments)
     assert seen == [Line(Point(1)), Colour.RED, [Point(2, 3)], {"limit": 3}, 2]
-    with pytest.raises(InvalidArgument, match=r"tool 'draw': \$.colour is 'green', the schema wants one of"):
+    with pytest.raises(InvalidArgument, match=r"tool 'draw': colour must be one of 'red', 'blue', got 'green'"):
         await _registry(draw).execute("draw", arguments | {"colour": "green"})
 
 
@@ -532,12 +532,12 @@ async def test_the_context_reaches_the_handler_and_only_from_the_caller() -> Non
     assert await registry.execute("with_context", {"text": "a", "times": 2}, ctx) == f"{ctx.run_id}:aa"
     assert await registry.execute("with_context", {"text": "a"}, ctx=ctx) == f"{ctx.run_id}:a"
     assert await registry.execute("get_weather", {"location": "a"}, ctx) == "sunny in a"
-    with pytest.raises(InvalidArgument, match=r"needs a RunContext. Pass ctx="):
+    with pytest.raises(InvalidArgument, match=r"must be called with a RunContext, got None. Pass ctx="):
         await registry.execute("with_context", {"text": "a"})
-    with pytest.raises(InvalidArgument, match=r"\$ has 'ctx', which the schema does not know"):
+    with pytest.raises(InvalidArgument, match=r"unexpected argument 'ctx'"):
         await registry.execute("with_context", {"text": "a", "ctx": "forged"}, ctx)
     registry.register(Tool("by_hand", "", {}, with_context))
-    with pytest.raises(InvalidArgument, match="'ctx' must not be passed by the caller"):
+    with pytest.raises(InvalidArgument, match="ctx must not be an argument of the call"):
         await registry.execute("by_hand", {"text": "a", "ctx": "forged"}, ctx)
 
 
@@ -599,7 +599,7 @@ def test_the_function_of_a_class_is_no_tool() -> None:
             """Buy."""
             return item
 
-    with pytest.raises(InvalidArgument, match=r"Shop\.buy must be a method of an object, as in "):
+    with pytest.raises(InvalidArgument, match=r"Shop\.buy must be a method of an object, got the function of a class"):
         Tool.from_function(Shop.buy)
     assert list(Tool.from_function(Shop().buy).parameters["properties"]) == ["item"]
     assert list(Tool.from_function(functools.partial(Shop.buy, Shop())).parameters["properties"]) == ["item"]

@@ -364,13 +364,13 @@ def test_a_slow_sink_makes_no_run_wait_and_what_finds_no_room_is_counted(
         tracer.event(RUN, "own", {"n": n})
     assert tracer.dropped == 20
     assert [record.getMessage() for record in caplog.records] == [
-        "trace sinks are too slow: 50 traces are waiting, later ones are dropped"
+        "trace sinks are too slow: 50 traces are waiting; later ones are dropped"
     ]
     stuck.released.set()
     tracer.close(SOON)
     assert [mine.next()["n"] for _ in range(51)] == list(range(51))
     assert mine.events.empty()
-    assert caplog.records[-1].getMessage() == "20 traces dropped: the trace sinks are too slow"
+    assert caplog.records[-1].getMessage() == "dropped traces: 20; the trace sinks are too slow"
 
 
 def test_close_waits_no_longer_than_it_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -380,7 +380,7 @@ def test_close_waits_no_longer_than_it_is_told(caplog: pytest.LogCaptureFixture)
     assert stuck.entered.wait(SOON)
     tracer.event(RUN, "own", {})
     tracer.close(0.05)
-    assert caplog.records[-1].getMessage() == "trace sinks not finished after 0.05 s; 1 traces are waiting"
+    assert caplog.records[-1].getMessage() == "trace sinks did not finish within 0.05 s; traces not sent: 1"
     tracer.event(RUN, "late", {})
     stuck.released.set()
     assert [mine.next()["type"], mine.next()["type"]] == ["own", "own"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
@@ -31,6 +31,9 @@ LARGEST_EXACT: Final = 2**53 - 1
 #: Nested schemas. A schema that refers to itself would have no end.
 _DEEPEST: Final = 400
 _NEAREST: Final = 4
+_MOST_NAMES: Final = 5
+#: The subject of a message about all arguments of a call.
+_ARGUMENTS: Final = "arguments"
 
 
 def misfit(value: Any, schema: Mapping[str, Any], path: str = "$") -> str | None:
@@ -65,11 +68,11 @@ def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[str]:
-    """Yield each mismatch between `value` and `schema`, with its path."""
+    """Yield each mismatch between `value` and `schema`, with its path. The path "" is that of a call's arguments."""
     try:
         yield from _Check(schema).of(value, schema, path, 0)
     except RecursionError:
-        yield f"{path} is nested too deeply to be checked"
+        yield f"{path or _ARGUMENTS} must be less deeply nested to be checked, got {_got(value)}"
 
 
 def choice(value: Any, choices: Sequence[Any]) -> int | None:
@@ -91,22 +94,22 @@ class _Check:
 
     def of(self, value: Any, schema: Any, path: str, depth: int) -> Iterator[str]:
         if schema is False:
-            yield f"{path} is there, the schema wants nothing there"
+            yield f"{path or _ARGUMENTS} must be left out, got {_got(value)}"
         if not isinstance(schema, Mapping):
             return
         if depth > _DEEPEST:
-            yield f"{path:.200} is nested too deeply to be checked"
+            yield f"{path:.200} must be less deeply nested to be checked, got {_got(value)}"
             return
         if "$ref" in schema:
             yield from self.of(value, self._referred(schema["$ref"]), path, depth + 1)
         kinds = schema.get("type")
         if kinds is not None and not _is(value, kinds):
-            yield f"{path} is {type(value).__name__}, the schema wants {kinds}"
+            yield f"{path or _ARGUMENTS} must be {_a(kinds)}, got {_got(value)}"
             return
         if "const" in schema and choice(value, [schema["const"]]) is None:
-            yield f"{path} is {brief(value)}, the schema wants {schema['const']!r}"
+            yield f"{path or _ARGUMENTS} must be {brief(schema['const'])}, got {_got(value)}"
         if "enum" in schema and choice(value, schema["enum"]) is None:
-            yield f"{path} is {brief(value)}, the schema wants one of {schema['enum']!r}"
+            yield f"{path or _ARGUMENTS} must be {_one_of(schema['enum'])}, got {_got(value)}"
         for each in schema.get("allOf", ()):
             yield from self.of(value, each, path, depth + 1)
         for keyword in ("anyOf", "oneOf"):
@@ -121,10 +124,11 @@ class _Check:
 
     def _object(self, value: dict[Any, Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
         properties: Mapping[str, Any] = schema.get("properties", {})
-        for name in schema.get("required", ()):
-            if name not in value:
-                wanted = _kinds(properties.get(name))
-                yield f"{path} lacks {name!r}" + (f", the schema wants {wanted} there" if wanted else "")
+        noun, where = ("property", f"{path}: ") if path else ("argument", "")
+        missing = [name for name in schema.get("required", ()) if name not in value]
+        for name in missing:
+            wanted = _kinds(properties.get(name))
+            yield f"{where}missing required {noun} {name!r}" + (f" ({wanted})" if wanted else "")
         for name, each in properties.items():
             if name in value:
                 yield from self.of(value[name], each, _inside(path, name), depth)
@@ -135,16 +139,17 @@ class _Check:
             if name in properties:
                 continue
             if others is False:
-                yield f"{path} has {brief(name)}, which the schema does not know{_near(name, properties)}"
+                # The names that are missing say already which ones are known.
+                yield f"{where}unexpected {noun} {brief(name)}{_near(name, properties, bool(missing))}"
             else:
                 yield from self.of(value[name], others, _inside(path, name), depth)
 
     def _array(self, value: list[Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
         least, most = schema.get("minItems"), schema.get("maxItems")
         if least is not None and len(value) < least:
-            yield f"{path} has {len(value)} items, the schema wants at least {least}"
+            yield f"{path or _ARGUMENTS} must have at least {_count(least, 'item')}, got {len(value)}"
         if most is not None and len(value) > most:
-            yield f"{path} has {len(value)} items, the schema wants at most {most}"
+            yield f"{path or _ARGUMENTS} must have at most {_count(most, 'item')}, got {len(value)}"
         first = schema.get("prefixItems", ())
         for index, item in enumerate(value):
             each = first[index] if index < len(first) else schema.get("items", True)
@@ -156,11 +161,13 @@ class _Check:
         meant = [option for option in options if self._may_mean(value, option)]
         kinds = [_kinds(option) for option in options]
         if not meant and all(kinds):
-            yield f"{path} is {type(value).__name__}, the schema wants {' or '.join(kinds)}"
+            wanted = " or ".join(map(_a, kinds))
+            yield f"{path or _ARGUMENTS} must be {wanted}, got {_got(value)}"
         elif len(meant) == 1:
             yield from self.of(value, meant[0], path, depth)
         else:
-            yield f"{path} fits none of the schemas in {keyword}{self._explanation(value, meant, path, depth)}"
+            nearest = self._explanation(value, meant, path, depth)
+            yield f"{path or _ARGUMENTS} must match a schema in {keyword}, got {_got(value)}{nearest}"
 
     def _explanation(self, value: Any, options: Sequence[Any], path: str, depth: int) -> str:
         """Return the mismatch with the most similar option."""
@@ -169,7 +176,7 @@ class _Check:
         self._explaining = True
         found = [list(islice(self.of(value, option, path, depth), _NEAREST)) for option in options[:_NEAREST]]
         self._explaining = False
-        return f": {'; '.join(sorted(found, key=len)[0])}"
+        return f" (nearest: {'; '.join(sorted(found, key=len)[0])})"
 
     def _fits(self, value: Any, schema: Any, depth: int) -> bool:
         key = (id(value), id(schema))
@@ -217,7 +224,7 @@ def _kinds(schema: Any) -> str:
     if not isinstance(schema, Mapping):
         return ""
     if "enum" in schema:
-        return f"one of {schema['enum']!r}"
+        return _one_of(schema["enum"])
     kinds = schema.get("type", "")
     if kinds or "anyOf" not in schema:
         return kinds if isinstance(kinds, str) else " or ".join(kinds)
@@ -225,43 +232,79 @@ def _kinds(schema: Any) -> str:
     return " or ".join(options) if all(options) else ""
 
 
+def _a(kinds: Any) -> str:
+    """Return the names of JSON types with their articles."""
+    if not isinstance(kinds, str):
+        return " or ".join(map(_a, kinds))
+    if kinds not in _TYPES or kinds == "null":
+        return kinds
+    return f"{'an' if kinds[0] in 'aio' else 'a'} {kinds}"
+
+
+def _one_of(choices: Sequence[Any]) -> str:
+    return brief(choices[0]) if len(choices) == 1 else f"one of {_listed(choices)}"
+
+
+def _listed(values: Collection[Any]) -> str:
+    more = f" and {len(values) - _MOST_NAMES} more" if len(values) > _MOST_NAMES else ""
+    return ", ".join(map(brief, islice(values, _MOST_NAMES))) + more
+
+
+def _count(number: Any, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _got(value: Any) -> str:
+    return "an object" if isinstance(value, dict) else "an array" if isinstance(value, list) else brief(value)
+
+
 def _inside(path: str, name: Any) -> str:
-    return (
-        f"{path}.{name}"
-        if isinstance(name, str) and name.isidentifier() and len(name) <= 60
-        else f"{path}[{brief(name)}]"
-    )
+    if isinstance(name, str) and name.isidentifier() and len(name) <= 60:
+        return f"{path}.{name}" if path else name
+    return f"{path}[{brief(name)}]" if path else brief(name)
 
 
-def _near(name: Any, known: Mapping[str, Any]) -> str:
+def _near(name: Any, known: Mapping[str, Any], only_similar: bool) -> str:
     # Cut off, because comparing takes quadratic time.
     near = difflib.get_close_matches(str(name)[:60], known, n=1)
     if near:
-        return f": did you mean {near[0]!r}?"
-    return f": it knows {', '.join(map(repr, islice(known, 20)))}" if known else ""
+        return f". Did you mean {near[0]!r}?"
+    return f" (known: {_listed(known)})" if known and not only_similar else ""
 
 
 def _bounds(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
-    size, low, high = value, schema.get("minimum"), schema.get("maximum")
-    if isinstance(value, str):
-        size, low, high = len(value), schema.get("minLength"), schema.get("maxLength")
-        if isinstance(schema.get("pattern"), str) and not _matches(value, schema["pattern"]):
-            yield f"{path} is {brief(value)}, which does not match the pattern {schema['pattern']!r}"
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+    is_text = isinstance(value, str)
+    if not is_text and (isinstance(value, bool) or not isinstance(value, (int, float))):
         return
-    else:
-        above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-        if above is not None and value <= above:
-            yield f"{path} is {brief(value)}, not above {above}"
-        if below is not None and value >= below:
-            yield f"{path} is {brief(value)}, not below {below}"
-        factor = schema.get("multipleOf")
-        if factor is not None and not _is_multiple(value, factor):
-            yield f"{path} is {brief(value)}, not a multiple of {factor}"
-    if low is not None and size < low:
-        yield f"{path} is {brief(value)}, below {low}"
-    if high is not None and size > high:
-        yield f"{path} is {brief(value)}, above {high}"
+    broken = _broken_length(value, schema) if is_text else _broken_range(value, schema)
+    for constraint in broken:
+        yield f"{path or _ARGUMENTS} must {constraint}, got {_got(value)}"
+
+
+def _broken_length(value: str, schema: Mapping[str, Any]) -> Iterator[str]:
+    low, high = schema.get("minLength"), schema.get("maxLength")
+    if isinstance(schema.get("pattern"), str) and not _matches(value, schema["pattern"]):
+        yield f"match the pattern {schema['pattern']!r}"
+    if low is not None and len(value) < low:
+        yield f"have at least {_count(low, 'character')}"
+    if high is not None and len(value) > high:
+        yield f"have at most {_count(high, 'character')}"
+
+
+def _broken_range(value: float, schema: Mapping[str, Any]) -> Iterator[str]:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if above is not None and value <= above:
+        yield f"be above {above}"
+    if below is not None and value >= below:
+        yield f"be below {below}"
+    factor = schema.get("multipleOf")
+    if factor is not None and not _is_multiple(value, factor):
+        yield f"be a multiple of {factor}"
+    if low is not None and value < low:
+        yield f"be at least {low}"
+    if high is not None and value > high:
+        yield f"be at most {high}"
 
 
 def _matches(value: str, pattern: str) -> bool:

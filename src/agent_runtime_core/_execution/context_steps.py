@@ -276,8 +276,8 @@ class ContextSteps:
         if self.scope is not None or not self._control.in_main_task:
             where = "a step" if self.scope is not None else "a task that the run has started"
             raise must(
-                f"ctx.patched({brief(name)})", "be called between steps, in the main task of the run", Shown(f"a call in {where}"),
-                "Call it before the step or the task, and pass the answer on",
+                f"ctx.patched({brief(name)})", "be called between steps, in the main task of the run",
+                Shown(f"a call in {where}"), "Call it before the step or the task, and pass the answer on",
             )  # fmt: skip
         name = unbroken("the name of a patch", name)
         if name not in self._patches:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from ..errors import InvalidArgument, RequestRefused
+from .._core.validation import Shown, must, redacted
+from ..errors import RequestRefused
 
 PROVIDER = "anthropic"
 
@@ -94,7 +95,7 @@ def _part(part: Mapping[str, Any], where: str) -> Block:
         case "input_file":
             return _document(part, where) | kept
         case "input_audio":
-            raise refused(f"{where} has a part of type 'input_audio': Anthropic accepts text, images and documents")
+            raise refused(str(must(f"{where}: a part", "be text, an image or a document", "input_audio")))
         case "image" | "document":
             return _own(part, where)
     return dict(part)
@@ -122,7 +123,7 @@ def _document(file: Mapping[str, Any], where: str) -> Block:
     elif file.get("file_id"):
         source = {"type": "file", "file_id": str(file["file_id"])}
     else:
-        raise InvalidArgument(f"{where} must have file_data, file_url or file_id, got none of them. Add one")
+        raise must(where, "have file_data, file_url or file_id", Shown("none of them"), "Add one")
     return {"type": "document", "source": source} | ({"title": file["filename"]} if file.get("filename") else {})
 
 
@@ -135,7 +136,7 @@ def _source(url: str, kind: str, where: str) -> dict[str, str]:
         return {"type": "base64", "media_type": media, "data": data}
     if url[:8].lower() == "https://":
         return {"type": "url", "url": url}
-    raise InvalidArgument(f"{where}: the URL must be https, or data:{kind}…;base64,…, got {url[:60]!r}")
+    raise must(f"{where}: URL", f"be https, or data:{kind}…;base64,…", redacted(url[:200]))
 
 
 def _media_type(given: Any, accepted: tuple[str, ...], where: str) -> str:
@@ -144,10 +145,8 @@ def _media_type(given: Any, accepted: tuple[str, ...], where: str) -> str:
     if name.startswith("text/") and "text/plain" in accepted:
         name = "text/plain"  # Anthropic has one name for all texts
     if name not in accepted:
-        raise InvalidArgument(
-            f"the media type of {where} must be {', '.join(accepted[:-1])} or {accepted[-1]} for Anthropic, "
-            f"got {str(given)[:60]!r}. Convert the file, or send its text"
-        )
+        constraint = f"be {', '.join(accepted[:-1])} or {accepted[-1]} for Anthropic"
+        raise must(f"media type of {where}", constraint, str(given), "Convert the file, or send its text")
     return name
 
 
@@ -161,4 +160,4 @@ def _decoded(data: str, where: str) -> str:
     try:
         return base64.b64decode(data, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
-        raise InvalidArgument(f"the data of {where} must be UTF-8 text in base64") from None
+        raise must(f"data of {where}", "be UTF-8 text in base64", data, "Encode the bytes of the text") from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._core.codec.json import loads_strict
-from ..errors import brief
+from .._core.validation import Shown, must
 from ..interfaces import SYSTEM_ROLES
 from ._anthropic_content import PROVIDER, THINKING, Block, is_blank, parts, plain_or_blocks, refused, with_mark
 from ._anthropic_turns import arranged
@@ -48,10 +48,11 @@ def conversation_of(
             if blocks:
                 turns.append({"role": role, "content": blocks})
         else:
-            raise refused(f"the role of {where} must be system, developer, user, assistant or tool, got {brief(role)}")
+            constraint = "be system, developer, user, assistant or tool"
+            raise refused(str(must(f"role of {where}", constraint, role)))
     turns = arranged(turns)
     if not turns:
-        raise refused("messages must have a non-empty one besides the system prompt, which Anthropic requires")
+        raise refused(str(must("messages", "have a message with content besides the system prompt", Shown("none"))))
     if instruction:
         system.append({"type": "text", "text": instruction})
     return _system(system), turns
@@ -131,7 +132,8 @@ def object_of(arguments: Any) -> dict[str, Any] | None:
 
 def _id(given: Any, where: str) -> str:
     if not given:
-        raise refused(f"{where} has no tool call id: a call and its result must have the same id")
+        fix = "A call and its result need the same id"
+        raise refused(str(must(f"tool call id of {where}", "be a non-empty string", given, fix)))
     # Other providers' ids may have characters that Anthropic rejects.
     return _NOT_IN_AN_ID.sub("_", str(given))
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..errors import InvalidArgument, NotSupported, brief
+from .._core.validation import must
+from ..errors import NotSupported, brief
 from ._schemas import output_schema, tool_parameters
 
 # Options of OpenAI that need no equivalent: Anthropic always reports the usage of a stream, and gives one answer.
@@ -129,20 +130,16 @@ def _translate_names(options: dict[str, Any]) -> None:
     users = [options.pop(name, None) for name in _USER]
     metadata = options.pop("metadata", None) or {}
     if not isinstance(metadata, Mapping) or metadata.keys() - {"user_id"}:
-        raise InvalidArgument(
-            f"metadata must be a dict with only user_id for Anthropic, got {brief(metadata)}. Remove the other names"
-        )
+        raise must("metadata", "be a dict with only user_id for Anthropic", metadata, "Remove the other names")
     if metadata or any(users):
         options["metadata"] = metadata or {"user_id": next(filter(None, users))}
     thinking = options.get("thinking")
     if thinking is not None and not (isinstance(thinking, Mapping) and thinking.get("type")):
-        raise InvalidArgument(
-            f"thinking must be a dict such as {{'type': 'adaptive'}}, got {brief(thinking)}. "
-            "See Anthropic's documentation for the types that a model supports"
-        )
+        fix = "See Anthropic's documentation for the types that a model supports"
+        raise must("thinking", "be a dict such as {'type': 'adaptive'}", thinking, fix)
     if (tier := options.get("service_tier")) is not None:
         if tier not in _TIERS:
-            raise InvalidArgument(f"service_tier must be 'auto' or 'standard_only' for Anthropic, got {brief(tier)}")
+            raise must("service_tier", "be 'auto' or 'standard_only' for Anthropic", tier)
         options["service_tier"] = _TIERS[tier]
 
 
@@ -172,10 +169,8 @@ def _choice(choice: Any, names: list[str]) -> dict[str, Any] | None:
             return {"type": "tool", "name": name}
         case {"type": "auto" | "any" | "none" | "tool"}:
             return dict(choice)
-    raise InvalidArgument(
-        f"tool_choice must be 'auto', 'none', 'required', the name of a tool or a function with its name, "
-        f"got {brief(choice)}"
-    )
+    constraint = "be 'auto', 'none', 'required', the name of a tool, or a dict with the name of a function"
+    raise must("tool_choice", constraint, choice)
 
 
 def _schema_in(wanted: Any) -> Mapping[str, Any] | None:
@@ -185,6 +180,6 @@ def _schema_in(wanted: Any) -> Mapping[str, Any] | None:
         case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
             return schema
     raise NotSupported(
-        f"Anthropic does not support response_format={str(wanted)[:80]}. Use a schema: "
+        f"response_format must have a schema for Anthropic, got {brief(wanted)}. Pass "
         "{'type': 'json_schema', 'json_schema': {'name': …, 'schema': {…}}}"
     )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import InvalidArgument, NotConfigured, brief
+from .._core.validation import must
+from ..errors import NotConfigured
 
 
 class OpenAIConfigurationError(NotConfigured):
@@ -19,7 +20,7 @@ class AnthropicConfigurationError(NotConfigured):
 
 
 #: SDK options that the ChatClient has itself, with the option to use instead.
-OWN_OPTIONS = {"max_retries": "retries=Retries(tries=...)", "timeout": "timeouts=Timeouts(total=...)"}
+OWN_OPTIONS = {"max_retries": "retries=Retries(max_attempts=...)", "timeout": "timeouts=Timeouts(total=...)"}
 #: The key for a server on this machine: most need none, but the SDK requires one.
 _NO_KEY = "none"
 
@@ -30,7 +31,7 @@ def refuse_sdk_options(
     """Raise InvalidArgument for an SDK option that the ChatClient has itself, under the name in `instead`."""
     for name, own in instead.items():
         if name in options:
-            raise InvalidArgument(f"{name}={brief(options[name])} is not passed to {sdk}. Use {own}")
+            raise must(name, f"not be an option of {sdk}", options[name], f"Pass {own}")
 
 
 def required_key(key: Any, error: type[NotConfigured], client: str, provider: str, url: str) -> Any:
@@ -67,5 +68,8 @@ def usable(key: Any, error: type[NotConfigured], provider: str) -> Any:
         return key
     key = key.strip()
     if not (key.isascii() and key.isprintable()):
-        raise error(f"the API key for {provider} has invalid characters. Copy it again", provider=provider)
+        raise error(
+            f"API key for {provider} must have only printable ASCII characters, got others. Copy it again",
+            provider=provider,
+        )
     return key or None

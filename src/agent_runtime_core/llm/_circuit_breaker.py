@@ -102,12 +102,12 @@ class Breakers:
         provider, _, model = key
         if circuit.probe is not None:
             left = min(left, RECHECK)
-            when = "one call is probing it now"
+            when = "One call is probing it now"
         else:
-            when = f"retry in {left:.0f} s"
+            when = f"Retry in {left:.0f} s"
         return CircuitOpen(
-            f"circuit breaker open for {provider}, model {model!r}: {circuit.faults} failures in a row "
-            f"(last: {circuit.last}); {when}",
+            f"circuit breaker open for {provider}, model {model!r}: "
+            f"{circuit.faults} failure{'s' * (circuit.faults != 1)} in a row (last: {circuit.last}). {when}",
             after=left,
             provider=provider,
             model=model,

@@ -9,16 +9,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, Literal, TypeVar, cast
 
 from .._core.clock import SYSTEM, Clock
+from .._core.validation import Shown, must
 from ..config import get_config
-from ..errors import (
-    AgentRuntimeError,
-    InvalidArgument,
-    NotConfigured,
-    ProviderError,
-    ProviderTimeout,
-    StreamCut,
-    brief,
-)
+from ..errors import AgentRuntimeError, NotConfigured, ProviderError, ProviderTimeout, StreamCut
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
 from ._circuit_breaker import SHARED, Breakers
 from ._error_messages import explained
@@ -158,7 +151,7 @@ class ChatClient(LLMClient):
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
         invalid_type = isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable)
         if invalid_type or not all(isinstance(text, str) for text in texts):
-            raise InvalidArgument(f"texts must be a list of strings, got {brief(texts)}")
+            raise must("texts", "be a list of strings", texts)
         state = self._retry_state(model or "")
         return await self._with_retries(
             state, lambda: self._one_request(state, lambda: self._wire.embed(texts, model, self._timeouts))
@@ -197,7 +190,8 @@ class ChatClient(LLMClient):
                 provider=self._wire.provider,
             )
         if not messages:
-            raise InvalidArgument("messages must not be empty")
+            fix = "Pass at least one, as in [{'role': 'user', 'content': 'hi'}]"
+            raise must("messages", "not be empty", messages, fix)
         request = Request(messages_in(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts)
         return self._fallbacks.known(request)
 
@@ -246,7 +240,7 @@ class ChatClient(LLMClient):
                     chunk = await _within(state, waits_for, anext(chunks, None))
                     if chunk is None:
                         raise StreamCut(
-                            "the stream ended before the answer was complete; the partial answer is discarded"
+                            "the stream ended before the answer was complete. The partial answer is discarded"
                         )
                     yield chunk
                     if chunk.answer is not None:
@@ -272,10 +266,8 @@ class ChatClient(LLMClient):
             raise
         except Exception as error:
             if surrogate := _lone_surrogate(error):
-                raise InvalidArgument(
-                    f"the request has the lone surrogate {surrogate}, which cannot be sent. Replace it with "
-                    f"text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
-                ) from None
+                fix = "Replace it with text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
+                raise must("the request", "not contain a lone surrogate", Shown(surrogate), fix) from None
             translated = self._wire.translate(error, model)
             if translated is None:
                 raise

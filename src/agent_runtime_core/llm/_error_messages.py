@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .._core.validation import sentence
 from ..errors import AuthenticationFailed, ContextOverflow, ModelNotFound, ProviderError, RateLimited
 
 _LONGEST = 400
@@ -10,9 +11,9 @@ _KEYS = {
     "anthropic": "api_key=, configure(anthropic_api_key=...) or ANTHROPIC_API_KEY",
 }
 _FIXES: dict[type[ProviderError], str] = {
-    ModelNotFound: "check model=, the client's default_model= and configure(default_model=...)",
-    ContextOverflow: "send fewer or shorter messages, or trim them in the loop's trim hook",
-    RateLimited: "send fewer requests, or raise the limit at the provider",
+    ModelNotFound: "Check model=, the client's default_model= and configure(default_model=...)",
+    ContextOverflow: "Send fewer or shorter messages, or trim them in the loop's trim hook",
+    RateLimited: "Send fewer requests, or raise the limit at the provider",
 }
 
 
@@ -22,7 +23,8 @@ def explained(error: ProviderError, provider: str, model: str) -> ProviderError:
     error.model = error.model or model
     text = _problem(error)
     source = f"{error.provider}, model {error.model!r}" if error.model else error.provider
-    error.args = ("; ".join(part for part in (f"{source}: {text}", _fix(error)) if part),)
+    fix = _fix(error)
+    error.args = (f"{source}: {sentence(text)} {fix}" if fix else f"{source}: {text}",)
     return error
 
 
@@ -40,5 +42,5 @@ def _fix(error: ProviderError) -> str:
         where = _KEYS.get(
             error.provider, "the key of this model's provider, as api_key= or in its environment variable"
         )
-        return f"check {where}"
+        return f"Check {where}"
     return next((fix for kind, fix in _FIXES.items() if isinstance(error, kind)), "")

@@ -115,7 +115,7 @@ class Fallbacks:
         text = str(error)
         for each in self._table:
             if each.name not in request.changes and error.status in each.statuses and each.rejected(text, request):
-                log.info("%s, %s: rejected; sending it once more without %s", error.provider, error.model, each.name)
+                log.info("%s, %s: request rejected; retrying once without %s", error.provider, error.model, each.name)
                 # All changes, because this one may add what an earlier one omits.
                 return self._changed(request, {*request.changes, each.name})
         return None
@@ -137,7 +137,7 @@ class Fallbacks:
             if each.name in new:
                 how = f". {each.option} saves the rejected request" if each.option else ""
                 log.warning(
-                    "model %r: its server rejects %s, so later requests have none%s", request.model, each.name, how
+                    "model %r: server rejects %s; later requests are sent without%s", request.model, each.name, how
                 )
 
 

@@ -116,7 +116,7 @@ class ProviderAdapter(ABC):
         raise self._not_supported("count_tokens")
 
     def _not_supported(self, operation: str) -> NotSupported:
-        return NotSupported(f"{self.provider} does not support {operation}()")
+        return NotSupported(f"{self.provider} does not support {operation}(). Use a client of another provider for it")
 
     async def close(self) -> None:  # noqa: B027
         """Close the connections."""

@@ -16,7 +16,7 @@ from ._provider import Timeouts
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Retries:
     """How failed requests are retried.
 
@@ -24,24 +24,44 @@ class Retries:
     `base * 2 ** n` seconds, at most `cap`.
 
     Args:
-        tries: Requests for one answer, including the first.
+        max_attempts: Requests for one answer, including the first.
         base: Seconds, the scale of the delays.
         cap: The longest random delay, in seconds.
         retry_after_cap: If the provider asks to wait more seconds than this, its error is raised at once.
+        tries: The older name of `max_attempts`, which it replaces if it is not None.
 
     Raises:
         InvalidArgument: A value is out of range.
     """
 
-    tries: int = 4
+    max_attempts: int = 4
     base: float = 0.5
     cap: float = 30.0
     retry_after_cap: float = 60.0
 
-    def __post_init__(self) -> None:
-        POSITIVE.check("tries", self.tries)
-        for name in ("base", "cap", "retry_after_cap"):
-            SECONDS.check(name, getattr(self, name))
+    # Written out, because a dataclass cannot have `tries` both as an argument and as a property.
+    def __init__(
+        self,
+        max_attempts: int = 4,
+        base: float = 0.5,
+        cap: float = 30.0,
+        retry_after_cap: float = 60.0,
+        *,
+        tries: int | None = None,
+    ) -> None:
+        if tries is not None:
+            POSITIVE.check("tries", tries)
+            max_attempts = tries
+        POSITIVE.check("max_attempts", max_attempts)
+        object.__setattr__(self, "max_attempts", max_attempts)
+        for name, seconds in (("base", base), ("cap", cap), ("retry_after_cap", retry_after_cap)):
+            SECONDS.check(name, seconds)
+            object.__setattr__(self, name, seconds)
+
+    @property
+    def tries(self) -> int:
+        """The older name of `max_attempts`."""
+        return self.max_attempts
 
 
 @dataclass
@@ -73,14 +93,14 @@ class RetryState:
     async def wait(self, error: ProviderError) -> None:
         """Wait until the request may be retried; raise the error if it may not, or CircuitOpen."""
         self._failures += 1
-        if not error.retriable or self._failures >= self._retries.tries:
+        if not error.retriable or self._failures >= self._retries.max_attempts:
             raise error
         if refused := self._breakers.refusal(self.key):
             raise refused from error
         asked_for = error.retry_after or 0.0
         if asked_for > self._retries.retry_after_cap:
             error.args = (
-                f"{error}; the provider asks to wait {asked_for:g} s, more than "
+                f"{error}. The provider asks to wait {asked_for:g} s, more than "
                 f"retry_after_cap={self._retries.retry_after_cap:g}",
             )
             raise error
@@ -98,6 +118,6 @@ class RetryState:
             type(error).__name__,
             wait,
             self._failures + 1,
-            self._retries.tries,
+            self._retries.max_attempts,
         )
         await self._clock.sleep(wait)

@@ -12,6 +12,7 @@ from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from .._core.lazy_import import load
+from .._core.validation import unknown
 from ..config import get_config
 from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, StreamCut
 from ._anthropic_content import PROVIDER
@@ -175,17 +176,16 @@ class AnthropicWire(ProviderAdapter):
             "model": request.model,
             "max_tokens": request.max_tokens or limit or _default_limit(request.model, options),
         }
-        if unknown := sorted(arguments.keys() - self._known):
-            raise InvalidArgument(
-                f"Anthropic has no argument {', '.join(unknown)}. Remove it, or send it in extra_body="
-            )
+        if names := sorted(arguments.keys() - self._known):
+            fix = "Remove it, or send it in extra_body="
+            raise InvalidArgument(unknown("argument of Anthropic", names[0], self._known, fix))
         return self._with_sampling(arguments, sampling) if sampling else arguments
 
     def _with_sampling(self, arguments: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
         if not self._sampling:
             if not self._warned:
                 log.warning(
-                    "Anthropic no longer supports %s: not sent. AnthropicClient(sampling=True) "
+                    "not sent to Anthropic: %s, which it no longer supports. AnthropicClient(sampling=True) "
                     "sends it with version %s of the API",
                     ", ".join(sampling),
                     _SAMPLING_VERSION,

@@ -159,9 +159,7 @@ class LiteLLMWire(ProviderAdapter):
                 model=model,
             )
         if "LLM Provider NOT provided" in message:
-            return ModelNotFound(
-                "litellm does not know its provider. Write 'provider/model'", provider=self.provider, model=model
-            )
+            return ModelNotFound("unknown provider. Write 'provider/model'", provider=self.provider, model=model)
         result = translated(error, self.provider, model, ("litellm", "openai"), str(self._options.get("api_key") or ""))
         if result is not None and kind == "ContextWindowExceededError" and not isinstance(result, ContextOverflow):
             return ContextOverflow(

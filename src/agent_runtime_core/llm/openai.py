@@ -161,7 +161,10 @@ class OpenAIWire(ProviderAdapter):
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, timeouts: Timeouts
     ) -> int:
         if not self._own:
-            raise NotSupported("count_tokens() supports only OpenAI's own models, not those of another base_url")
+            raise NotSupported(
+                "count_tokens() supports only OpenAI's own models, not those of another base_url. "
+                "Use the usage of answers"
+            )
         return await asyncio.to_thread(_count_tokens, outgoing(messages, self.provider), tools, model)
 
     async def close(self) -> None:
@@ -316,7 +319,9 @@ def vectors(response: Any, wanted: int, provider: str) -> list[list[float]]:
     """Return the embeddings in an answer, in the order of their texts."""
     data = sorted(as_dict(response).get("data") or (), key=lambda each: each.get("index") or 0)
     if len(data) != wanted:
-        raise ProviderUnavailable(f"expected {wanted} vectors, got {len(data)}", provider=provider)
+        raise ProviderUnavailable(
+            f"the answer must have {wanted} vector{'s' * (wanted != 1)}, got {len(data)}", provider=provider
+        )
     return [[float(number) for number in each["embedding"]] for each in data]
 
 
@@ -342,7 +347,9 @@ def _count_tokens(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]
 
 def _only_text(content: Any) -> str:
     if isinstance(content, list) and any(part.get("type") != "text" for part in content):
-        raise NotSupported("count_tokens() counts only text, but a message has another part")
+        raise NotSupported(
+            "count_tokens() counts only text, but a message has another part. Remove images, files and audio"
+        )
     return text_of_answer(content)
 
 
@@ -354,6 +361,10 @@ def _encoding(model: str) -> Any:
     try:
         return tiktoken.encoding_for_model(model)
     except KeyError:
-        raise NotSupported(f"tiktoken does not know model {model!r}") from None
+        raise NotSupported(
+            f"unknown model {model!r} in tiktoken. Upgrade tiktoken, or use the usage of answers"
+        ) from None
     except OSError as error:
-        raise NotSupported(f"tiktoken cannot load the encoding of {model!r}: {error}") from error
+        raise NotSupported(
+            f"tiktoken cannot load the encoding of {model!r}: {error}. Its first use needs a network connection"
+        ) from error

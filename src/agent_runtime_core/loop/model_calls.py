@@ -11,9 +11,10 @@ from typing import Any
 
 from .._core.clock import Clock
 from .._core.event_types import EventType
+from .._core.validation import must
 from .._execution.recorded_calls import UNRECORDED
 from ..config import get_config
-from ..errors import InvalidArgument, LimitExceeded, NotSupported, StreamCut, brief
+from ..errors import LimitExceeded, NotSupported, StreamCut
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import UNSEEN_TOKENS, tokens_of
 from ..llm._prices import cost_usd, price_of
@@ -113,8 +114,8 @@ class ModelCalls:
             session.budget.count_in_doubt(in_doubt)
         if (limit := session.budget.newly_doubtful()) is not None:
             log.warning(
-                "run %s: %s=%g may be used up: %g with estimates of interrupted model calls. The run continues; "
-                "set count_estimates=True in its RunLimits to end it here",
+                "run %s: %s=%g may be reached: used %g with estimates of interrupted model calls. The run continues. "
+                "To end it here, set count_estimates=True in its RunLimits",
                 session.run, limit.limit, limit.allowed, limit.used,
             )  # fmt: skip
         self._streamed = 0
@@ -219,7 +220,7 @@ class ModelCalls:
         if inspect.isawaitable(trimmed):
             trimmed = await trimmed
         if not isinstance(trimmed, list):
-            raise InvalidArgument(f"trim must return a list of messages, got {brief(trimmed)}")
+            raise must("trim", "return a list of messages", trimmed)
         return trimmed
 
     def _request_record(self, sent: list[dict[str, Any]]) -> dict[str, Any]:
@@ -363,7 +364,7 @@ class StreamBuffer:
         if self._calls:
             if last.finish_reason is None:
                 raise StreamCut(
-                    "the stream requested tools and ended without a finish_reason; the partial answer is discarded"
+                    "the stream requested tools and ended without a finish_reason. The partial answer is discarded"
                 )
             message["tool_calls"] = [dict(call) for call in self._calls]
         return LLMResponse(message, self._usage, model or "", last.finish_reason or "")

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from .._core.settings import POSITIVE, TEXT, TRUTH, SettingType, check_known, number
-from ..errors import InvalidArgument, UnknownSetting, brief
+from .._core.validation import must
+from ..errors import UnknownSetting
 
 #: The key of a run's own settings in its `params`, and the attribute of an agent for further options.
 MODEL_SETTINGS: Final = "model_settings"
@@ -124,9 +125,8 @@ def check_attributes(kind: type, library: type) -> None:
             if name.startswith("_") or hasattr(library, name) or hasattr(value, "__get__") or isinstance(value, type):
                 continue
             if (meant := meant_by(name)) is not None:
-                raise UnknownSetting(
-                    f"{each.__name__}.{name} is not a setting of a {library.__name__}. Did you mean {meant!r}?"
-                )
+                where = f"class {each.__name__} of a {library.__name__}"
+                raise UnknownSetting(f"{where}: unknown setting {name!r}. Did you mean {meant!r}?")
     _CHECKED.add(kind)
 
 
@@ -138,15 +138,15 @@ def settings_of_agent(agent: Any, called: str) -> dict[str, Any]:
     """
     further = getattr(agent, MODEL_SETTINGS)
     if further is not None and not isinstance(further, Mapping):
-        raise InvalidArgument(f"{MODEL_SETTINGS} of {called} must be a dict or None, got {brief(further)}")
+        raise must(f"{called}: {MODEL_SETTINGS}", "be a dict or None", further)
     if wrong := sorted(_OF_THE_LOOP & (further or {}).keys()):
-        raise UnknownSetting(f"{MODEL_SETTINGS} of {called} must have only options of the model, got {wrong[0]!r}")
+        raise UnknownSetting(str(must(f"{called}: {MODEL_SETTINGS}", "have only options of the model", wrong[0])))
     settings = dict(further or {})
     for name in OF_AGENTS:
         value = getattr(agent, name)
         if value is None or callable(value):  # a method of that name is the user's own
             continue
-        SETTINGS[name].type.check(f"{name} of {called}", value)
+        SETTINGS[name].type.check(f"{called}: {name}", value)
         settings[name] = value
     return settings
 
@@ -163,7 +163,7 @@ def settings_of_run(params: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     called = f"params[{MODEL_SETTINGS!r}]"
     if not isinstance(given, Mapping):
-        raise InvalidArgument(f"{called} must be a dict, got {brief(given)}")
+        raise must(called, "be a dict", given)
     for name, value in given.items():
         check_known(name, SETTINGS, called)
         if value is not None:

@@ -59,6 +59,7 @@ class ReceivedMessages:
         inbox = getattr(ctx, "inbox", None)
         # A custom context may have another attribute of that name.
         self._inbox: Any = None if inside_step or not hasattr(inbox, "interrupted") else inbox
+        self._run: object = getattr(ctx, "run_id", None)
         self._stored: Sequence[Any] = ()
         self.current: list[dict[str, Any]] = []
 
@@ -125,6 +126,10 @@ class ReceivedMessages:
         try:
             await self._inbox.interrupted()
         except AgentRuntimeError as error:  # the loop takes the message after the call
-            log.warning("new messages cannot interrupt a model call: %s", error)
+            log.warning(
+                "run %s: waiting for messages that interrupt a model call failed: %s. The model gets them after it",
+                self._run,
+                error,
+            )
         else:
             call.reschedule(asyncio.get_running_loop().time())

@@ -13,9 +13,10 @@ from typing import Any, cast
 from .._core.codec.json import MAX_PARSED, arguments_digest, encode, loads_strict
 from .._core.context_vars import start_soon
 from .._core.event_types import EventType
+from .._core.validation import Shown, must
 from .._execution.recorded_calls import UNRECORDED
 from .._execution.step_policy import Policy
-from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
+from ..errors import LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
 from ..interfaces import SYSTEM_ROLES, RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
@@ -379,7 +380,7 @@ class ToolCalls:
         self.malformed += 1
         if self.malformed >= MALFORMED:
             raise LimitExceeded(
-                "malformed_tool_calls", MALFORMED, self.malformed, "no tool call of these turns was valid"
+                "malformed_tool_calls", MALFORMED, self.malformed, "no tool call of these model calls was valid"
             )
 
 
@@ -521,11 +522,13 @@ def agent_tool(
     child_limits = RunLimits.of(limits)
     key = _key(agent)
     if not key:
-        raise InvalidArgument(f"agent must be an agent or the key of one, got {brief(agent)}")
+        raise must("agent", "be an agent or the key of one", agent)
     usual = key.replace("-", "_")
 
     def never(task: str) -> str:
-        raise InvalidArgument(f"agent {brief(key)} must be run by the agent loop, not called as a function")
+        raise must(
+            f"agent {brief(key)}", "be run by the agent loop", Shown("a call as a function"), "Use ctx.call(...)"
+        )
 
     return Tool(
         name or (usual if tool_name(usual) == usual else tool_name(key)),

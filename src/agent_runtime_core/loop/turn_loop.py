@@ -8,8 +8,9 @@ from typing import Any
 
 from .._core.codec.json import encode
 from .._core.context_vars import restore
+from .._core.validation import must
 from .._execution.recorded_calls import UNRECORDED
-from ..errors import InvalidArgument, LimitExceeded, OutputMismatch, brief
+from ..errors import LimitExceeded, OutputMismatch
 from ..interfaces import LLMClient, RunResult, ToolCallDict, messages_in
 from ..limits import RunLimits
 from ..llm._finish_reasons import LENGTH, normal_reason
@@ -93,12 +94,10 @@ async def run_turn_loop(
     conversation = [dict(each) for each in messages_in(ctx.input_messages if messages is None else messages)]
     tools = ctx.tools if tools is None else tools
     if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
-        raise InvalidArgument(
-            f"max_tokens must be an integer of at least 1, or None for the client's default, got {brief(max_tokens)}"
-        )
+        raise must("max_tokens", "be an integer of at least 1, or None for the client's default", max_tokens)
     ON_TRUNCATED.check("on_truncated", on_truncated)
     if not hasattr(tools, "to_openai_format"):
-        raise InvalidArgument(f"tools must be a ToolRegistry, got {brief(tools)}")
+        raise must("tools", "be a ToolRegistry", tools, "Register each tool with ToolRegistry().register(tool)")
     session = LoopSession(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, conversation)
     output = None if output_type is None else Output(output_type)
     options = {"model": model, "temperature": temperature, "max_tokens": max_tokens, **extra}
@@ -123,10 +122,8 @@ def require_messages(ctx: Any) -> None:
         return
     for name in given:
         if isinstance(name, str) and _means_messages(name):
-            raise InvalidArgument(
-                f"the messages of a run's input must be under 'messages', got {brief(name)}. "
-                "Write {'messages': [{'role': 'user', 'content': '...'}]}"
-            )
+            fix = "Write {'messages': [{'role': 'user', 'content': '...'}]}"
+            raise must("the key of the messages in input_data", "be 'messages'", name, fix)
 
 
 def _means_messages(name: str) -> bool:
@@ -243,7 +240,9 @@ class _Loop:
             return await self._yielded(text, *self.output.values(text))
         self.repairs += 1
         if self.repairs > REPAIRS:
-            raise self._mismatch(f"the model's answer does not have the requested type: {problem}", text)
+            raise self._mismatch(
+                f"the model's answer does not have the requested type after {REPAIRS} corrections: {problem}", text
+            )
         session.new_messages = [{"role": "user", "content": self.output.repair(problem)}]
         session.messages += session.new_messages
         return None

@@ -19,7 +19,8 @@ from typing import Any
 
 from .._core.ids import path_text
 from .._core.threads import in_thread
-from ..errors import AgentRuntimeError, InvalidArgument, StreamCut, brief
+from .._core.validation import Shown, must
+from ..errors import AgentRuntimeError, StreamCut, brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..loop.model_calls import StreamBuffer
 from .models import chunks_of
@@ -88,20 +89,19 @@ class Cassette:
         try:
             tree = json.loads(file.read_bytes())
         except FileNotFoundError as error:
-            raise InvalidArgument(f"no cassette {str(path)!r}. Record one with RecordingLLMClient") from error
+            raise must("cassette", "be an existing file", str(path), "Record one with RecordingLLMClient") from error
         except (ValueError, RecursionError, IsADirectoryError) as error:
-            raise InvalidArgument(f"{str(path)!r} is not a cassette: {error}") from error
+            raise must("cassette", "be a JSON file", str(path), str(error)) from error
         if not isinstance(tree, dict) or tree.get("version") != VERSION or not isinstance(tree.get("exchanges"), list):
-            raise InvalidArgument(
-                f'{str(path)!r} must be a cassette of version {VERSION}: {{"version": {VERSION}, "exchanges": [...]}}'
-            )
+            constraint = f'have the form {{"version": {VERSION}, "exchanges": [...]}}'
+            raise must(f"cassette {str(path)!r}", constraint, tree, "Record it again with RecordingLLMClient")
         return cls([_exchange(each, f"exchange {n} of {str(path)!r}") for n, each in enumerate(tree["exchanges"])])
 
 
 def _file(path: str | os.PathLike[str]) -> Path:
     text = path_text(path)
     if text is None:
-        raise InvalidArgument(f"path must be a str or os.PathLike, got {brief(path, 500)}")
+        raise must("path", "be a str or os.PathLike", path)
     return Path(text)
 
 
@@ -119,7 +119,7 @@ class ReplayLLMClient(LLMClient):
         if isinstance(cassette, str | os.PathLike):
             cassette = Cassette.load(cassette)
         elif not isinstance(cassette, Cassette | Iterable):
-            raise InvalidArgument(f"cassette must be a Cassette, a list of exchanges or a path, got {brief(cassette)}")
+            raise must("cassette", "be a Cassette, a list of exchanges or a path", cassette)
         elif not isinstance(cassette, Cassette):
             cassette = Cassette([_exchange(each, f"exchange {number}") for number, each in enumerate(cassette)])
         self._exchanges = list(cassette.exchanges)
@@ -311,9 +311,9 @@ def _exchange(tree: Any, where: str) -> Exchange:
     request = exchange.get("request") if isinstance(exchange, dict) else None
     response = exchange.get("response") if isinstance(exchange, dict) else None
     if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
-        raise InvalidArgument(f'{where} must have a "request" with a list of "messages"')
+        raise must(where, 'have a "request" with a list of "messages"', request)
     if not isinstance(response, dict) or not isinstance(response.get("message"), dict):
-        raise InvalidArgument(f'{where} must have a "response" with a "message"')
+        raise must(where, 'have a "response" with a "message"', response)
     return Exchange(request, response)
 
 
@@ -322,7 +322,9 @@ def _json_tree(tree: Any, where: str) -> Any:
     try:
         return json.loads(json.dumps(tree, allow_nan=False, default=_unwrapped))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{where} must be JSON-serializable: {error}") from error
+        raise must(
+            where, "be JSON-serializable", Shown(error), "Use plain dicts, lists, strings and numbers"
+        ) from error
 
 
 def _unwrapped(value: Any) -> Any:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from .._core.clock import Clock
-from ..errors import InvalidArgument, brief
+from .._core.validation import must
 
 START = 1_700_000_000.0  # 2023-11-14, far from any daylight saving change
 MOMENT = 0.001  # real seconds that JumpingClock leaves to other running work before each jump
@@ -88,7 +88,7 @@ class VirtualClock(Clock):
             InvalidArgument: `seconds` is negative or NaN.
         """
         if not seconds >= 0:
-            raise InvalidArgument(f"seconds must be at least 0, got {brief(seconds)}. Use set_wall to move wall() back")
+            raise must("seconds", "be at least 0", seconds, "Use set_wall to move wall() back")
         with self._lock:
             self._wall += seconds
             self._boot += seconds

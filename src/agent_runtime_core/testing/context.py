@@ -20,20 +20,11 @@ from .._core.event_types import EventType
 from .._core.ids import run_uuid, trace_id, unbroken
 from .._core.per_loop import call_in_loop
 from .._core.threads import AGENT_CONTEXT
-from .._core.validation import MAX_DEPTH
+from .._core.validation import MAX_DEPTH, must
 from .._execution.inbox import checked_when, interrupts, mailbox_payload, message_of, user_message
 from .._execution.step_function import call_in_thread
 from .._execution.sync_context import SyncRunContext, blocking_form, is_async, run_agent
-from ..errors import (
-    InvalidArgument,
-    NotSupported,
-    UnknownAgent,
-    UnserialisableResult,
-    WaitTimeout,
-    brief,
-    deciding_error,
-    text_of,
-)
+from ..errors import NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief, deciding_error, text_of
 from ..events.base import agent_event_type, checked_event_name
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
@@ -174,12 +165,12 @@ class MockRunContext:
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
         if not isinstance(payload, Mapping):
-            raise InvalidArgument(f"payload must be a dict, got {type(payload).__name__}")
+            raise must("payload", "be a dict", payload)
         self.events.append((agent_event_type(event_type), _copied(dict(payload))))
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
         if not isinstance(state, Mapping):
-            raise InvalidArgument(f"state must be a dict, got {type(state).__name__} {brief(state)}")
+            raise must("state", "be a dict", state)
         self.checkpoints.append(_copied(state))
 
     async def get_state(self) -> dict[str, Any] | None:
@@ -210,7 +201,7 @@ class MockRunContext:
     ) -> Any:
         """Call `fn(*args)` once. Retries, time limits and records exist only in the real context."""
         if not callable(fn):
-            raise InvalidArgument(f"fn must be a function, got {brief(fn)}")
+            raise must("fn", "be a function", fn, f"Write ctx.step({brief(name)}, f), without calling f")
         args = place_context(fn, self, args)
         # Code of a plain run() may call its context, which must not happen on the event loop.
         blocks = AGENT_CONTEXT.get(None) is not None or any(isinstance(each, SyncRunContext) for each in args)
@@ -266,7 +257,7 @@ class MockRunContext:
         if found is None:
             raise UnknownAgent(f"unknown agent {brief(agent)}. Register it with register_runtime(...)")
         if not isinstance(input, Mapping):
-            raise InvalidArgument(f"input must be a dict, got {type(input).__name__} {brief(input)}")
+            raise must("input", "be a dict", input)
         child = MockRunContext(
             input.get("messages"),
             input.get("params"),
@@ -337,7 +328,7 @@ def create_test_context(
 ) -> MockRunContext:
     """Return a context whose input is one user message, or `input_messages`."""
     if message is not None and input_messages is not None:
-        raise InvalidArgument("pass message or input_messages=, not both")
+        raise must("input_messages", "be None if message is passed", input_messages, "Pass one of them")
     messages = input_messages if message is None else [{"role": "user", "content": message}]
     return MockRunContext(messages, params, metadata, tool_registry=_registry(tools))
 
@@ -383,7 +374,8 @@ async def run_agent_test(
         with _llm_client():
             return await run_agent(agent, ctx), ctx
     if tools is not None or metadata is not None:
-        raise InvalidArgument("tools= and metadata= belong to the context. Pass them to create_test_context")
+        name, value = ("metadata", metadata) if tools is None else ("tools", tools)
+        raise must(name, "be None if a context is passed", value, "Pass it to create_test_context")
     with _llm_client():
         return cast("RunResult", await run_agent(agent, message))
 

@@ -18,11 +18,12 @@ from typing import Any, cast
 
 from .._core.arguments import checked_int, checked_seconds, mapping
 from .._core.threads import in_thread
+from .._core.validation import must
 from .._engines.base import Op
 from .._engines.memory import MemoryEngine
 from .._execution.context import conversation_id
 from .._journal.record import Record
-from ..errors import InvalidArgument, NotSupported, brief
+from ..errors import NotSupported
 from ..interfaces import AgentRuntime, RunResult
 from ..persistence.manager import PersistenceManager
 from ..queue.records import RunFilter
@@ -109,7 +110,7 @@ async def crash_everywhere(
 
 def _status(status: RunStatus | str) -> RunStatus:
     if not isinstance(status, str) or status not in TERMINAL:
-        raise InvalidArgument(f"status must be a final status ({', '.join(TERMINAL)}), got {brief(status)}")
+        raise must("status", f"be a terminal status ({', '.join(TERMINAL)})", status)
     return RunStatus(status)
 
 
@@ -153,7 +154,7 @@ class _CrashTrial:
         result = first.result
         error = result.error
         if error is not None and error.type == "NotSupported":
-            raise NotSupported(f"crash_everywhere keeps runs in memory: {error.message}")
+            raise NotSupported(f"crash_everywhere stores runs in memory: {error.message}")
         reason = "" if error is None else f" ({error.type}: {error.message})"
         if result.status is not status:
             raise AssertionError(f"the undisturbed run must end as {status.value}, got {status_of(result)}{reason}")

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ..errors import InvalidArgument, brief
+from .._core.validation import must
+from ..errors import brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
 from ..llm._openai_format import text_of_answer
 from ..loop.answers import flaw_of
@@ -141,10 +142,8 @@ def _checked(answer: Any) -> MockLLMResponse | LLMResponse | Mapping[str, Any] |
         return MockLLMResponse(answer)
     if isinstance(answer, MockLLMResponse | LLMResponse | Mapping | BaseException):
         return answer
-    raise InvalidArgument(
-        f"a mock response must be a MockLLMResponse, an LLMResponse, a message dict, a str or an exception, "
-        f"got {brief(answer)}"
-    )
+    constraint = "be a MockLLMResponse, an LLMResponse, a message dict, a str or an exception"
+    raise must("a mock response", constraint, answer)
 
 
 def _response(answer: MockLLMResponse | LLMResponse | Mapping[str, Any], model: str | None) -> LLMResponse:

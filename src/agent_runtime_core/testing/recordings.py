@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from .._core.codec.json import decode
+from .._core.validation import Shown, must
 from .._execution.context import conversation_id
 from .._journal.record import DONE, Record
-from ..errors import InvalidArgument
 from ..loop.received import joins_history
 from ..runner.conversation_history import merged_history
 from .cassettes import Cassette
@@ -45,7 +45,9 @@ async def record(runner: AgentRunner, run_id: UUID | str, path: str | os.PathLik
     for name, turns in loops.items():
         _add_calls(cassette, name, turns, tool_results, first_messages)
     if not cassette.exchanges:
-        raise InvalidArgument(f"run {run_id!s} must have at least one recorded model call to replay, got none")
+        raise must(
+            f"run {str(run_id)!r}", "have at least one recorded model call", Shown("none"), "Pass another run_id"
+        )
     if path is not None:
         cassette.save(path)
     return cassette
@@ -94,10 +96,9 @@ def _add_calls(
         request = turn.get("asked") or {}
         messages += request.get("said") or []
         if request.get("input", 0) not in (0, len(first_messages)):
-            raise InvalidArgument(
-                f"the run started with {request['input']} messages, but {len(first_messages)} of them are stored. "
-                "Record runs before messages of their conversation are deleted"
-            )
+            constraint = f"have the {request['input']} messages that the run started with"
+            fix = "Record runs before messages of their conversation are deleted"
+            raise must("the conversation", constraint, len(first_messages), fix)
         messages += first_messages[: request.get("input", 0)]
         messages += request.get("received") or []
         sent = request.get("sent")

@@ -8,7 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import InvalidArgument, brief
+from .._core.validation import Shown, must
+from ..errors import brief
 from ..tools.schema import context_parameter
 from ..tools.tool import Tool
 
@@ -42,7 +43,11 @@ class MockTool(Tool):
         **options: Any,
     ) -> None:
         if (result is not _UNSET) + (results is not None) + (fn is not None) > 1:
-            raise InvalidArgument(f"MockTool {brief(name)} must have at most one of result=, results= and fn=")
+            passed = {"result": result is not _UNSET, "results": results is not None, "fn": fn is not None}
+            got = Shown(" and ".join(each for each, is_passed in passed.items() if is_passed))
+            raise must(
+                f"MockTool {brief(name)}", "have at most one of result=, results= and fn=", got, "Pass one of them"
+            )
         self.calls: list[dict[str, Any]] = []
         self._result = None if result is _UNSET else result
         self._results = None if results is None else list(results)
@@ -72,11 +77,11 @@ class MockTool(Tool):
     def assert_called_with(self, **arguments: Any) -> None:
         """Raise AssertionError unless the last call had exactly these arguments."""
         if not self.calls:
-            raise AssertionError(f"{self.name!r} must be called with {arguments!r}, was never called")
+            raise AssertionError(f"MockTool {self.name!r} must be called with {arguments!r}, got no call")
         if self.calls[-1] != arguments:
-            earlier = "; an earlier call had these arguments" if arguments in self.calls else ""
+            earlier = ". An earlier call had these arguments" if arguments in self.calls else ""
             raise AssertionError(
-                f"the last of {self.call_count} calls of {self.name!r} must have the arguments {arguments!r}, "
+                f"the last of {self.call_count} calls of MockTool {self.name!r} must have the arguments {arguments!r}, "
                 f"got {self.calls[-1]!r}{earlier}"
             )
 
@@ -89,7 +94,10 @@ class MockTool(Tool):
         result = self._result
         if self._results is not None:
             if self.call_count > len(self._results):
-                raise AssertionError(f"{self.name!r} has {len(self._results)} results, got call {self.call_count}")
+                raise AssertionError(
+                    f"MockTool {self.name!r} must have a result for each call, got {len(self._results)} for "
+                    f"{self.call_count} calls. Add more to results="
+                )
             result = self._results[self.call_count - 1]
         if isinstance(result, BaseException):
             raise result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import sys
 import typing
 from collections import abc
 from enum import Enum
@@ -15,7 +16,7 @@ from .._core.codec.tagged import Turn
 from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import Policy, build, codec_of, is_union
 from .._core.json_schema import LARGEST_EXACT, SCALARS, choice, misfit
-from .._core.validation import Path, not_encodable
+from .._core.validation import Path, Shown, must, not_encodable
 from ..errors import InvalidArgument, UnserialisableResult, brief
 from .annotation_metadata import keywords_of
 
@@ -93,7 +94,7 @@ def _mapping(args: tuple[Any, ...], where: str, outer: tuple[Any, ...]) -> dict[
     if not args:
         return {"type": "object"}
     if args[0] is not str:
-        raise InvalidArgument(f"{where}: the keys of a dict must be str, got {brief(args[0])}")
+        raise must(f"{where}: the keys of a dict", "be str", args[0])
     return {"type": "object", "additionalProperties": schema_of(args[1], where, outer) or True}
 
 
@@ -101,9 +102,8 @@ def _class(hint: type, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
     if issubclass(hint, Enum):
         return _choices(tuple(member.value for member in hint), where)
     if hint in outer:
-        raise InvalidArgument(
-            f"{where}: {hint.__name__} contains itself, which the JSON Schema of a tool cannot express"
-        )
+        fix = "The JSON Schema of a tool cannot express that. Use dict"
+        raise must(f"{where}: {hint.__name__}", "not contain itself", Shown("a field of its own type"), fix)
     inside = (*outer, hint)
     if typing.is_typeddict(hint):
         fields = _hints(hint, where)
@@ -130,8 +130,10 @@ def _dataclass(hint: type, where: str, inside: tuple[Any, ...]) -> dict[str, Any
             properties[field.name] = with_default(properties[field.name], field.default)
     for name, parameter in inspect.signature(hint).parameters.items():
         if parameter.default is parameter.empty and parameter.kind in _NAMED and name not in properties:
-            raise InvalidArgument(
-                f"{where}: parameter {brief(name)} of {hint.__name__} is not a field and needs a default"
+            raise must(
+                f"{where}: parameter {brief(name)} of {hint.__name__}",
+                "be a field or have a default",
+                Shown("a parameter without a default"),
             )
     return _object(properties, required)
 
@@ -157,7 +159,7 @@ def _choices(values: tuple[Any, ...], where: str) -> dict[str, Any]:
     values = tuple(value.value if isinstance(value, Enum) else value for value in values)
     for value in values:
         if type(value) not in SCALARS:
-            raise InvalidArgument(f"{where}: the choice {brief(value)} is not JSON-serializable")
+            raise must(f"{where}: a choice", "be a str, int, float, bool or None", value)
     kinds = {SCALARS[type(value)] for value in values}
     return {"enum": list(values)} | ({"type": kinds.pop()} if len(kinds) == 1 else {})
 
@@ -171,9 +173,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _no_schema(hint: Any, where: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"{where}: unsupported type {getattr(hint, '__name__', hint)}. Use str, int, float, bool, list, dict, Literal, "
-        "an Enum, a dataclass or a TypedDict, or pass a JSON Schema (a tool's parameters=, a dict as output_type)"
+    return must(
+        where,
+        "have a type with a JSON Schema",
+        Shown(getattr(hint, "__name__", None) or brief(hint)),
+        "Use str, int, float, bool, list, dict, Literal, an Enum, a dataclass or a TypedDict, or pass a JSON Schema "
+        "(a tool's parameters=, a dict as output_type)",
     )
 
 
@@ -196,7 +201,8 @@ def typed(value: Any, hint: Any, name: str | None = None) -> Any:
     try:
         return build(value, hint, _FROM_JSON, path)
     except UnserialisableResult as error:
-        raise InvalidArgument(str(error)) from error.__cause__
+        where = error.path if name is None else error.path.removeprefix("$.")
+        raise InvalidArgument(f"{where}: {error.reason}") from error.__cause__
 
 
 def _special(hint: Any) -> Turn | None:
@@ -218,7 +224,9 @@ def _number(hint: type, value: Any, at: Path | None, back: bool) -> Any:
         try:
             return float(value)
         except OverflowError as error:
-            raise not_encodable(at, "the number is too large for a float") from error
+            raise not_encodable(
+                at, f"must fit a float (at most {sys.float_info.max:.1e}), got {brief(value)}"
+            ) from error
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any, Final, NoReturn, cast
@@ -19,6 +20,9 @@ _DEEPEST: Final = MAX_DEPTH - 2  # events and records of the call have them two 
 _MOST_PROBLEMS: Final = 8  # problems listed in one message
 _ALWAYS_USABLE: Final = frozenset({int, bool, type(None)})
 _DIGITS: Final = 400  # of an integer; a float has at most 309 before its decimal point
+_OBJECT: Final = 'Send an object such as {"name": "value"}'
+_SHORTER: Final = "Send a smaller value"
+_TOO_DEEP: Final = f"be nested at most {_DEEPEST} levels deep, got more. Send a flatter value"
 
 
 def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
@@ -39,16 +43,14 @@ def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
     if isinstance(arguments, str):
         tree: Any = _read(arguments)
         if not isinstance(tree, dict):
-            raise BadArguments(
-                f"the arguments must be a JSON object, got a JSON {type(tree).__name__}: {arguments[:80]!r}"
-            )
+            raise BadArguments(f"arguments must be a JSON object, got {brief(arguments)}. {_OBJECT}")
     elif isinstance(arguments, Mapping):
         tree = dict(arguments)
     else:
-        raise BadArguments(f"the arguments must be a dict or its JSON text, got {type(arguments).__name__}")
+        raise BadArguments(f"arguments must be a dict or its JSON text, got {brief(arguments)}")
     found = _unusable(tree)
     if found is not None:
-        raise BadArguments(f"${found[0]:.200} {found[1]}")
+        raise BadArguments(f"{found[0].removeprefix('.') or 'arguments':.200} {found[1]}")
     return cast("dict[str, Any]", tree)
 
 
@@ -64,27 +66,31 @@ def check_arguments(parameters: Any, arguments: Mapping[str, Any], besides: Coll
         parameters = {**parameters, "required": required}
     if fits_plainly(arguments, parameters):
         return
-    problems = list(islice(misfits(dict(arguments), parameters), _MOST_PROBLEMS + 1))
+    problems = list(islice(misfits(dict(arguments), parameters, ""), _MOST_PROBLEMS + 1))
     if problems:
-        more = ["and more"] if len(problems) > _MOST_PROBLEMS else []
-        raise BadArguments("; ".join(problems[:_MOST_PROBLEMS] + more))
+        # Those with a question are last, because nothing is added after it.
+        listed = sorted(problems[:_MOST_PROBLEMS], key=lambda each: each.endswith("?"))
+        text = "; ".join(listed).replace("?; unexpected", "? Also unexpected")
+        if len(problems) > _MOST_PROBLEMS:
+            text += " And more." if text.endswith("?") else "; and more"
+        raise BadArguments(text)
 
 
 def _read(text: str) -> Any:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise BadArguments(f"invalid JSON arguments: lone surrogate at character {error.start}") from None
+        raise BadArguments(f"invalid JSON arguments: lone surrogate at character {error.start}. Remove it") from None
     if size > MAX_PARSED:
-        raise BadArguments(f"the arguments must have at most {MAX_PARSED} bytes, got {size}")
+        raise BadArguments(f"arguments must have at most {MAX_PARSED:,} bytes, got {size:,}. {_SHORTER}")
     try:
         return _STRICT.decode(text)
     except BadArguments:
         raise
     except RecursionError:
-        raise BadArguments(f"$ is nested deeper than {_DEEPEST} levels") from None
+        raise BadArguments(f"arguments must {_TOO_DEEP}") from None
     except ValueError as error:
-        raise BadArguments(f"invalid JSON arguments: {error}; the text ends with {text[-40:]!r}") from error
+        raise BadArguments(f"invalid JSON arguments: {error}, got text that ends with {text[-40:]!r}") from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -92,37 +98,41 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(tree) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise BadArguments(f"the arguments must have unique keys, got {brief(twice)} twice in one object")
+        raise BadArguments(f"arguments must have unique keys, got {brief(twice)} twice in one object")
     return tree
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise BadArguments(f"invalid JSON arguments: {text} is not a JSON number")
+    raise BadArguments(f"invalid JSON arguments: {text} is not a JSON number. Use null or a string")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise BadArguments(f"the arguments have the number {text[:40]}, which is too large for a float")
+        raise BadArguments(f"a number must fit a float (at most {sys.float_info.max:.1e}), got {text[:40]}. {_SHORTER}")
     return number
 
 
 def _whole(text: str) -> int:
     if len(text) > _DIGITS:
-        raise BadArguments(f"an integer must have at most {_DIGITS} digits, got {len(text)}")
+        raise BadArguments(f"an integer must have at most {_DIGITS} digits, got {len(text)}. {_SHORTER}")
     return int(text)
 
 
 def _unusable(value: Any, depth: int = 1) -> tuple[str, str] | None:
     """Return the path and the description of the first value that JSON cannot express, or None."""
     if isinstance(value, str):
-        return None if value.isascii() or _is_text(value) else ("", "has a lone surrogate")
+        return (
+            None
+            if value.isascii() or _is_text(value)
+            else ("", f"must not contain a lone surrogate, got {brief(value)}. Remove it")
+        )
     if isinstance(value, float):
-        return None if math.isfinite(value) else ("", f"is {value}, which is not a JSON number")
+        return None if math.isfinite(value) else ("", f"must be a JSON number, got {value}. Use null or a string")
     if not isinstance(value, (dict, list)):
         return None
     if depth > _DEEPEST:
-        return "", f"is nested deeper than {_DEEPEST} levels"
+        return "", f"must {_TOO_DEEP}"
     if isinstance(value, list):
         for index, item in enumerate(value):
             if type(item) not in _ALWAYS_USABLE and (found := _unusable(item, depth + 1)):
@@ -130,9 +140,9 @@ def _unusable(value: Any, depth: int = 1) -> tuple[str, str] | None:
         return None
     for key, item in value.items():
         if not isinstance(key, str):
-            return "", f"has the key {brief(key)}, which is not a string"
+            return "", f"must have only strings as keys, got {brief(key)}"
         if not (key.isascii() or _is_text(key)):
-            return "", f"has the key {brief(key)} with a lone surrogate"
+            return "", f"must have keys without lone surrogates, got {brief(key)}"
         if type(item) not in _ALWAYS_USABLE and (found := _unusable(item, depth + 1)):
             return f".{key[:60]}{found[0]}", found[1]
     return None

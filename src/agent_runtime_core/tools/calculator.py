@@ -6,6 +6,7 @@ import decimal
 from collections.abc import Callable
 from typing import Any, Final
 
+from .._core.validation import Shown, must
 from ..errors import InvalidArgument, brief
 from .base import BaseTool, ToolResult
 from .expression import Number, add, calculate, divide, multiply, number, plain, subtract
@@ -57,11 +58,12 @@ class CalculatorTool(BaseTool):
 def _evaluate(operation: Any, a: Any, b: Any, expression: Any) -> int | float:
     if expression is not None:
         if operation is not None or a is not None or b is not None:
-            raise InvalidArgument("pass either expression, or operation, a and b, not both")
+            got = Shown("both")
+            raise must("arguments", "be either expression, or operation, a and b", got, "Leave one of them out")
         return calculate(expression)
     known = _OPERATIONS.get(operation) if isinstance(operation, str) else None
     if known is None:
-        raise InvalidArgument(f"operation must be one of {', '.join(_OPERATIONS)}, got {brief(operation)}")
+        raise must("operation", f"be one of {', '.join(_OPERATIONS)}", operation)
     if a is None or b is None:
-        raise InvalidArgument(f"{operation} needs a and b")
+        raise must(operation, "have both numbers", Shown(f"a={brief(a)}, b={brief(b)}"))
     return plain(known(number(a), number(b)))

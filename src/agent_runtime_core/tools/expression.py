@@ -5,10 +5,12 @@ from __future__ import annotations
 import decimal
 import math
 import re
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
+from .._core.validation import Shown, must
 from ..errors import InvalidArgument, brief
 
 __all__ = ["calculate", "number", "plain"]
@@ -24,6 +26,7 @@ _CONTEXT: Final = decimal.Context(prec=50, Emin=-MAX_DIGITS, Emax=MAX_DIGITS, cl
 #: Precise enough for quotient and remainder of any two numbers of `_CONTEXT`.
 _EXACT: Final = decimal.Context(prec=4 * MAX_DIGITS, Emin=-4 * MAX_DIGITS, Emax=4 * MAX_DIGITS)
 _LIMIT: Final = 10**MAX_DIGITS
+_SMALLER: Final = "Use smaller numbers"
 _TOKEN: Final = re.compile(
     r"(?<![ \t\r\n])[ \t\r\n]*+(?:((?:[0-9]++\.?[0-9]*+|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|(\*\*|//|[-+*/%()]))"
 )
@@ -39,21 +42,21 @@ def calculate(expression: str) -> int | float:
         InvalidArgument: It is not an expression, has no value, or is too long, too deeply nested or too large.
     """
     if not isinstance(expression, str) or not expression.strip():
-        raise InvalidArgument(f"expression must be a string like '(3 + 4) * 2', got {brief(expression)}")
+        raise must("expression", "be a string like '(3 + 4) * 2'", expression)
     if len(expression) > MAX_LENGTH:
-        raise InvalidArgument(f"expression must have at most {MAX_LENGTH} characters, got {len(expression)}")
+        raise must("expression", f"have at most {MAX_LENGTH:,} characters", len(expression), "Split it into several")
     return plain(_Parser(expression).value())
 
 
 def number(value: object) -> Number:
     """Return an int, float or Decimal as a number for these functions."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
-        raise InvalidArgument(f"{brief(value)} is not a number")
+        raise must("a number", "be an int, a float or a Decimal", value)
     if isinstance(value, int):
         return _bounded(value)
     made = Decimal(repr(value)) if isinstance(value, float) else value
     if not made.is_finite():
-        raise InvalidArgument(f"{brief(value)} is not a finite number")
+        raise must("a number", "be finite", value)
     return _CONTEXT.plus(made)
 
 
@@ -63,14 +66,18 @@ def plain(value: Number) -> int | float:
         return value
     found = float(value)
     if not math.isfinite(found):
-        raise InvalidArgument("the result is too large for a float")
+        raise must("the result", f"fit a float (at most {sys.float_info.max:.1e})", Shown("more"), _SMALLER)
     return found
 
 
 def _bounded(value: int) -> int:
     if abs(value) >= _LIMIT:
-        raise InvalidArgument(f"a number has more than {MAX_DIGITS} digits")
+        raise _too_long()
     return value
+
+
+def _too_long() -> InvalidArgument:
+    return must("an integer", f"have at most {MAX_DIGITS} digits", Shown("more"), _SMALLER)
 
 
 def add(a: Number, b: Number) -> Number:
@@ -114,23 +121,23 @@ def _floored(a: Number, b: Number) -> tuple[Decimal, Decimal]:
 
 def power(a: Number, b: Number) -> Number:
     if not -MAX_POWER <= b <= MAX_POWER:
-        raise InvalidArgument(f"exponent must be from -{MAX_POWER} to {MAX_POWER}, got {b}")
+        raise must("exponent", f"be from -{MAX_POWER} to {MAX_POWER}", Shown(b))
     if a == 0 and b < 0:
-        raise InvalidArgument("division by zero")
+        raise must("division by zero: the base of a negative exponent", "be other than 0", 0)
     if isinstance(a, int) and isinstance(b, int) and b >= 0:
         if abs(a) > 1 and math.log10(abs(a)) * b > MAX_DIGITS + 1:
-            raise InvalidArgument(f"a number has more than {MAX_DIGITS} digits")
+            raise _too_long()
         return _bounded(int(a**b))
     if a == 0 and b == 0:
         return Decimal(1)
     if a < 0 and b != int(b):
-        raise InvalidArgument(f"{a} ** {b} is not a real number")
+        raise must(f"the base of the exponent {b}", "be at least 0", Shown(a))
     return _CONTEXT.power(a, b)
 
 
 def _not_zero(value: Number) -> None:
     if not value:
-        raise InvalidArgument("division by zero")
+        raise must("division by zero: the divisor", "be other than 0", 0)
 
 
 _SUMS: Final[dict[str, Callable[[Number, Number], Number]]] = {"+": add, "-": subtract}
@@ -154,11 +161,11 @@ class _Parser:
             self._read()
             value = self._sum()
         except decimal.Overflow:
-            raise InvalidArgument(f"a number exceeds 1e{MAX_DIGITS}") from None
+            raise must("a number", f"be at most 1e{MAX_DIGITS}", Shown("more"), _SMALLER) from None
         except decimal.DecimalException as error:
-            raise InvalidArgument(f"the expression has no value ({type(error).__name__})") from None
+            raise must("expression", "have a value", Shown(type(error).__name__)) from None
         if self._token:
-            raise self._syntax_error()
+            raise self._syntax_error("an operator")
         return value
 
     def _read(self) -> None:
@@ -170,14 +177,14 @@ class _Parser:
         found = _TOKEN.match(self._text, self._position)
         if found is None:
             self._token = rest.lstrip(" \t\r\n")[0]
-            raise self._syntax_error()
+            raise self._syntax_error("a number, an operator or a bracket")
         digits, sign = found.groups()
         self._token, self._number = digits or sign, None if digits is None else _literal(digits)
         self._position = found.end()
 
-    def _syntax_error(self) -> InvalidArgument:
-        what = f"{self._token!r} is not expected" if self._token else "the expression is incomplete"
-        return InvalidArgument(f"{what} at character {self._position + 1} of {brief(self._text)}")
+    def _syntax_error(self, wanted: str) -> InvalidArgument:
+        got = Shown(repr(self._token) if self._token else "its end")
+        return must(f"expression {brief(self._text)}", f"have {wanted} at character {self._position + 1}", got)
 
     def _sum(self) -> Number:
         return self._left_associative(self._product, _SUMS)
@@ -198,7 +205,9 @@ class _Parser:
         """Evaluate a signed value. A sign binds less than the power to its right: -2 ** 2 is -4."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise InvalidArgument(f"the expression is nested deeper than {MAX_DEPTH} levels")
+            raise must(
+                "expression", f"be nested at most {MAX_DEPTH} levels deep", Shown("more"), "Split it into several"
+            )
         if self._token in ("+", "-"):
             negative = self._token == "-"
             self._read()
@@ -222,16 +231,16 @@ class _Parser:
             self._read()
             return value
         if self._token != "(":
-            raise self._syntax_error()
+            raise self._syntax_error("a number or '('")
         self._read()
         value = self._sum()
         if self._token != ")":
-            raise self._syntax_error()
+            raise self._syntax_error("an operator or ')'")
         self._read()
         return value
 
 
 def _literal(digits: str) -> Number:
     if len(digits) > MAX_DIGITS:
-        raise InvalidArgument(f"a number has more than {MAX_DIGITS} digits")
+        raise must("a number", f"have at most {MAX_DIGITS} digits", len(digits))
     return int(digits) if digits.isdigit() else _CONTEXT.create_decimal(digits)

@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Any, Final
 
-from ..errors import InvalidArgument, brief
+from .._core.validation import must
 
 __all__ = ["check_name", "tool_name"]
 
@@ -37,9 +37,11 @@ def tool_name(text: str) -> str:
 def check_name(name: Any) -> None:
     """Raise InvalidArgument unless every provider accepts the name of a tool."""
     if not isinstance(name, str):
-        raise InvalidArgument(f"the name of a tool must be a str, got {brief(name)}")
+        raise must("tool name", "be a string", name)
     if not _VALID.fullmatch(name):
-        raise InvalidArgument(
-            f"the name of a tool must be 1 to {_LONGEST} characters of a-z, A-Z, 0-9, '_' and '-', got {brief(name)}. "
-            f"Model providers refuse others. Pass name={tool_name(name)!r}, or the result of tools.tool_name(...)"
+        raise must(
+            "tool name",
+            f"have 1 to {_LONGEST} characters of a-z, A-Z, 0-9, '_' and '-'",
+            name,
+            f"Model providers reject others. Pass name={tool_name(name)!r}",
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from .._core.clock import SYSTEM, Clock
 from .._core.event_types import EventType
 from .._core.threads import in_thread
 from .._core.timeouts import log_abandoned_thread, with_time_limit
+from .._core.validation import did_you_mean, must
 from ..errors import InvalidArgument, ToolTimeout, UnknownTool, UnserialisableResult, brief, deciding_error
 from .arguments import BadArguments, check_arguments, read_arguments
 from .base import BaseTool
@@ -67,9 +67,7 @@ class ToolRegistry:
             or not hasattr(converted, "handler")
             or not isinstance(getattr(converted, "name", None), str)
         ):
-            raise InvalidArgument(
-                f"tool must be a Tool or a BaseTool object, got {brief(tool)}. Create one with Tool.from_function(fn)"
-            )
+            raise must("tool", "be a Tool or a BaseTool object", tool, "Create one with Tool.from_function(fn)")
         check_name(converted.name)
         self._tools[converted.name] = converted
         self._base_tools.pop(converted.name, None)
@@ -176,7 +174,7 @@ class ToolRegistry:
         running = _without_system_exit(call() if is_async else _in_thread(name, call))
         if tool.timeout is None:
             return running
-        more = "" if is_async else "; it continues in its thread and may still have effects"
+        more = "" if is_async else ". It continues in its thread and may still have effects"
         return with_time_limit(running, tool.timeout, f"tool {name!r}", ToolTimeout(name, tool.timeout, more))
 
     async def execute_with_events(self, tool_call: CallsTool, ctx: Emits, **kwargs: Any) -> Any:
@@ -205,18 +203,15 @@ class ToolRegistry:
 
 
 def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
-    """Return the error for an unknown tool name, with up to three similar names."""
-    # Truncated, because comparing takes quadratic time.
-    shown, names = name[:100] if isinstance(name, str) else brief(name), sorted(tool.name for tool in tools)
+    """Return the error for an unknown tool name, with the most similar name or at most five of the known ones."""
+    names = [tool.name for tool in tools]
+    if not names:
+        return UnknownTool(f"unknown tool {brief(name)}: no tools are registered")
     # Some models add a namespace, as in functions.search.
-    near = difflib.get_close_matches(shown, names, n=3) or difflib.get_close_matches(shown.rpartition(".")[2], names)
-    if near:
-        hint = f". Did you mean {' or '.join(map(repr, near))}?"
-    elif names:
-        hint = f". The tools are {', '.join(names[:20])}{', …' * (len(names) > 20)}"
-    else:
-        hint = ": no tools are registered"
-    return UnknownTool(f"unknown tool {shown!r}{hint}")
+    bare = name.rpartition(".")[2] if isinstance(name, str) else name
+    hints = (did_you_mean(each, names) for each in (name, bare))
+    hint = next((each for each in hints if each.endswith("?")), did_you_mean(name, names))
+    return UnknownTool(f"unknown tool {brief(name)}. {hint}")
 
 
 def _for_event(tool: Tool, result: Any) -> Any:

@@ -18,7 +18,7 @@ from uuid import UUID
 from .._core.codec.json import MAX_BYTES, decode, encode
 from .._core.codec.type_hints import returns_of
 from .._core.codec.typed import codec_for
-from .._core.validation import Path, descend, not_encodable, unsupported_type
+from .._core.validation import Path, descend, not_encodable, type_name, unsupported_type
 from ..errors import InvalidArgument, UnserialisableResult
 from .base import ToolResult
 from .tool import Tool
@@ -48,7 +48,7 @@ def in_json(tool: Tool, result: Any, max_bytes: int = MAX_BYTES) -> tuple[Any, s
     except UnserialisableResult:
         raise
     except Exception as error:  # the attributes of an object may raise anything, and the tool did run
-        raise UnserialisableResult("$", f"{type(error).__name__} while it was converted") from error
+        raise UnserialisableResult("$", f"converting it failed with {type(error).__name__}") from error
 
 
 def _in_json(tool: Tool, result: Any, max_bytes: int) -> tuple[Any, str]:
@@ -137,7 +137,7 @@ def _dumped(dump: Any, at: Path | None) -> Any:
     try:
         return dump()
     except Exception as error:
-        raise not_encodable(at, f"{type(error).__name__} while it was converted") from error
+        raise not_encodable(at, f"converting it failed with {type(error).__name__}") from error
 
 
 def _fields(table: dict[Any, Any], at: Path | None) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _fields(table: dict[Any, Any], at: Path | None) -> dict[str, Any]:
         here.step = key if isinstance(key, str) else None
         name = key if isinstance(key, str) and not isinstance(key, Enum) else as_plain(key, here)
         if isinstance(name, (dict, list)):
-            raise not_encodable(at, f"the key {name!r:.80} is not a string")
+            raise not_encodable(at, f"a key must be a string, got {type_name(type(name))}. Use str(key)")
         plain[name if isinstance(name, str) else json.dumps(name)] = as_plain(item, here)
     return plain
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
 
-from .._core.validation import is_number
+from .._core.validation import is_number, must
 from ..errors import (
     EffectAlreadyDone,
     InvalidArgument,
@@ -21,7 +21,6 @@ from ..errors import (
     StepInDoubt,
     StorageError,
     UnserialisableResult,
-    brief,
     holds,
     leaves_of,
 )
@@ -68,19 +67,15 @@ def check_retries(tool: Retried) -> None:
     """Raise InvalidArgument unless the settings are valid."""
     retries, delay, retry_on = tool.retries, tool.retry_delay, tool.retry_on
     if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries < 2**31:
-        raise InvalidArgument(f"retries of tool {tool.name!r} must be an integer of at least 0, got {brief(retries)}")
+        raise must(f"tool {tool.name!r}: retries", "be an integer of at least 0", retries)
     if not callable(delay) and not (is_number(delay) and 0 <= delay < math.inf):
-        raise InvalidArgument(
-            f"retry_delay of tool {tool.name!r} must be a number of seconds of at least 0, or a function such as "
-            f"Backoff(), got {brief(delay)}"
-        )
+        constraint = "be a number of seconds of at least 0, or a function such as Backoff()"
+        raise must(f"tool {tool.name!r}: retry_delay", constraint, delay)
     kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
     are_classes = all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
     if not are_classes and (isinstance(retry_on, (type, tuple)) or not callable(retry_on)):
-        raise InvalidArgument(
-            f"retry_on of tool {tool.name!r} must be an exception class, a tuple of them or a function of the error, "
-            f"got {brief(retry_on)}"
-        )
+        constraint = "be an exception class, a tuple of them or a function of the error"
+        raise must(f"tool {tool.name!r}: retry_on", constraint, retry_on)
 
 
 def is_retried(tool: Retried, error: BaseException) -> bool:
@@ -110,5 +105,5 @@ def delay_before_retry(tool: Retried, error: BaseException, attempt: int, random
         delay = tool.retry_delay
         return max(float(delay(attempt, random) if callable(delay) else delay), 0.0)
     except Exception:  # an error in retry_on or retry_delay must not replace the error of the tool
-        log.exception("retry_on or retry_delay of tool %r raised an error: it is not retried", tool.name)
+        log.exception("tool %r is not retried: its retry_on or retry_delay raised an error", tool.name)
         return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import is_union
+from .._core.validation import Shown, must
 from ..errors import InvalidArgument, brief
 from .annotation_metadata import FieldDefault, field_default, keywords_of
 from .annotations import schema_of, typed, with_default
@@ -39,7 +40,8 @@ def place_context(fn: Callable[..., Any], ctx: Any, args: Sequence[Any]) -> tupl
         return tuple(args)
     position = list(parameters).index(name)
     if position > len(args):
-        raise InvalidArgument(f"{_name(fn)} must have {position} argument(s) before {brief(name)}, got {len(args)}")
+        constraint = f"have {position} argument{'s' * (position != 1)} before {brief(name)}"
+        raise must(_name(fn), constraint, len(args))
     return (*args[:position], ctx if _is_async(fn) else _in_form(parameters[name][0], ctx), *args[position:])
 
 
@@ -61,15 +63,14 @@ def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
             continue
         where = f"parameter {name!r} of {_name(fn)}"
         if name == "self" and not properties and parameter.annotation is parameter.empty:
-            raise InvalidArgument(
-                f"{_name(fn)} must be a method of an object, as in Tool.from_function(shop.buy), got the function of a "
-                "class. A model would have to pass self"
-            )
+            got, fix = Shown("the function of a class"), "Pass it from an instance, as in Tool.from_function(shop.buy)"
+            raise must(_name(fn), "be a method of an object", got, fix)
         if parameter.kind is parameter.VAR_KEYWORD:
             others = schema_of(hint, where, ()) or True
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise InvalidArgument(f"{where} cannot be passed by name, as a model passes arguments")
+            kind = "*args" if parameter.kind is parameter.VAR_POSITIONAL else "a positional-only parameter"
+            raise must(where, "accept an argument by name", Shown(kind), "A model passes all arguments by name")
         properties[name], is_required = _property(parameter, hint, where, descriptions.get(name))
         if is_required:
             required.append(name)
@@ -131,7 +132,7 @@ class Binder:
         """Return the keyword arguments for a call, converted to their types; InvalidArgument if they do not match."""
         if not self._reserved.isdisjoint(arguments):
             reserved = next(name for name in arguments if name in self._reserved)
-            raise InvalidArgument(f"{brief(reserved)} must not be passed by the caller")
+            raise must(reserved, "not be an argument of the call", arguments[reserved], "Remove it: it is set already")
         if self._signature is None:
             return dict(arguments)
         context = self._context
@@ -142,17 +143,19 @@ class Binder:
         for name, field in self._fields.items():
             if name not in bound:
                 if field.required:
-                    raise InvalidArgument(f"missing a required argument: {name!r}")
+                    raise InvalidArgument(f"missing required argument {name!r}")
                 bound[name] = field.value()
         if context is not None and ctx is not None:
             bound[context] = ctx if self.is_async else _in_form(self._parameters[context][0], ctx)
         elif context is not None and self._parameters[context][0].default is inspect.Parameter.empty:
-            raise InvalidArgument(f"{_name(self.fn)} needs a RunContext. Pass ctx=")
+            raise must(_name(self.fn), "be called with a RunContext", None, "Pass ctx=")
         if not self._needed <= bound.keys() <= self._named:
             try:
                 self._signature.bind(**bound)
             except TypeError as error:
-                raise InvalidArgument(str(error)) from None
+                raise InvalidArgument(
+                    str(error).replace("missing a required argument: ", "missing required argument ")
+                ) from None
         return bound
 
     def _is_default(self, name: str, value: Any) -> bool:

@@ -56,15 +56,16 @@ class Output:
 
     def repair(self, problem: str) -> str:
         """Return the message that asks the model to correct an invalid answer."""
+        end = "" if problem.endswith(("?", ".")) else "."
         return (
-            f"Your answer cannot be used: {problem}. Answer again with nothing but JSON that fits this schema: "
+            f"Your answer cannot be used: {problem}{end} Answer again with nothing but JSON that fits this schema: "
             f"{json.dumps(self.schema)}"
         )
 
     def _find(self, text: str) -> tuple[str | None, Any]:
         """Return None and the first JSON value in the text that has the type; otherwise the problem of the longest."""
         if len(text) > MAX_PARSED:
-            return f"it has {len(text):,} characters, the maximum is {MAX_PARSED:,}", None
+            return f"it must have at most {MAX_PARSED:,} characters, got {len(text):,}", None
         problems: list[tuple[int, str]] = []
         for texts in json_texts(text):
             values = _parsed(texts, problems)
@@ -113,7 +114,7 @@ def _parsed(texts: Sequence[str], problems: list[tuple[int, str]]) -> list[tuple
         try:
             values.append((len(text), loads_strict(text)))
         except (ValueError, RecursionError) as error:
-            problems.append((-1, f"it is not JSON ({error})"))
+            problems.append((-1, f"invalid JSON: {error}"))
     return values
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypedDict
 from uuid import UUID, uuid5
 
 from .._core.lazy_import import load
+from .._core.validation import must
 from ..errors import InvalidArgument, NotSupported, UnserialisableResult, brief
 from .base import BaseTool, ToolResult
 
@@ -76,7 +77,7 @@ class TodoStoreTool(BaseTool):
     ) -> ToolResult:
         do = _ACTIONS.get(action) if isinstance(action, str) else None
         if do is None:
-            return ToolResult(False, None, f"action must be one of {', '.join(_ACTIONS)}, got {brief(action)}")
+            return ToolResult(False, None, str(must("action", f"be one of {', '.join(_ACTIONS)}", action)))
         todos = _Todos(self._stores(ctx), getattr(ctx, "conversation_id", None), getattr(ctx, "idempotency_key", None))
         try:
             return ToolResult(True, await do(todos, todo_id, text))
@@ -112,7 +113,7 @@ class _Todos:
     async def add(self, todo_id: str | None, text: str | None) -> Todo:
         wanted = text.strip() if isinstance(text, str) else ""
         if not wanted:
-            raise _ActionFailed("add needs the text of the to-do")
+            raise _ActionFailed(f"text must be that of the new to-do, got {brief(text)}.")
         list_id = await self._list()
         task = self._models.Task(name=wanted, conversation_id=self.conversation)
         known = None
@@ -168,7 +169,7 @@ class _Todos:
         """Return the task that `todo_id` or `text` identifies; _ActionFailed if none or several match."""
         wanted = str(todo_id if todo_id is not None else text or "").strip()
         if not wanted:
-            raise _ActionFailed("todo_id or text must identify the to-do")
+            raise _ActionFailed("todo_id or text must identify the to-do, got neither. Pass one of them")
         if todo_id is not None and (task := await self._known(list_id, wanted)) is not None:
             return task
         tasks = await self._open(list_id)
@@ -176,7 +177,9 @@ class _Todos:
         if len(found) == 1:
             return found[0]
         if found:
-            raise _ActionFailed(f"{brief(wanted)} matches {_names(found)}. Pass todo_id")
+            raise _ActionFailed(
+                f"text must match one to-do, got {brief(wanted)}, which matches {_names(found)}. Pass todo_id"
+            )
         raise _ActionFailed(f"unknown to-do {brief(wanted)}. {_hint(wanted, tasks)}")
 
     async def _known(self, list_id: UUID, wanted: str) -> Any:
@@ -229,7 +232,8 @@ _ACTIONS: Final[dict[str, _Action]] = {
 
 
 def _names(tasks: Sequence[Any]) -> str:
-    return ", ".join(f"{_short(each)} {brief(each.name)}" for each in tasks[:8])
+    more = f" and {len(tasks) - 5} more" if len(tasks) > 5 else ""
+    return ", ".join(f"{_short(each)} {brief(each.name)}" for each in tasks[:5]) + more
 
 
 def _short(task: Any) -> str:
@@ -243,4 +247,4 @@ def _hint(wanted: str, tasks: Sequence[Any]) -> str:
     near = difflib.get_close_matches(wanted[:100], by_name, n=1)
     if near:
         return f"Did you mean {_names([by_name[near[0]]])}?"
-    return f"The list has {_names(tasks) or 'no to-dos'}"
+    return f"Known: {_names(tasks)}." if tasks else "None exist."

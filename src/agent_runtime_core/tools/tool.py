@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from .._core.validation import is_number
-from ..errors import InvalidArgument, brief
+from .._core.validation import Shown, is_number, must
 from .names import check_name
 from .retries import RetryDelay, RetryOn, check_retries
 from .schema import describe, parameters_of, unbound
@@ -58,10 +57,8 @@ class Tool:
     def __post_init__(self) -> None:
         check_name(self.name)
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
-            raise InvalidArgument(
-                f"timeout of tool {self.name!r} must be a number of seconds above 0, or None for no limit, "
-                f"got {brief(self.timeout)}"
-            )
+            constraint = "be a number of seconds above 0, or None for no limit"
+            raise must(f"tool {self.name!r}: timeout", constraint, self.timeout)
         check_retries(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -107,14 +104,15 @@ class Tool:
                 Schema.
         """
         if not callable(fn):
-            raise InvalidArgument(f"fn must be a function, got {brief(fn)}")
+            raise must("fn", "be a function", fn, "Pass the function itself, without calling it")
         function = unbound(fn)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             # Calling it would run nothing of it, and the model would learn that the tool ran.
-            raise InvalidArgument(f"a tool must return its result, got the generator {brief(fn)}. Return a list")
+            got = Shown(f"the generator {function.__name__}")
+            raise must("a tool", "return its result", got, "Return a list in place of yield")
         tool_name = name or getattr(function, "__name__", "")
         if not tool_name or tool_name == "<lambda>":
-            raise InvalidArgument(f"{brief(fn)} has no name. Pass name=")
+            raise must("a tool", "have a name", fn, "Pass name=")
         return cls(
             name=tool_name,
             description=describe(function)[0] if description is None else description,

@@ -240,9 +240,9 @@ def _connect(public_key: str | None, secret_key: str | None, host: str | None) -
     if not public or not secret:
         lacking = [name for name, key in (("public_key", public), ("secret_key", secret)) if not key]
         raise NotConfigured(
-            f"LangfuseTraceSink has no {' and no '.join(lacking)}: "
-            + ", ".join(
-                f"configure(langfuse_{name}=…) or set AGENT_RUNTIME_LANGFUSE_{name.upper()}" for name in lacking
+            f"LangfuseTraceSink has no {' and no '.join(lacking)}. Pass "
+            + " and ".join(
+                f"{name}=, configure(langfuse_{name}=...) or AGENT_RUNTIME_LANGFUSE_{name.upper()}" for name in lacking
             )
         )
     make: Any = load("langfuse:Langfuse", needed_by="LangfuseTraceSink")

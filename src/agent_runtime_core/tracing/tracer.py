@@ -118,7 +118,7 @@ class Tracer:
         self._wake()
         thread.join(timeout)
         if thread.is_alive():
-            log.warning("trace sinks not finished after %g s; %d traces are waiting", timeout, len(self._waiting))
+            log.warning("trace sinks did not finish within %g s; traces not sent: %d", timeout, len(self._waiting))
 
     # -- from the threads of the runs to the thread of the sinks
 
@@ -128,7 +128,7 @@ class Tracer:
         if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
             if self.dropped == 1:
-                log.warning("trace sinks are too slow: %d traces are waiting, later ones are dropped", MAX_WAITING)
+                log.warning("trace sinks are too slow: %d traces are waiting; later ones are dropped", MAX_WAITING)
             return
         self._waiting.append(_Trace(method, run_id, kind, _copied(about), self._clock.wall()))
         if self._thread is None or not self._thread.is_alive():
@@ -185,7 +185,7 @@ class Tracer:
                 await wake_event.wait()
             self._asleep = False
         if self.dropped:
-            log.warning("%d traces dropped: the trace sinks are too slow", self.dropped)
+            log.warning("dropped traces: %d; the trace sinks are too slow", self.dropped)
         for sink in self._sinks:
             await sink.flush()
 
