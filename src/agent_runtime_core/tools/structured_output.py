@@ -56,8 +56,9 @@ class Output:
 
     def repair(self, problem: str) -> str:
         """Return the message that asks the model to correct an invalid answer."""
+        end = "" if problem.endswith((".", "?")) else "."
         return (
-            f"Your answer cannot be used: {problem}. Answer again with nothing but JSON that fits this schema: "
+            f"Your answer cannot be used: {problem}{end} Answer again with nothing but JSON that fits this schema: "
             f"{json.dumps(self.schema)}"
         )
 
