@@ -47,7 +47,7 @@ async def test_what_is_no_event_and_no_place_is_refused() -> None:
         topics = _topics(rig)
         for wrong in (None, {"topic": AUDIT}, AuditEvent(action="a")):
             envelope: Any = wrong
-            with pytest.raises(InvalidTurn, match="envelope: must be an EventEnvelope"):
+            with pytest.raises(InvalidTurn, match="envelope must be an EventEnvelope"):
                 await topics.publish(envelope)
         for place in (-1, True, 1.5, "0", None):
             offset: Any = place

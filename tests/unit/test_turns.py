@@ -1077,7 +1077,7 @@ async def test_a_step_result_that_comes_by_event_is_taken_in_once() -> None:
         with pytest.raises(InvalidTurn):
             await manager.handle_step_result_event(started)
         wrong: Any = first.to_dict()
-        with pytest.raises(InvalidTurn, match="envelope: must be an EventEnvelope"):
+        with pytest.raises(InvalidTurn, match="envelope must be an EventEnvelope"):
             await manager.handle_step_result_event(wrong)
         unknown = EventEnvelope.from_dict(first.to_dict() | {"turn_id": "nowhere"})
         assert await manager.handle_step_result_event(unknown) is None

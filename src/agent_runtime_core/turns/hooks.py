@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import InvalidArgument, brief
+from .._core.validation import must
 from .logs import log
 
 NAMES = ("on_turn_start", "on_plan_ready", "on_step_start", "on_step_end", "on_turn_end", "on_error")
@@ -25,11 +25,11 @@ class Hooks:
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         if not isinstance(objects, Iterable):
-            raise InvalidArgument(f"hooks must be a list of objects, got {brief(objects)}. Pass [hook]")
+            raise must("hooks", "be a list of objects", objects, "Pass [hook]")
         self._objects = tuple(objects)
         for each in self._objects:
             if not any(callable(getattr(each, name, None)) for name in NAMES):
-                raise InvalidArgument(f"a hook must have one of {', '.join(NAMES)}, got {brief(each)}")
+                raise must("a hook", f"have a method such as {NAMES[0]} or {NAMES[-1]}", each)
 
     async def call(self, name: str, *args: Any) -> None:
         """Call the method `name` of each hook that has it. Errors are logged, not raised."""

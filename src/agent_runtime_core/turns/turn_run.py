@@ -226,7 +226,9 @@ class TurnRun:
         needs_model = any(step.kind is StepKind.LLM_CALL for step in planned.plan.steps)
         client = self._client() if needs_model else None
         if needs_model and client is None:
-            raise NotConfigured("the plan needs a model, and none is configured. Pass client= to the TurnManager")
+            raise NotConfigured(
+                "the plan of the turn needs a model, and none is configured. Pass client= to TurnManager"
+            )
         if selection.remote_steps:
             step_input = self._remote_input(planned)
             return await execute_distributed(
