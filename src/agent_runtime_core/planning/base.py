@@ -28,7 +28,8 @@ class BasePlanner(ABC):
 def checked_planner(planner: BasePlanner) -> BasePlanner:
     """Return the planner. Raise InvalidArgument if it has no `create_plan` or is a class instead of an instance."""
     if isinstance(planner, type) or not callable(getattr(planner, "create_plan", None)):
-        raise must("a planner", "be an instance with create_plan", planner)
+        fix = f"Pass {planner.__name__}()" if isinstance(planner, type) else ""
+        raise must("a planner", "be an instance with create_plan", planner, fix)
     return planner
 
 

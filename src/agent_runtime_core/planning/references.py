@@ -138,7 +138,7 @@ def _lookup(target: Reference, results: Mapping[int, Any]) -> Any:
     if target.step not in results:
         steps = ", ".join(map(str, sorted(results)[:5])) or "none"
         got = Shown(f"step {target.step}")
-        raise must(target.text, "refer to a step with a result", got, f"Steps with a result: {steps}")
+        raise must(brief(target.text), "refer to a step with a result", got, f"Steps with a result: {steps}")
     value = results[target.step]
     for name in target.path:
         if isinstance(value, Mapping) and name in value:
@@ -149,7 +149,7 @@ def _lookup(target: Reference, results: Mapping[int, Any]) -> Any:
             names = map(
                 str, value if isinstance(value, Mapping) else range(len(value)) if isinstance(value, list) else ()
             )
-            raise InvalidArgument(f"{target.text}: {unknown('field', name, names)}")
+            raise InvalidArgument(f"{brief(target.text)}: {unknown('field', name, names)}")
     return value
 
 
