@@ -95,7 +95,7 @@ async def test_what_is_no_envelope_is_left_out_and_counted(caplog: pytest.LogCap
         assert [(each.payload, each.offset) for each in there] == [
             (AuditEvent(action="a"), 0), (AuditEvent(action="b"), 2),
         ]  # fmt: skip
-        assert "event 1 of agent.audit is skipped" in caplog.text
+        assert "event 1 of topic agent.audit is invalid and is skipped" in caplog.text
         assert (await topics.stats())[AUDIT].errors == 1
 
 

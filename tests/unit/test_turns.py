@@ -703,6 +703,8 @@ async def test_logs_of_a_turn_carry_its_trace_id(caplog: pytest.LogCaptureFixtur
     assert len(told) == 4
     assert {(vars(each)["trace_id"], vars(each)["turn_id"]) for each in told} == {(turn.trace_id, turn.id)}
     assert [vars(each)["step_id"] for each in told][1:3] == [step.step_id for step in turn.steps]
+    assert told[0].message == f"turn {turn.id}: started with personality default"
+    assert {each.filename for each in told}.isdisjoint({"logs.py"})
 
 
 async def test_a_turn_is_cancelled_with_its_steps() -> None:

@@ -116,4 +116,4 @@ class _Subscriber(Generic[T]):
                 self._log_failure()
 
     def _log_failure(self) -> None:
-        log.exception("a subscriber to configuration changes failed: %r", self._fn)
+        log.exception("subscriber %r to configuration changes failed", self._fn)

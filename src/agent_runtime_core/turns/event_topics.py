@@ -176,7 +176,7 @@ class EventPublisherSubscriber:
             return EventEnvelope.from_dict(event.payload, event.sequence)
         except InvalidTurn as error:
             self._counters[topic].errors += 1
-            log.warning("event %d of %s is skipped: %s", event.sequence, topic, error)
+            log.warning("event %d of topic %s is invalid and is skipped: %s", event.sequence, topic, error)
             return None
 
     async def offset(self, topic: str, consumer: str) -> int:

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from .._core.validation import must
-from .logs import log
+from .._core.validation import must, shown
+from .logs import TurnLog
 
 NAMES = ("on_turn_start", "on_plan_ready", "on_step_start", "on_step_end", "on_turn_end", "on_error")
 
@@ -49,4 +49,4 @@ class Hooks:
                 self._log_failure(name, each, args[0])
 
     def _log_failure(self, name: str, hook: Any, turn: Any) -> None:
-        log.exception("hook %s of %r failed", name, hook, extra={"trace_id": turn.trace_id, "turn_id": turn.id})
+        TurnLog(turn.trace_id, turn.id).exception("hook %s of %s failed", name, shown(hook))

@@ -357,7 +357,7 @@ class TurnManager:
         try:
             event = replace(event, turn_id=turn_id, metadata={**event.metadata, FROM_TOPIC: True})
             turn = await self.start_turn(event)
-            TurnLog(turn.trace_id, turn.id).info("turn started from %s, offset %s", TURNS, envelope.offset)
+            TurnLog(turn.trace_id, turn.id).info("started from topic %s, offset %s", TURNS, envelope.offset)
         except InvalidArgument as error:
             log.warning("turn %s of topic %s rejected: %s", turn_id, TURNS, error)
             details = {"event_id": envelope.event_id, "error": str(error), "field": getattr(error, "field", None)}

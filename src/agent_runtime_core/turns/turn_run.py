@@ -125,7 +125,7 @@ class TurnRun:
                 services.topics.envelope(event, event_id=f"turn:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
             )
         await services.topics.publish_all(events)
-        TurnLog(turn.trace_id, turn.id).info("turn started, personality %s", personality.name)
+        TurnLog(turn.trace_id, turn.id).info("started with personality %s", personality.name)
         await services.hooks.call("on_turn_start", turn)
         return TurnSelection(
             personality=personality, remote_steps=settings.turns.remote_steps,
