@@ -209,7 +209,9 @@ class RunBusy(AgentRuntimeError):
         if since is not None:
             how_long = f", {ago} ago" if ago else ""
             what += time.strftime(f" (since %Y-%m-%d %H:%M UTC{how_long})", time.gmtime(since))
-        super().__init__(f"{what}. Wait for it with runner.wait({run_id!r}), or cancel it")
+        super().__init__(
+            f"{what}. Wait for it with runner.wait({run_id!r}), or cancel it with runner.cancel({run_id!r})"
+        )
 
 
 class RunFailed(AgentRuntimeError):

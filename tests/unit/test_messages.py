@@ -923,7 +923,7 @@ STATES: list[Triggered] = [
         lambda: raise_(RunBusy("busy", "worker-1", 1_795_635_680.151, ago="3 min")),
         (
             "run 'busy' is already running in worker-1 (since 2026-11-25 19:41 UTC, 3 min ago). Wait for "
-            "it with runner.wait('busy'), or cancel it"
+            "it with runner.wait('busy'), or cancel it with runner.cancel('busy')"
         ),
         about="'busy'",
         fix="runner.wait('busy')",
@@ -932,7 +932,7 @@ STATES: list[Triggered] = [
         lambda: raise_(RunBusy("busy", None, None, "customer-4")),
         (
             "concurrency key 'customer-4' is in use by run 'busy' in another process. Wait for it with "
-            "runner.wait('busy'), or cancel it"
+            "runner.wait('busy'), or cancel it with runner.cancel('busy')"
         ),
         about="'customer-4'",
         fix="runner.wait('busy')",
