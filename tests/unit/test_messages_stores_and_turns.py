@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -515,3 +517,28 @@ async def test_a_message_has_the_shape(row: Triggered, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     error = await error_of(row)
     assert (str(error), problems_of(row)) == (row.message, [])
+
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "agent_runtime_core"
+
+
+def literal_messages() -> Iterator[str]:
+    """Yield the source of each error about a value whose message is not made by `must` or `unknown`."""
+    for path in (each for name in ("persistence", "planning", "turns") for each in (SOURCE / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="InvalidArgument" | "UnknownSetting" | "NotSupported"), args=[message]):
+                    source = ast.unparse(message)
+                    if isinstance(message, ast.Constant | ast.JoinedStr) and "unknown(" not in source:
+                        yield source
+
+
+def test_every_other_message_says_how_to_fix_it() -> None:
+    passed_on = {
+        "f'{called} {error}'",
+        """f"step {number}: {error.path.removeprefix('$.')} {sentence(error.reason)}\"""",
+    }
+    found = set(literal_messages())
+    assert found > passed_on
+    fix = re.compile(r"\. (Add|Call|Create|Move|Pass|Remove|Run|Save|Set|Use) .*\.?['\"]$|\. Create it\.'$")
+    assert {each for each in found - passed_on if fix.search(each) is None} == set()
