@@ -302,7 +302,7 @@ def test_what_is_wrong_with_the_arguments_is_said_in_a_line(tmp_path: Path) -> N
         (2, f"digest.py: error: {tmp_path / 'nowhere'} is not a folder", ["nowhere"]),
         (2, f"digest.py: error: {tmp_path / 'note.md'} is not a folder", ["note.md"]),
         (1, "max_concurrency must be an integer of at least 1, got 0", [".", "--concurrency", "0"]),
-        (1, "nowhere' does not exist", [".", "--db", "nowhere/digest.db"]),
+        (1, "must be in a directory that exists, got 'nowhere/digest.db'", [".", "--db", "nowhere/digest.db"]),
         (1, "No such file or directory: 'nowhere", [".", "--out", "nowhere/digest.md"]),
     ]
     for code, message, arguments in cases:

@@ -94,7 +94,7 @@ async def test_the_examples_that_come_with_it_are_plans_it_would_accept() -> Non
         (answer(step(0)), "$.steps[0].step_number must be at least 1, got 0"),
         (answer(step(tool_input="1+2")), "$.steps[0].tool_input must be an object"),
         (answer(step(tool="calculator")), "Did you mean 'tool_name'? Answer again"),
-        (answer(step(tool_name="calculater")), "step 1: unknown tool 'calculater': did you mean 'calculator'?"),
+        (answer(step(tool_name="calculater")), "step 1: unknown tool 'calculater'. Did you mean 'calculator'?"),
         (answer(step(tool_input={"expr": "1"})), "step 1: the input of calculator is invalid"),
         (answer(step(), step()), "step numbers must be unique, got 1 twice"),
         (

@@ -500,7 +500,7 @@ PLANS = [
     ),
     Triggered(
         lambda: LLMPlanner(MockLLMClient(), max_repairs=1).create_plan("go", []),
-        "the model returned no valid plan after 2 attempts: it is not JSON (Expecting value: line 1 column 1 (char 0))",
+        "the model returned no valid plan after 2 attempts: invalid JSON: Expecting value: line 1 column 1 (char 0)",
         about="the model",
         fix="after 2 attempts",
     ),
