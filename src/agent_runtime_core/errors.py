@@ -103,7 +103,7 @@ class InvalidTurn(InvalidArgument):
 
     def __init__(self, field: str, message: str) -> None:
         self.field: str = field
-        super().__init__(f"{field}: {message}")
+        super().__init__(f"{field}{'' if message.startswith('must ') else ':'} {message}")
 
 
 class BadArguments(InvalidArgument):

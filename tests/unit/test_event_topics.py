@@ -47,7 +47,7 @@ async def test_what_is_no_event_and_no_place_is_refused() -> None:
         topics = _topics(rig)
         for wrong in (None, {"topic": AUDIT}, AuditEvent(action="a")):
             envelope: Any = wrong
-            with pytest.raises(InvalidTurn, match="envelope: must be an EventEnvelope"):
+            with pytest.raises(InvalidTurn, match="envelope must be an EventEnvelope"):
                 await topics.publish(envelope)
         for place in (-1, True, 1.5, "0", None):
             offset: Any = place
@@ -95,7 +95,7 @@ async def test_what_is_no_envelope_is_left_out_and_counted(caplog: pytest.LogCap
         assert [(each.payload, each.offset) for each in there] == [
             (AuditEvent(action="a"), 0), (AuditEvent(action="b"), 2),
         ]  # fmt: skip
-        assert "event 1 of agent.audit is skipped" in caplog.text
+        assert "event 1 of topic agent.audit is invalid and is skipped" in caplog.text
         assert (await topics.stats())[AUDIT].errors == 1
 
 

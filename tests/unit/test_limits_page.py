@@ -60,7 +60,7 @@ CODE: Final[dict[str, float]] = {
     "Part of the path of a SQLite file": ids._MAX_NAME,
     "Attempts of a run that may fail": RuntimeConfig.max_retries,
     "Crashes in a row without progress before a run is `dead`": RuntimeConfig.max_crashes,
-    "Requests for one model call": Retries.tries,
+    "Requests for one model call": Retries.max_attempts,
     "Retries of model calls in one agent loop": turn_loop.RETRIES,
     "Model calls of a `ToolCallingAgent` in one run": ToolCallingAgent.max_iterations,
     "Corrections of an answer of the wrong type": turn_loop.REPAIRS,

@@ -96,18 +96,21 @@ async def test_the_examples_that_come_with_it_are_plans_it_would_accept() -> Non
         (answer(step(tool="calculator")), "Did you mean 'tool_name'? Answer again"),
         (answer(step(tool_name="calculater")), "step 1: unknown tool 'calculater': did you mean 'calculator'?"),
         (answer(step(tool_input={"expr": "1"})), "step 1: the input of calculator is invalid"),
-        (answer(step(), step()), "step number 1 occurs twice"),
-        (answer(step(depends_on=[2]), step(2, depends_on=[1])), "steps wait for each other: 1 -> 2 -> 1"),
+        (answer(step(), step()), "step numbers must be unique, got 1 twice"),
+        (
+            answer(step(depends_on=[2]), step(2, depends_on=[1])),
+            "steps must not wait for each other, got 1 -> 2 -> 1. Remove one",
+        ),
         (
             answer(step(tool_input={"expression": "{{step_2.result}}"}), step(2)),
-            "refers to step 2, which is not before it",
+            "must refer to an earlier step, got step 2",
         ),
         (
             answer(step(tool_input={"x": 1})).replace('{"x": 1}', '{"x": ' * 200 + "1" + "}" * 200),
             "is nested deeper than",
         ),
         (answer(step(kind="memory_op")), "step 1: unknown memory operation 'calculator'"),
-        (answer(step(kind="llm_call", tool_input={})), "an llm_call must have a 'prompt'"),
+        (answer(step(kind="llm_call", tool_input={})), "an llm_call must have a prompt"),
     ],
 )
 async def test_a_bad_answer_goes_back_with_its_problem_and_is_mended(bad: str, problem: str) -> None:
@@ -136,7 +139,7 @@ async def test_a_text_in_parts_is_read() -> None:
 @pytest.mark.parametrize("repairs", [0, 2])
 async def test_repairs_are_bounded_and_the_last_answer_is_told(repairs: int) -> None:
     client = Scripted(*(f"no {n}" for n in range(9)))
-    with pytest.raises(PlanningError, match=f"no valid plan in {repairs + 1} answer") as failed:
+    with pytest.raises(PlanningError, match=f"no valid plan after {repairs + 1} attempt") as failed:
         await LLMPlanner(client, max_repairs=repairs).create_plan("x", TOOLS)
     assert len(client.asked) == repairs + 1
     assert failed.value.answer == f"no {repairs}"

@@ -292,7 +292,7 @@ def test_the_process_has_one() -> None:
 def test_a_setting_nobody_reads_is_refused() -> None:
     with pytest.raises(UnknownSetting, match="memory_store_class"):
         configure_persistence(memory_store_clas=Theirs)
-    with pytest.raises(UnknownSetting, match="unknown setting 'nonsense' of persistence: there are audit_store, "):
+    with pytest.raises(UnknownSetting, match=r"PersistenceConfig: unknown setting 'nonsense'\. Known: audit_store, "):
         configure_persistence(nonsense=1)
 
 

@@ -116,7 +116,7 @@ def test_without_a_folder_there_is_one() -> None:
     assert [each.name for each in manager.list_packs()] == ["default"]
     assert manager.get() is manager.select({}) is manager.select(None) is manager.get("default")
     assert manager.reload() is False
-    with pytest.raises(InvalidArgument, match=r"'defalt' not found: did you mean 'default'\?"):
+    with pytest.raises(InvalidArgument, match=r"unknown personality 'defalt'\. Did you mean 'default'\?"):
         manager.get("defalt")
 
 
@@ -157,10 +157,10 @@ def test_a_turn_names_its_personality_or_gets_the_default(tmp_path: Path) -> Non
     assert manager.select({"personality": "a", "other": 1}).name == "a"
     assert manager.select({"personality": None}).name == manager.select().name == "b"
     assert manager.current.names() == ["a", "b"]
-    with pytest.raises(InvalidArgument, match="personality must be a name, got 3"):
+    with pytest.raises(InvalidArgument, match="personality must be the name of a personality, got 3"):
         manager.select({"personality": 3})
     assert PersonalityPackManager(tmp_path, default="a").get().name == "a"
-    with pytest.raises(InvalidArgument, match="the default personality 'c' not found"):
+    with pytest.raises(InvalidArgument, match="unknown default personality 'c'"):
         PersonalityPackManager(tmp_path, default="c")
 
 
@@ -224,9 +224,11 @@ def test_only_names_in_braces_are_replaced(tmp_path: Path) -> None:
     assert instance.prompt("greeting", {"customer": "{{customer}} {0.__class__} %s $x"}) == (
         "Hello {{customer}} {0.__class__} %s $x!"
     )
-    with pytest.raises(InvalidArgument, match=r"needs a value for \{\{customer\}\}, got values for \['name'\]"):
+    with pytest.raises(
+        InvalidArgument, match=r"must have a value for \{\{customer\}\} of the prompt, got values for na"
+    ):
         instance.prompt(values={"name": "Ada"})
-    with pytest.raises(InvalidArgument, match="has no prompt 'greting': did you mean 'greeting'"):
+    with pytest.raises(InvalidArgument, match=r"unknown prompt 'greting'\. Did you mean 'greeting'"):
         instance.prompt("greting")
 
 
@@ -253,7 +255,7 @@ def test_values_are_texts_or_numbers() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "helper/pack.toml: name is required. Add name = 'helper'"),
+        ("", "helper/pack.toml: name must be set, got no name. Add name = 'helper'"),
         ("name = 'other'", "helper/pack.toml: name must be that of its folder 'helper', got 'other'"),
         ("name = '../x'", r"helper/pack.toml: name must be .*, got '../x'"),
         (
@@ -272,29 +274,29 @@ def test_values_are_texts_or_numbers() -> None:
         ("name = 'helper'\nprompts = 1", "prompts must be a table.*, got '.*'"),
         (
             "name = 'helper'\n[memory]\nhistory = 1",
-            r"helper/pack\.toml: memory: unknown setting 'history'\. Did you mean 'history_tokens'\?",
+            r"helper/pack\.toml: \[memory\]: unknown setting 'history'\. Did you mean 'history_tokens'\?",
         ),
         (
             "name = 'helper'\n[memory]\nhistory_messages = -1",
-            "memory: history_messages must be an integer of at least 0, got -1",
+            r"\[memory\] history_messages must be an integer of at least 0, got -1",
         ),
         (
             "name = 'helper'\n[memory]\nhistory_tokens = 0",
-            "memory: history_tokens must be an integer of at least 1, got 0",
+            r"\[memory\] history_tokens must be an integer of at least 1, got 0",
         ),
-        ("name = 'helper'\n[memory]\nremember = 'no'", "memory: remember must be .*true or false.*, got 'no'"),
+        ("name = 'helper'\n[memory]\nremember = 'no'", r"\[memory\] remember must be .*true or false.*, got 'no'"),
         (
             "name = 'helper'\n[limits]\nmax_turn = 1",
-            r"helper/pack\.toml: limits: unknown limit 'max_turn'\. Did you mean 'max_turns'\?",
+            r"helper/pack\.toml: \[limits\]: unknown limit 'max_turn'\. Did you mean 'max_turns'\?",
         ),
         (
             "name = 'helper'\n[limits]\nmax_turns = 0",
-            "helper/pack.toml: limits: max_turns must be an integer of at least 1",
+            r"helper/pack.toml: \[limits\] max_turns must be an integer of at least 1",
         ),
         ("name = 'helper'\nsystem = 'gone.md'", "helper/gone.md not found"),
         ("name = 'helper'\n[prompts]\na = 'gone.md'", "helper/gone.md not found"),
-        ("name = 'helper'\n[prompts]\nsystem = 'system.md'", "prompts.system must be the top-level key system"),
-        ("name = 'helper'\n[prompts]\na = 1", "prompts: a must be the name of a file.*, got 1"),
+        ("name = 'helper'\n[prompts]\nsystem = 'system.md'", r"\[prompts\] system must be the top-level key system"),
+        ("name = 'helper'\n[prompts]\na = 1", r"\[prompts\] a must be the name of a file.*, got 1"),
         ("name = 'helper'\nsystem = '../secret'", "system must be .*file in the pack's own folder.*, got '../secret'"),
         (
             "name = 'helper'\nsystem = '/etc/passwd'",
@@ -306,10 +308,10 @@ def test_values_are_texts_or_numbers() -> None:
         ('name = "helper"\nsystem = "a\\u0000b"', "file in the pack's own folder"),
         ("name = 'helper'\nsystem = 'sub'", "helper/sub must be a regular file"),
         ("name = 'helper'\nsystem = 'link.md'", "helper/link.md must be inside its folder"),
-        ("name = 'helper'\nsystem = 'long.md'", "helper/long.md must be at most 262144 bytes"),
+        ("name = 'helper'\nsystem = 'long.md'", "helper/long.md must have at most 262,144 bytes"),
         ("name = 'helper'\nsystem = 'latin.md'", "helper/latin.md must be UTF-8, got .* at byte 1"),
         ("name = 'helper'\nsystem = 'empty.md'", "helper/empty.md must not be empty"),
-        ("name = 'helper'\nsystem =", "helper/pack.toml is not valid TOML"),
+        ("name = 'helper'\nsystem =", "helper/pack.toml must be valid TOML"),
     ],
 )
 def test_a_pack_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
@@ -324,9 +326,9 @@ def test_a_pack_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="gone cannot be read: No such file"):
+    with pytest.raises(InvalidArgument, match="gone must be readable, got an error: No such file"):
         PersonalityPackManager(tmp_path / "gone")
-    with pytest.raises(InvalidArgument, match="has no packs"):
+    with pytest.raises(InvalidArgument, match="must contain at least one pack"):
         PersonalityPackManager(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidArgument, match=r"empty/pack\.toml not found"):
@@ -408,7 +410,9 @@ def test_a_pack_that_breaks_stays_as_it_was_and_the_others_go_on(
     assert [manager.reload(), manager.reload()] == [True, False]
     assert manager.get() is before
     assert manager.get("other").model == "m"
-    assert [(name, str(error)) for name, error in manager.errors.items()] == [("helper", "helper/system.md not found")]
+    assert [(name, str(error)) for name, error in manager.errors.items()] == [
+        ("helper", "helper/system.md not found. Create it.")
+    ]
     assert len(caplog.records) == 1
     full(tmp_path)
     assert manager.reload() is False
@@ -422,7 +426,7 @@ def test_a_new_pack_that_is_broken_is_left_out_until_it_is_good(tmp_path: Path) 
     write(tmp_path, "second", "")
     assert manager.reload() is False
     assert list(manager.errors) == ["second"]
-    with pytest.raises(InvalidArgument, match="personality 'second' not found"):
+    with pytest.raises(InvalidArgument, match="unknown personality 'second'"):
         manager.get("second")
     write(tmp_path, "second")
     assert manager.reload() is True
@@ -445,7 +449,7 @@ def test_packs_that_do_not_agree_stay_as_they_were(tmp_path: Path, caplog: pytes
     (tmp_path / "a" / "pack.toml").rename(tmp_path / "kept.toml")
     tmp_path.rename(tmp_path.with_name("moved"))
     assert manager.reload() is False
-    assert "cannot be read" in str(manager.errors[""])
+    assert "must be readable" in str(manager.errors[""])
     assert manager.get().name == "b"
 
 
@@ -464,7 +468,7 @@ async def test_a_watched_folder_may_go_and_come_back(tmp_path: Path) -> None:
     packs.rename(tmp_path / "away")
     await look(5)
     await look(0.1)
-    assert "cannot be read" in str(manager.errors[""])
+    assert "must be readable" in str(manager.errors[""])
     assert manager.get().name == "helper"
     (tmp_path / "away" / "helper" / "system.md").write_text("Back.")
     (tmp_path / "away").rename(packs)
@@ -478,7 +482,10 @@ async def test_a_watched_folder_may_go_and_come_back(tmp_path: Path) -> None:
 def test_files_that_change_with_every_reading_are_not_taken() -> None:
     numbers = itertools.count()
     reading = read_until_stable(lambda: Reading({"pack.toml": b"%d" % next(numbers)}), "personality 'helper'")
-    assert reading.problem == "personality 'helper' changes while it is read"
+    assert (
+        reading.problem
+        == "personality 'helper' must not change while it is read, got 5 different versions. Load it again."
+    )
     assert next(numbers) < 20
 
 

@@ -39,7 +39,7 @@ def test_a_kind_may_be_given_by_its_value() -> None:
     step = PlanStep(1, tool_input={"prompt": "hello"}, kind=kind)
     assert step.kind is StepKind.LLM_CALL
     assert Plan([step]).problems([]) == []
-    with pytest.raises(InvalidArgument, match=r"step 1: kind must be one of .*'llm_call'.*, got 'llm'"):
+    with pytest.raises(InvalidArgument, match=r"step 1: kind must be one of llm_call, tool_call, memory_op, got 'llm'"):
         PlanStep(1, kind="llm")  # type: ignore[arg-type]
 
 
@@ -122,38 +122,41 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
 @pytest.mark.parametrize(
     ("steps", "problems"),
     [
-        ([], ["it has no steps"]),
-        ([call(1, "serach")], ["step 1: unknown tool 'serach': did you mean 'search'?"]),
-        ([call(1, "zzz")], ["step 1: unknown tool 'zzz': available: calculator, search"]),
-        ([call(1, "memory_get")], ["step 1: unknown tool 'memory_get': available: calculator, search"]),
+        ([], ["steps must have at least one step, got []"]),
+        ([call(1, "serach")], ["step 1: unknown tool 'serach'. Did you mean 'search'?"]),
+        ([call(1, "zzz")], ["step 1: unknown tool 'zzz'. Known: calculator, search."]),
+        ([call(1, "memory_get")], ["step 1: unknown tool 'memory_get'. Known: calculator, search."]),
         (
             [PlanStep(1, "search", {"query": "x"}, kind=StepKind.MEMORY_OP)],
-            ["step 1: unknown memory operation 'search': available: memory_get"],
+            ["step 1: unknown memory operation 'search'. Known: memory_get."],
         ),
         (
             [PlanStep(1, "", {}, kind=StepKind.LLM_CALL)],
-            ["step 1: an llm_call must have a 'prompt' or 'messages' in its tool_input"],
+            ["step 1: the tool_input of an llm_call must have a prompt or messages, got neither"],
         ),
-        ([call(1), call(2), call(1)], ["step number 1 occurs twice"]),
-        ([call(1, "search", [2]), call(2, "search", [1])], ["steps wait for each other: 1 -> 2 -> 1"]),
-        ([call(1), call(2, "search", [2])], ["steps wait for each other: 2 -> 2"]),
+        ([call(1), call(2), call(1)], ["step numbers must be unique, got 1 twice"]),
+        (
+            [call(1, "search", [2]), call(2, "search", [1])],
+            ["steps must not wait for each other, got 1 -> 2 -> 1. Remove one dependency"],
+        ),
+        ([call(1), call(2, "search", [2])], ["steps must not wait for each other, got 2 -> 2. Remove one dependency"]),
         (
             [
                 call(1, "search", [3]), call(2, "search", [1]), call(3, query="{{step_2.result}}"),
                 call(4, "search", [3]),
             ],
-            ["steps wait for each other: 1 -> 3 -> 2 -> 1"],
+            ["steps must not wait for each other, got 1 -> 3 -> 2 -> 1. Remove one dependency"],
         ),
-        ([call(1, "search", [7])], ["step 1: it depends on step 7, which is not in the plan"]),
+        ([call(1, "search", [7])], ["step 1: depends_on must name steps of the plan, got 7"]),
         (
             [call(2, query="{{step_1.result}}")],
-            ["step 2: {{step_1.result}} refers to step 1, which is not in the plan"],
+            ["step 2: {{step_1.result}} must refer to a step of the plan, got step 1"],
         ),
         (
             [call(1, query="a {{step_2.result.x}}"), call(2)],
-            ["step 1: {{step_2.result.x}} refers to step 2, which is not before it"],
+            ["step 1: {{step_2.result.x}} must refer to an earlier step, got step 2"],
         ),
-        ([call(1, query="{{step_1.result}}")], ["step 1: {{step_1.result}} refers to step 1, which is not before it"]),
+        ([call(1, query="{{step_1.result}}")], ["step 1: {{step_1.result}} must refer to an earlier step, got step 1"]),
         (
             [call(1), call(2, query={"deep": ["{{step1.result}}"]})],
             [
@@ -163,7 +166,7 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
         ),
         (
             [call(1), call(2, query="{{step_1}}")],
-            ["step 2: references must look like {{step_1.result}}, got {{step_1}}"],
+            ["step 2: a reference must look like {{step_1.result}}, got {{step_1}}"],
         ),
         ([call(1, qeury="x")], ["step 1: the input of search is invalid: missing required argument 'query' (string)"]),
         (
@@ -230,11 +233,11 @@ def test_what_is_resolved_is_a_copy() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("{{step_9.result}}", "step 9 has no result"),
-        ("x {{step_9.result}}", "step 9 has no result"),
-        ("{{step_2.result.nope}}", "the result of step 2 has no field 'nope': it has 'items', 'n'"),
-        ("{{step_2.result.items.1}}", "no field '1'"),
-        ("{{step_1.result.x}}", "no field 'x': it has none"),
+        ("{{step_9.result}}", "must refer to a step with a result, got step 9"),
+        ("x {{step_9.result}}", "must refer to a step with a result, got step 9"),
+        ("{{step_2.result.nope}}", "unknown field 'nope'. Known: items, n."),
+        ("{{step_2.result.items.1}}", "unknown field '1'. Known: 0."),
+        ("{{step_1.result.x}}", "unknown field 'x'. None exist."),
     ],
 )
 def test_what_cannot_be_resolved_is_named(given: str, message: str) -> None:

@@ -231,7 +231,7 @@ async def test_nothing_is_begun_of_a_plan_that_is_too_long_or_cannot_be_carried_
         assert (error.limit, error.allowed, error.used) == ("max_steps", 1, 2)
         unknown = await failure(rig, Plan([say(1, 1), PlanStep(2, "sya")]), tools(said.tool))
         assert isinstance(unknown, PlanningError)
-        assert unknown.problems == ["step 2: unknown tool 'sya': did you mean 'say'?"]
+        assert unknown.problems == ["step 2: unknown tool 'sya'. Did you mean 'say'?"]
         wrong = await failure(rig, plan, tools(said.tool), max_retries=0)
         assert isinstance(wrong, InvalidArgument)
         asks = Plan([say(1, 1), PlanStep(2, "", {"prompt": "hi"}, kind=StepKind.LLM_CALL)])
@@ -249,7 +249,7 @@ async def test_arguments_that_do_not_fit_and_fields_that_are_not_there_are_not_t
         assert isinstance(error, BadArguments)
         assert "a must be a number" in str(error)
         error = await failure(rig, missing, tools())
-        assert "has no field 'value'" in str(error)
+        assert "unknown field 'value'" in str(error)
         assert await rig.told("step.retrying") == []
 
 

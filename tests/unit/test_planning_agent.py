@@ -70,7 +70,7 @@ async def test_a_planner_that_gives_no_plan_is_named() -> None:
         result = await runner.execute(PlanningAgent(planner=Wrong()), "r", asking("x"))
     assert result.error is not None
     assert (result.error.type, result.error.retriable) == ("PlanningError", False)
-    assert result.error.message == "Wrong.create_plan must return a Plan, got {'steps': []}"
+    assert result.error.message == "Wrong.create_plan must return a Plan, got {'steps': []}."
 
 
 async def test_the_plan_is_made_once() -> None:
@@ -186,4 +186,4 @@ async def test_a_plan_of_somebody_elses_planner_is_checked_too() -> None:
     async with AgentRunner.open("memory://", config=RunnerConfig(max_retries=1)) as runner:
         result = await runner.execute(PlanningAgent("wild", Wild()), "r", asking("fly"))
     assert result.error is not None
-    assert result.error.details == {"problems": ["step 1: unknown tool 'rocket': available: calculator, todo_store"]}
+    assert result.error.details == {"problems": ["step 1: unknown tool 'rocket'. Known: calculator, todo_store."]}

@@ -130,7 +130,7 @@ async def test_what_nothing_matches_is_told_with_what_would(prompt: str, part: s
         ("", "prompt must not be empty, got ''"),
         (" \n", "prompt must not be empty"),
         (3, "prompt must not be empty, got 3"),
-        ("x" * 2001, "at most 2000 characters, got 2001"),
+        ("x" * 2001, "at most 2,000 characters, got 2,001"),
     ],
 )
 async def test_what_is_no_prompt_is_told(prompt: Any, message: str) -> None:
@@ -139,11 +139,9 @@ async def test_what_is_no_prompt_is_told(prompt: Any, message: str) -> None:
 
 
 async def test_a_tool_that_is_not_there_is_told() -> None:
-    with pytest.raises(
-        PlanningError, match="needs the tool 'todo_store', which is not available: the tools are calculator"
-    ):
+    with pytest.raises(PlanningError, match=r"unknown tool 'todo_store'\. Known: calculator\. Register it"):
         await RuleBasedPlanner().create_plan("add 2 and 3, then list my to-dos", TOOLS[:1])
-    with pytest.raises(PlanningError, match=r"which is not available: the tools are \(none\)"):
+    with pytest.raises(PlanningError, match=r"unknown tool 'calculator'\. None exist\. Register it"):
         await RuleBasedPlanner().create_plan("add 2 and 3", [])
 
 

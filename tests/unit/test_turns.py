@@ -703,6 +703,8 @@ async def test_logs_of_a_turn_carry_its_trace_id(caplog: pytest.LogCaptureFixtur
     assert len(told) == 4
     assert {(vars(each)["trace_id"], vars(each)["turn_id"]) for each in told} == {(turn.trace_id, turn.id)}
     assert [vars(each)["step_id"] for each in told][1:3] == [step.step_id for step in turn.steps]
+    assert told[0].message == f"turn {turn.id}: started with personality default"
+    assert {each.filename for each in told}.isdisjoint({"logs.py"})
 
 
 async def test_a_turn_is_cancelled_with_its_steps() -> None:
@@ -1077,7 +1079,7 @@ async def test_a_step_result_that_comes_by_event_is_taken_in_once() -> None:
         with pytest.raises(InvalidTurn):
             await manager.handle_step_result_event(started)
         wrong: Any = first.to_dict()
-        with pytest.raises(InvalidTurn, match="envelope: must be an EventEnvelope"):
+        with pytest.raises(InvalidTurn, match="envelope must be an EventEnvelope"):
             await manager.handle_step_result_event(wrong)
         unknown = EventEnvelope.from_dict(first.to_dict() | {"turn_id": "nowhere"})
         assert await manager.handle_step_result_event(unknown) is None

@@ -124,7 +124,7 @@ def check_all(
     """Return a copy of settings that have a type each and fit it; `called` is the file and table that they are from."""
     for name, value in values.items():
         check_known(name, types, called, what)
-        types[name].check(f"{called}{': ' * bool(called)}{name}", value)
+        types[name].check(f"{called}{' ' if called.endswith(']') else ': ' * bool(called)}{name}", value)
     return dict(values)
 
 

@@ -157,7 +157,7 @@ def _read(old: DurableDirectory, name: str) -> Any:
 
 def _items(plain: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(plain, dict):
-        raise TypeError(f"the file must hold a JSON object, got {brief(plain)}")
+        raise TypeError(f"the file must contain a JSON object, got {brief(plain)}")
     yield from plain.items()
 
 

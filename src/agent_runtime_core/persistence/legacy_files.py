@@ -63,6 +63,6 @@ def check_layout(directory: str) -> None:
     if found := old_files(directory):
         project = shlex.quote(os.path.dirname(directory))
         raise StorageOutdated(
-            f"{directory} has {len(found)} files of version 0.5.2 that were not migrated, such as {found[0]}; nothing "
+            f"{directory} has {len(found)} files of version 0.5.2 that were not migrated, such as {found[0]}. Nothing "
             f"was read or written. Run agent-runtime carry-over {project}"
         )

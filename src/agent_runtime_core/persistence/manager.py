@@ -15,11 +15,11 @@ from typing import Any, cast
 from .._core.clock import SYSTEM
 from .._core.ids import new_ulid
 from .._core.lazy_import import load
-from .._core.validation import nearest_name
+from .._core.validation import must, unknown
 from .._engines.base import Engine
 from .._engines.memory import MemoryEngine
 from ..config import SETTINGS, get_config, place_of
-from ..errors import InvalidArgument, UnknownSetting, brief
+from ..errors import InvalidArgument, UnknownSetting
 from .backends.files import FileConversationStore, FileMemoryStore, FilePreferencesStore, FileTaskStore
 from .base.audit import AuditStore
 from .base.conversations import ConversationStore
@@ -125,7 +125,7 @@ class PersistenceConfig:
         known = [each.name for each in dataclasses.fields(cls)]
         for name in settings:
             if name not in known:
-                raise UnknownSetting(f"unknown setting {brief(name)} of persistence: {nearest_name(name, known)}")
+                raise UnknownSetting(f"PersistenceConfig: {unknown('setting', name, known)}")
         return cls(**settings)
 
 
@@ -143,9 +143,11 @@ class PersistenceManager:
 
     def __init__(self, config: PersistenceConfig | None = None) -> None:
         if config is not None and not isinstance(config, PersistenceConfig):
-            raise InvalidArgument(
-                f"config must be a PersistenceConfig, got {brief(config)}. Use PersistenceConfig.of(**settings) or "
-                "PersistenceManager.open(path_or_url)."
+            raise must(
+                "config",
+                "be a PersistenceConfig",
+                config,
+                "Use PersistenceConfig.of(**settings) or PersistenceManager.open(path_or_url)",
             )
         self.config: PersistenceConfig = config if config is not None else PersistenceConfig()
         self.session_id: str = self.config.session_id or new_ulid(SYSTEM)
@@ -215,8 +217,8 @@ class PersistenceManager:
         store = self._store(kind)
         if store is None:
             raise InvalidArgument(
-                f"no {kind} store is configured. Set {kind}_store, {kind}_store_factory or {kind}_store_class of "
-                "PersistenceConfig."
+                f"PersistenceManager has no {kind} store. Set {kind}_store, {kind}_store_factory or "
+                f"{kind}_store_class of its PersistenceConfig."
             )
         return store
 

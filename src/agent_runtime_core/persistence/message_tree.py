@@ -17,6 +17,7 @@ from types import EllipsisType
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from .._core.validation import unknown
 from ..errors import InvalidArgument, brief
 from .models import ConversationMessage, new_id
 
@@ -66,7 +67,7 @@ class Tree:
         self._follows: dict[UUID, UUID | None] = {}
         for message in messages:
             if message.id in self.by_id:
-                raise BrokenHistory(f"message ids must be unique, got {message.id} twice")
+                raise BrokenHistory(f"message ids must be unique, got {message.id} twice.")
             self.by_id[message.id] = message
             branch = self.on_branch.setdefault(message.branch_id, [])
             if branch:
@@ -76,7 +77,9 @@ class Tree:
     def message(self, message_id: UUID) -> ConversationMessage:
         """Return a message by its id, or raise InvalidArgument."""
         if not isinstance(message_id, UUID | str) or message_id not in self.by_id:
-            raise InvalidArgument(f"message {_named(message_id)} not found in this conversation")
+            raise InvalidArgument(
+                f"message {_named(message_id)} not found in this conversation. Use the id of one of its messages."
+            )
         return self.by_id[message_id]
 
     def replaces(self, message: ConversationMessage) -> ConversationMessage | None:
@@ -115,7 +118,10 @@ class Tree:
     def _parent(self, message: ConversationMessage) -> ConversationMessage:
         parent = None if message.parent_message_id is None else self.by_id.get(message.parent_message_id)
         if parent is None:
-            raise BrokenHistory(f"the parent {_named(message.parent_message_id)} of message {message.id} not found")
+            raise BrokenHistory(
+                f"the parent {_named(message.parent_message_id)} of message {message.id} not found. Save the parent "
+                "message, or set parent_message_id to None."
+            )
         return parent
 
 
@@ -124,7 +130,10 @@ def _named(id_: object) -> str:
 
 
 def _cycle(message_id: UUID) -> BrokenHistory:
-    return BrokenHistory(f"the parents of message {message_id} form a cycle")
+    return BrokenHistory(
+        f"the parents of message {message_id} must not form a cycle, got {message_id} twice. "
+        "Change one parent_message_id."
+    )
 
 
 def path(messages: Iterable[ConversationMessage], leaf: UUID) -> list[ConversationMessage]:
@@ -220,9 +229,7 @@ def replacement(
     """
     for name in fields:
         if name not in FREE:
-            raise InvalidArgument(
-                f"field {brief(name)} of a replacement cannot be set. Use one of {', '.join(sorted(FREE))}."
-            )
+            raise InvalidArgument(unknown("message field", name, FREE))
     old = Tree(messages).message(message_id)
     return ConversationMessage(**fields, role=old.role, content=content, parent_message_id=old.id, branch_id=new_id())
 

@@ -56,4 +56,6 @@ def model_of(cls: type[M], text: str, **more: Any) -> M:
     try:
         return cast(M, build({**cast("dict[str, Any]", decode(text)), **more}, cls, _STORED))
     except (TypeError, ValueError) as error:
-        raise StorageCorrupt(f"a stored {cls.__name__} cannot be read ({error}): {text:.80}") from error
+        raise StorageCorrupt(
+            f"a stored {cls.__name__} cannot be read ({error}): {text:.80}. Restore a backup."
+        ) from error

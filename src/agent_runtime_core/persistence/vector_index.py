@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable
 
 from .._core.threads import in_thread
-from ..errors import InvalidArgument
+from .._core.validation import Shown, must
 from .vectors import ALIKE, NumpyRows, VectorRows, new_rows, unit
 
 AT_ONCE = 200_000  # components that are searched on the event loop. A larger group is searched in a thread
@@ -80,8 +80,8 @@ class VectorIndex:
         searched = [group for (length, _), group in groups.items() if length == len(vector)]
         if groups and not searched:
             lengths = ", ".join(str(length) for length in sorted({length for length, _ in groups}))
-            raise InvalidArgument(
-                f"query_vector must have the length of the stored vectors ({lengths}), got {len(vector)} components"
+            raise must(
+                "query_vector", f"have the length of the stored vectors ({lengths})", Shown(f"{len(vector)} components")
             )
         if content_type is not None:
             searched = [groups[name] for name in [(len(vector), content_type)] if name in groups]

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from .._core.lazy_import import load
-from ..errors import InvalidArgument, MissingDependency, brief
+from .._core.validation import Shown, must
+from ..errors import MissingDependency, brief
 
 _sumprod = getattr(math, "sumprod", None)
 _MAX_STEP = 127
@@ -29,15 +30,13 @@ def floats(vector: Iterable[float], what: str) -> array[float]:
     try:
         values = array("d", vector)
     except (TypeError, OverflowError) as error:
-        raise InvalidArgument(f"{what} must be a sequence of numbers: {error}") from error
+        raise must(what, "be a sequence of numbers", Shown(f"{brief(vector)}: {error}")) from error
     for index, value in enumerate(values):
         if not math.isfinite(value):
-            raise InvalidArgument(
-                f"every component of {what} must be a finite number, got {brief(value)} at index {index}"
-            )
+            raise must(f"every component of {what}", "be a finite number", Shown(f"{value} at index {index}"))
     if not any(values):
         got = f"{len(values)} zeros" if values else "an empty sequence"
-        raise InvalidArgument(f"{what} must have a component other than 0, got {got}")
+        raise must(what, "have a component other than 0", Shown(got))
     return values
 
 

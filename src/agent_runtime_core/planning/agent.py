@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._core.settings import POSITIVE
-from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed, brief, deciding_error
+from .._core.validation import must
+from ..errors import PlanningError, StepExecutionError, ToolFailed, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..tools.base import BaseTool
@@ -130,5 +131,5 @@ def prompt_of(ctx: RunContext) -> str:
         if isinstance(prompt, list):
             prompt = "\n".join(str(part.get("text") or "") for part in prompt if isinstance(part, Mapping)).strip()
     if not isinstance(prompt, str):
-        raise InvalidArgument(f"the user message or params['prompt'] must be a string, got {brief(prompt)}")
+        raise must("the user message or params['prompt']", "be a string", prompt)
     return prompt

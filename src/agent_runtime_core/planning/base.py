@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from ..errors import InvalidArgument, PlanningError, brief
+from .._core.validation import must
+from ..errors import PlanningError
 from ..tools.base import BaseTool
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
@@ -27,7 +28,8 @@ class BasePlanner(ABC):
 def checked_planner(planner: BasePlanner) -> BasePlanner:
     """Return the planner. Raise InvalidArgument if it has no `create_plan` or is a class instead of an instance."""
     if isinstance(planner, type) or not callable(getattr(planner, "create_plan", None)):
-        raise InvalidArgument(f"a planner must be an instance with create_plan, got {brief(planner)}")
+        fix = f"Pass {planner.__name__}()" if isinstance(planner, type) else ""
+        raise must("a planner", "be an instance with create_plan", planner, fix)
     return planner
 
 
@@ -35,7 +37,7 @@ async def plan_of(planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Pla
     """Return the planner's plan. Raise PlanningError if it returns something else."""
     plan: object = await planner.create_plan(prompt, tools)
     if not isinstance(plan, Plan):
-        raise PlanningError(f"{type(planner).__name__}.create_plan must return a Plan, got {brief(plan)}")
+        raise PlanningError(str(must(f"{type(planner).__name__}.create_plan", "return a Plan", plan)))
     return plan
 
 
@@ -44,7 +46,7 @@ def registry_of(tools: ToolRegistry | Iterable[Tool | BaseTool]) -> ToolRegistry
     if isinstance(tools, ToolRegistry):
         return tools
     if not isinstance(tools, Iterable):
-        raise InvalidArgument(f"tools must be a ToolRegistry or a list of tools, got {brief(tools)}")
+        raise must("tools", "be a ToolRegistry or a list of tools", tools)
     registry = ToolRegistry()
     for tool in tools:
         registry.register(tool)

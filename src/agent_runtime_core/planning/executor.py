@@ -120,7 +120,7 @@ async def execute_plan(
     """
     number().or_none(" for no limit").check("max_steps", max_steps)
     if max_steps is not None and len(plan.steps) > max_steps:
-        raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was started")
+        raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps, and none was started")
     POSITIVE.check("max_retries", max_retries)
     registry = registry_of(tools)
     plan.validate(registry, memory_operations())
@@ -371,5 +371,5 @@ def _reject_agents(plan: Plan, tools: ToolRegistry) -> None:
         if tool is not None and tool.metadata.get("agent"):
             raise NotSupported(
                 f"step {step.step_number}: the tool of a plan must not be an agent, got {step.tool_name!r}. "
-                "Call it with ctx.call(...), or pass it to a ToolCallingAgent"
+                "Call it with ctx.call(...), or pass it to a ToolCallingAgent."
             )

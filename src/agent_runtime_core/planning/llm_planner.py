@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from .._core.settings import COUNT
-from ..errors import InvalidArgument, PlanningError, brief
+from .._core.validation import must, sentence
+from ..errors import InvalidArgument, PlanningError
 from ..interfaces import LLMClient
 from ..llm._openai_format import text_of_answer
 from ..loop.answers import flaw_of
@@ -109,7 +110,7 @@ class LLMPlanner(BasePlanner):
 
     async def create_plan(self, prompt: str, available_tools: ToolRegistry | Iterable[Tool]) -> Plan:
         if not isinstance(prompt, str) or not prompt.strip():
-            raise PlanningError(f"the prompt must not be empty, got {brief(prompt)}")
+            raise PlanningError(str(must("the prompt", "not be empty", prompt, "Pass the request to plan for")))
         tools = as_list(available_tools)
         messages = [*self._system_messages(tools), {"role": "user", "content": prompt}]
         problems: list[str] = []
@@ -118,7 +119,7 @@ class LLMPlanner(BasePlanner):
             response = await self.client.generate(list(messages), **self._options)
             if (flaw := flaw_of(response.message, response.finish_reason)) is not None:
                 # The model cannot repair it: the next answer would be truncated or refused in the same way.
-                raise PlanningError(f"no plan: {flaw.message}", [flaw.message], flaw.text)
+                raise PlanningError(f"the model returned no plan: {sentence(flaw.message)}", [flaw.message], flaw.text)
             text = text_of_answer(response.message.get("content"))
             plan, problems = self._parse(text, tools)
             if plan is not None:
@@ -129,7 +130,8 @@ class LLMPlanner(BasePlanner):
             ]
         answers = self.max_repairs + 1
         raise PlanningError(
-            f"no valid plan in {answers} answer{'s' if answers > 1 else ''} of the model: {'; '.join(problems)}",
+            f"the model returned no valid plan after {answers} attempt{'s' if answers > 1 else ''}: "
+            f"{sentence('; '.join(problems))}",
             problems,
             text,
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from ..errors import InvalidArgument, NotSupported, brief
+from .._core.validation import must
+from ..errors import NotSupported
 from ..interfaces import RunContext
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
@@ -55,7 +56,7 @@ async def _search(
 
 def _free(key: str) -> str:
     if key.startswith(RESERVED):
-        raise InvalidArgument(f"key must not start with {RESERVED!r}, which is reserved, got {brief(key)}")
+        raise must("key", f"not start with {RESERVED!r}", key, "Use another key: this prefix is reserved")
     return key
 
 
@@ -66,7 +67,9 @@ def _text(value: Any) -> str:
 def _memory(ctx: Any) -> Any:
     stores = getattr(ctx, "persistence", None)
     if stores is None:
-        raise NotSupported(f"a memory_op needs a context with persistence, and {type(ctx).__name__} has none")
+        raise NotSupported(
+            f"a memory_op step needs a context with persistence, and {type(ctx).__name__} has none. Run it in a runner."
+        )
     return stores.memory
 
 

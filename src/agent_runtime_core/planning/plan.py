@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from enum import Enum
 from typing import Any, Final
 
 from .._core.codec.typed import Policy, to_plain
+from .._core.validation import Shown, must, sentence, unknown
 from ..errors import BadArguments, InvalidArgument, PlanningError, UnserialisableResult, brief
 from ..tools.arguments import check_arguments, read_arguments
 from ..tools.registry import ToolRegistry
@@ -53,7 +53,7 @@ class PlanStep:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise InvalidArgument(f"step {self.step_number}: kind must be one of {_KINDS}, got {brief(self.kind)}")
+            raise must(f"step {self.step_number}: kind", f"be one of {', '.join(_KINDS)}", self.kind)
         self.kind = StepKind(self.kind)  # callers may pass the value
 
     @property
@@ -81,14 +81,14 @@ class PlanStep:
         """
         number = data.get("step_number")
         if isinstance(number, bool) or not isinstance(number, int):
-            raise InvalidArgument(f"step_number must be an integer, got {brief(number)}")
+            raise must("step_number", "be an integer", number)
         kind = data.get("kind", StepKind.TOOL_CALL)
         names = ("tool_name", "tool_input", "reasoning", "depends_on")
         step = cls(number, **{name: data[name] for name in names if data.get(name)}, kind=kind)
         try:
             to_plain(step, cls, _CHECKED)
         except UnserialisableResult as error:
-            raise InvalidArgument(f"step {number}: {error.path.removeprefix('$.')} {error.reason}") from None
+            raise InvalidArgument(f"step {number}: {error.path.removeprefix('$.')} {sentence(error.reason)}") from None
         step.tool_input, step.depends_on = dict(step.tool_input), list(step.depends_on)
         return step
 
@@ -113,7 +113,7 @@ class Plan:
         """
         steps = data.get("steps")
         if not isinstance(steps, Sequence) or not all(isinstance(step, Mapping) for step in steps):
-            raise InvalidArgument(f"the steps of a plan must be a list of objects, got {brief(steps)}")
+            raise must("the steps of a plan", "be a list of objects", steps)
         return cls([PlanStep.from_dict(step) for step in steps], str(data.get("final_goal") or ""))
 
     def order(self) -> list[PlanStep]:
@@ -128,7 +128,8 @@ class Plan:
         while left:
             ready = next((each for each in left if done.issuperset(each[1])), None)
             if ready is None:
-                raise PlanningError(f"steps wait for each other: {_cycle([step for step, _ in left])}")
+                cycle = Shown(_cycle([step for step, _ in left]))
+                raise PlanningError(str(must("steps", "not wait for each other", cycle, "Remove one dependency")))
             left.remove(ready)
             order.append(ready[0])
             done.add(ready[0].step_number)
@@ -146,22 +147,25 @@ class Plan:
         """
         found = self.problems(tools, memory)
         if found:
-            raise PlanningError(f"the plan is invalid: {'; '.join(found)}", found)
+            raise PlanningError(f"the plan is invalid: {sentence('; '.join(found))}", found)
         return self
 
     def problems(self, tools: Tools, memory: Tools = ()) -> list[str]:
         """Return the problems of the plan, each with its step. The arguments are those of `validate`."""
         numbers = Counter(step.step_number for step in self.steps)
-        found = [] if numbers else ["it has no steps"]
+        found = [] if numbers else ["steps must have at least one step, got []"]
         if len(self.steps) > MOST_STEPS:
-            return [f"it must have at most {MOST_STEPS} steps, got {len(self.steps)}"]
-        found += [f"step number {each} occurs twice" for each in sorted(n for n, count in numbers.items() if count > 1)]
+            return [f"steps must have at most {MOST_STEPS} steps, got {len(self.steps)}"]
+        found += [
+            f"step numbers must be unique, got {each} twice"
+            for each in sorted(n for n, count in numbers.items() if count > 1)
+        ]
         found += [f"step {number}: {each}" for number, each in problems_of_steps(self.steps, tools, memory)]
         if not found:
             try:
                 self.order()
             except PlanningError as error:
-                found.append(str(error))
+                found.append(str(error).removesuffix("."))
         return found
 
 
@@ -185,7 +189,7 @@ def _input_problems(step: PlanStep) -> list[str]:
     try:
         read_arguments(step.tool_input)
     except BadArguments as error:
-        return [f"its tool_input is invalid: {error}"]
+        return [f"tool_input is invalid: {error}"]
     return []
 
 
@@ -195,9 +199,7 @@ def _call_problems(step: PlanStep, known: Mapping[str, Tool | None]) -> list[str
         return _prompt_problems(step.tool_input.get("prompt"), step.tool_input.get("messages"))
     what = "memory operation" if step.kind is StepKind.MEMORY_OP else "tool"
     if step.tool_name not in known:
-        near = difflib.get_close_matches(step.tool_name[:100], known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(known)) or 'none'}"
-        return [f"unknown {what} {brief(step.tool_name)}: {hint}"]
+        return [unknown(what, step.tool_name, known)]
     tool = known[step.tool_name]
     if tool is None:
         return []
@@ -210,7 +212,7 @@ def _call_problems(step: PlanStep, known: Mapping[str, Tool | None]) -> list[str
 
 def _prompt_problems(prompt: Any, messages: Any) -> list[str]:
     """Return the problems of the prompt or messages of a model call. References may become values of any type."""
-    found = [] if prompt or messages else ["an llm_call must have a 'prompt' or 'messages' in its tool_input"]
+    found = [] if prompt or messages else ["the tool_input of an llm_call must have a prompt or messages, got neither"]
     if prompt is not None and not isinstance(prompt, str):
         found.append(f"the prompt of an llm_call must be a string, got {brief(prompt)}")
     is_list = messages is None or is_reference(messages) or isinstance(messages, (list, tuple))
@@ -237,14 +239,14 @@ def _contains_whole(value: Any) -> bool:
 
 def _reference_problems(step: PlanStep, numbers: Set[int]) -> list[str]:
     """Return the problems of a step's references and of its `depends_on`."""
-    found = [f"references must look like {{{{step_1.result}}}}, got {text}" for text in malformed(step.tool_input)]
+    found = [f"a reference must look like {{{{step_1.result}}}}, got {text}" for text in malformed(step.tool_input)]
     for each in references(step.tool_input):
         if each.step not in numbers:
-            found.append(f"{each.text} refers to step {each.step}, which is not in the plan")
+            found.append(f"{each.text} must refer to a step of the plan, got step {each.step}")
         elif each.step >= step.step_number:
-            found.append(f"{each.text} refers to step {each.step}, which is not before it")
+            found.append(f"{each.text} must refer to an earlier step, got step {each.step}")
     return found + [
-        f"it depends on step {each}, which is not in the plan" for each in step.depends_on if each not in numbers
+        f"depends_on must name steps of the plan, got {each}" for each in step.depends_on if each not in numbers
     ]
 
 

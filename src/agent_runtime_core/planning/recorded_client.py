@@ -96,7 +96,7 @@ class RecordedClient(LLMClient):
     def stream(
         self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
-        raise NotSupported("a recorded call returns the whole answer. Use generate()")
+        raise NotSupported("the model client of a plan does not support stream(). Use generate().")
 
 
 def configured_client() -> LLMClient:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from .._core.codec.json import MAX_BYTES, encode
+from .._core.validation import Shown, must, unknown
 from ..errors import InvalidArgument, UnserialisableResult, brief
 
 _REFERENCE: Final = re.compile(r"\{\{\s*step_([0-9]{1,9})\.result((?:\.[A-Za-z0-9_-]+)*)\s*\}\}")
@@ -88,10 +89,10 @@ class _Results:
         # A whole reference counts too: it may become a text later, see `with_text_values` and `as_text`.
         self._left -= len(text)
         if self._left < 0:
-            raise InvalidArgument(
-                f"the results in the input of a step must be at most {MAX_BYTES:,} characters together, got more at "
-                f"{brief(target.text)}. Refer to fewer or smaller results"
-            )
+            raise must(
+                "the results in the input of a step", f"have at most {MAX_BYTES:,} characters together",
+                Shown(f"more at {brief(target.text)}"), "Refer to fewer or smaller results",
+            )  # fmt: skip
         return value, text
 
 
@@ -135,7 +136,9 @@ def _read(found: re.Match[str]) -> Reference:
 
 def _lookup(target: Reference, results: Mapping[int, Any]) -> Any:
     if target.step not in results:
-        raise InvalidArgument(f"{brief(target.text)}: step {target.step} has no result")
+        steps = ", ".join(map(str, sorted(results)[:5])) or "none"
+        got = Shown(f"step {target.step}")
+        raise must(brief(target.text), "refer to a step with a result", got, f"Steps with a result: {steps}")
     value = results[target.step]
     for name in target.path:
         if isinstance(value, Mapping) and name in value:
@@ -143,10 +146,10 @@ def _lookup(target: Reference, results: Mapping[int, Any]) -> Any:
         elif isinstance(value, (list, tuple)) and _is_index(name) and int(name) < len(value):
             value = value[int(name)]
         else:
-            fields = f"it has {', '.join(map(repr, list(value)[:5]))}" if isinstance(value, Mapping) else "it has none"
-            raise InvalidArgument(
-                f"{brief(target.text)}: the result of step {target.step} has no field {brief(name)}: {fields}"
+            names = map(
+                str, value if isinstance(value, Mapping) else range(len(value)) if isinstance(value, list) else ()
             )
+            raise InvalidArgument(f"{brief(target.text)}: {unknown('field', name, names)}")
     return value
 
 

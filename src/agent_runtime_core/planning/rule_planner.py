@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..errors import InvalidArgument, PlanningError, brief
+from .._core.validation import Shown, must, unknown
+from ..errors import PlanningError, brief
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .arithmetic_requests import may_be_arithmetic, read_arithmetic, without_endings, without_tail
@@ -79,30 +80,27 @@ class RuleBasedPlanner(BasePlanner):
         try:
             compiled = re.compile(pattern, re.IGNORECASE) if isinstance(pattern, str) else pattern
         except re.error as error:
-            raise InvalidArgument(f"pattern must be a regular expression, got {brief(pattern)}: {error}") from None
+            raise must("pattern", "be a regular expression", Shown(f"{brief(pattern)}: {error}")) from None
         if not callable(make):
-            raise InvalidArgument(f"make must be a function of the match, got {brief(make)}")
+            raise must("make", "be a function of the match", make)
         self._rules.append(_Rule(compiled, make, example or compiled.pattern))
 
     async def create_plan(self, prompt: str, available_tools: ToolRegistry | Iterable[Tool]) -> Plan:
         if not isinstance(prompt, str) or not prompt.strip():
-            raise PlanningError(f"the prompt must not be empty, got {brief(prompt)}. {self._supported_requests()}")
+            raise PlanningError(str(must("the prompt", "not be empty", prompt, self._supported_requests())))
         if len(prompt) > _MAX_CHARACTERS:
-            raise PlanningError(f"the prompt must have at most {_MAX_CHARACTERS} characters, got {len(prompt)}")
+            raise PlanningError(f"the prompt must have at most {_MAX_CHARACTERS:,} characters, got {len(prompt):,}.")
         tools = as_list(available_tools)
         steps = _Parser(self, prompt).steps()
         names = {tool.name for tool in tools}
         for step in steps:
             if step.tool_name and step.tool_name not in names:
-                raise PlanningError(
-                    f"{step.reasoning} needs the tool {brief(step.tool_name)}, which is not available: "
-                    f"the tools are {', '.join(sorted(names)) or '(none)'}"
-                )
+                raise PlanningError(f"{step.reasoning}: {unknown('tool', step.tool_name, names, 'Register it')}")
         return Plan(steps, prompt.strip()).validate(tools, [step.tool_name for step in steps])
 
     def _supported_requests(self) -> str:
         more = "".join(f', "{rule.example}"' for rule in self._rules)
-        return f"This planner understands {SUPPORTED_REQUESTS}{more}, joined by 'then', 'and' or a full stop"
+        return f"This planner understands {SUPPORTED_REQUESTS}{more}, joined by 'then', 'and' or a full stop."
 
     def read(
         self, text: str, before: list[PlanStep], *, weak: bool, sums: bool = True
@@ -141,7 +139,7 @@ class _Parser:
         breaks = [found for found in _BREAK.finditer(self._prompt) if found.start() and found.end() < len(self._prompt)]
         if len(breaks) >= _MAX_PARTS:
             raise PlanningError(
-                f"the prompt must have at most {_MAX_PARTS} parts, got {len(breaks) + 1}. Split it into several prompts"
+                f"the prompt must have at most {_MAX_PARTS} parts, got {len(breaks) + 1}. Split it into several."
             )
         self._starts = [0, *(found.end() for found in breaks)]
         self._ends = [*(found.start() for found in breaks), len(self._prompt)]
@@ -214,7 +212,7 @@ def _step(made: tuple[str, dict[str, Any]] | PlanStep, number: int, text: str, b
         )  # fmt: skip
     name, given = made
     if not isinstance(name, str) or not isinstance(given, Mapping):
-        raise InvalidArgument(f"a rule must return (tool name, input), a PlanStep or None, got {brief(made)}")
+        raise must("a rule", "return (tool name, input), a PlanStep or None", made)
     step = PlanStep(number, name, dict(given), reasoning)
     # Concurrent calls of the to-do tool could change the same list in another order.
     step.depends_on = [each.step_number for each in before if each.tool_name == name and "action" in given][-1:]

@@ -80,5 +80,5 @@ class TurnAgent(AgentRuntime, CompletionHook):
 
     async def on_end(self, info: RunInfo, result: RunResult) -> None:
         turn = await finished_turn(self.services, info, result)
-        TurnLog(turn.trace_id, turn.id).info("turn finished: %s", turn.status.value)
+        TurnLog(turn.trace_id, turn.id).info("finished: %s", turn.status.value)
         await self.services.hooks.call("on_turn_end", turn)

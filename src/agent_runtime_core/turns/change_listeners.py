@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from .._core.context_vars import start_helper
 from .._core.per_loop import call_in_loop
-from ..errors import InvalidArgument, brief
+from .._core.validation import must
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -78,7 +78,7 @@ class _Subscriber(Generic[T]):
 
     def __init__(self, fn: Callable[[T], Any]) -> None:
         if not callable(fn):
-            raise InvalidArgument(f"a subscriber must be a function, got {brief(fn)}")
+            raise must("a subscriber", "be a function", fn)
         self._fn = fn
         self.removed: bool = False
         self._waiting: deque[T] = deque()
@@ -87,9 +87,8 @@ class _Subscriber(Generic[T]):
         with contextlib.suppress(RuntimeError):
             self._loop = asyncio.get_running_loop()
         if self._loop is None and inspect.iscoroutinefunction(fn):
-            raise InvalidArgument(
-                f"an async subscriber must be added inside a running event loop, got {brief(fn)}. Subscribe it there"
-            )
+            fix = "Call subscribe() in a coroutine, or pass a function that is not async"
+            raise must("an async subscriber", "be added inside a running event loop", fn, fix)
 
     def notify(self, event: T) -> None:
         if self.removed:
@@ -117,4 +116,4 @@ class _Subscriber(Generic[T]):
                 self._log_failure()
 
     def _log_failure(self) -> None:
-        log.exception("a subscriber to configuration changes failed: %r", self._fn)
+        log.exception("subscriber %r to configuration changes failed", self._fn)

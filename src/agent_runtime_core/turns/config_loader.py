@@ -12,8 +12,9 @@ from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from .._core.ids import path_text
+from .._core.validation import Shown, must
 from ..config import FIELDS, RuntimeConfig, configure
-from ..errors import InvalidArgument, brief
+from ..errors import InvalidArgument
 from .change_listeners import Subscribers
 from .pack_reader import PackReader, PackScan
 from .personality import PackSet
@@ -70,7 +71,7 @@ class ConfigLoader:
     ) -> None:
         text = None if path is None else path_text(path)
         if path is not None and text is None:
-            raise InvalidArgument(f"path must be the path of a file, or None for no file, got {brief(path, 500)}")
+            raise must("path", "be the path of a file, or None for no file", path)
         self._path = None if text is None else Path(text).absolute()
         self._content = b""  # of the file, when it was last read
         self._environ, self._clock = environ, clock
@@ -81,7 +82,7 @@ class ConfigLoader:
         self._reader: PackReader | None = None
         self._last_good: dict[str, Any] = {}
         if self._path is not None and not self._path.exists():
-            raise InvalidArgument(f"{self._path} not found. Create it, or pass path=None to use no file")
+            raise InvalidArgument(f"{self._path} not found. Create it, or pass path=None to use no file.")
         self._current = self._build(self._document())
 
     @property
@@ -175,7 +176,7 @@ class ConfigLoader:
             raise InvalidArgument(reading.problem)
         if self._last_good and not self._content.strip():
             # An editor that writes the file in place first truncates it. A file for the defaults can have a comment.
-            raise InvalidArgument(f"{path.name} must not be empty, got no content after a valid file")
+            raise must(path.name, "not be empty", Shown("no content"), "Write a comment to use the defaults")
         return tables_in(self._content, path.name)
 
     def _build(self, document: dict[str, Any]) -> Settings:

@@ -197,7 +197,7 @@ class ContextManager:
                     continue
                 if key not in self._cache:
                     raise
-                log.warning("reading %s failed, using its last known value: %s", key, error)
+                log.warning("reading %s failed; using its last known value: %s", key, error)
                 return Remembered(self._cached(key), True)
             self._cache_value(key, value)
             return Remembered(value)

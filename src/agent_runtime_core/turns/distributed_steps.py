@@ -144,7 +144,7 @@ def _set_failure(state: StepState | None, failure: RunFailed) -> None:
 
 def _graph_step(planned: PlanStep) -> Step:
     def never(ctx: Any, state: Any) -> None:
-        raise InvalidArgument(f"step {planned.step_number} must run in its child run")
+        raise InvalidArgument(f"step {planned.step_number} of this plan must run in a child run. Use TurnManager.")
 
     return Step(step_name(planned), never, depends_on=[f"step_{each}" for each in planned.needs])
 

@@ -15,13 +15,14 @@ from uuid import UUID, uuid5
 from .._core.clock import aware
 from .._core.ids import new_ulid
 from .._core.settings import COUNT
+from .._core.validation import Shown, must, unknown
 from .._engines.base import Op
 from ..errors import InvalidArgument, InvalidTurn, brief
 from ..events.base import TRIM, EventBus
 from ..events.event import Event
 from ..state.base import StateStore
 from ..tracing.tracer import Tracer
-from .events import TOPICS, EventEnvelope, Payload
+from .events import TOPICS, EventEnvelope, Payload, invalid
 from .logs import log
 
 # The ids of stored logs derive from this value: with another one, stored topics would not be found.
@@ -98,7 +99,7 @@ class EventPublisherSubscriber:
         by_topic: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for index, each in enumerate(envelopes):
             if not isinstance(each, EventEnvelope):
-                raise InvalidTurn("envelope", f"must be an EventEnvelope, got {brief(each)}. Use `envelope`")
+                raise invalid("envelope", "be an EventEnvelope", each, "Create it with envelope()")
             plain = each.to_dict()
             EventEnvelope.from_dict(plain)
             by_topic.setdefault(each.topic, []).append((index, plain))
@@ -175,7 +176,7 @@ class EventPublisherSubscriber:
             return EventEnvelope.from_dict(event.payload, event.sequence)
         except InvalidTurn as error:
             self._counters[topic].errors += 1
-            log.warning("event %d of %s is skipped: %s", event.sequence, topic, error)
+            log.warning("event %d of topic %s is invalid and is skipped: %s", event.sequence, topic, error)
             return None
 
     async def offset(self, topic: str, consumer: str) -> int:
@@ -209,9 +210,10 @@ class EventPublisherSubscriber:
             The number of deleted events.
         """
         if (before is None) == (keep is None):
-            raise InvalidArgument(
-                f"trim needs either before= or keep=, got before={brief(before)} and keep={brief(keep)}"
-            )
+            raise must(
+                "trim()", "have either before or keep", Shown(f"before={brief(before)} and keep={brief(keep)}"),
+                "Pass one of the two",
+            )  # fmt: skip
         COUNT.or_none().check("keep", keep)
         topics = TOPICS if topic is None else (topic,)
         moment = None if before is None else _as_datetime(before)
@@ -262,7 +264,7 @@ class EventPublisherSubscriber:
 
     def _require_topic(self, topic: str) -> str:
         if topic not in TOPICS:
-            raise InvalidArgument(f"unknown topic {brief(topic)}. Use {', '.join(TOPICS)}")
+            raise InvalidArgument(unknown("topic", topic, TOPICS))
         return topic
 
     def _log(self, topic: str) -> UUID:
@@ -278,10 +280,7 @@ def _as_datetime(before: object) -> _dt.datetime:
     if isinstance(before, (int, float)) and not isinstance(before, bool):
         with contextlib.suppress(ValueError, OverflowError, OSError):
             return aware(before)
-    raise InvalidArgument(
-        "before must be an aware datetime, or seconds since the epoch within the years of a calendar, "
-        f"got {brief(before)}"
-    )
+    raise must("before", "be an aware datetime, or seconds since 1970", before, "Use datetime.now(UTC) - timedelta(…)")
 
 
 def _percentile(ordered: list[float], part: float) -> float | None:

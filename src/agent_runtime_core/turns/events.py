@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
 
 from .._core.codec.typed import Policy, to_plain
-from .._core.validation import nearest_name
-from ..errors import InvalidTurn, UnserialisableResult, brief
+from .._core.validation import Shown, must, sentence, unknown
+from ..errors import InvalidTurn, UnserialisableResult
 
 TURNS, STEPS, RESULTS, AUDIT = "agent.turns", "agent.steps", "agent.step_results", "agent.audit"
 TOPICS = (TURNS, STEPS, RESULTS, AUDIT)
@@ -43,32 +43,37 @@ class Payload:
         _check_names("payload", cls.type, data, known)
         for name, each in known.items():
             if name not in data and each.default is each.default_factory is dataclasses.MISSING:
-                raise InvalidTurn(name, f"required by {cls.type}")
+                raise invalid(name, "be set", Shown("no value"), f"Add it to the payload of {cls.type}")
         return cls(**data)
 
     def __post_init__(self) -> None:
         try:
             to_plain(self, type(self), _CHECKED)
         except UnserialisableResult as error:
-            raise InvalidTurn(error.path.removeprefix("$."), error.reason) from None
+            raise InvalidTurn(error.path.removeprefix("$."), sentence(error.reason)) from None
 
 
 _CHECKED: Final = Policy(strict={float: (float, int)})
 
 
+def invalid(field_: str, constraint: str, value: object, fix: str = "") -> InvalidTurn:
+    """Return the error for an invalid field of a turn or event. The arguments are those of `must`."""
+    return InvalidTurn(field_, str(must("", constraint, value, fix)).lstrip())
+
+
 def _check_names(field_: str, what: str, data: Any, known: Collection[str]) -> None:
     if not isinstance(data, Mapping):
-        raise InvalidTurn(field_, f"{what} must be an object, got {brief(data)}")
+        raise invalid(field_, f"be an object with the fields of {what}", data)
     for name in data:
         if name not in known:
-            raise InvalidTurn(str(name)[:80], f"{what} has no such field: {nearest_name(name, known)}")
+            raise InvalidTurn(str(name)[:80], unknown("field", name, known))
 
 
 def _check_id(what: str, value: object) -> None:
     if value is None:
         return
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_ID_LENGTH or not value.isprintable():
-        raise InvalidTurn(what, f"must be 1 to {_MAX_ID_LENGTH} printable characters, got {brief(value)}")
+        raise invalid(what, f"be a string of 1 to {_MAX_ID_LENGTH} printable characters", value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +110,12 @@ class TurnEvent(Payload):
         if isinstance(asked, str):
             return cls(messages=[_message_of("text", asked)])
         if not isinstance(asked, Mapping):
-            raise InvalidTurn("turn", f"must be a TurnEvent, its dict or a string, got {brief(asked)}")
+            raise invalid("turn", "be a TurnEvent, its dict or a string", asked)
         data = dict(asked)
         if "text" in data:
             text = data.pop("text")
             if "messages" in data:
-                raise InvalidTurn("text", "must not be combined with messages. Pass one of the two")
+                raise invalid("text", "not be combined with messages", text, "Pass one of the two")
             data["messages"] = [_message_of("text", text)]
         return cls.from_dict(data)
 
@@ -119,11 +124,14 @@ class TurnEvent(Payload):
         for name in ("turn_id", "conversation_id", "user_id", "personality", "trace_id"):
             _check_id(name, getattr(self, name))
         if not self.messages:
-            raise InvalidTurn("messages", "must have at least one message, got none")
+            raise invalid(
+                "messages", "have at least one message", self.messages, 'Pass [{"role": "user", "content": "…"}]'
+            )
         for index, each in enumerate(self.messages):
             _check_message(f"messages[{index}]", each)
         if self.messages[-1]["role"] == "assistant":
-            raise InvalidTurn("messages", "must not end with a message of the assistant, which needs no answer")
+            fix = "Add the message that the turn answers"
+            raise invalid("messages", "not end with a message of the assistant", self.messages[-1], fix)
 
     @property
     def prompt(self) -> str:
@@ -138,22 +146,22 @@ class TurnEvent(Payload):
 def _message_of(field_: str, text: Any) -> dict[str, Any]:
     """Return the user message of a text that the caller passed as `field_`."""
     if not isinstance(text, (str, list)):
-        raise InvalidTurn(field_, f"must be a string or a list of parts, got {brief(text)}")
+        raise invalid(field_, "be a string or a list of parts", text)
     if not text or (isinstance(text, str) and not text.strip()):
-        raise InvalidTurn(field_, f"must not be empty, got {brief(text)}")
+        raise invalid(field_, "not be empty", text, "Pass the message of the user")
     return {"role": "user", "content": text}
 
 
 def _check_message(where: str, message: Any) -> None:
     if not isinstance(message, Mapping):
-        raise InvalidTurn(where, f"must be an object with role and content, got {brief(message)}")
+        raise invalid(where, "be an object with role and content", message)
     if message.get("role") not in _ROLES:
-        raise InvalidTurn(f"{where}.role", f"must be one of {', '.join(_ROLES)}, got {brief(message.get('role'))}")
+        raise invalid(f"{where}.role", f"be one of {', '.join(_ROLES)}", message.get("role"))
     content = message.get("content")
     if not isinstance(content, (str, list)) and not (content is None and message["role"] == "assistant"):
-        raise InvalidTurn(f"{where}.content", f"must be a string or a list of parts, got {brief(content)}")
+        raise invalid(f"{where}.content", "be a string or a list of parts", content)
     if message["role"] == "user" and (not content or (isinstance(content, str) and not content.strip())):
-        raise InvalidTurn(f"{where}.content", "must not be empty")
+        raise invalid(f"{where}.content", "not be empty", content, "Pass the message of the user")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +216,7 @@ class StepResultChunk(Payload):
             _check_choice("status", self.status, _FINAL_STATUSES)
         for name, value in self.metrics.items():
             if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
-                raise InvalidTurn(f"metrics.{name:.80}", f"must be a number, got {brief(value)}")
+                raise invalid(f"metrics.{name:.80}", "be a number", value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +269,9 @@ class EventEnvelope:
             InvalidTurn: Names the field that is invalid.
         """
         known = [each.name for each in dataclasses.fields(cls) if each.name != "offset"]
-        _check_names("envelope", "an envelope", data, known)
+        _check_names("envelope", "an EventEnvelope", data, known)
         if data.get("version", VERSION) != VERSION:
-            raise InvalidTurn("version", f"must be {VERSION}, got {brief(data['version'])}, written by a later release")
+            raise invalid("version", f"be {VERSION}", data["version"], "Upgrade agent-runtime-core")
         _check_choice("topic", data.get("topic"), TOPICS)
         _check_choice("type", data.get("type"), tuple(PAYLOADS))
         ids: dict[str, Any] = {name: data.get(name) for name in ("trace_id", "turn_id", "step_id")}
@@ -278,12 +286,12 @@ class EventEnvelope:
 
 def _check_choice(field_: str, value: Any, known: Sequence[str]) -> None:
     if value not in known:
-        raise InvalidTurn(field_, f"must be one of {', '.join(known)}, got {brief(value)}")
+        raise invalid(field_, f"be one of {', '.join(known)}", value)
 
 
 def _timestamp(value: Any) -> _dt.datetime:
     try:
         found = _dt.datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise InvalidTurn("timestamp", f"must be a time in ISO 8601, got {brief(value)}") from None
+        raise invalid("timestamp", "be a time in ISO 8601", value, "Use datetime.isoformat()") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=_dt.UTC)

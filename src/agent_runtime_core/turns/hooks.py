@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import InvalidArgument, brief
-from .logs import log
+from .._core.validation import must, shown
+from .logs import TurnLog
 
 NAMES = ("on_turn_start", "on_plan_ready", "on_step_start", "on_step_end", "on_turn_end", "on_error")
 
@@ -25,11 +25,11 @@ class Hooks:
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         if not isinstance(objects, Iterable):
-            raise InvalidArgument(f"hooks must be a list of objects, got {brief(objects)}. Pass [hook]")
+            raise must("hooks", "be a list of objects", objects, "Pass [hook]")
         self._objects = tuple(objects)
         for each in self._objects:
             if not any(callable(getattr(each, name, None)) for name in NAMES):
-                raise InvalidArgument(f"a hook must have one of {', '.join(NAMES)}, got {brief(each)}")
+                raise must("a hook", f"have a method such as {NAMES[0]} or {NAMES[-1]}", each)
 
     async def call(self, name: str, *args: Any) -> None:
         """Call the method `name` of each hook that has it. Errors are logged, not raised."""
@@ -49,4 +49,4 @@ class Hooks:
                 self._log_failure(name, each, args[0])
 
     def _log_failure(self, name: str, hook: Any, turn: Any) -> None:
-        log.exception("hook %s of %r failed", name, hook, extra={"trace_id": turn.trace_id, "turn_id": turn.id})
+        TurnLog(turn.trace_id, turn.id).exception("hook %s of %s failed", name, shown(hook))

@@ -10,10 +10,16 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 class TurnLog(logging.LoggerAdapter[logging.Logger]):
-    """Adds `trace_id`, `turn_id` and `step_id` to each log record as attributes."""
+    """Begins each message with the turn, and adds `trace_id`, `turn_id` and `step_id` to its log record."""
 
     def __init__(self, trace_id: str, turn_id: str, step_id: str | None = None) -> None:
+        self._turn_id = turn_id
         super().__init__(log, {"trace_id": trace_id, "turn_id": turn_id, "step_id": step_id})
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a message. The id is an argument, because tools group records by the message without arguments."""
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller of this class
+        super().log(level, f"turn %s: {msg}", self._turn_id, *args, **kwargs)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Add the ids to the `extra` of a log call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,9 @@ from .._core.clock import aware
 from .._core.codec.json import encode
 from .._core.context_vars import start_soon
 from .._core.ids import run_uuid, trace_id
-from .._core.settings import DURATION, POSITIVE, SECONDS
-from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult, brief
+from .._core.settings import DURATION, POSITIVE, SECONDS, check_known
+from .._core.validation import sentence
+from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult
 from ..events.event import Event
 from ..interfaces import LLMClient
 from ..llm._circuit_breaker import Breakers
@@ -33,7 +35,7 @@ from .config_loader import ConfigLoader
 from .context_manager import ContextManager
 from .distributed_steps import StepAgent
 from .event_topics import EventPublisherSubscriber
-from .events import TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent
+from .events import RESULTS, TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent, invalid
 from .hooks import Hooks
 from .logs import TurnLog, log
 from .personality import PackSet, PersonalityPackManager
@@ -47,6 +49,7 @@ from .turn_records import finish_turn, turn_of
 from .turn_run import FROM_TOPIC
 
 _INPUT = ("conversation_id", "user_id", "personality")
+_NOT_OPTIONS = {"agent_key", "input", "run_id"}  # arguments of `submit` that the turn itself sets
 
 
 class TurnManager:
@@ -151,7 +154,12 @@ class TurnManager:
         Raises:
             InvalidTurn: Names the field that is invalid; its `status_code` is 422.
             IdempotencyConflict: Another turn has this `turn_id`.
+            UnknownSetting: An option does not exist.
         """
+        if options:
+            known = inspect.signature(self.runner.submit).parameters.keys() - _NOT_OPTIONS
+            for name in options:
+                check_known(name, known, "start_turn()", "option")
         event = self._checked_event(turn)
         input_, metadata, run_id = self._run_arguments(event)
         metadata |= options.pop("metadata", None) or {}
@@ -183,7 +191,7 @@ class TurnManager:
         try:
             run_id, run_key = run_uuid(event.turn_id, self.runner.queue.clock)
         except InvalidArgument as error:
-            raise InvalidTurn("turn_id", str(error)) from None
+            raise InvalidTurn("turn_id", str(error).removeprefix("run_id ")) from None
         input_: dict[str, Any] = {"messages": event.messages, "params": event.params}
         input_ |= {name: value for name in _INPUT if (value := getattr(event, name)) is not None}
         metadata = dict(event.metadata)
@@ -217,7 +225,9 @@ class TurnManager:
     async def _info(self, turn_id: UUID | str) -> RunInfo:
         info = await self.runner.get_run(turn_id)
         if info.agent_key != self._services.key:
-            raise UnknownRun(f"run {turn_id} must be a turn, got a run of agent {info.agent_key!r}")
+            raise UnknownRun(
+                f"run {str(turn_id)!r} must be a turn, got a run of agent {info.agent_key!r}. Use runner.get_run()."
+            )
         return info
 
     async def wait(self, turn_id: UUID | str, timeout: float | None = None) -> Turn:
@@ -292,10 +302,10 @@ class TurnManager:
             InvalidTurn: The envelope is not a step result of a turn.
         """
         if not isinstance(envelope, EventEnvelope):
-            raise InvalidTurn("envelope", f"must be an EventEnvelope from a topic, got {brief(envelope)}")
+            raise invalid("envelope", "be an EventEnvelope from a topic", envelope)
         chunk, turn_id = envelope.payload, envelope.turn_id
         if not isinstance(chunk, StepResultChunk) or turn_id is None:
-            raise InvalidTurn("payload", f"must be a step result of a turn, got {envelope.type!r}")
+            raise invalid("payload", "be a step result of a turn", envelope.type, f"Pass an event of {RESULTS}")
         turn = await self.contexts.get_turn(turn_id)
         state = None if turn is None else turn.step(chunk.step_number)
         if turn is None or state is None or not chunk.final or _is_outdated(state, chunk):
@@ -347,9 +357,9 @@ class TurnManager:
         try:
             event = replace(event, turn_id=turn_id, metadata={**event.metadata, FROM_TOPIC: True})
             turn = await self.start_turn(event)
-            TurnLog(turn.trace_id, turn.id).info("turn started from %s, offset %s", TURNS, envelope.offset)
+            TurnLog(turn.trace_id, turn.id).info("started from topic %s, offset %s", TURNS, envelope.offset)
         except InvalidArgument as error:
-            log.warning("turn %s of %s rejected: %s", turn_id, TURNS, error)
+            log.warning("turn %s of topic %s rejected: %s", turn_id, TURNS, error)
             details = {"event_id": envelope.event_id, "error": str(error), "field": getattr(error, "field", None)}
             await self.topics.tell(
                 AuditEvent(action="turn.refused", details=details), event_id=f"refused:{envelope.event_id}",
@@ -374,7 +384,7 @@ def _naming_invalid_field(event: TurnEvent) -> Iterator[None]:
             try:
                 encode(getattr(event, name))
             except UnserialisableResult as invalid:
-                raise InvalidTurn(invalid.path.replace("$", name, 1), invalid.reason) from None
+                raise InvalidTurn(invalid.path.replace("$", name, 1), sentence(invalid.reason)) from None
         raise InvalidTurn("turn", str(error)) from None
 
 

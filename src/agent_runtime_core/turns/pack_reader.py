@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._core.settings import COUNT, POSITIVE, TABLE, TEXT, TRUTH, SettingType, check_all, check_known
+from .._core.validation import Shown, must
 from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
 from ..loop.model_settings import OF_PERSONALITIES
@@ -98,7 +99,8 @@ class PackReader:
         """
         names = self._names()
         if not names:
-            raise InvalidArgument(f"the folder {self.folder} has no packs. Add a folder with a {FILE} for each pack")
+            fix = f"Add a folder with a {FILE} for each pack"
+            raise must(f"the folder {self.folder}", "contain at least one pack", Shown("none"), fix)
         states = {name: self._read_state(name) for name in names}
         errors = {name: each.error for name, each in states.items() if each.error is not None}
         if errors and not self._loaded:
@@ -106,7 +108,7 @@ class PackReader:
         for name, error in errors.items():
             if states[name] is not self._states.get(name):
                 effect = "it is not loaded" if states[name].instance is None else "its last valid state is kept"
-                log.warning("personality %r is invalid, %s: %s", name, effect, error)
+                log.warning("personality %r is invalid; %s: %s", name, effect, error)
         self._states, self._loaded = states, True
         return PackScan({n: each.instance for n, each in states.items() if each.instance is not None}, errors)
 
@@ -115,7 +117,8 @@ class PackReader:
             inside = sorted(self.folder.iterdir())
             return [each.name for each in inside if each.name[0] not in "._" and each.is_dir()]
         except OSError as error:
-            raise InvalidArgument(f"the folder {self.folder} cannot be read: {error.strerror}") from error
+            got, fix = Shown(f"an error: {error.strerror}"), "Create it, or use another folder"
+            raise must(f"the folder {self.folder}", "be readable", got, fix) from error
 
     def _read_state(self, name: str) -> _PackState:
         before = self._states.get(name)
@@ -137,9 +140,7 @@ def read_pack(folder: Path, name: str) -> Reading:
     home, contents = folder / name, dict[str, bytes]()
     try:
         if not home.resolve(strict=True).is_relative_to(folder.resolve(strict=True)):
-            raise InvalidArgument(
-                f"personality {brief(name)} must be inside {folder}, got a link. Move its folder there"
-            )
+            raise must(f"personality {brief(name)}", f"be inside {folder}", Shown("a link"), "Move its folder there")
         contents[FILE] = read_file(home / FILE, f"{name}/{FILE}", home)
         for file in _prompt_files(name, contents[FILE]):
             contents[file] = read_file(home / file, f"{name}/{file}", home)
@@ -161,15 +162,15 @@ def _checked_table(name: str, content: bytes) -> dict[str, Any]:
     where = f"{name}/{FILE}"
     table = check_all(tables_in(content, where), _KEYS, where)
     if "name" not in table:
-        raise InvalidArgument(f"{where}: name is required. Add name = {brief(name)}")
+        raise must(f"{where}: name", "be set", Shown("no name"), f"Add name = {brief(name)}")
     if table["name"] != name:
-        raise InvalidArgument(
-            f"{where}: name must be that of its folder {brief(name)}, got {brief(table['name'])}. Rename one of them"
-        )
+        fix = "Rename one of the two"
+        raise must(f"{where}: name", f"be that of its folder {brief(name)}", table["name"], fix)
     prompts = table.get("prompts", {})
-    check_all(prompts, dict.fromkeys(prompts, _FILE_NAME), f"{where}: prompts")
+    check_all(prompts, dict.fromkeys(prompts, _FILE_NAME), f"{where}: [prompts]")
     if "system" in prompts:
-        raise InvalidArgument(f"{where}: prompts.system must be the top-level key system. Move it there")
+        fix = "Move it to the top level of the file"
+        raise must(f"{where}: [prompts] system", "be the top-level key system", prompts["system"], fix)
     return table
 
 
@@ -194,8 +195,8 @@ def build_personality(name: str, reading: Reading) -> PersonalityInstance:
         provider=table.get("provider"),
         model=table.get("model"),
         sampling=Sampling(**{key: table[key] for key in OF_PERSONALITIES if key in table}),
-        memory=MemorySettings(**check_all(table.get("memory", {}), _MEMORY, f"{where}: memory")),
-        limits=_limits(table.get("limits", {}), f"{where}: limits"),
+        memory=MemorySettings(**check_all(table.get("memory", {}), _MEMORY, f"{where}: [memory]")),
+        limits=_limits(table.get("limits", {}), f"{where}: [limits]"),
         default=table.get("default", False),
     )
 
@@ -204,7 +205,7 @@ def _prompt_text(called: str, content: bytes) -> str:
     text = text_in(content, called)
     if not text.strip():
         # An editor that writes in place first truncates the file: the personality would lose its instructions.
-        raise InvalidArgument(f"{called} must not be empty. Write the prompt, or remove its key")
+        raise must(called, "not be empty", Shown("no text"), "Write the prompt, or remove its key")
     return text
 
 
@@ -214,4 +215,4 @@ def _limits(table: Mapping[str, Any], called: str) -> RunLimits:
     try:
         return RunLimits(**table)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{called}: {error}") from error
+        raise InvalidArgument(f"{called} {error}") from error

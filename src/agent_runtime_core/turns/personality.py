@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from .._core.ids import path_text
-from .._core.validation import nearest_name
-from ..errors import InvalidArgument, brief
+from .._core.validation import Shown, must, unknown
+from ..errors import InvalidArgument
 from ..tools.registry import ToolRegistry
 from .pack_reader import PackReader, PackScan
 from .personality_instance import MemorySettings, PersonalityInstance, Sampling
@@ -40,11 +40,15 @@ class PackSet:
         packs = {BUILT_IN.name: BUILT_IN} if packs is None else packs
         marked = [name for name, each in packs.items() if each.default]
         if default is not None:
-            _require_pack(default, packs, "the default personality")
+            _require_pack(default, packs, "default personality")
         elif len(marked) > 1:
-            raise InvalidArgument(f"one personality must have default = true, got {', '.join(marked)}")
+            raise must(
+                "exactly one personality", "have default = true", Shown(_listed(marked)), "Remove it from the others"
+            )
         elif not marked and len(packs) > 1:
-            raise InvalidArgument(f"one personality must have default = true, got none of {', '.join(packs)}")
+            raise must(
+                "exactly one personality", "have default = true", Shown(f"none of {_listed(packs)}"), "Add it to one"
+            )
         return cls(packs, default or next(iter(marked or packs)))
 
     def get(self, name: str | None = None) -> PersonalityInstance:
@@ -67,11 +71,17 @@ class PackSet:
         return sorted(self.packs)
 
 
+def _listed(names: Iterable[str]) -> str:
+    """Return at most five of the names."""
+    found = sorted(names)
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+
+
 def _require_pack(name: object, packs: Mapping[str, PersonalityInstance], what: str) -> str:
     if not isinstance(name, str):
-        raise InvalidArgument(f"{what} must be a name, got {brief(name)}")
+        raise must(what, "be the name of a personality", name)
     if name not in packs:
-        raise InvalidArgument(f"{what} {brief(name)} not found: {nearest_name(name, packs)}")
+        raise InvalidArgument(unknown(what, name, packs))
     return name
 
 
@@ -102,7 +112,7 @@ class PersonalityPackManager:
     ) -> None:
         text = None if folder is None else path_text(folder)
         if folder is not None and text is None:
-            raise InvalidArgument(f"folder must be the path of a folder, or None, got {brief(folder, 500)}")
+            raise must("folder", "be the path of a folder, or None", folder)
         self._reader = None if text is None else PackReader(Path(text).absolute())
         self._tools, self._default, self._clock = tools, default, clock
         self._lock = threading.Lock()

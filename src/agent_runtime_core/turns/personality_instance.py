@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._core.codec.json import MAX_BYTES
-from .._core.validation import nearest_name
+from .._core.validation import Shown, must, unknown
 from ..errors import InvalidArgument, UnknownTool, brief
 from ..limits import NO_LIMITS, RunLimits
 from ..tools.registry import ToolRegistry, unknown_tool
@@ -96,9 +96,7 @@ class PersonalityInstance:
         """
         texts = {**self.prompts, "system": self.system_prompt}
         if name not in texts:
-            raise InvalidArgument(
-                f"personality {brief(self.name)} has no prompt {brief(name)}: {nearest_name(name, texts)}"
-            )
+            raise InvalidArgument(f"personality {brief(self.name)}: {unknown('prompt', name, texts)}")
         return fill(texts[name], values or {})
 
     def allowed(self, registry: ToolRegistry) -> ToolRegistry:
@@ -134,18 +132,19 @@ def fill(text: str, values: Mapping[str, str | int | float]) -> str:
     def value_of(placeholder: re.Match[str]) -> str:
         name = placeholder[1]
         if name not in values:
-            raise InvalidArgument(f"the prompt needs a value for {{{{{name}}}}}, got values for {sorted(values)}")
+            got = Shown(f"values for {', '.join(sorted(values)[:5])}" if values else "no values")
+            raise must("values", f"have a value for {{{{{name}}}}} of the prompt", got, f"Pass values={{{name!r}: …}}")
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise InvalidArgument(f"the value of {{{{{name}}}}} must be a string or a number, got {brief(value)}")
+            raise must(f"the value of {{{{{name}}}}}", "be a string or a number", value)
         text_of_value = str(value)
         nonlocal left
         left -= len(text_of_value)
         if left < 0:
-            raise InvalidArgument(
-                f"the values of a prompt must be at most {MAX_BYTES:,} characters together, got more at "
-                f"{{{{{name}}}}}. Give shorter values, or name them less often"
-            )
+            raise must(
+                "the values of a prompt", f"have at most {MAX_BYTES:,} characters together",
+                Shown(f"more at {{{{{name}}}}}"), "Use shorter values, or fewer placeholders",
+            )  # fmt: skip
         return text_of_value
 
     return _PLACEHOLDER.sub(value_of, text)

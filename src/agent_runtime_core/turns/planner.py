@@ -76,7 +76,7 @@ class PlanExecutor:
             if client(None) is None:
                 raise
             cause = error.__cause__  # an error of the application's planner: its traceback shows where
-            log.warning("planning failed, the model answers without a plan: %s", error, exc_info=cause)
+            log.warning("planning failed; the model answers without a plan: %s", error, exc_info=cause)
         step = PlanStep(1, "", {"prompt": CONVERSATION}, "an answer without a plan", kind=StepKind.LLM_CALL)
         return Planned(Plan([step], request.prompt), direct=True)
 
@@ -87,7 +87,7 @@ class PlanExecutor:
             cause = deciding_error(error)
             if isinstance(cause, (PlanningError, ProviderError, *AS_THEY_ARE)):
                 raise cause from cause.__cause__
-            raise PlanningError(f"the planner failed: {type(error).__name__}: {error}") from error
+            raise PlanningError(f"{type(planner).__name__} failed: {type(error).__name__}: {error}") from error
 
     def _planner_with(self, client: Callable[[LLMClient | None], LLMClient | None]) -> BasePlanner:
         own = getattr(self.planner, "client", None)

@@ -267,7 +267,9 @@ class TurnClient(LLMClient):
     def stream(
         self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
-        raise NotSupported("a turn publishes answers in pieces itself. Use generate()")
+        raise NotSupported(
+            "the model client of a turn does not support stream(). Use generate(): the turn streams its answer."
+        )
 
     def _cost(self, response: LLMResponse, options: dict[str, Any]) -> float | None:
         if response.cost_usd is not None or not self.model_prices:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._core.settings import POSITIVE, SECRET, TABLE, TEXT, TRUTH, URL, check_all, check_known, from_variables
+from .._core.settings import POSITIVE, SECRET, TABLE, TEXT, TRUTH, URL, check_all, from_variables
 from ..config import PREFIX, SETTINGS, RuntimeConfig, from_environment
-from ..errors import InvalidArgument, UnknownSetting, brief
+from ..errors import InvalidArgument, UnknownSetting
 from .personality import PackSet
 
 __all__ = ["PersonalitySettings", "ProviderSettings", "Settings", "TurnSettings"]
@@ -96,24 +96,22 @@ class Sources:
         where = "" if path is None else path.name
         for name in document:
             if name in SETTINGS and name not in _SECTIONS:
-                raise UnknownSetting(f"{where}: {brief(name)} must be in [runtime]. Move it there")
+                raise UnknownSetting(f"{where}: {name} must be in [runtime], got it above all sections. Move it there.")
         tables: dict[str, Any] = {name: {} for name in _SECTIONS} | check_all(document, _SECTIONS, where, "section")
-        for name in tables["runtime"]:
-            check_known(name, SETTINGS, f"{where}: runtime")
-        turns = check_all(tables["turns"], _TURNS, f"{where}: turns")
-        runtime = dict(tables["runtime"])
+        runtime = check_all(tables["runtime"], SETTINGS, f"{where}: [runtime]")
+        turns = check_all(tables["turns"], _TURNS, f"{where}: [turns]")
         for name, called, values in (
-            ("model_prices", "[model_prices]", document), ("max_unsent_bytes", "turns.max_unsent_bytes", turns)
+            ("model_prices", "[model_prices]", document), ("max_unsent_bytes", "[turns] max_unsent_bytes", turns)
         ):  # fmt: skip
             if name in values and name in runtime:
-                raise InvalidArgument(f"{where}: {called} must be set once, got it in [runtime] too. Remove one")
+                raise InvalidArgument(f"{where}: {called} must be set once, got it in [runtime] too. Remove one.")
             if name in values:
+                SETTINGS[name].check(f"{where}: {called}", values[name])
                 runtime[name] = values[name]
         turns.pop("max_unsent_bytes", None)
-        check_all(runtime, SETTINGS, where)
         if "trace_sinks" in runtime:
             runtime["trace_sinks"] = tuple(runtime["trace_sinks"])
-        personality = check_all(tables["personality"], _PERSONALITY, f"{where}: personality")
+        personality = check_all(tables["personality"], _PERSONALITY, f"{where}: [personality]")
         personality |= from_variables(_PERSONALITY, _PERSONALITY_VARIABLES, environ)
         folder = personality.get("folder")
         home = Path() if path is None else path.parent
@@ -126,10 +124,10 @@ class Sources:
             ),
             providers={
                 name: ProviderSettings(
-                    **check_all(table, _PROVIDERS.get(name, _PROVIDER), f"{where}: providers.{name}")
+                    **check_all(table, _PROVIDERS.get(name, _PROVIDER), f"{where}: [providers.{name}]")
                 )
                 for name, table in check_all(
-                    tables["providers"], dict.fromkeys(tables["providers"], TABLE), f"{where}: providers"
+                    tables["providers"], dict.fromkeys(tables["providers"], TABLE), f"{where}: [providers]"
                 ).items()
             },
         )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from .._core.clock import Clock
 from .._core.settings import POSITIVE_SECONDS
 from .._core.threads import in_thread
+from .._core.validation import Shown, must
 from ..errors import InvalidArgument
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -51,14 +52,14 @@ def read_file(path: Path, called: str, inside: Path | None = None) -> bytes:
     try:
         real = path.resolve(strict=True)
         if inside is not None and not real.is_relative_to(inside.resolve(strict=True)):
-            raise InvalidArgument(f"{called} must be inside its folder, got a link to {real}. Copy the file there")
+            raise must(called, "be inside its folder", Shown(f"a link to {real}"), "Copy the file there")
         return _read(real, called)
     except FileNotFoundError as error:
-        raise InvalidArgument(f"{called} not found") from error
+        raise InvalidArgument(f"{called} not found. Create it.") from error
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links is a RuntimeError before Python 3.13
         if isinstance(error, InvalidArgument):
             raise
-        raise InvalidArgument(f"{called} cannot be read: {error}") from error
+        raise must(called, "be readable", Shown(f"an error: {error}")) from error
 
 
 def _read(real: Path, called: str) -> bytes:
@@ -66,13 +67,13 @@ def _read(real: Path, called: str) -> bytes:
     descriptor = os.open(real, _FLAGS | getattr(os, "O_NOFOLLOW", 0))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InvalidArgument(f"{called} must be a regular file")
+            raise must(called, "be a regular file", Shown("a directory or a device"), "Move it away")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_BYTES + 1)
     finally:
         os.close(descriptor)
     if len(content) > MAX_BYTES:
-        raise InvalidArgument(f"{called} must be at most {MAX_BYTES} bytes, got more")
+        raise must(called, f"have at most {MAX_BYTES:,} bytes", Shown("more"))
     return content
 
 
@@ -94,7 +95,9 @@ def read_until_stable(read: Callable[[], Reading], called: str) -> Reading:
         if now == before:
             return now
         before = now
-    return before._replace(problem=f"{called} changes while it is read")
+    return before._replace(
+        problem=f"{called} must not change while it is read, got {MAX_READS} different versions. Load it again."
+    )
 
 
 def tables_in(content: bytes, called: str) -> dict[str, Any]:
@@ -103,7 +106,7 @@ def tables_in(content: bytes, called: str) -> dict[str, Any]:
         return tomllib.loads(text_in(content, called))
     except (ValueError, RecursionError) as error:
         # A number with more digits than Python reads raises a ValueError that is not a TOMLDecodeError.
-        raise InvalidArgument(f"{called} is not valid TOML: {error}") from error
+        raise must(called, "be valid TOML", Shown(f"an error: {error}")) from error
 
 
 def text_in(content: bytes, called: str) -> str:
@@ -111,7 +114,7 @@ def text_in(content: bytes, called: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{called} must be UTF-8, got {error.reason} at byte {error.start}") from error
+        raise must(called, "be UTF-8", Shown(f"{error.reason} at byte {error.start}")) from error
 
 
 class Reloadable(Protocol):
@@ -152,7 +155,7 @@ class LoggedOnce:
         self.last = error
         if self._logged != (reported := (str(error), content)):
             self._logged = reported
-            log.warning("%s cannot be used, the last valid ones are kept: %s", self._what, error)
+            log.warning("%s cannot be used; the last valid version is kept: %s", self._what, error)
 
     def clear(self) -> None:
         """Forget the error, because the files are valid again."""

@@ -53,7 +53,7 @@ async def finished_turn(services: TurnServices, info: RunInfo, result: RunResult
     try:
         turn = await services.contexts.get_turn(str(info.run_id))
     except Exception as error:  # noqa: BLE001 - a store may fail in any way, the end is published all the same
-        log.warning("reading turn %s failed, publishing its end without its steps: %s", info.run_id, error)
+        log.warning("reading turn %s failed; publishing its end without its steps: %s", info.run_id, error)
         turn = None
     turn = turn or turn_of(str(info.run_id), trace_id(info.run_id), info.input, info.metadata)
     finish_turn(turn, result)

@@ -125,7 +125,7 @@ class TurnRun:
                 services.topics.envelope(event, event_id=f"turn:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
             )
         await services.topics.publish_all(events)
-        TurnLog(turn.trace_id, turn.id).info("turn started, personality %s", personality.name)
+        TurnLog(turn.trace_id, turn.id).info("started with personality %s", personality.name)
         await services.hooks.call("on_turn_start", turn)
         return TurnSelection(
             personality=personality, remote_steps=settings.turns.remote_steps,
@@ -226,7 +226,9 @@ class TurnRun:
         needs_model = any(step.kind is StepKind.LLM_CALL for step in planned.plan.steps)
         client = self._client() if needs_model else None
         if needs_model and client is None:
-            raise NotConfigured("the plan needs a model, and none is configured. Pass client= to the TurnManager")
+            raise NotConfigured(
+                "the plan of the turn needs a model, and none is configured. Pass client= to TurnManager"
+            )
         if selection.remote_steps:
             step_input = self._remote_input(planned)
             return await execute_distributed(

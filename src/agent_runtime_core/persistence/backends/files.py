@@ -8,7 +8,7 @@ from typing import Unpack
 
 from ..._core.clock import Clock
 from ..._core.ids import path_text
-from ...errors import InvalidArgument, brief
+from ..._core.validation import must
 from ..document_stores.audit import StoredAudit
 from ..document_stores.base import DocumentHome, HomeOptions
 from ..document_stores.conversations import StoredConversations
@@ -45,7 +45,7 @@ def project_directory(project_dir: str | os.PathLike[str] | None) -> str:
     """Return the directory with the stores of a project."""
     path = os.getcwd() if project_dir is None else path_text(project_dir)
     if path is None:
-        raise InvalidArgument(f"project_dir must be the path of a directory, got {brief(project_dir, 500)}")
+        raise must("project_dir", "be the path of a directory", project_dir)
     return os.path.join(os.path.abspath(path), DIRECTORY)
 
 
@@ -53,7 +53,7 @@ def home_directory() -> str:
     """Return the directory with the stores of this user."""
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
-        raise InvalidArgument(f"the home directory must be an absolute path, got {brief(home, 500)}. Set HOME.")
+        raise must("the home directory", "be an absolute path", home, "Set HOME")
     return os.path.join(os.path.normpath(home), DIRECTORY)
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from uuid import UUID
 
+from ..._core.validation import must
 from ...errors import InvalidArgument
 from ..documents.full_text import best, folded, text_in, words_of
 from ..message_tree import Branch, BranchChoice, Tree, copies, no_branch, replacement
@@ -172,9 +173,7 @@ class ConversationStore(ABC):
         conversation = await self._require(conversation_id, scope)
         role = Tree(conversation.messages).message(message_id).role
         if role != "assistant":
-            raise InvalidArgument(
-                f"message {message_id} must have the role 'assistant', got {role!r}. Use edit_message to replace it."
-            )
+            raise must(f"message {message_id}", "have the role 'assistant'", role, "Use edit_message to replace it")
         return await self._replace(conversation, message_id, content, scope, switch, fields)
 
     async def switch_branch(

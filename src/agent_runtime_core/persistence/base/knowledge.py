@@ -83,7 +83,7 @@ class KnowledgeStore(ABC):
         Raises:
             NoEmbeddings: This store does not support embeddings.
         """
-        raise NoEmbeddings(f"{type(self).__name__} does not support embeddings")
+        raise self._no_embeddings()
 
     async def search_similar(
         self,
@@ -106,7 +106,7 @@ class KnowledgeStore(ABC):
         Raises:
             NoEmbeddings: This store does not support embeddings.
         """
-        raise NoEmbeddings(f"{type(self).__name__} does not support embeddings")
+        raise self._no_embeddings()
 
     async def delete_embedding(self, embedding_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
         """Delete an embedding, and return whether it existed.
@@ -114,7 +114,12 @@ class KnowledgeStore(ABC):
         Raises:
             NoEmbeddings: This store does not support embeddings.
         """
-        raise NoEmbeddings(f"{type(self).__name__} does not support embeddings")
+        raise self._no_embeddings()
+
+    def _no_embeddings(self) -> NoEmbeddings:
+        return NoEmbeddings(
+            f"{type(self).__name__} does not support embeddings. Use a store of agent_runtime_core.persistence."
+        )
 
     async def close(self) -> None:  # noqa: B027 - many stores have nothing to release
         """Release the connections and files of this store."""

@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from ..._core.clock import SYSTEM
-from ..._core.validation import nearest_name
-from ...errors import InvalidArgument, NotSupported, brief
+from ..._core.validation import unknown
+from ...errors import InvalidArgument, NotSupported
 from ..models import Scope, Task, TaskList, TaskState
 from ..task_order import ready_of
 
@@ -265,6 +265,4 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     """
     for name in fields:
         if name not in _FIELDS:
-            raise InvalidArgument(
-                f"a task has no field {brief(name)} that can be changed; {nearest_name(name, _FIELDS)}"
-            )
+            raise InvalidArgument(unknown("task field", name, _FIELDS))

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, TypeVar
 from uuid import UUID
 
-from ...errors import InvalidArgument, brief
+from ..._core.validation import did_you_mean, must, type_name
 from ..models import moment
 
 E = TypeVar("E", bound=Enum)
@@ -27,8 +27,8 @@ def choice(kind: type[E], value: Any, what: str) -> E:
     try:
         return kind(value)
     except Exception:  # noqa: BLE001 - ValueError, or an error of the value's repr, which Enum calls
-        names = ", ".join(each.name for each in kind)
-        raise InvalidArgument(f"the {what} must be one of {names}, got {brief(value)}") from None
+        hint = did_you_mean(value, [str(each.value) for each in kind])
+        raise must(what, f"be {type_name(kind)}", value, hint) from None
 
 
 def seconds_of(when: Any, what: str) -> float:
@@ -38,13 +38,13 @@ def seconds_of(when: Any, what: str) -> float:
         InvalidArgument: `when` is not a datetime.
     """
     if not isinstance(when, _dt.datetime):
-        raise InvalidArgument(f"{what} must be a datetime, got {brief(when)}")
+        raise must(what, "be a datetime", when)
     return moment(when)
 
 
 def check_model(kind: type[Any], model: Any) -> None:
     if not isinstance(model, kind):
-        raise InvalidArgument(f"the model to store must be of the type {kind.__name__}, got {brief(model)}")
+        raise must(kind.__name__.lower(), f"be {type_name(kind)}", model)
 
 
 def check_link(other: Any, name: str) -> None:
@@ -54,7 +54,7 @@ def check_link(other: Any, name: str) -> None:
         InvalidArgument: It is neither None, nor a UUID, nor a string.
     """
     if not isinstance(other, UUID | str | None):
-        raise InvalidArgument(f"{name} must be a UUID or None, got {brief(other)}")
+        raise must(name, "be a UUID or None", other)
 
 
 def check_count(count: Any, name: str) -> None:
@@ -64,13 +64,13 @@ def check_count(count: Any, name: str) -> None:
         InvalidArgument: It is neither None nor an integer of at least 0.
     """
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-        raise InvalidArgument(f"{name} must be an integer of at least 0, got {brief(count)}")
+        raise must(name, "be an integer of at least 0", count)
 
 
 def stored_key(key: Any, what: str = "key") -> str:
     """Return the document key of a string that is not empty. A prefix of the string becomes a prefix of the key."""
     if not isinstance(key, str) or not key:
-        raise InvalidArgument(f"the {what} must be a non-empty string, got {brief(key)}")
+        raise must(what, "be a non-empty string", key)
     return escaped(key)
 
 
@@ -94,4 +94,4 @@ def id_text(value: Any, what: str) -> str:
     try:
         return str(UUID(value))
     except (TypeError, ValueError, AttributeError):
-        raise InvalidArgument(f"the id of a {what} must be a UUID, got {brief(value)}") from None
+        raise must(f"the id of a {what}", "be a UUID", value) from None

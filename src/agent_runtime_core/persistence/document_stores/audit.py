@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from ..._core.ids import HALF
-from ..._core.validation import is_number
-from ...errors import InvalidArgument, brief
+from ..._core.validation import Shown, is_number, must
+from ...errors import brief
 from ..base.audit import AuditStore
 from ..documents.base import PAGE, Collection, Document, Entry
 from ..jsonl import line, merge_by_rank
@@ -50,7 +50,7 @@ class StoredAudit(DocumentBackedStore, AuditStore):
 
     async def log_event(self, entry: AuditEntry, scope: Scope | None = None) -> None:
         check_model(AuditEntry, entry)
-        choice(AuditEventType, entry.event_type, "event type")
+        choice(AuditEventType, entry.event_type, "event_type")
         check_link(entry.run_id, "the run_id of an entry")
         check_link(entry.conversation_id, "the conversation_id of an entry")
         await self._add("event", entry, scope, group="" if entry.run_id is None else str(entry.run_id))
@@ -63,7 +63,7 @@ class StoredAudit(DocumentBackedStore, AuditStore):
     async def record_metric(self, metric: PerformanceMetric, scope: Scope | None = None) -> None:
         check_model(PerformanceMetric, metric)
         _check_metric(metric)
-        await self._add("metric", metric, scope, group=stored_key(metric.name, "metric's name"))
+        await self._add("metric", metric, scope, group=stored_key(metric.name, "name"))
 
     async def _add(self, kind: str, model: Any, scope: Scope | None, group: str = "") -> None:
         table = self.home.table(scope, kind)
@@ -100,8 +100,8 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         limit: int = 100,
     ) -> list[AuditEntry]:
         if event_types is not None and (isinstance(event_types, str) or not isinstance(event_types, Iterable)):
-            raise InvalidArgument(f"event_types must be a list of AuditEventType or None, got {brief(event_types)}")
-        types = None if event_types is None else {choice(AuditEventType, each, "event type") for each in event_types}
+            raise must("event_types", "be a list of AuditEventType or None", event_types)
+        types = None if event_types is None else {choice(AuditEventType, each, "event_type") for each in event_types}
 
         def wanted(entry: AuditEntry) -> bool:
             return (types is None or entry.event_type in types) and (
@@ -141,14 +141,14 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         limit: int = 1000,
     ) -> list[PerformanceMetric]:
         if tags is not None and not isinstance(tags, Mapping):
-            raise InvalidArgument(f"tags must be a dict, got {brief(tags)}")
+            raise must("tags", "be a dict", tags)
         required_tags = dict(tags or {}).items()
 
         def wanted(metric: PerformanceMetric) -> bool:
             return all(key in metric.tags and metric.tags[key] == value for key, value in required_tags)
 
         return await self._newest(
-            PerformanceMetric, "metric", scope, stored_key(name, "metric's name"), wanted, start_time, end_time, limit
+            PerformanceMetric, "metric", scope, stored_key(name, "name"), wanted, start_time, end_time, limit
         )
 
     async def get_metric_summary(
@@ -159,7 +159,7 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         end_time: _dt.datetime | None = None,
     ) -> dict[str, float]:
         low, high = _between(start_time, end_time)
-        found = self.home.table(scope, "metric").pages(stored_key(name, "metric's name"), low=low, high=high)
+        found = self.home.table(scope, "metric").pages(stored_key(name, "name"), low=low, high=high)
         return summary([model_of(PerformanceMetric, each.text).value async for page in found for each in page])
 
     async def _newest(
@@ -199,10 +199,10 @@ class StoredAudit(DocumentBackedStore, AuditStore):
         if older_than is None and keep is None:
             older_than, keep = self.max_age, self.max_entries
         if older_than is None and keep is None:
-            raise InvalidArgument(
-                "prune() needs a limit, and this store has neither max_age nor max_entries. "
-                "Pass older_than=seconds or keep=count."
-            )
+            raise must(
+                "prune()", "have a limit", Shown("none, and this store has neither max_age nor max_entries"),
+                "Pass older_than=seconds or keep=count",
+            )  # fmt: skip
         _check_bounds(older_than, keep, "older_than", "keep")
         return sum([await self._prune(self.home.table(scope, kind), older_than, keep) for kind in KINDS])
 
@@ -261,14 +261,14 @@ def _between(start: _dt.datetime | None, end: _dt.datetime | None) -> tuple[floa
 def _check_metric(metric: PerformanceMetric) -> None:
     value, tags = metric.value, metric.tags
     if not isinstance(tags, dict):
-        raise InvalidArgument(f"the tags of metric {brief(metric.name)} must be a dict, got {brief(tags)}")
+        raise must(f"the tags of metric {brief(metric.name)}", "be a dict", tags)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise InvalidArgument(f"the value of metric {brief(metric.name)} must be a finite number, got {brief(value)}")
+        raise must(f"the value of metric {brief(metric.name)}", "be a finite number", value)
 
 
 def _check_bounds(seconds: Any, count: Any, seconds_name: str, count_name: str) -> None:
     if seconds is not None and not (is_number(seconds) and seconds >= 0):
-        raise InvalidArgument(f"{seconds_name} must be a number of seconds of at least 0, got {brief(seconds)}")
+        raise must(seconds_name, "be a number of seconds of at least 0", seconds)
     check_count(count, count_name)
 
 

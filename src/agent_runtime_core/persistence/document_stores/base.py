@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Final, TypedDict
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
-from ...errors import InvalidArgument, StorageError, brief
+from ..._core.validation import must
+from ...errors import StorageError
 from ..documents.base import Collection, DocumentStore, storable
 from ..models import Scope
 
@@ -121,16 +122,14 @@ class DocumentHome:
         except StorageError as error:
             if self.expires(Scope.SESSION) is None:
                 raise
-            log.warning("session %s could not be deleted, it will expire: %s", self.session_id, error)
+            log.warning("session %s could not be deleted; it expires by itself: %s", self.session_id, error)
 
 
 def _scope(scope: Any) -> Scope:
     try:
         return Scope(scope)
     except Exception:  # noqa: BLE001 - ValueError, or what the repr raises that Enum puts into it
-        raise InvalidArgument(
-            f"unknown scope {brief(scope)}. Use Scope.GLOBAL, Scope.PROJECT or Scope.SESSION."
-        ) from None
+        raise must("scope", "be Scope.GLOBAL, Scope.PROJECT or Scope.SESSION", scope) from None
 
 
 class DocumentBackedStore:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from ..._core.clock import aware
 from ..._core.codec.json import MAX_BYTES, digest
+from ..._core.validation import Shown, must
 from ..._engines.base import Op
-from ...errors import InvalidArgument, brief
 from ..documents.base import Collection, Document, Entry
 from ..documents.full_text import text_in
 from ..model_codec import model_of, text_of
@@ -54,24 +54,23 @@ def header_entry(key: str, header: Header, now: float) -> Entry:
 def group_of(agent_key: str | None) -> str:
     """Return the document group of the conversations of an agent."""
     if not isinstance(agent_key, str | None):
-        raise InvalidArgument(f"agent_key must be a string or None, got {brief(agent_key)}")
+        raise must("agent_key", "be a string or None", agent_key)
     return "" if agent_key is None else f"agent:{escaped(agent_key)}"
 
 
 def message_entry(conversation: str, message: ConversationMessage, *, max_bytes: int = MAX_BYTES) -> Entry:
     """Check a message, and return its document."""
     if not isinstance(message, ConversationMessage):
-        raise InvalidArgument(f"a message must be a ConversationMessage, got {brief(message)}")
+        raise must("a message", "be a ConversationMessage", message)
     key = f"{conversation}/{id_text(message.id, 'message')}"
     # Other types could be stored, but not read again or compared.
     if not isinstance(message.timestamp, _dt.datetime):
-        raise InvalidArgument(
-            f"the timestamp of message {message.id} must be a datetime, got {brief(message.timestamp)}"
-        )
+        raise must(f"the timestamp of message {message.id}", "be a datetime", message.timestamp)
     if not isinstance(message.tool_calls, list) or any(type(each) is not ToolCall for each in message.tool_calls):
-        raise InvalidArgument(
-            f"the tool_calls of message {message.id} must be a list of ToolCall(id=, name=, arguments=), "
-            f"got {brief(message.tool_calls)}"
+        raise must(
+            f"the tool_calls of message {message.id}",
+            "be a list of ToolCall(id=, name=, arguments=)",
+            message.tool_calls,
         )
     check_link(message.parent_message_id, "the parent_message_id of a message")
     check_link(message.branch_id, "the branch_id of a message")
@@ -131,11 +130,11 @@ def entries_of(key: str, conversation: Conversation) -> dict[str, Entry]:
     """Check the messages of a conversation, and return their documents by key, in order."""
     entries: dict[str, Entry] = {}
     if not isinstance(conversation.messages, list | tuple):
-        raise InvalidArgument(f"the messages of conversation {key} must be a list, got {brief(conversation.messages)}")
+        raise must(f"the messages of conversation {key}", "be a list", conversation.messages)
     for message in conversation.messages:
         entry = message_entry(key, message)
         if entry.key in entries:
-            raise InvalidArgument(f"message ids of conversation {key} must be unique, got {message.id} twice")
+            raise must(f"the message ids of conversation {key}", "be unique", Shown(f"{message.id} twice"))
         entries[entry.key] = entry
     return entries
 

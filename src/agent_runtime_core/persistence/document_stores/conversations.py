@@ -14,8 +14,8 @@ from typing import Any
 from uuid import UUID
 
 from ..._core.ids import new_ulid
+from ..._core.validation import must
 from ..._engines.base import Op
-from ...errors import InvalidArgument, brief
 from ..base.conversations import ConversationStore, no_conversation
 from ..documents.base import Collection, Document, DocumentMissing, Entry, retry_conflicts
 from ..model_codec import model_of
@@ -59,7 +59,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
             InvalidArgument: The conversation is not valid: an id is not a UUID, or two messages have the same id.
         """
         if not isinstance(conversation, Conversation):
-            raise InvalidArgument(f"conversation must be a Conversation, got {brief(conversation)}")
+            raise must("conversation", "be a Conversation", conversation)
         headers, messages = self._tables(scope)
         key = id_text(conversation.id, "conversation")
         check_link(conversation.active_branch_id, "the active_branch_id of a conversation")
@@ -103,7 +103,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     ) -> list[Conversation]:
         """Return conversations with their messages, the most recently changed first."""
         if offset is None:
-            raise InvalidArgument("offset must be an integer of at least 0, got None")
+            raise must("offset", "be an integer of at least 0", None)
         check_count(limit, "limit")
         check_count(offset, "offset")
         headers, messages = self._tables(scope)
@@ -141,7 +141,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         headers, table = self._tables(scope)
         key = id_text(conversation_id, "conversation")
         if not isinstance(messages, Iterable):
-            raise InvalidArgument(f"messages must be a list of ConversationMessage, got {brief(messages)}")
+            raise must("messages", "be a list of ConversationMessage", messages)
         ops = [table.add(message_entry(key, message)) for message in messages]
         if not ops and await headers.get(key) is None:
             raise no_conversation(conversation_id)
@@ -163,7 +163,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
             last = await table.find(key, descending=True, limit=limit)
             return [_message(each) for each in reversed(last)]
         if not isinstance(before, _dt.datetime):
-            raise InvalidArgument(f"before must be a datetime, got {brief(before)}")
+            raise must("before", "be a datetime", before)
         found: list[ConversationMessage] = []
         async for page in table.pages(key, descending=True, size=_PAGE):
             found += [each for each in map(_message, page) if moment(each.timestamp) < moment(before)]
@@ -177,7 +177,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         table = self._tables(scope)[1]
         check_count(limit, "limit")
         if not isinstance(query, str):
-            raise InvalidArgument(f"query must be a string, got {brief(query)}")
+            raise must("query", "be a string", query)
         return [(UUID(each.group), _message(each)) for each in await table.search(query, limit=limit)]
 
     # -- branches

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ..._core.threads import in_thread
-from ...errors import InvalidArgument, TooManyVectors, brief
+from ..._core.validation import must
+from ...errors import TooManyVectors
 from ..documents.base import Collection, Document, Entry
 from ..model_codec import model_of, text_of
 from ..models import Embedding
@@ -42,9 +43,10 @@ class Vectors:
         check_model(Embedding, embedding)
         vector = floats(embedding.vector, f"the vector of embedding {embedding.id}")
         if embedding.dimensions not in (0, len(vector)):
-            raise InvalidArgument(
-                f"dimensions of embedding {embedding.id} must be 0 or {len(vector)}, the length of its vector, "
-                f"got {brief(embedding.dimensions)}"
+            raise must(
+                f"dimensions of embedding {embedding.id}",
+                f"be 0 or {len(vector)}, the length of its vector",
+                embedding.dimensions,
             )
         key = id_text(embedding.id, "embedding")
         await self._check_limit(key)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
+from ..._core.validation import must
 from ..._engines.base import Op
-from ...errors import InvalidArgument, brief
 from ..base.knowledge import KnowledgeStore
 from ..documents.base import PAGE, Collection, Document, Entry, retry_conflicts
 from ..documents.full_text import text_in
@@ -35,8 +35,8 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
 
     async def save_fact(self, fact: Fact, scope: Scope | None = None) -> None:
         check_model(Fact, fact)
-        choice(FactType, fact.fact_type, "type of a fact")
-        group = stored_key(fact.key, "fact's key")
+        choice(FactType, fact.fact_type, "fact_type")
+        group = stored_key(fact.key, "key")
         expires = None if fact.expires_at is None else seconds_of(fact.expires_at, "expires_at")
         key, rank, text = id_text(fact.id, "fact"), seconds_of(fact.created_at, "created_at"), text_of(fact)
         words = text_in(
@@ -52,7 +52,7 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
 
     async def get_fact_by_key(self, key: str, scope: Scope | None = None) -> Fact | None:
         """Return the newest fact with this key that has not expired, or None."""
-        found = await self.home.table(scope, "fact").find(stored_key(key, "fact's key"), descending=True, limit=1)
+        found = await self.home.table(scope, "fact").find(stored_key(key, "key"), descending=True, limit=1)
         return model_of(Fact, found[0].text) if found else None
 
     async def list_facts(
@@ -60,7 +60,7 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
     ) -> list[Fact]:
         """Return at most `limit` facts, of one type or of all, the newest first."""
         _check_limit(limit)
-        wanted_type = None if fact_type is None else choice(FactType, fact_type, "type of a fact")
+        wanted_type = None if fact_type is None else choice(FactType, fact_type, "fact_type")
         facts: list[Fact] = []
         async for page in self.home.table(scope, "fact").pages(descending=True, size=max(1, min(limit, PAGE))):
             facts += [fact for fact in _facts(page) if wanted_type in (None, fact.fact_type)]
@@ -72,7 +72,7 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         """Return at most `limit` facts that contain all words of `query`, the best match first."""
         _check_limit(limit)
         if not isinstance(query, str):
-            raise InvalidArgument(f"query must be a string, got {brief(query)}")
+            raise must("query", "be a string", query)
         return list(_facts(await self.home.table(scope, "fact").search(query, limit=limit)))
 
     async def delete_fact(self, fact_id: UUID, scope: Scope | None = None) -> bool:
@@ -85,7 +85,7 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
     async def save_summary(self, summary: Summary, scope: Scope | None = None) -> None:
         check_model(Summary, summary)
         if not isinstance(summary.conversation_ids, list | tuple):
-            raise InvalidArgument(f"conversation_ids must be a list, got {brief(summary.conversation_ids)}")
+            raise must("conversation_ids", "be a list", summary.conversation_ids)
         for each in (summary.conversation_id, *summary.conversation_ids):
             check_link(each, "a conversation of a summary")
         table, links = self.home.table(scope, "summary"), self.home.table(scope, "summary_link")
@@ -171,4 +171,4 @@ def _unlink(links: Collection, stored: Document | None) -> list[Op]:
 
 def _check_limit(limit: object) -> None:
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-        raise InvalidArgument(f"limit must be an integer of at least 0, got {brief(limit)}")
+        raise must("limit", "be an integer of at least 0", limit)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._core.codec.json import MAX_WHOLE, decode, encode
-from ...errors import InvalidArgument, brief
+from ..._core.validation import must
 from ..base.memory import MemoryStore
 from ..documents.base import Document, Entry
 from ..models import Scope
@@ -43,7 +43,7 @@ class StoredMemory(DocumentBackedStore, MemoryStore):
 
     async def list_keys(self, scope: Scope | None = None, prefix: str | None = None) -> list[str]:
         if not isinstance(prefix, str | None):
-            raise InvalidArgument(f"prefix must be a string or None, got {brief(prefix)}")
+            raise must("prefix", "be a string or None", prefix)
         found = await self.home.table(scope, MEMORY).find(prefix=escaped(prefix or ""))
         return sorted(original(each.key) for each in found)
 

@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from ..._core.clock import TOO_LATE, Clock, aware
-from ..._core.validation import is_number
-from ...errors import InvalidArgument, TaskNotHeld, brief
+from ..._core.validation import is_number, must
+from ...errors import TaskNotHeld, brief
 from ..documents.base import Document, Entry, VersionConflict
 from ..model_codec import model_of, text_of
 from ..models import Task, TaskState, moment
@@ -36,7 +36,7 @@ class TaskClaims:
     async def claim(self, worker: str, group: str | None, lease_seconds: float | None) -> Task | None:
         """Claim the first ready task of a list, or of all lists. None: no task is ready."""
         if not isinstance(worker, str) or not worker:
-            raise InvalidArgument(f"worker must be a non-empty string, got {brief(worker)}")
+            raise must("worker", "be a non-empty string", worker)
         self.lease_end(lease_seconds)  # an invalid value must raise even if no task is ready
         conflicting: Document | None = None
         while True:
@@ -69,7 +69,7 @@ class TaskClaims:
         if seconds is None:
             return None
         if not (is_number(seconds) and 0 < seconds < TOO_LATE):
-            raise InvalidArgument(f"lease_seconds must be a number of seconds above 0, got {brief(seconds)}")
+            raise must("lease_seconds", "be a number of seconds above 0", seconds)
         return aware(self._clock.wall() + seconds)
 
     async def change(self, claim: Task | UUID, worker: str | None, fields: Mapping[str, Any]) -> Task:
@@ -104,6 +104,6 @@ def _check_claim(task: Task, claim: Task | UUID, worker: str | None, now: float)
         elif task.claimed_by is not None:
             reason = f"{task.claimed_by!r} has claimed it, with attempt {task.attempts}"
         raise TaskNotHeld(
-            f"worker {brief(claimant)} has no claim on task {brief(task.name)} ({task.id}): {reason}; "
-            "nothing was written"
+            f"worker {brief(claimant)} has no claim on task {brief(task.name)} ({task.id}): {reason}. "
+            "Nothing was written. Stop working on it, or claim a task again."
         )

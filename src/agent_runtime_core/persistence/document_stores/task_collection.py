@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
+from ..._core.validation import Shown, must
 from ..._engines.base import Op
 from ...errors import InvalidArgument
 from ..documents.base import Collection, Document, Entry, retry_conflicts
@@ -98,8 +99,10 @@ class TaskCollection:
             return [str(each) for each in known[key].dependencies] if key in known else ()
 
         if found := find_cycle(starts, dependencies):
-            names = " -> ".join(known[key].name for key in [*found, found[0]])
-            raise InvalidArgument(f"task dependencies must not form a cycle, got {names}. Remove one of them.")
+            names = [known[key].name for key in [*found, found[0]]]
+            if len(names) > 6:
+                names[4:-1] = ["…"]
+            raise must("task dependencies", "not form a cycle", Shown(" -> ".join(names)), "Remove one of them")
 
     async def change(self, key: str, decide: Callable[[Document], Entry]) -> Task:
         """Replace a task by the document that `decide` returns for the stored one, and return it.
@@ -113,7 +116,7 @@ class TaskCollection:
         async def attempt() -> Task:
             stored = await self.tasks.get(key)
             if stored is None:
-                raise InvalidArgument(f"task {key} not found in this scope")
+                raise InvalidArgument(f"task {key} not found in this scope. Save it first.")
             entry = decide(stored)
             await self.write(Change([(entry, stored)]))
             return self.task_of(entry.text)

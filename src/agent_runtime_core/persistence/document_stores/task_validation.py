@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from ..._core.clock import aware
-from ..._core.validation import is_number
-from ...errors import InvalidArgument, brief
+from ..._core.validation import is_number, must
+from ...errors import brief
 from ..models import Task, TaskList, TaskState
 from .arguments import choice
 
@@ -24,11 +24,9 @@ def check_list(task_list: TaskList) -> TaskList:
         InvalidArgument: A field is not valid.
     """
     if not isinstance(task_list.name, str):
-        raise InvalidArgument(f"the name of a task list must be a string, got {brief(task_list.name)}")
+        raise must("the name of a task list", "be a string", task_list.name)
     if not isinstance(task_list.tasks, list | tuple):
-        raise InvalidArgument(
-            f"the tasks of task list {brief(task_list.name)} must be a list, got {brief(task_list.tasks)}"
-        )
+        raise must(f"the tasks of task list {brief(task_list.name)}", "be a list", task_list.tasks)
     _check_times(task_list, ("created_at", "updated_at"), f"task list {brief(task_list.name)}")
     return task_list
 
@@ -40,19 +38,19 @@ def check_task(task: Task) -> Task:
         InvalidArgument: A field is not valid.
     """
     if not isinstance(task, Task):
-        raise InvalidArgument(f"a task must be a Task, got {brief(task)}")
+        raise must("a task", "be a Task", task)
     what = f"task {brief(task.name)}"
     if not isinstance(task.name, str):
-        raise InvalidArgument(f"the name of a task must be a string, got {brief(task.name)}")
-    choice(TaskState, task.state, "state of a task")
+        raise must("the name of a task", "be a string", task.name)
+    choice(TaskState, task.state, "state")
     for name, field_type in _FIELD_TYPES.items():
         if not isinstance(getattr(task, name), field_type):
-            raise InvalidArgument(f"{what}: {name} must be a {field_type.__name__}, got {brief(getattr(task, name))}")
+            raise must(f"{what}: {name}", f"be a {field_type.__name__}", getattr(task, name))
     for each in (task.id, *task.dependencies):
         if not isinstance(each, UUID):
-            raise InvalidArgument(f"{what}: its id and its dependencies must be UUIDs, got {brief(each)}")
+            raise must(f"{what}: its id and its dependencies", "be UUIDs", each)
     if not is_number(task.priority) or math.isnan(task.priority):
-        raise InvalidArgument(f"{what}: priority must be a number, got {brief(task.priority)}")
+        raise must(f"{what}: priority", "be a number", task.priority)
     _check_times(task, ("created_at", "updated_at"), what)
     set_times = (
         name for name in ("due_at", "completed_at", "checkpoint_at", "claimed_until") if getattr(task, name) is not None
@@ -65,7 +63,7 @@ def _check_times(model: Any, names: Iterable[str], what: str) -> None:
     for name in names:
         when = getattr(model, name)
         if not isinstance(when, _dt.datetime):
-            raise InvalidArgument(f"{what}: {name} must be a datetime, got {brief(when)}")
+            raise must(f"{what}: {name}", "be a datetime", when)
 
 
 def now_like(wall: float, when: _dt.datetime) -> _dt.datetime:
@@ -80,7 +78,7 @@ def settled(task: Task, fields: Mapping[str, Any], now: float) -> Task:
     A change of the state also sets `completed_at`, and clears the claim of a task that is no longer in progress.
     """
     for name, value in fields.items():
-        setattr(task, name, choice(TaskState, value, "state of a task") if name == "state" else value)
+        setattr(task, name, choice(TaskState, value, "state") if name == "state" else value)
     if "updated_at" not in fields:
         task.updated_at = now_like(now, task.updated_at)
     if "state" in fields:

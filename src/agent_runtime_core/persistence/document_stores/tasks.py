@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import islice
@@ -9,6 +10,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from ..._core.clock import aware
+from ..._core.validation import Shown, must
 from ..._engines.base import Op
 from ...errors import InvalidArgument, brief
 from ..base.tasks import TaskStore, check_fields
@@ -58,7 +60,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
             InvalidArgument: A field is not valid, or dependencies would form a cycle.
         """
         if not isinstance(task_list, TaskList | Task):
-            raise InvalidArgument(f"task_list must be a TaskList or a Task, got {brief(task_list)}")
+            raise must("task_list", "be a TaskList or a Task", task_list)
         collection = self._collection(scope)
         if isinstance(task_list, Task):
             await self._save_with_time(check_task(task_list), partial(self._save_one, collection, task_list))
@@ -81,7 +83,8 @@ class StoredTasks(DocumentBackedStore, TaskStore):
     async def _save_all(self, collection: TaskCollection, task_list: TaskList) -> None:
         tasks = {str(check_task(task).id): task for task in task_list.tasks}
         if len(tasks) != len(task_list.tasks):
-            raise InvalidArgument(f"task ids of list {brief(task_list.name)} must be unique, got one twice")
+            twice = next(key for key, count in Counter(str(task.id) for task in task_list.tasks).items() if count > 1)
+            raise must(f"the task ids of list {brief(task_list.name)}", "be unique", Shown(f"{twice} twice"))
         texts = {key: _text(task) for key, task in tasks.items()}
         key = id_text(task_list.id, "task list")
         header = await collection.lists.get(key)
@@ -243,7 +246,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
     ) -> None:  # fmt: skip
         def changed(stored: Document) -> Entry:
             if task_list_id is not None and stored.group != id_text(task_list_id, "task list"):
-                raise InvalidArgument(f"task {task_id} not found in list {task_list_id} of this scope")
+                raise InvalidArgument(f"task {task_id} not found in list {task_list_id} of this scope. Save it first.")
             return replaced(stored, settled(model_of(Task, stored.text), fields, self.clock.wall()))
 
         await self._collection(scope).change(id_text(task_id, "task"), changed)
@@ -307,7 +310,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
 
     def _data(self, data: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(data, Mapping):
-            raise InvalidArgument(f"data must be a dict, got {brief(data)}")
+            raise must("data", "be a dict", data)
         return {"checkpoint_data": dict(data), "checkpoint_at": aware(self.clock.wall())}
 
 

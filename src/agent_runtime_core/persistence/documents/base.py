@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.lazy_import import lazily
+from ..._core.validation import Shown, must
 from ..._engines.base import Backend, Guard, Op
-from ...errors import InvalidArgument, StorageBusy, brief
+from ...errors import StorageBusy, brief
 from ..fencing import CURRENT_CLAIM
 from .full_text import best, folded, words_of
 
@@ -314,7 +315,7 @@ class Collection:
             InvalidArgument: `offset` or `limit` is negative.
         """
         if offset < 0 or (limit is not None and limit < 0):
-            raise InvalidArgument(f"offset and limit must be at least 0, got {offset} and {limit}")
+            raise must("offset and limit", "be at least 0", Shown(f"{offset} and {limit}"))
         storable(prefix, "prefix", self.kind)
         query = Query(self.space, self.kind, self._now(), group, prefix, low, high, descending, offset, limit)
         found: list[Document] = await self.documents.read("find", query)
@@ -393,19 +394,18 @@ def storable(text: Any, what: str, kind: str) -> None:
         InvalidArgument: It is not a string, or it has a lone surrogate, which UTF-8 cannot encode.
     """
     if not isinstance(text, str):
-        raise InvalidArgument(f"the {what} of a {kind} must be a string, got {brief(text)}")
+        raise must(f"the {what} of a {kind}", "be a string", text)
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidArgument(f"the {what} of a {kind} must not have a lone surrogate, got {text!a:.80}") from None
+            fix = "Encode the string with errors='replace'"
+            raise must(f"the {what} of a {kind}", "not have a lone surrogate", Shown(f"{text!a:.80}"), fix) from None
 
 
 def _number(value: Any, what: str, key: str) -> None:
     if value is not None and not (isinstance(value, int | float) and -MOST_RANK <= value <= MOST_RANK):
-        raise InvalidArgument(
-            f"the {what} of {brief(key)} must be a number from -{MOST_RANK:g} to {MOST_RANK:g}, got {brief(value)}"
-        )
+        raise must(f"the {what} of {brief(key)}", f"be a number from -{MOST_RANK:g} to {MOST_RANK:g}", value)
 
 
 #: Names of 0.6.0.

@@ -88,7 +88,9 @@ class DurableDirectory:
                 raise StorageCorrupt(f"{path} must be a regular file. Move it away.")
             if largest is not None and status.st_size > largest:
                 os.close(descriptor)
-                raise StorageCorrupt(f"{path} must have at most {largest:,} bytes, got {status.st_size:,}")
+                raise StorageCorrupt(
+                    f"{path} must have at most {largest:,} bytes, got {status.st_size:,}. Move it away."
+                )
             with open(descriptor, "rb") as file:
                 return file.read()
 

@@ -18,9 +18,10 @@ from typing import Any, Final
 from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import path_text
 from ..._core.per_loop import PerLoop
+from ..._core.validation import must
 from ..._engines.base import Guard, Op
 from ..._engines.commit_request import CommitRequest, PendingCommits, resolve_all
-from ...errors import InvalidArgument, StorageBusy, StorageClosed, brief
+from ...errors import StorageBusy, StorageClosed
 from .base import DocumentStore
 from .file_database import FileDatabase, ReadRequest
 
@@ -55,7 +56,7 @@ class FileDocuments(DocumentStore):
         super().__init__(clock=clock)
         path = path_text(root)
         if path is None:
-            raise InvalidArgument(f"root must be the path of a directory, got {brief(root, 500)}")
+            raise must("root", "be the path of a directory", root)
         self.root: str = os.path.abspath(path)
         self._ready = ready
         self._closed = False
