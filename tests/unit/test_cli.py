@@ -674,6 +674,8 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
         ("{m}", "target must be module:attr"),
         ("{m}:", "target must be module:attr"),
         ("{m}:Greter", "has no 'Greter'. Did you mean 'Greeter'?"),
+        ("{m}:severl", "has no 'severl'. Did you mean 'several'?"),
+        ("{m}.py:several", "must be module:attr, got '{m}.py:several'. Use '{m}:several'"),
         ("x{m}:Greeter", "no module 'x{m}' in {d}: did you mean '{m}'?"),
         ("{m}.inside:Greeter", "unknown module 'inside'."),
         ("{m}:settings", "got an object of type dict. Use {m}:"),

@@ -161,7 +161,7 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
             [call(1), call(2, query={"deep": ["{{step1.result}}"]})],
             [
                 "step 2: the input of search is invalid: query must be a string, got an object",
-                "step 2: references must look like {{step_1.result}}, got {{step1.result}}",
+                "step 2: a reference must look like {{step_1.result}}, got {{step1.result}}",
             ],
         ),
         (
@@ -173,7 +173,7 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
             [call(1), call(2, qeury="{{step_1.result}}")],
             ["step 2: the input of search is invalid: missing required argument 'query' (string)"],
         ),
-        ([call(n) for n in range(1, 102)], ["it must have at most 100 steps, got 101"]),
+        ([call(n) for n in range(1, 102)], ["steps must have at most 100 steps, got 101"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_plan_is_told(steps: list[PlanStep], problems: list[str]) -> None:

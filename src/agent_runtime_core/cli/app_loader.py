@@ -34,6 +34,9 @@ def attribute_of(target: str, directory: str, wanted: Callable[[object], bool] =
     module, _, name = target.partition(":")
     if not module or not name.isidentifier():
         raise InvalidArgument(f"target must be module:attr, got {brief(target, 500)}. Example: my_agents:Greeter")
+    if module.endswith(".py") and os.path.isfile(os.path.join(directory, module)):
+        meant = f"{module.removesuffix('.py').replace('/', '.')}:{name}"
+        raise InvalidArgument(f"target must be module:attr, got {brief(target, 500)}. Use {brief(meant, 500)}")
     if not os.path.isdir(directory):
         raise InvalidArgument(f"directory {brief(directory, 500)} not found. --agent-path must have {brief(module)}")
     sys.path.insert(0, os.path.abspath(directory))
@@ -113,6 +116,12 @@ def _type_error(found: object, target: str, module: str) -> str:
 
 
 def _is_loadable(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_is_agent, value))
+    return _is_agent(value) or isinstance(value, (Registry, AgentRunner))
+
+
+def _is_agent(value: object) -> bool:
     if isinstance(value, type):
         return issubclass(value, AgentRuntime) and not inspect.isabstract(value)
-    return isinstance(value, (AgentRuntime, Registry, AgentRunner))
+    return isinstance(value, AgentRuntime)

@@ -130,7 +130,7 @@ async def migrate_files(args: Namespace) -> int:
     else:
         print_line(f"{found.directory}: {_counted(found.carried)} carried over")
         if found.kept:
-            print_line(f"{_counted(found.kept)} of them already present and not modified")
+            print_line(f"{_counted(found.kept)} already present and not modified")
     for name, reason in found.unreadable.items():
         warn(f"{found.directory}/{name} cannot be read and is not modified ({reason})")
     if not found.opens:
