@@ -136,8 +136,7 @@ class OpenRunSession:
         run = row.run_key or row.run_id
         return StorageClosed(
             f"run {run!r} is closed: its context was used outside of its `async with open_run(...)` block. "
-            "Use ctx inside "
-            "the block, or open the run again"
+            "Use ctx inside the block, or open the run again"
         )
 
     def _lease_lost(self) -> LeaseLost:
