@@ -307,7 +307,9 @@ def test_what_is_wrong_with_the_arguments_is_said_in_a_line(tmp_path: Path) -> N
     ]
     for code, message, arguments in cases:
         told = run(*arguments, cwd=tmp_path, code=code).stderr.splitlines()
-        assert message.replace("'nowhere", f"'{tmp_path}/nowhere" if "directory:" in message else "nowhere") in told[-1]
+        assert (
+            message.replace("'nowhere", f"'{tmp_path}/nowhere" if "directory:" in message else "'nowhere") in told[-1]
+        )
         assert "Traceback" not in told[0]
 
 

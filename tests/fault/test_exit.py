@@ -68,7 +68,7 @@ async def test_a_process_ends_with_work_in_flight(tmp_path: Path, how: str, code
     ("how", "said"),
     [
         ("plain", "within 0.2 s of being cancelled: abandoned, it may still have effects"),
-        ("plain worker", "when it was cancelled: released to the queue"),
+        ("plain worker", "when it was cancelled; released to the queue"),
     ],
 )
 async def test_a_process_ends_though_a_plain_run_does_not_and_the_run_resumes_elsewhere(

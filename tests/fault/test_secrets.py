@@ -261,8 +261,8 @@ TOO_LONG = {
 @pytest.mark.parametrize(
     ("what", "kind", "ways"),
     [
-        ("key", "AuthenticationFailed", ["check api_key=", "API_KEY", "401"]),
-        ("model", "ModelNotFound", ["check model=", "default_model=", "'some-model'"]),
+        ("key", "AuthenticationFailed", ["Check api_key=", "API_KEY", "401"]),
+        ("model", "ModelNotFound", ["Check model=", "default_model=", "'some-model'"]),
         ("length", "ContextOverflow", ["fewer or shorter messages", "trim"]),
     ],
 )

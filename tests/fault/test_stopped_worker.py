@@ -232,7 +232,7 @@ async def test_a_process_that_stands_still_in_a_commit_makes_others_busy_until_i
                 await here.submit("noop", {})
             assert (await here.get_run(run_id)).status == RunStatus.PENDING, "it can be read"
             await here.close()
-        with pytest.raises(StorageBusy, match="was it stopped"):
+        with pytest.raises(StorageBusy, match="whether it is suspended"):
             open_runner([str(db)] * 3)
         child.process.kill()
         child.process.wait()

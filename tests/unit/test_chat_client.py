@@ -730,7 +730,7 @@ async def test_clients_of_one_endpoint_share_a_breaker_and_others_do_not() -> No
 @pytest.mark.parametrize(
     ("error", "ways_out"),
     [
-        (_status(401), ["the API key was rejected (401)", "configure(openai_api_key=...)", "OPENAI_API_KEY"]),
+        (_status(401), ["the API key was rejected with status 401", "configure(openai_api_key=...)", "OPENAI_API_KEY"]),
         (_status(403, text="your country is not served"), ["your country is not served", "OPENAI_API_KEY"]),
         (_status(404, text="no such model"), ["no such model", "Check model=", "configure(default_model=...)"]),
         (_status(413, text="129000 tokens"), ["129000 tokens", "Send fewer or shorter messages", "trim"]),

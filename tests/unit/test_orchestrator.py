@@ -138,7 +138,7 @@ async def test_a_plan_that_is_too_long_fails_and_is_not_cut() -> None:
         assert (failed.status, failed.steps) == (RunStatus.FAILED, [])
         assert (
             failed.error
-            == "LimitExceeded: limit reached: max_steps=1, used 2 (the plan has more steps; none was started)"
+            == "LimitExceeded: limit reached: max_steps=1, used 2 (the plan has more steps, and none was started)"
         )
 
 

@@ -251,7 +251,7 @@ async def test_a_float_that_may_be_another_integer_is_rejected(text: str) -> Non
     tools = ToolRegistry()
     tools.register(take)
     arguments = read_arguments(f'{{"n": {text}}}')
-    with pytest.raises(Exception, match=r"\$\.n"):
+    with pytest.raises(Exception, match="n must be an integer"):
         await tools.execute("take", arguments)
     assert await tools.execute("take", read_arguments('{"n": 9007199254740991.0}')) == 9007199254740991
     assert await tools.execute("take", read_arguments('{"n": 9007199254740993}')) == 9007199254740993

@@ -31,7 +31,7 @@ def explained(error: ProviderError, provider: str, model: str) -> ProviderError:
 def _problem(error: ProviderError) -> str:
     # Some servers repeat a rejected key in their answer.
     if isinstance(error, AuthenticationFailed) and error.status == 401:
-        text = "the API key was rejected (401)"
+        text = "the API key was rejected with status 401"
     else:
         text = " ".join(str(error).split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -86,12 +86,13 @@ class Cassette:
             InvalidArgument: The file does not exist or is not a cassette of this version.
         """
         file = _file(path)
+        where = Shown(repr(str(path)))  # not cut: the name is at the end of a path
         try:
             tree = json.loads(file.read_bytes())
         except FileNotFoundError as error:
-            raise must("cassette", "be an existing file", str(path), "Record one with RecordingLLMClient") from error
+            raise must("cassette", "be an existing file", where, "Record one with RecordingLLMClient") from error
         except (ValueError, RecursionError, IsADirectoryError) as error:
-            raise must("cassette", "be a JSON file", str(path), str(error)) from error
+            raise must("cassette", "be a JSON file", where, str(error)) from error
         if not isinstance(tree, dict) or tree.get("version") != VERSION or not isinstance(tree.get("exchanges"), list):
             constraint = f'have the form {{"version": {VERSION}, "exchanges": [...]}}'
             raise must(f"cassette {str(path)!r}", constraint, tree, "Record it again with RecordingLLMClient")
