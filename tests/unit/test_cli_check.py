@@ -225,6 +225,23 @@ def test_a_step_in_doubt_that_the_code_left_out(tmp_path: Path) -> None:
     assert found.reason == "step 'pay' has started, and the code goes to 'charge' without it"
 
 
+def test_a_run_that_waits_for_its_child(url: str) -> None:
+    async def code(ctx: Any) -> Any:
+        await ctx.step("fetch", int)
+        await ctx.call("kid", {})
+
+    assert checked(url, code, code) == ResumeCheck("resumes", stopped_at="call:kid")
+
+
+def test_code_that_exits(tmp_path: Path) -> None:
+    async def new(ctx: Any) -> Any:
+        await ctx.step("fetch", int)
+        raise SystemExit(3)
+
+    found = checked(str(tmp_path / "runs.db"), order, new)
+    assert found == ResumeCheck("fails", reason="SystemExit: 3")
+
+
 def test_code_that_ends_before_the_last_recorded_step(url: str) -> None:
     async def new(ctx: Any) -> Any:
         await ctx.step("fetch", int)
