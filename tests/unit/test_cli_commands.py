@@ -436,6 +436,13 @@ def test_doctor_suggests_only_similar_variables(tmp_path: Path) -> None:
     assert "hunter2" not in done.stdout + done.stderr
 
 
+def test_doctor_does_not_write_to_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    done = process("doctor", "--url", "empty.db", cwd=tmp_path)
+    assert (done.returncode, "empty.db is empty: no process has stored a run in it" in done.stdout) == (0, True)
+    assert [(each.name, each.stat().st_size) for each in tmp_path.iterdir()] == [("empty.db", 0)]
+
+
 def test_doctor_of_a_directory(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     done = process("doctor", "--url", str(tmp_path), cwd=tmp_path)

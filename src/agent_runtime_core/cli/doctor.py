@@ -127,6 +127,8 @@ async def _store(args: Namespace) -> list[Finding]:
     except AgentRuntimeError as error:
         return [Finding(ERROR, "store", str(error))]
     files = list(file_checks(path)) if path is not None else []
+    if path is not None and _is_empty(path):  # opening it would create its tables
+        return [Finding(WARNING, "store", f"{path} is empty: no process has stored a run in it"), *files]
     try:
         async with open_store(args.url, Registry()) as runner:
             await runner.queue.next_due()
@@ -136,6 +138,12 @@ async def _store(args: Namespace) -> list[Finding]:
             return found
     except (AgentRuntimeError, OSError) as error:
         return [Finding(ERROR, "store", str(error)), *files]
+
+
+def _is_empty(path: str) -> bool:
+    return os.path.isfile(path) and not any(
+        os.path.getsize(each) for each in (path, f"{path}-wal") if os.path.exists(each)
+    )
 
 
 def _database(url: str | None, path: str | None) -> str | None:
