@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from uuid import UUID
 
+import pytest
+
 from agent_runtime_core import AgentRunner, RunStatus
 from tests.fault.jobs.agents import open_runner
 from tests.support.processes import ROOT, Command, becomes, lines, until
@@ -87,6 +89,7 @@ async def test_a_second_signal_skips_the_grace(tmp_path: Path) -> None:
 
 STUBBORN = """
 import asyncio
+import time
 from pathlib import Path
 
 from agent_runtime_core import AgentRuntime, RunResult
@@ -102,16 +105,28 @@ class Stubborn(AgentRuntime):
                 await asyncio.sleep(3600)
             except asyncio.CancelledError:
                 pass
+
+
+class Blocking(AgentRuntime):
+    key = "blocking"
+
+    async def run(self, ctx):
+        await asyncio.to_thread(self.block, Path(ctx.params["started"]))
+
+    def block(self, started):
+        started.touch()
+        time.sleep(3600)
 """
 
 
-async def test_a_worker_ends_when_an_agent_ignores_its_cancellation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", ["Stubborn", "Blocking"])
+async def test_a_worker_ends_when_an_agent_ignores_its_cancellation(tmp_path: Path, agent: str) -> None:
     db, started = tmp_path / "all.db", tmp_path / "started"
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     options = ("--agent-path", tmp_path, "--url", db, "--grace", 0.1)
     async with AgentRunner.open(db) as runner:
-        run = await runner.submit("stubborn", {"params": {"started": str(started)}})
-        with Command("agent_runtime_core", "worker", "stubborn:Stubborn", *options) as child:
+        run = await runner.submit(agent.lower(), {"params": {"started": str(started)}})
+        with Command("agent_runtime_core", "worker", f"stubborn:{agent}", *options) as child:
             child.expect("worker")
             await asyncio.to_thread(until, started.exists, "the run to start")
             child.send(signal.SIGTERM)

@@ -225,6 +225,35 @@ def test_a_step_in_doubt_that_the_code_left_out(tmp_path: Path) -> None:
     assert found.reason == "step 'pay' has started, and the code goes to 'charge' without it"
 
 
+def test_a_run_that_waits_for_its_child(url: str) -> None:
+    async def code(ctx: Any) -> Any:
+        await ctx.step("fetch", int)
+        await ctx.call("kid", {})
+
+    assert checked(url, code, code) == ResumeCheck("resumes", stopped_at="call:kid")
+
+
+def test_a_run_before_the_change_is_not_checked_against_the_old_code(url: str) -> None:
+    async def old(ctx: Any) -> None:
+        await ctx.step("fetch", int)
+        raise ConnectionError
+
+    async def new(ctx: Any) -> None:
+        await ctx.step("fetch", int)
+        assert await ctx.patched("check"), "the old code is gone"
+
+    assert checked(url, old, new) == ResumeCheck("resumes", stopped_at="patched:check")
+
+
+def test_code_that_exits(tmp_path: Path) -> None:
+    async def new(ctx: Any) -> Any:
+        await ctx.step("fetch", int)
+        raise SystemExit(3)
+
+    found = checked(str(tmp_path / "runs.db"), order, new)
+    assert found == ResumeCheck("fails", reason="SystemExit: 3")
+
+
 def test_code_that_ends_before_the_last_recorded_step(url: str) -> None:
     async def new(ctx: Any) -> Any:
         await ctx.step("fetch", int)

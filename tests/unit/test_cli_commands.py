@@ -142,6 +142,83 @@ def test_a_mistyped_agent_key_is_reported(run: Commands) -> None:
     assert (code, "Did you mean" in err) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("given", "option", "kind"),
+    [
+        ('{"params": [1]}', ("--params", "{}"), "object"),
+        ('{"messages": 3}', ("--message", "Hi"), "array"),
+        ('{"limits": "few"}', ("--max-turns", "3"), "object"),
+    ],
+)
+def test_an_option_cannot_add_to_another_type(run: Commands, given: str, option: tuple[str, str], kind: str) -> None:
+    code, out, err = run("submit", "greeter", "--input", given, *option)
+    assert (code, out, f"in --input must be a JSON {kind}, got" in err) == (2, "", True)
+    assert len(err.splitlines()) == 1
+
+
+def test_an_empty_agent_key(run: Commands) -> None:
+    code, _, err = run("submit", "")
+    assert (code, "AGENT must be an agent key" in err) == (2, True)
+
+
+def test_a_url_without_scheme_keeps_its_password(tmp_path: Path) -> None:
+    done = process("submit", "greeter", "--url", "ada:hunter2@host/0", cwd=tmp_path)
+    assert (done.returncode, "hunter2" in done.stderr, "redis://" in done.stderr) == (2, False, True)
+
+
+NOISY = """
+import sys
+from agent_runtime_core import AgentRuntime, RunResult
+from agent_runtime_core.events import EventBus
+
+print("noise of the import")
+if "exits" in __name__:
+    sys.exit(4)
+
+
+class Noisy(AgentRuntime):
+    key = "noisy"
+
+    async def run(self, ctx):
+        await ctx.step("one", int)
+        print("noise of the code")
+        await ctx.approve("plan")
+        return RunResult()
+
+
+class Bus(EventBus):
+    def __init__(self):
+        print("noise of the backend")
+"""
+
+
+def test_what_user_code_prints_is_not_in_the_output(tmp_path: Path) -> None:
+    url = str(tmp_path / "runs.db")
+    (tmp_path / "noisy.py").write_text(NOISY)
+    done = process("submit", "noisy:Noisy", "--run-id", "r", "--json", "--url", url, cwd=tmp_path)
+    assert (json.loads(done.stdout)["run_key"], "noise of the import" in done.stderr) == ("r", True)
+    on(url, _one_attempt)
+    done = process("check", "noisy:Noisy", "--json", "--url", url, cwd=tmp_path)
+    assert (json.loads(done.stdout)["resumes"], "noise of the code" in done.stderr) == (1, True)
+    done = process("conformance", "noisy:Bus", "--case", "closing", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["contract"] == "events"
+
+
+async def _one_attempt(runner: AgentRunner) -> None:
+    async def code(ctx: Any) -> None:
+        await ctx.step("one", int)
+        await ctx.approve("plan")
+
+    runner.registry.register(Script(code, "noisy"))
+    assert await runner.run_once()
+
+
+def test_a_module_that_exits(tmp_path: Path) -> None:
+    (tmp_path / "exits.py").write_text(NOISY)
+    done = process("conformance", "exits:Bus", cwd=tmp_path)
+    assert (done.returncode, "exits cannot be imported: SystemExit: 4" in done.stderr) == (2, True)
+
+
 def test_a_delay_and_a_deadline(run: Commands) -> None:
     run("submit", "greeter", "--run-id", "later", "--delay", "2h", "--deadline", "2099-01-01T00:00Z")
     shown = run.json("show", "later")
@@ -340,6 +417,36 @@ def test_unsafe_settings_of_redis(redis_url: str, capsys: pytest.CaptureFixture[
     found = findings(Commands(capsys, redis_url))["redis"]
     assert any("appendonly is 'no'" in each["detail"] and "CONFIG SET" in each["fix"] for each in found)
     assert {each["status"] for each in found} == {"warning"}
+
+
+def test_doctor_suggests_only_similar_variables(tmp_path: Path) -> None:
+    variables = {
+        "AGENT_RUNTIME_FOO": "1",
+        "AGENT_RUNTIME_OPENAI_API_KEY": "sk-hunter2",
+        "AGENT_RUNTIME_MAX_RETRYS": "3",
+    }
+    done = process("doctor", "--json", cwd=tmp_path, **variables)
+    fixes = {each["detail"].split()[2]: each["fix"] for each in json.loads(done.stdout)["checks"]
+             if each["check"] == "variable"}  # fmt: skip
+    assert fixes == {
+        "AGENT_RUNTIME_FOO": "Remove it, unless another program reads it",
+        "AGENT_RUNTIME_OPENAI_API_KEY": "Did you mean 'OPENAI_API_KEY'?",
+        "AGENT_RUNTIME_MAX_RETRYS": "Did you mean 'AGENT_RUNTIME_MAX_RETRIES'?",
+    }
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_doctor_does_not_write_to_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    done = process("doctor", "--url", "empty.db", cwd=tmp_path)
+    assert (done.returncode, "empty.db is empty: no process has stored a run in it" in done.stdout) == (0, True)
+    assert [(each.name, each.stat().st_size) for each in tmp_path.iterdir()] == [("empty.db", 0)]
+
+
+def test_doctor_of_a_directory(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    done = process("doctor", "--url", str(tmp_path), cwd=tmp_path)
+    assert (done.returncode, "must be a file" in done.stdout, "chmod" in done.stdout) == (1, True, False)
 
 
 def test_doctor_in_a_process_of_its_own(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRunner, RunnerConfig, RunStatus, Step, StepExecutor, open_run, open_run_sync
-from agent_runtime_core.errors import InvalidArgument
+from agent_runtime_core.errors import InvalidArgument, LeaseLost
 from agent_runtime_core.testing import crash_everywhere, run_agent_test
 from tests.support.runs import Script
 
@@ -224,6 +224,40 @@ async def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     async with open_run(str(tmp_path / "runs.db"), "r") as ctx:
         await ctx.step("fetch", int)
         assert not await ctx.patched("check")
+
+
+async def test_a_run_without_lease_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_run(str(tmp_path / "runs.db"), "r") as ctx:
+        await ctx.step("fetch", int)
+        with monkeypatch.context() as patch:
+            patch.setattr(ctx.journal.writer, "closed_error", lambda _: LeaseLost("r", "claim"))
+            with pytest.raises(LeaseLost):
+                await ctx.patched("check")
+
+
+async def test_a_forked_run_keeps_the_decision_before_its_fork(url: str) -> None:
+    async with opened(url) as runner:
+        await value(runner, check_first)
+        for step in ("fetch", "check", "pay"):
+            await runner.fork("r", step, new_run_id=f"after {step}")
+            assert await value(runner, check_first, f"after {step}") == ["checked", "sent"]
+
+
+async def test_a_call_that_was_removed_later(url: str) -> None:
+    async with opened(url) as runner:
+
+        async def with_call(ctx: Any) -> None:
+            assert await ctx.patched("check")
+            await ctx.step("check", int)
+            down()
+
+        await stopped(runner, with_call)
+
+        async def without_call(ctx: Any) -> Any:
+            await ctx.step("check", int)
+            return await ctx.step("pay", lambda: 2)
+
+        assert await value(runner, without_call) == 2
 
 
 def test_plain_code_and_tests_have_it_too(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from .._core.threads import name_of
 from .._core.validation import Shown, must
 from .._journal.record import FAILED, SKIPPED, Record
 from ..errors import (
+    IllegalTransition,
     JournalMismatch,
     NotSupported,
     Postponed,
@@ -291,8 +292,13 @@ class ContextSteps:
         if record is not None:
             return True
         # "False" needs no record: the later records stay, so every execution of the run decides the same.
-        if journal.has_later_records() or self._writer.closed_error is not None:
+        if journal.has_later_records():
             return False
+        if self._writer.closed_error is not None:
+            # Neither code may run: the lease is lost, or this is a check. But a replay of a succeeded run goes on.
+            if isinstance(error := self._writer.closed_error(name), IllegalTransition):
+                return False
+            raise error
         record = journal.value_record(name, key, "true")
         # Durable before the new code runs: if the record were lost, the old code would run after it.
         await journal.write((record,), (), CURRENT_STEP.get())

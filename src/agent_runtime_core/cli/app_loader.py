@@ -78,7 +78,7 @@ def _load_module(module: str, directory: str) -> object:
         raise InvalidArgument(f"no module {brief(top)} in {os.path.abspath(directory)}: {hint}") from error
     except AgentRuntimeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidArgument(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -87,7 +87,7 @@ def _call(fn: Callable[[], Any], target: str) -> Any:
         raise InvalidArgument(f"{target} must be a sync function, got a coroutine function")
     try:
         return fn()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidArgument(f"{target}() failed: {type(error).__name__}: {error}") from error
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from .._core.lazy_import import load
 from ..errors import InvalidArgument, brief
 from .app_loader import attribute_of
-from .output import escaped, print_json, print_line, table, trace
+from .output import escaped, print_json, print_line, prints_on_stderr, table, trace
 
 Case = Callable[[Any], Awaitable[None]]
 
@@ -36,12 +36,13 @@ _CONTRACTS: Final = {
 
 async def conformance(args: Namespace) -> int:
     """Run the cases one after another; print a table of them, and return 1 if one failed."""
-    found = attribute_of(args.target, args.agent_path)
+    with prints_on_stderr():
+        found = attribute_of(args.target, args.agent_path)
     contract = args.contract or _contract_of(found, args.target)
     cases = [each for each in _cases(contract) if args.case is None or args.case in each.__name__]
     if not cases:
         raise InvalidArgument(f"--case must be part of the name of a test, got {brief(args.case)}")
-    with ExitStack() as directories:
+    with ExitStack() as directories, prints_on_stderr():
         make = found if contract == "llm" else _maker(found, args.option, directories)
         results = [await _result(case, make, args.debug) for case in cases]
     failed = sum(each["outcome"] != "ok" for each in results)

@@ -25,7 +25,7 @@ _LEAST_FREE: Final = 256 * 1024 * 1024  # bytes
 def file_checks(path: str) -> Iterator[Finding]:
     """Yield what is right and wrong with the database file at that path."""
     path = os.path.realpath(path)
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         return
     directory = os.path.dirname(path)
     yield from _permissions(path, directory)

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from .._core.clock import SYSTEM, shown_duration
 from .._core.lazy_import import EXTRAS, load
-from .._core.validation import did_you_mean
-from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, place_of
+from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, misspelt, place_of
 from ..errors import AgentRuntimeError, brief
 from ..queue.records import RunRow
 from ..registry import Registry
@@ -108,8 +107,8 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
             and name not in known
             and not name.startswith((f"{PREFIX}TURNS_", f"{PREFIX}PERSONALITY_"))
         ):
-            hint = did_you_mean(name, known)
-            fix = hint.rstrip("?") + "?" if hint.startswith("Did") else "Remove it, unless another program reads it"
+            meant = VARIABLES.get(name.removeprefix(PREFIX).lower()) or dict(misspelt([name])).get(name)
+            fix = f"Did you mean {meant!r}?" if meant else "Remove it, unless another program reads it"
             yield Finding(WARNING, "variable", f"environment variable {name} is not a setting", fix)
 
 
@@ -128,6 +127,8 @@ async def _store(args: Namespace) -> list[Finding]:
     except AgentRuntimeError as error:
         return [Finding(ERROR, "store", str(error))]
     files = list(file_checks(path)) if path is not None else []
+    if path is not None and _is_empty(path):  # opening it would create its tables
+        return [Finding(WARNING, "store", f"{path} is empty: no process has stored a run in it"), *files]
     try:
         async with open_store(args.url, Registry()) as runner:
             await runner.queue.next_due()
@@ -137,6 +138,12 @@ async def _store(args: Namespace) -> list[Finding]:
             return found
     except (AgentRuntimeError, OSError) as error:
         return [Finding(ERROR, "store", str(error)), *files]
+
+
+def _is_empty(path: str) -> bool:
+    return os.path.isfile(path) and not any(
+        os.path.getsize(each) for each in (path, f"{path}-wal") if os.path.exists(each)
+    )
 
 
 def _database(url: str | None, path: str | None) -> str | None:

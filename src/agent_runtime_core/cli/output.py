@@ -118,6 +118,13 @@ def only_errors_logged() -> Iterator[None]:
         logger.setLevel(before)
 
 
+@contextlib.contextmanager
+def prints_on_stderr() -> Iterator[None]:
+    """Send what the user's code prints to stderr: stdout has the output of the command, perhaps as JSON."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
 def print_json(value: Any) -> None:
     """Write JSON. Characters that a terminal interprets are written as JSON escapes."""
     _write_line(json_text(value, 2))

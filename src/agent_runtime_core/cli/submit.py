@@ -8,18 +8,20 @@ import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from .._core.ids import run_uuid
 from .._core.validation import unknown
-from ..errors import IdempotencyConflict, InvalidArgument
+from ..errors import IdempotencyConflict, InvalidArgument, brief
 from ..interfaces import RunResult
 from ..queue.records import RunRow
 from ..registry import Registry
 from ..runner.runner import AgentRunner
 from .app_loader import agents_of
-from .output import print_json, print_line, warn
+from .output import print_json, print_line, prints_on_stderr, warn
 from .store import is_in_memory, limits_from, open_store, refuse_url, require_run, similar_agent, summary
+
+T = TypeVar("T", dict[str, Any], list[Any])
 
 _MODULE_ATTR = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
@@ -56,7 +58,7 @@ async def submit(args: Namespace) -> int:
 @asynccontextmanager
 async def _target(args: Namespace) -> AsyncIterator[tuple[AgentRunner, str]]:
     """Open the store, and yield it with the key of the agent."""
-    if args.target is None and args.agent is None:
+    if not args.target and not args.agent:
         raise InvalidArgument(
             "AGENT must be an agent key or module:attr, got none. Example: agent-runtime submit greeter"
         )
@@ -66,7 +68,8 @@ async def _target(args: Namespace) -> AsyncIterator[tuple[AgentRunner, str]]:
         async with open_store(args.url, Registry()) as runner:
             yield runner, args.target or args.agent
         return
-    found = agents_of(args.target, args.agent_path)
+    with prints_on_stderr():
+        found = agents_of(args.target, args.agent_path)
     if isinstance(found, AgentRunner):
         refuse_url(args)
         if is_in_memory(found):
@@ -95,12 +98,21 @@ def _input(args: Namespace) -> dict[str, Any]:
     """Return the input of the run."""
     given = dict(args.input)
     if args.params is not None:
-        given["params"] = {**(given.get("params") or {}), **args.params}
+        given["params"] = {**_part(given, "params", dict), **args.params}
     if args.message is not None:
-        given["messages"] = [*(given.get("messages") or []), {"role": "user", "content": args.message}]
+        given["messages"] = [*_part(given, "messages", list), {"role": "user", "content": args.message}]
     if limits := limits_from(args):
-        given["limits"] = {**(given.get("limits") or {}), **limits}
+        given["limits"] = {**_part(given, "limits", dict), **limits}
     return given
+
+
+def _part(given: dict[str, Any], name: str, kind: type[T]) -> T:
+    """Return the part of the input that an option adds to."""
+    part = given.get(name)
+    if part is not None and not isinstance(part, kind):
+        wanted = "a JSON array" if kind is list else "a JSON object"
+        raise InvalidArgument(f'"{name}" in --input must be {wanted}, got {brief(part)}. Correct it or leave it out')
+    return kind() if part is None else part
 
 
 async def _report(args: Namespace, runner: AgentRunner, row: RunRow, result: RunResult) -> int:

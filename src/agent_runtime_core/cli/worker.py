@@ -63,20 +63,27 @@ async def work(args: Namespace) -> int:
 
 
 async def _end_in_spite_of_tasks() -> None:
-    """End the process if a task ignores its cancellation: closing the event loop would wait for it without limit.
+    """End the process if a task ignores its cancellation, or blocks in `asyncio.to_thread`.
 
-    The runner has released the run of such a task, and another worker may execute it already.
+    Closing the event loop would wait for it without limit. The runner has released the run of such a task, and another
+    worker may execute it already.
     """
-    if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
-        return
-    for task in tasks:
-        task.cancel()
-    _, pending = await asyncio.wait(tasks, timeout=LAST_SECONDS)
-    if pending:
-        log.warning("ends with %d running tasks, which ignore their cancellation", len(pending))
-        sys.stdout.flush()
-        logging.shutdown()
-        os._exit(0)
+    if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        _, pending = await asyncio.wait(tasks, timeout=LAST_SECONDS)
+        if pending:
+            _end(f"{len(pending)} running tasks, which ignore their cancellation")
+    joined = asyncio.create_task(asyncio.get_running_loop().shutdown_default_executor())
+    if not (await asyncio.wait({joined}, timeout=LAST_SECONDS))[0]:
+        _end("a thread of asyncio.to_thread, which cannot be cancelled")
+
+
+def _end(running: str) -> None:
+    log.warning("ends with %s", running)
+    sys.stdout.flush()
+    logging.shutdown()
+    os._exit(0)
 
 
 def _runner(args: Namespace) -> AgentRunner:

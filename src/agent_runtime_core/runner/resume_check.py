@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from .._core.context_vars import RUN, start_soon
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import wait_cancelled
+from .._engines.base import Op
 from .._execution.context import Context
 from .._execution.read_only_writer import ReadOnlyWriter
 from .._execution.run_control import RunControl
@@ -67,9 +69,19 @@ class _StoppingWriter(ReadOnlyWriter):
         self._control.cancel_task()
         return asyncio.CancelledError()
 
+    async def write(self, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()) -> NoReturn:
+        for each in queue:
+            if each.name == "queue.insert":  # the run makes sure that workers can execute a child it waits for
+                raise self.closed_error(f"call:{each.args[0].agent}")
+        await super().write(state, events, queue)
+
 
 class _NoStores(Exception):
     """The code between steps used `ctx.persistence`."""
+
+
+class _Exits(Exception):
+    """The code raised SystemExit."""
 
 
 async def check_resume(runner: AgentRunner, row: RunRow, agent: AgentRuntime, timeout: float) -> ResumeCheck:
@@ -111,12 +123,19 @@ async def _replay(
     before = dict(journal.view.started)
     context = contextvars.copy_context()
     context.run(RUN.set, control)
-    task = control.task = start_soon(run_agent(agent, ctx), context=context)
+    task = control.task = start_soon(_run(agent, ctx), context=context)
     in_time = await _reaches_a_new_step(task, ctx, writer, timeout)
     waits = bool(ctx.waiting_tasks)
     error = None if not task.done() or task.cancelled() else task.exception()
     await _end(task, control)
     return _outcome(writer, journal, before, error, waits=waits, ended=task.done(), in_time=in_time)
+
+
+async def _run(agent: AgentRuntime, ctx: Context) -> Any:
+    try:
+        return await run_agent(agent, ctx)
+    except SystemExit as error:  # the event loop would end the process
+        raise _Exits(f"SystemExit: {error}") from error
 
 
 def _with_name(record: Record, old: str, new: str) -> Record:
@@ -173,7 +192,8 @@ def _outcome(
     if isinstance(cause, _NoStores):
         return ResumeCheck(UNKNOWN, reason=str(cause)), None
     if cause is not None and writer.stopped_at is None:
-        return ResumeCheck(FAILS, reason=f"{type(cause).__name__}: {cause}"), None
+        reason = str(cause) if isinstance(cause, _Exits) else f"{type(cause).__name__}: {cause}"
+        return ResumeCheck(FAILS, reason=reason), None
     if not in_time:
         return ResumeCheck(UNKNOWN, reason="the code did not reach a new step in time"), None
     return ResumeCheck(RESUMES, writer.stopped_at, _left_out(writer, journal, before, waits=waits)), None

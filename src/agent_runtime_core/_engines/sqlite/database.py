@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..._core.clock import SYSTEM
 from ..._core.ids import path_text
-from ..._core.validation import Shown, must
+from ..._core.validation import Shown, must, redacted_url
 from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageTooNew, brief
 from ..base import OperationSet
 from ..os_errors import storage_errors
@@ -39,6 +39,10 @@ def checked(path: str | os.PathLike[str]) -> str:
         got = Shown(f"{_quoted(text)}, which is a device, a pipe or a socket")
         raise must("path", "be a file", got, "Choose another path")
     if not os.path.isdir(os.path.dirname(where)):
+        # A URL without its scheme, such as user:password@host/0, is read as a path.
+        if (readable := redacted_url(text)) != text:
+            fix = "Create the directory, or write a URL with its scheme, such as redis://"
+            raise must("path", "be in a directory that exists", _quoted(readable), fix)
         fix = f"Create the directory {_quoted(os.path.dirname(where))}"
         raise must("path", "be in a directory that exists", _quoted(text), fix)
     return where
