@@ -534,11 +534,9 @@ def literal_messages() -> Iterator[str]:
 
 
 def test_every_other_message_says_how_to_fix_it() -> None:
-    passed_on = {
-        "f'{called} {error}'",
-        """f"step {number}: {error.path.removeprefix('$.')} {sentence(error.reason)}\"""",
-    }
+    # Python versions differ in the quotes that ast.unparse writes.
+    passed_on = ("{called} {error}", "step {number}: {error.path.removeprefix(")
     found = set(literal_messages())
-    assert found > passed_on
+    assert all(any(each[2:].startswith(start) for each in found) for start in passed_on)
     fix = re.compile(r"\. (Add|Call|Create|Move|Pass|Remove|Run|Save|Set|Use) .*\.?['\"]$|\. Create it\.'$")
-    assert {each for each in found - passed_on if fix.search(each) is None} == set()
+    assert {each for each in found if not each[2:].startswith(passed_on) and fix.search(each) is None} == set()

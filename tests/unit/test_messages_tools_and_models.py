@@ -187,7 +187,7 @@ CASES = [
         "tool 'gw': days must be a JSON number, got inf. Use null or a string",
     ),
     Triggered(
-        lambda: calls("gw", "[" * 1000 + "]" * 1000),
+        lambda: calls("gw", f'{{"city": {"[" * 120}{"]" * 120}}}'),
         "tool 'gw': arguments must be nested at most 98 levels deep, got more. Send a flatter value",
     ),
     # -- definitions of tools
