@@ -19,6 +19,7 @@ __all__ = ["BadArguments", "check_arguments", "read_arguments"]
 _DEEPEST: Final = MAX_DEPTH - 2  # events and records of the call have them two levels deeper
 _MOST_PROBLEMS: Final = 8  # problems listed in one message
 _ALWAYS_USABLE: Final = frozenset({int, bool, type(None)})
+_LONGEST_PATH: Final = 60  # characters of the path of a value in a message
 _DIGITS: Final = 400  # of an integer; a float has at most 309 before its decimal point
 _OBJECT: Final = 'Send an object such as {"name": "value"}'
 _SHORTER: Final = "Send a smaller value"
@@ -50,7 +51,8 @@ def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
         raise BadArguments(f"arguments must be a dict or its JSON text, got {brief(arguments)}")
     found = _unusable(tree)
     if found is not None:
-        raise BadArguments(f"{found[0].removeprefix('.') or 'arguments':.200} {found[1]}")
+        where = found[0].removeprefix(".") or "arguments"
+        raise BadArguments(f"{where if len(where) <= _LONGEST_PATH else f'{where[:_LONGEST_PATH]}…'} {found[1]}")
     return cast("dict[str, Any]", tree)
 
 
