@@ -8,9 +8,11 @@ A test module has one table of `Triggered` rows, and two lines for each row:
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -84,3 +86,26 @@ def _problems_of_state(row: Triggered) -> list[str]:
     if not _UUID.search(row.about) and _UUID.search(row.message):
         found.append("a derived id in place of the name that the user passed")
     return found
+
+
+SOURCE = Path(__file__).parents[2] / "src" / "agent_runtime_core"
+VALUE_ERRORS = frozenset({"InvalidArgument", "UnknownSetting"})
+
+
+def literal_messages(wanted: Callable[[str], bool], kinds: Collection[str] = VALUE_ERRORS) -> Iterator[tuple[str, str]]:
+    """Yield the file and the source of each message that is written where the error is raised.
+
+    Args:
+        wanted: Called with the name of a package or module at the top; whether to search it.
+        kinds: Names of the classes of errors.
+    """
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if not wanted(name.split("/")[0]):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id=kind), args=[ast.Constant() | ast.JoinedStr() as message, *_]) if (
+                    kind in kinds and "unknown(" not in ast.unparse(message)
+                ):
+                    yield name, ast.unparse(message).lstrip("f")[1:-1]

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -46,7 +45,7 @@ from agent_runtime_core.turns.events import EventEnvelope, StepResultChunk, Turn
 from agent_runtime_core.turns.hooks import Hooks
 from agent_runtime_core.turns.personality import PackSet, PersonalityPackManager
 from agent_runtime_core.turns.personality_instance import PersonalityInstance
-from tests.support.messages import Triggered, error_of, problems_of
+from tests.support.messages import VALUE_ERRORS, Triggered, error_of, literal_messages, problems_of
 
 ONE, TWO = UUID(int=1), UUID(int=2)
 
@@ -519,24 +518,11 @@ async def test_a_message_has_the_shape(row: Triggered, tmp_path: Path, monkeypat
     assert (str(error), problems_of(row)) == (row.message, [])
 
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "agent_runtime_core"
-
-
-def literal_messages() -> Iterator[str]:
-    """Yield the source of each error about a value whose message is not made by `must` or `unknown`."""
-    for path in (each for name in ("persistence", "planning", "turns") for each in (SOURCE / name).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            match node:
-                case ast.Call(func=ast.Name(id="InvalidArgument" | "UnknownSetting" | "NotSupported"), args=[message]):
-                    source = ast.unparse(message)
-                    if isinstance(message, ast.Constant | ast.JoinedStr) and "unknown(" not in source:
-                        yield source
-
-
 def test_every_other_message_says_how_to_fix_it() -> None:
     # Python versions differ in the quotes that ast.unparse writes.
     passed_on = ("{called} {error}", "step {number}: {error.path.removeprefix(")
-    found = set(literal_messages())
-    assert all(any(each[2:].startswith(start) for each in found) for start in passed_on)
-    fix = re.compile(r"\. (Add|Call|Create|Move|Pass|Remove|Run|Save|Set|Use) .*\.?['\"]$|\. Create it\.'$")
-    assert {each for each in found if not each[2:].startswith(passed_on) and fix.search(each) is None} == set()
+    packages, kinds = {"persistence", "planning", "turns"}, {*VALUE_ERRORS, "NotSupported"}
+    found = {message for _, message in literal_messages(packages.__contains__, kinds)}
+    assert all(any(each.startswith(start) for each in found) for start in passed_on)
+    fix = re.compile(r"\. (Add|Call|Create|Move|Pass|Remove|Run|Save|Set|Use) .*$")
+    assert {each for each in found if not each.startswith(passed_on) and fix.search(each) is None} == set()

@@ -161,14 +161,6 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"Known: {', '.join(names[:5])}{more}." if names else "None exist."
 
 
-def nearest_name(name: object, known: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the most similar of the known names, or all of them."""
-    names = sorted(known)
-    # Cut off, because comparing takes quadratic time.
-    near = difflib.get_close_matches(str(name)[:100], names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-
-
 def redacted_url(url: str) -> str:
     """Return `url` with *** for each part that is, or may be, a secret; `url` may be any text meant as a URL."""
     url = _without_query_options(url)

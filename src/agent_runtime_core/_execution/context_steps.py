@@ -295,7 +295,7 @@ class ContextSteps:
         if journal.has_later_records():
             return False
         if self._writer.closed_error is not None:
-            # Neither code may run: the lease is lost, or this is a check. But a replay of a succeeded run goes on.
+            # Neither code may run: the lease is lost, or this is a check. But a replay of a succeeded run continues.
             if isinstance(error := self._writer.closed_error(name), IllegalTransition):
                 return False
             raise error
