@@ -17,7 +17,7 @@ from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._core.context_vars import start_soon
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import Guard, Op, StoredEvent
-from agent_runtime_core.queue import ClaimRequest, MailboxMessage, RowChanged, RunRow, RunUpdate
+from agent_runtime_core.queue import ClaimRequest, MailboxMessage, RowChanged, RunFilter, RunRow, RunUpdate
 from agent_runtime_core.state import EffectExists, Record, StateRow
 from agent_runtime_core.testing.contracts import (
     concurrency,
@@ -29,6 +29,7 @@ from agent_runtime_core.testing.contracts import (
     queue_concurrency_keys,
     queue_enqueue,
     queue_leases,
+    queue_lists,
     queue_mailbox,
     queue_reads,
     queue_take,
@@ -506,6 +507,33 @@ class FindsAll(TheirQueue):
         return await super().read(what, *((args[0]._replace(limit=10_000),) if what == "find" else args))
 
 
+def _ignoring(*fields: str) -> type[TheirQueue]:
+    """A queue whose lists ignore these fields of their filter."""
+
+    class Ignores(TheirQueue):
+        async def read(self, what: str, *args: Any) -> Any:
+            if what == "find":
+                args = (args[0]._replace(**{field: RunFilter._field_defaults[field] for field in fields}),)
+            return await super().read(what, *args)
+
+    Ignores.__name__ = f"Ignores{'And'.join(fields)}"
+    return Ignores
+
+
+class SkipsRunsOfOneTime(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        if what != "find" or args[0].before is None:
+            return found
+        return [row for row in found if row.created_at < args[0].before[0]]
+
+
+class CountsNoReasons(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return found._replace(waiting={}) if what == "counts" else found
+
+
 class LastIsDue(TheirQueue):
     async def read(self, what: str, *args: Any) -> Any:
         if what != "next_due":
@@ -621,6 +649,25 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (LiveChildren, queue_reads.children_know_their_parent),
     (FindsFew, queue_reads.what_is_many_is_listed_whole),
     (FindsAll, queue_reads.find_lists_what_was_asked_for),
+    (_ignoring("newest_first"), queue_lists.the_newest_runs_are_listed_page_by_page),
+    (SkipsRunsOfOneTime, queue_lists.runs_of_the_same_time_are_listed_by_their_number),
+    (_ignoring("until"), queue_lists.a_range_of_creation_times_is_listed),
+    (_ignoring("statuses"), queue_lists.statuses_and_agents_are_merged_in_order),
+    (_ignoring("prefix"), queue_lists.a_prefix_of_the_id_or_the_key_is_found),
+    *(
+        (_ignoring(field), queue_lists.children_conversations_and_concurrency_keys_are_found)
+        for field in ("parent", "conversation", "lane")
+    ),
+    (_ignoring("reason"), queue_lists.reasons_are_found_by_their_first_words),
+    (_ignoring("retrying"), queue_lists.runs_that_are_tried_again_are_found),
+    *(
+        (_ignoring(field), queue_lists.open_questions_are_found_until_they_are_answered)
+        for field in ("asking", "in_doubt")
+    ),
+    (_ignoring("light"), queue_lists.a_light_row_has_no_large_values),
+    (CountsNoReasons, queue_lists.runs_are_counted),
+    (_ignoring("agent"), queue_lists.many_runs_of_several_agents_are_merged_in_order),
+    (FindsFew, queue_lists.many_runs_of_one_time_are_listed_whole),
     (LastIsDue, queue_enqueue.a_delayed_run_waits_for_its_time),
     (DueThoughItIsOver, queue_enqueue.a_delayed_run_waits_for_its_time),
     (GivesForEver, queue_enqueue.claims_come_by_priority_then_in_order_of_arrival),
@@ -693,7 +740,7 @@ SEVERAL: list[tuple[Any, Any, Any]] = [
 ]
 
 PARTS: dict[Any, tuple[Any, ...]] = {
-    queue: (queue_enqueue, queue_leases, queue_mailbox, queue_take, queue_concurrency_keys, queue_reads),
+    queue: (queue_enqueue, queue_leases, queue_mailbox, queue_take, queue_concurrency_keys, queue_reads, queue_lists),
     events: (events_log, events_claims, events_subscriptions),
     state: (state_checkpoints, state_journal, state_claims, state_effects),
     runs: (runs_attempts, runs_control, runs_finished),
@@ -762,6 +809,14 @@ class ForgetsTypes(TheirBus):
 class TornPage(TheirBus):
     async def _rows(self, run_id: str, since: int, limit: int) -> list[StoredEvent]:
         return (await super()._rows(run_id, since, limit))[:1000]
+
+
+class ShortPage(TheirBus):
+    async def _rows(self, run_id: str, since: int, limit: int) -> list[StoredEvent]:
+        rows = await super()._rows(run_id, since, limit)
+        while sum(len(row.payload) for row in rows[1:]) > 262_144:
+            del rows[-1]
+        return rows
 
 
 class KeepsDeleted(TheirBus):
@@ -952,6 +1007,7 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (AliasedPayload, events_log.a_payload_is_no_alias_of_the_callers),
     (ForgetsTypes, events_log.payloads_come_back_as_they_were),
     (TornPage, events_log.a_long_log_is_read_whole),
+    (ShortPage, events_subscriptions.a_page_holds_at_most_256_kib),
     (KeepsDeleted, events_log.a_deleted_run_is_gone),
     (CountsOn, events_log.a_deleted_run_is_gone),
     (TrimsTheLast, events_log.a_log_that_is_trimmed_goes_on),
@@ -1050,6 +1106,24 @@ class FirstEnding(TheirStore):
         if what != "ending":
             return await super().read(what, *args)
         return next((each for each in self.store.journals.get(args[0], []) if each.kind == "ended"), None)
+
+
+class FirstEndings(FirstEnding):
+    """Also for many runs."""
+
+
+class EndsOfAll(TheirStore):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return {run_id: found.get(run_id, Record(0, "ended")) for run_id in args[0]} if what == "endings" else found
+
+
+class ResultsLost(TheirStore):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        if what != "endings":
+            return found
+        return {run_id: each._replace(result=None) for run_id, each in found.items()}
 
 
 class AliasedCheckpoint(TheirStore):
@@ -1328,6 +1402,9 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (NewestFirst, state_journal.a_journal_is_read_in_order),
     (InclusiveRecords, state_journal.a_journal_is_read_in_order),
     (FirstEnding, state_journal.the_ending_is_the_last_one),
+    (FirstEndings, state_journal.endings_are_read_for_many_runs),
+    (EndsOfAll, state_journal.endings_are_read_for_many_runs),
+    (ResultsLost, state_journal.endings_are_read_for_many_runs),
     (AliasedCheckpoint, state_checkpoints.a_checkpoint_is_no_alias_of_the_callers),
     (CheckpointWipesStatus, state_checkpoints.the_status_is_kept_beside_the_checkpoint),
     (KeepsDeletedJournal, state_claims.a_deleted_run_is_gone),

@@ -378,11 +378,11 @@ async def test_a_commit_that_is_taken_back_leaves_the_line_as_it_was() -> None:
 def _table(rows: int, held: int) -> sqlite3.Connection:
     """The queue's table with so many runs ready, and so many behind the head of one lane."""
     conn = sqlite3.connect(":memory:")
-    for step in (0, 2):  # that between them is about another table
+    for step in (0, 2, 3):  # the other one is about another table
         conn.executescript(sqlite_queue.MIGRATIONS[step])
     plain = [RunRow(f"free{n}", "agent") for n in range(rows)]
     lane = [RunRow(f"held{n}", "agent", lane="k", held=min(n, 1)) for n in range(held)]
-    conn.executemany(sqlite_queue._INSERT.replace(" RETURNING n", ""), [row[:-1] for row in (*lane, *plain)])
+    conn.executemany(sqlite_queue._INSERT, [(*row[:36], *row[37:]) for row in (*lane, *plain)])
     return conn
 
 

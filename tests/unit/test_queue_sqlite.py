@@ -9,14 +9,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from agent_runtime_core._engines.base import Guard, Op
-from agent_runtime_core.errors import LeaseLost, StorageCorrupt, UnserialisableResult
+from agent_runtime_core.errors import LeaseLost, StorageCorrupt, StorageTooNew, UnserialisableResult
 from agent_runtime_core.queue import SQLiteQueue, sqlite
 from agent_runtime_core.queue.records import RowChanged, RunFilter, RunRow, RunUpdate
 from agent_runtime_core.queue.sqlite import LARGEST_KEPT
+from agent_runtime_core.queue.transitions import operation_set
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.testing.clock import VirtualClock
@@ -185,6 +187,20 @@ async def test_what_is_carried_here_does_not_stand_before_what_the_row_says(queu
         queue.engine.known.forget()  # and so it is when the file is asked again
 
 
+def as_before(old: sqlite3.Connection, version: int) -> None:
+    """Give the table of runs the columns and indexes that it had at this version of the schema, from 1 to 3."""
+    for (name,) in old.execute(
+        "SELECT name FROM sqlite_master WHERE tbl_name = 'arc_runs' AND type = 'index' AND sql IS NOT NULL"
+    ).fetchall():
+        old.execute(f"DROP INDEX {name}")
+    for column in ("conversation", "questions"):
+        old.execute(f"ALTER TABLE arc_runs DROP COLUMN {column}")
+    for statement in ";\n".join(sqlite.MIGRATIONS[:version]).split(";\n"):
+        if "INDEX" in statement and "arc_mail" not in statement:
+            old.execute(statement)
+    old.execute("UPDATE arc_schema SET version = ? WHERE concern = 'queue'", (version,))
+
+
 async def test_a_claim_of_a_file_of_before_goes_on_and_a_library_of_before_does_not(tmp_path: Path) -> None:
     path = tmp_path / "before.db"
     before = SQLiteQueue(path)
@@ -194,9 +210,8 @@ async def test_a_claim_of_a_file_of_before_goes_on_and_a_library_of_before_does_
     # As it was when the fences of all runs stood in a table, by which that library goes while it has the file open.
     old.execute("ALTER TABLE arc_carried RENAME TO arc_fence")
     old.execute("INSERT INTO arc_fence VALUES (?, ?), ('elsewhere', '01B')", (row.run_id, row.claim_id))
-    old.execute("DROP INDEX arc_runs_expired")
-    old.execute("CREATE INDEX arc_runs_lease ON arc_runs (lease_until) WHERE status = 'running'")
-    old.execute("UPDATE arc_schema SET version = 1 WHERE concern IN ('fence', 'queue')")
+    as_before(old, 1)
+    old.execute("UPDATE arc_schema SET version = 1 WHERE concern = 'fence'")
     queue = SQLiteQueue(path)
     beat = Op("queue.beat", (((row.run_id, row.claim_id),), row.lease_until))
     await queue.engine.commit(Guard(row.run_id, row.claim_id), [beat])
@@ -207,6 +222,44 @@ async def test_a_claim_of_a_file_of_before_goes_on_and_a_library_of_before_does_
             old.execute(theirs)
     old.close()
     await queue.close()
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+async def test_the_runs_of_a_file_of_before_get_conversations_and_are_listed(tmp_path: Path, version: int) -> None:
+    path, talk = tmp_path / "before.db", UUID(int=7)
+    before = SQLiteQueue(path)
+    asked: list[Any] = ["talk", str(talk).upper(), talk, "", None, 7, {"a": 1}]
+    for n, conversation in enumerate(asked):
+        await before.enqueue(f"r{n}", "agent", {"conversation_id": conversation})
+    await before.enqueue("other", "agent", {"text": '"conversation_id"', "more": {"conversation_id": "talk"}})
+    await before.close()
+    old = sqlite3.connect(path, isolation_level=None)
+    as_before(old, version)
+    old.execute("UPDATE arc_runs SET input = 'not JSON \"conversation_id\"' WHERE run_key = 'r5'")
+    old.close()
+    queue = SQLiteQueue(path)
+    every = await queue.find(RunFilter())
+    assert {row.run_key: row.conversation for row in every if row.conversation} == {
+        "r0": "talk", "r1": str(talk), "r2": str(talk),
+    }  # fmt: skip
+    assert {row.questions for row in every} == {""}
+    for wanted, keys in (
+        (RunFilter(newest_first=True, conversation=str(talk)), ["r2", "r1"]),
+        (RunFilter(newest_first=True, prefix="o"), ["other"]),
+        (RunFilter(newest_first=True, limit=1), ["other"]),
+    ):
+        assert [row.run_key for row in await queue.find(wanted)] == keys
+    assert (await queue.counts()).runs == {("pending", "agent"): len(every)}
+    await queue.close()
+
+
+async def test_a_library_with_an_older_schema_rejects_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = SQLiteQueue(tmp_path / "runs.db")
+    await queue.close()
+    older = operation_set(sqlite.SQLiteTransitions, sqlite.MIGRATIONS[:3])
+    monkeypatch.setattr(SQLiteQueue, "operation_sets", (older,))
+    with pytest.raises(StorageTooNew, match=r"its queue schema has version 4, this library knows 3\. Upgrade"):
+        SQLiteQueue(tmp_path / "runs.db")
 
 
 async def nothing(ctx: Any) -> None: ...

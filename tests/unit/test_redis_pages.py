@@ -14,7 +14,8 @@ from agent_runtime_core._engines.redis.engine import RedisEngine
 from agent_runtime_core._journal.record import DONE, ENDED, Record
 from agent_runtime_core.events.redis import RedisEventBus
 from agent_runtime_core.queue.records import RunFilter
-from agent_runtime_core.queue.redis import PAGE, RedisQueue
+from agent_runtime_core.queue.redis import RedisQueue
+from agent_runtime_core.queue.redis_find import PAGE
 from agent_runtime_core.state.redis import RedisStateStore
 
 pytestmark = pytest.mark.redis

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .records import ClaimRequest as ClaimRequest
     from .records import MailboxMessage as MailboxMessage
     from .records import RowChanged as RowChanged
+    from .records import RunCounts as RunCounts
     from .records import RunFilter as RunFilter
     from .records import RunRow as RunRow
     from .records import RunSnapshot as RunSnapshot
@@ -34,7 +35,16 @@ _LAZY = (
     | {"QueuedRun": ".queued_run:QueuedRun", "RunQueue": ".base:RunQueue"}
     | {
         name: f".records:{name}"
-        for name in ("ClaimRequest", "MailboxMessage", "RowChanged", "RunFilter", "RunRow", "RunSnapshot", "RunUpdate")
+        for name in (
+            "ClaimRequest",
+            "MailboxMessage",
+            "RowChanged",
+            "RunCounts",
+            "RunFilter",
+            "RunRow",
+            "RunSnapshot",
+            "RunUpdate",
+        )
     }
     | {name: f".transitions:{name}" for name in ("RunTransitions", "operations", "replays")}
     | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}

@@ -14,7 +14,7 @@ from .._core.arguments import checked_agent_keys, checked_int, checked_name, che
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import digest, encode, encode_as
 from .._core.former_names import renamed_attribute
-from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
+from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, plain, run_uuid, stored_id, unbroken
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
 from ..errors import AgentRuntimeError, LeaseLost, StorageBusy, UnknownRun, brief
@@ -25,6 +25,7 @@ from .records import (
     ClaimRequest,
     MailboxMessage,
     RowChanged,
+    RunCounts,
     RunFilter,
     RunRow,
     RunSnapshot,
@@ -47,6 +48,16 @@ class _Default(int):
 
 
 MAX_RETRIES: int = _Default(3)
+
+
+def conversation_of(input: Mapping[str, Any]) -> str | None:
+    """Return the conversation that an input names, as `RunRow.conversation` has it."""
+    value = input.get("conversation_id")
+    if not isinstance(value, (str, UUID)) or value == "" or HALF.search(text := str(value)):
+        return None
+    with contextlib.suppress(ValueError):
+        return str(UUID(text))
+    return plain(text)
 
 
 class RunQueue(Backend):
@@ -98,7 +109,9 @@ class RunQueue(Backend):
         Args:
             what: One of these, with its `args`:
                 "row" (run_id): the RunRow or None.
-                "find" (RunFilter): a list of RunRow, in order of `n`.
+                "find" (RunFilter): a list of the RunRows that it admits, at most its `limit`, in its order, and light
+                    if it is.
+                "counts" (): a RunCounts.
                 "children" (run_id): a list of RunRow with that `parent_id`.
                 "mail" (run_id, after): a list of MailboxMessage with a greater `seq`, in order of `seq`.
                 "news" (run_ids): a dict of RunSnapshot by run id, without unknown runs.
@@ -171,6 +184,7 @@ class RunQueue(Backend):
             parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
             lane=lane,
             origin=origin,
+            conversation=conversation_of(input),
         )
 
     async def enqueue(
@@ -199,10 +213,17 @@ class RunQueue(Backend):
         Raises:
             IdempotencyConflict: if the one stored before has another agent or input.
         """
-        row = self.new_row(run_id, agent_key, input, metadata, priority, **options)
+        return QueuedRun.of(await self.insert(self.new_row(run_id, agent_key, input, metadata, priority, **options)))
+
+    async def insert(self, row: RunRow) -> RunRow:
+        """Store a new row. Return it, or the row that is stored with its run id or idempotency key.
+
+        Raises:
+            IdempotencyConflict: if the one stored before has another agent or input.
+        """
         stored: RunRow = (await self.commits.commit(None, [Op("queue.insert", (row,))]))[0]
         same_run(row, stored)
-        return QueuedRun.of(stored)
+        return stored
 
     # -- claiming
 
@@ -473,7 +494,7 @@ class RunQueue(Backend):
 
         Args:
             run_id: The run.
-            kind: "signal", "child", "message", "cancel" or "limits".
+            kind: "signal", "child", "message", "question", "closed", "cancel" or "limits".
             name: Name of the signal, run id of the child, or "".
             payload: JSON.
             msg_id: A second message with the same id is dropped; None for a new id.
@@ -540,11 +561,17 @@ class RunQueue(Backend):
         return UnknownRun(f"run {str(run_id)!r} not found in {where}. List the stored runs with runner.runs()")
 
     async def find(self, wanted: RunFilter) -> list[RunRow]:
-        """Return the rows that match a filter, in order of arrival."""
-        if wanted.agent is not None and HALF.search(wanted.agent):
-            return []  # a lone surrogate: no store can have such a key, or accepts it in a query
+        """Return the rows that match a filter, in the order that `RunFilter` names."""
+        texts = (wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.lane, wanted.reason)
+        if any(text is not None and HALF.search(text) for text in texts):
+            return []  # a lone surrogate: no store can have such a value, or accepts it in a query
         rows: list[RunRow] = await self.read("find", wanted._replace(limit=min(wanted.limit, MAX_LISTED)))
         return rows
+
+    async def counts(self) -> RunCounts:
+        """Return how many runs are stored, by status and agent."""
+        found: RunCounts = await self.read("counts")
+        return found
 
     async def children(self, run_id: str) -> list[RunRow]:
         """Return the child runs of a run."""

@@ -12,7 +12,16 @@ from .._engines.backend import known_options, memory_store
 from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
 from .._engines.memory import MemoryEngine, MemoryTx
 from .base import MAX_RETRIES, RunQueue
-from .records import LIVE, QUEUED_BEHIND, ClaimRequest, MailboxMessage, RunFilter, RunRow, RunSnapshot
+from .records import (
+    LIVE,
+    QUEUED_BEHIND,
+    ClaimRequest,
+    MailboxMessage,
+    RunCounts,
+    RunFilter,
+    RunRow,
+    RunSnapshot,
+)  # fmt: skip
 from .transitions import RunTransitions, operation_set
 
 TABLES = ("runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline")
@@ -174,8 +183,11 @@ def _get(tx: MemoryTx, run_id: str) -> RunRow | None:
 
 
 def _find(tx: MemoryTx, wanted: RunFilter) -> list[RunRow]:
-    found = (row for row in tx.tables["runs"].values() if wanted.admits(row))
-    return sorted(found, key=lambda row: row.n)[: wanted.limit]
+    return wanted.listed(tx.tables["runs"].values())
+
+
+def _counts(tx: MemoryTx) -> RunCounts:
+    return RunCounts.of(tx.tables["runs"].values())
 
 
 def _children(tx: MemoryTx, run_id: str) -> list[RunRow]:
@@ -214,6 +226,7 @@ class InMemoryQueue(RunQueue):
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "row": _get,
         "find": _find,
+        "counts": _counts,
         "children": _children,
         "mail": _mail,
         "news": _news,

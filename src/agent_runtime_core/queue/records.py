@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from .._core.codec.json import differing_keys, same_tree
@@ -15,6 +17,10 @@ LIVE = ("pending", "running", "waiting")
 QUEUED_BEHIND, SET_ASIDE = 1, 2
 LIMITS = "limits"  # kind of a mailbox message that sets limits of its run
 MESSAGE = "message"  # kind of a mailbox message that `runner.send` stored for the agent
+IN_DOUBT = "in_doubt:"  # begins the name of a question about a step in doubt
+QUESTION = "question"  # kind of a mailbox message in which the run itself asks a person; its id is the request id
+CLOSED = "closed"  # kind of a mailbox message with the id of an answer: the run does not wait for one any more
+ANSWER = "arc.answer:"  # begins the id of a message that answers one request
 CANCELLED_BY_CALLER = "cancel"  # reason of a run that was cancelled while no worker had a claim on it
 
 
@@ -75,6 +81,8 @@ class RunRow(NamedTuple):
     error: str | None = None  # JSON
     mail_seq: int = 0  # number of the last message in its mailbox
     n: int = 0  # order of arrival, from 1, set by `RunTransitions.add`; 0: not stored yet
+    conversation: str | None = None  # the `conversation_id` of the input
+    questions: str = ""  # open questions to a person, as `questions_after` writes them
 
     @property
     def attempt(self) -> int:
@@ -115,7 +123,10 @@ def damaged(run_id: object, column: str, value: object) -> StorageCorrupt:
 
 
 class RunFilter(NamedTuple):
-    """Which rows `read("find", …)` returns, in order of `n`."""
+    """Which rows `read("find", …)` returns.
+
+    They come in order of `n`, or with `newest_first` in descending order of (`created_at`, `n`).
+    """
 
     statuses: tuple[str, ...] | None = None  # one of these; None: any
     agent: str | None = None  # key of the agent; None: any
@@ -123,6 +134,18 @@ class RunFilter(NamedTuple):
     ended_before: float | None = None  # wall seconds
     after: int = 0  # `n` greater than this
     limit: int = 1000  # at most so many
+    until: float | None = None  # created before, wall seconds
+    prefix: str | None = None  # the run id or the run key begins with this
+    parent: str | None = None  # run id of the parent
+    conversation: str | None = None
+    lane: str | None = None  # concurrency key
+    reason: str | None = None  # the reason is this word, or begins with this word and a space
+    retrying: bool = False  # live, after a failed attempt
+    asking: bool = False  # live, with an open question
+    in_doubt: bool = False  # live, with an open question about a step in doubt
+    newest_first: bool = False
+    before: tuple[float, int] | None = None  # with `newest_first`: (created_at, n) less than this
+    light: bool = False  # leave out `input`, `output` and `metadata`: they are "{}", None and "{}"
 
     def admits(self, row: RunRow) -> bool:
         """Return whether a row is one of them, apart from `limit`."""
@@ -130,8 +153,49 @@ class RunFilter(NamedTuple):
             (self.statuses is None or row.status in self.statuses)
             and (self.agent is None or row.agent == self.agent)
             and row.created_at >= self.since
+            and (self.until is None or row.created_at < self.until)
             and (self.ended_before is None or (row.ended_at is not None and row.ended_at < self.ended_before))
             and row.n > self.after
+            and (self.before is None or (row.created_at, row.n) < self.before)
+            and (
+                self.prefix is None or row.run_id.startswith(self.prefix) or (row.run_key or "").startswith(self.prefix)
+            )
+            and (self.parent is None or row.parent_id == self.parent)
+            and (self.conversation is None or row.conversation == self.conversation)
+            and (self.lane is None or row.lane == self.lane)
+            and (self.reason is None or row.reason == self.reason or row.reason.startswith(f"{self.reason} "))
+            and (not self.retrying or (row.status in LIVE and row.failures > 0))
+            and (not self.asking or (row.status in LIVE and row.questions != ""))
+            and (not self.in_doubt or (row.status in LIVE and f" {IN_DOUBT}" in row.questions))
+        )
+
+    def listed(self, rows: Iterable[RunRow]) -> list[RunRow]:
+        """Return those of all stored rows that `read("find", …)` returns. For a store without indexes."""
+        found = (row for row in rows if self.admits(row))
+        if self.newest_first:
+            ordered = heapq.nlargest(self.limit, found, key=lambda row: (row.created_at, row.n))
+        else:
+            ordered = heapq.nsmallest(self.limit, found, key=lambda row: row.n)
+        return [light(row) for row in ordered] if self.light else ordered
+
+
+class RunCounts(NamedTuple):
+    """How many runs a queue stores."""
+
+    runs: dict[tuple[str, str], int]  # by status and agent
+    oldest_pending: float | None  # when the oldest pending run was created, wall seconds
+    due_later: int  # delayed and waiting runs with a time at which they become ready
+    waiting: dict[str, int]  # waiting runs by the first word of their reason
+
+    @classmethod
+    def of(cls, rows: Iterable[RunRow]) -> RunCounts:
+        """Count all stored rows. For a store without indexes."""
+        rows = [*rows]
+        return cls(
+            dict(Counter((row.status, row.agent) for row in rows)),
+            min((row.created_at for row in rows if row.status == "pending"), default=None),
+            sum(row.due_at > 0 for row in rows),
+            dict(Counter(row.reason.partition(" ")[0] for row in rows if row.status == "waiting")),
         )
 
 
@@ -187,14 +251,70 @@ class RunUpdate(NamedTuple):
     renew: str = ""  # a ticket: the running claim gets a new id, and all writes under the old one are rejected
 
 
+def answer_id(request_id: str, message_id: str | None = None) -> str:
+    """Return the id of a message that answers this request and no other."""
+    return f"{ANSWER}{request_id}" if message_id is None else f"{ANSWER}{request_id}:{message_id}"
+
+
+def answered_request(msg_id: str) -> str | None:
+    """Return the id of the request that a message answers, None if the message may answer any request."""
+    return msg_id.removeprefix(ANSWER).partition(":")[0] if msg_id.startswith(ANSWER) else None
+
+
+def light(row: RunRow) -> RunRow:
+    """Return the row without its input, output and metadata; see `RunFilter.light`."""
+    return row.with_values(input="{}", output=None, metadata="{}")
+
+
+class OpenQuestion(NamedTuple):
+    """A question that a run asks a person now, as its row has it."""
+
+    request_id: str
+    asked_at: float  # wall seconds
+    name: str  # with spaces instead of line breaks
+
+
+def end_of_prefix(prefix: str) -> str | None:
+    """Return the first string, in the order of code points, after all that begin with a prefix; None if none is."""
+    prefix = prefix.rstrip("\U0010ffff")
+    if not prefix:
+        return None
+    following = ord(prefix[-1]) + 1
+    return prefix[:-1] + chr(0xE000 if following == 0xD800 else following)
+
+
+def questions_after(questions: str, mail: MailboxMessage) -> str:
+    """Return `RunRow.questions` after a new message of the run's mailbox.
+
+    Each question is a line "<request id> <wall seconds> <name>".
+    """
+    if mail.kind == QUESTION:
+        name = mail.name.replace("\n", " ")
+        return f"{questions}{mail.msg_id} {mail.t!r} {name}\n"
+    request = answered_request(mail.msg_id)
+    if request is None or not questions:
+        return questions
+    return "".join(f"{line}\n" for line in questions.split("\n")[:-1] if not line.startswith(f"{request} "))
+
+
+def open_questions(row: RunRow) -> list[OpenQuestion]:
+    """Return what a run asks people now, in the order in which it asked."""
+    if row.status not in LIVE or not row.questions:
+        return []
+    parts = (line.split(" ", 2) for line in row.questions.split("\n")[:-1])
+    return [OpenQuestion(request_id, float(asked_at), name) for request_id, asked_at, name in parts]
+
+
 class MailboxMessage(NamedTuple):
     """A message in the mailbox of a run.
 
     A backend stores the messages of each run by `seq` until the run is deleted, and finds one by its `msg_id`.
     """
 
-    kind: str  # "signal", "child" (the result of a child run), "message" (for the agent), "cancel" or "limits"
-    name: str  # of the signal, or run id of the child; else ""
+    # "signal", "child" (the result of a child run), "message" (for the agent), "question" (to a person), "closed" (its
+    # id is that of an answer: the run has stopped waiting for one), "cancel" or "limits"
+    kind: str
+    name: str  # of the signal or question, or run id of the child; else ""
     payload: str  # JSON
     msg_id: str  # unique in the mailbox; a second message with the same id is dropped
     t: float  # when it was posted, wall seconds

@@ -12,18 +12,23 @@ from .._engines.backend import known_options
 from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
 from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
+from ..status import RunStatus
 from .base import RunQueue
 from .blocking_claims import BlockingClaims, SubscriptionFactory
-from .records import QUEUED_BEHIND, SET_ASIDE, MailboxMessage, RowChanged, RunFilter, RunRow, RunSnapshot, RunUpdate
+from .records import (
+    ANSWER,
+    IN_DOUBT,
+    QUESTION,
+    QUEUED_BEHIND,
+    SET_ASIDE,
+    MailboxMessage,
+    RowChanged,
+    RunRow,
+    RunSnapshot,
+    RunUpdate,
+)
+from .redis_find import PAGE, TIME_INDEXES, counts, decoded_row, decoded_rows, find
 from .transitions import INLINE_RESERVATION
-
-PAGE = 500  # most rows or messages in one reply
-
-_TIMES = {
-    "created_at", "due_at", "expires_at", "deadline", "lease_until", "claimed_at", "started_at", "ended_at",
-    "updated_at", "cancel_at",
-}  # fmt: skip
-_TIME_INDEXES = tuple(index for index, name in enumerate(RunRow._fields) if name in _TIMES)
 
 
 def _time(seconds: float | None) -> str | None:
@@ -33,24 +38,9 @@ def _time(seconds: float | None) -> str | None:
 
 def _cells(row: RunRow) -> list[Any]:
     cells: list[Any] = list(row)
-    for index in _TIME_INDEXES:
+    for index in TIME_INDEXES:
         cells[index] = _time(cells[index])
     return cells
-
-
-def _row(cells: list[Any] | None) -> RunRow | None:
-    """Decode a row of the script, which has times as strings."""
-    if not cells:
-        return None
-    for index in _TIME_INDEXES:
-        if cells[index] is not None:
-            cells[index] = float(cells[index])
-    row: RunRow = tuple.__new__(RunRow, cells)
-    return row
-
-
-def _rows(reply: Any) -> list[RunRow]:
-    return [row for cells in as_list(reply) if (row := _row(cells)) is not None]
 
 
 def _take(row: RunRow, *args: Any) -> tuple[Any, ...]:
@@ -75,22 +65,7 @@ def _reopen(run_id: str, expect: Sequence[str], now: float) -> tuple[Any, ...]:
 
 
 def _taken(reply: list[Any]) -> tuple[str, RunRow | None]:
-    return reply[0], _row(reply[1])
-
-
-async def _find(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
-    found: list[RunRow] = []
-    after: int | None = wanted.after
-    # If each row of the statuses matches, no more rows are read than `limit`.
-    all_match = wanted.agent is None and wanted.ended_before is None and not wanted.since
-    statuses = None if wanted.statuses is None else tuple(dict.fromkeys(wanted.statuses))
-    while after is not None and len(found) < wanted.limit:
-        page_size = min(PAGE, wanted.limit - len(found)) if all_match else PAGE
-        after, page = await engine.ask(
-            "queue.find", statuses, wanted.agent, wanted.since, wanted.ended_before, after, page_size
-        )
-        found += _rows(page)
-    return found[: wanted.limit]
+    return reply[0], decoded_row(reply[1])
 
 
 async def _news(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
@@ -121,7 +96,7 @@ async def _all(engine: RedisEngine, what: str, run_id: str, after: int = 0) -> l
 
 
 async def _children(engine: RedisEngine, run_id: str) -> list[RunRow]:
-    return _rows(await _all(engine, "queue.children", run_id))
+    return decoded_rows(await _all(engine, "queue.children", run_id))
 
 
 async def _mail(engine: RedisEngine, run_id: str, after: int = 0) -> list[MailboxMessage]:
@@ -130,7 +105,9 @@ async def _mail(engine: RedisEngine, run_id: str, after: int = 0) -> list[Mailbo
 
 
 #: Constants that are defined in Python.
-_CONSTANTS = f"local BEHIND, ASIDE, PLACE = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}"
+_CONSTANTS = f"local BEHIND, ASIDE, PLACE, IN_DOUBT = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}, '{IN_DOUBT}'"
+_STATUSES = ", ".join(f"'{status.value}'" for status in RunStatus)
+_SELDOM_CONSTANTS = f"local QUESTION, ANSWER, STATUSES = '{QUESTION}', '{ANSWER}', {{{_STATUSES}}}"
 #: Most blocking claims that a commit considers for the runs it made ready, and most characters of one message.
 _STANDING = "local STANDING, LETTER = 8, 60000"
 _CELLS = {name.upper(): index for index, name in enumerate(RunRow._fields, 1)}
@@ -154,17 +131,17 @@ CONCERN = RedisOperationSet(
             ),
         )
     ),
-    seldom=_with_indexes(lua_source(__file__, "redis_admin")),
+    seldom="\n".join((_SELDOM_CONSTANTS, _with_indexes(lua_source(__file__, "redis_admin")))),
     codecs={
-        "queue.insert": Codec(lambda row: (_cells(row),), _row),
-        "queue.claim": Codec(unpack=_rows),
+        "queue.insert": Codec(lambda row: (_cells(row),), decoded_row),
+        "queue.claim": Codec(unpack=decoded_rows),
         "queue.take": Codec(_take, _taken),
-        "queue.settle": Codec(_settle, _row),
+        "queue.settle": Codec(_settle, decoded_row),
         "queue.beat": Codec(unpack=lambda reply: [tuple(each) for each in as_list(reply)]),
         "queue.post": Codec(_post, tuple),
-        "queue.end": Codec(_end, _row),
-        "queue.reopen": Codec(_reopen, _row),
-        "queue.row": Codec(unpack=_row),
+        "queue.end": Codec(_end, decoded_row),
+        "queue.reopen": Codec(_reopen, decoded_row),
+        "queue.row": Codec(unpack=decoded_row),
     },
     refusals={"MOVED": RowChanged},
 )
@@ -175,7 +152,8 @@ class RedisQueue(RunQueue):
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
-        "find": _find,
+        "find": find,
+        "counts": counts,
         "news": _news,
         "next_due": _next_due,
         "children": _children,
@@ -206,4 +184,4 @@ class RedisQueue(RunQueue):
         if self.engine.place.tls or not self.engine.by_server:
             return None
         subscribe: SubscriptionFactory = lambda name, *call: self.engine.subscription(f"stand:{name}", *call)  # noqa: E731
-        return BlockingClaims(self, subscribe, lambda message: _rows(json.loads(message)), given)
+        return BlockingClaims(self, subscribe, lambda message: decoded_rows(json.loads(message)), given)

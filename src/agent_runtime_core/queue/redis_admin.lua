@@ -98,6 +98,16 @@ local function mailed(run, id)
   return seen and tonumber(seen)
 end
 
+-- Returns the open questions of a run after a message; see questions_after in records.py.
+local function questions_after(questions, kind, name, id, at)
+  if kind == QUESTION then return questions .. id .. ' ' .. at .. ' ' .. string.gsub(name, '\n', ' ') .. '\n' end
+  if string.sub(id, 1, #ANSWER) ~= ANSWER then return questions end
+  local answered = string.match(string.sub(id, #ANSWER + 1), '^[^:]*') .. ' '
+  return (string.gsub(questions, '[^\n]*\n', function(line)
+    if string.sub(line, 1, #answered) == answered then return '' end
+  end))
+end
+
 ops['queue.post'] = function(run, kind, name, payload, id, at)
   local row = get(run)
   if not row then return {'unknown', 0} end
@@ -108,7 +118,7 @@ ops['queue.post'] = function(run, kind, name, payload, id, at)
   tx.messages[run .. ' ' .. id] = seq
   write('RPUSH', P .. 'mail:' .. run, cjson.encode({kind, name, payload, id, at, seq}))
   write('HSET', P .. 'messages:' .. run, id, seq)
-  row[MAIL_SEQ] = seq
+  row[MAIL_SEQ], row[QUESTIONS] = seq, questions_after(row[QUESTIONS], kind, name, id, at)
   if kind == 'cancel' and row[CANCEL_AT] == null then
     -- No later claim runs its code, so any worker may end it if its own process has ended or released it.
     row[CANCEL_AT], row[ORIGIN] = at, ''
@@ -158,23 +168,32 @@ ops['queue.row'] = function(run)
   return row and told(row) or null
 end
 
--- Returns [`after` for the next call, [row, ...]] as JSON: of the runs {n, run} those for which will_do(row) is true.
--- Ends after `limit` runs or ENOUGH characters.
-local function listed(runs, limit, will_do)
-  local found, size = {}, 0
-  local on = 'null'
+-- Returns the row as JSON, without large values if it is wanted so.
+local function shown(row, light)
+  if not light then return told(row).raw end
+  local input, output, metadata = row[INPUT], row[OUTPUT], row[METADATA]
+  row[INPUT], row[OUTPUT], row[METADATA] = '{}', null, '{}'
+  local json = cjson.encode(row)
+  row[INPUT], row[OUTPUT], row[METADATA] = input, output, metadata
+  return json
+end
+
+-- Returns [where to continue, [row, ...]] as JSON: of the runs {where, run} those for which will_do(row) is true.
+-- Ends after `limit` runs or ENOUGH characters. `more` is where to continue after the last one.
+local function listed(runs, limit, will_do, light, more)
+  local found, size, on = {}, 0, more or 'null'
   for i, each in ipairs(runs) do
     local row = get(each[2])
     if row then
       size = size + #told(row).raw
-      if will_do(row) then found[#found + 1] = row end
+      if will_do(row) then found[#found + 1] = shown(row, light) end
     end
     if i == limit or size >= ENOUGH then
-      on = text(each[1])
+      on = each[1]
       break
     end
   end
-  return raw('[' .. on .. ',' .. all_told(found).raw .. ']')
+  return raw('[' .. on .. ',[' .. table.concat(found, ',') .. ']]')
 end
 
 -- Adds the `limit` members of a sorted set after the score `after` to `into`, as {n, run}.
@@ -184,23 +203,196 @@ local function look(key, after, limit, into)
   return into
 end
 
+local function begins(text, with)
+  return text ~= null and string.sub(text, 1, #with) == with
+end
+
+-- Returns a function of a row: RunFilter.admits in records.py.
+local function admission(w)
+  local statuses
+  if w.statuses ~= null then
+    statuses = {}
+    for _, status in ipairs(w.statuses) do statuses[status] = true end
+  end
+  return function(row)
+    local at = tonumber(row[CREATED_AT])
+    return (not statuses or statuses[row[STATUS]]) and (w.agent == null or row[AGENT] == w.agent) and at >= w.since
+      and (w['until'] == null or at < w['until'])
+      and (w.ended_before == null or row[ENDED_AT] ~= null and tonumber(row[ENDED_AT]) < w.ended_before)
+      and row[N] > w.after and (w.before == null or at < w.before[1] or at == w.before[1] and row[N] < w.before[2])
+      and (w.prefix == null or begins(row[RUN_ID], w.prefix) or begins(row[RUN_KEY], w.prefix))
+      and (w.parent == null or row[PARENT_ID] == w.parent)
+      and (w.conversation == null or row[CONVERSATION] == w.conversation) and (w.lane == null or row[LANE] == w.lane)
+      and (w.reason == null or row[REASON] == w.reason or begins(row[REASON], w.reason .. ' '))
+      and (not w.retrying or LIVE[row[STATUS]] and row[FAILURES] > 0)
+      and (not w.asking or LIVE[row[STATUS]] and row[QUESTIONS] ~= '')
+      and (not w.in_doubt or LIVE[row[STATUS]] and string.find(row[QUESTIONS], ' ' .. IN_DOUBT, 1, true))
+  end
+end
+
 -- Returns the runs with an `n` above `after` that match the filter.
-ops['queue.find'] = function(statuses, agent, since, ended_before, after, limit)
+ops['queue.find'] = function(wanted, after, limit)
   local keys, runs = {P .. 'runs'}, {}
-  if statuses ~= null then
+  if wanted.statuses ~= null then
     keys = {}
-    for i, status in ipairs(statuses) do keys[i] = P .. 'status:' .. status end
+    for i, status in ipairs(wanted.statuses) do keys[i] = P .. 'status:' .. status end
   end
   for _, key in ipairs(keys) do look(key, after, limit, runs) end
   table.sort(runs, function(a, b) return a[1] < b[1] end)
-  return listed(runs, limit, function(row)
-    return (agent == null or row[AGENT] == agent) and tonumber(row[CREATED_AT]) >= since
-      and (ended_before == null or row[ENDED_AT] ~= null and tonumber(row[ENDED_AT]) < ended_before)
-  end)
+  for _, each in ipairs(runs) do each[1] = text(each[1]) end
+  return listed(runs, limit, admission(wanted), wanted.light)
+end
+
+-- Returns those of some runs that match the filter, in their order.
+ops['queue.some'] = function(runs, wanted)
+  local each = {}
+  for i, run in ipairs(runs) do each[i] = {text(i), run} end
+  return listed(each, #runs, admission(wanted), wanted.light)
+end
+
+-- Returns whether all runs are in the lists.
+local function is_listed()
+  return call('EXISTS', P .. 'lists') == 1 or call('ZCARD', P .. 'runs') == 0
+end
+
+-- Puts the runs after `after` into the lists, and returns `after` for the next call.
+ops['queue.enlist'] = function(after, limit)
+  local runs, size = look(P .. 'runs', after, limit, {}), 0
+  for _, each in ipairs(runs) do
+    if get(each[2]) then
+      local known = tx.rows[each[2]]
+      size, known.unlisted, known.dirty, known.json = size + #known.json, true, true, nil
+    end
+    if size >= ENOUGH then return each[1] end
+  end
+  if #runs == limit then return runs[limit][1] end
+  write('SET', P .. 'lists', '1')
+  return null
+end
+
+-- Returns the keys of the lists that have all runs of a filter.
+local function keys_of(lists, wanted)
+  if lists ~= null then
+    local keys = {}
+    for i, list in ipairs(lists) do keys[i] = P .. list end
+    return keys
+  end
+  local keys, agents = {}, wanted.agent ~= null and {wanted.agent} or call('SMEMBERS', P .. 'agents')
+  for _, status in ipairs(wanted.statuses ~= null and wanted.statuses or STATUSES) do
+    for _, agent in ipairs(agents) do keys[#keys + 1] = P .. 'state:' .. status .. ':' .. agent end
+  end
+  return keys
+end
+
+-- Returns the members of the lists created in the range of the filter, null if they are more than `most`, false if the
+-- lists have not all runs yet.
+ops['queue.members'] = function(lists, wanted, most)
+  if not is_listed() then return false end
+  local keys, found, number = keys_of(lists, wanted), {}, 0
+  local first, last = text(wanted.since), wanted['until'] == null and '+inf' or '(' .. text(wanted['until'])
+  for _, key in ipairs(keys) do number = number + call('ZCOUNT', key, first, last) end
+  if number > most then return null end
+  for _, key in ipairs(keys) do
+    for _, member in ipairs(call('ZRANGEBYSCORE', key, first, last)) do found[#found + 1] = member end
+  end
+  return found
+end
+
+-- Returns the members of `names` with a prefix, null if they are more than `most`, false if it has not all runs yet.
+ops['queue.names'] = function(prefix, most)
+  if not is_listed() then return false end
+  local first, beyond = '[' .. prefix, '(' .. prefix .. '\255'
+  if call('ZLEXCOUNT', P .. 'names', first, beyond) > most then return null end
+  return call('ZRANGEBYLEX', P .. 'names', first, beyond)
+end
+
+-- Returns up to `count` members of a list before (at, n), newest first, as {created_at, n, member}, and whether there
+-- may be more.
+local function newest(key, since, at, n, count)
+  local found, offset, page = {}, 0, nil
+  repeat
+    page = call('ZREVRANGEBYSCORE', key, text(at), text(since), 'WITHSCORES', 'LIMIT', offset, count)
+    for i = 1, #page, 2 do
+      local created, number = tonumber(page[i + 1]), tonumber(string.sub(page[i], 1, 16))
+      if created < at or number < n then found[#found + 1] = {created, number, page[i]} end
+    end
+    offset = offset + count
+  until #found > 0 or #page < 2 * count
+  return found, #page == 2 * count
+end
+
+local function is_newer(a, b)
+  if a[1] ~= b[1] then return a[1] > b[1] end
+  return a[2] > b[2]
+end
+
+local function position(place)
+  return string.format('[%s,%d]', text(place[1]), place[2])
+end
+
+-- Returns the newest runs of some lists before (at, n) that match the filter; false if the lists have not all runs yet.
+-- It reads up to `limit` rows, and about `count` members.
+ops['queue.newest'] = function(lists, wanted, at, n, limit, count)
+  if not is_listed() then return false end
+  local keys, all, horizon = keys_of(lists, wanted), {}, nil  -- other members may come after the horizon
+  if #keys > 1 then count = math.max(10, math.ceil(3 * count / #keys)) end
+  for _, key in ipairs(keys) do
+    local found, more = newest(key, wanted.since, at, n, count)
+    if more and (not horizon or is_newer(found[#found], horizon)) then horizon = found[#found] end
+    if #keys == 1 then all = found end
+    for i = 1, #keys > 1 and #found or 0 do all[#all + 1] = found[i] end
+  end
+  if #keys > 1 then table.sort(all, is_newer) end
+  local runs = {}
+  for _, each in ipairs(all) do
+    if horizon and is_newer(horizon, each) or #runs == limit then break end
+    local run, key = string.sub(each[3], 18, 53), string.sub(each[3], 55)
+    if wanted.prefix == null or begins(run, wanted.prefix) or begins(key, wanted.prefix) then
+      runs[#runs + 1] = {position(each), run}
+    end
+  end
+  return listed(runs, limit, admission(wanted), wanted.light, horizon and position(horizon))
+end
+
+-- Returns the number of the runs created from `since` on, up to `count`, the time of the last of them, and the smallest
+-- `n`; false if the lists have not all runs yet.
+ops['queue.since'] = function(since, count)
+  if not is_listed() then return false end
+  local page = call('ZRANGEBYSCORE', P .. 'created', text(since), '+inf', 'LIMIT', 0, count)
+  if #page == 0 then return {0, null, null} end
+  local first = page[1]
+  for _, member in ipairs(page) do
+    if member < first then first = member end
+  end
+  local last = call('ZSCORE', P .. 'created', page[#page])
+  return {#page, last, tonumber(string.sub(first, 1, 16))}
+end
+
+ops['queue.counts'] = function()
+  if not is_listed() then return false end
+  local runs, waiting, oldest = {}, {}, nil
+  for _, agent in ipairs(call('SMEMBERS', P .. 'agents')) do
+    for _, status in ipairs(STATUSES) do
+      local key = P .. 'state:' .. status .. ':' .. agent
+      local number = call('ZCARD', key)
+      if number > 0 then runs[#runs + 1] = {status, agent, number} end
+      if number > 0 and status == 'pending' then
+        local first = tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+        oldest = math.min(oldest or first, first)
+      end
+    end
+  end
+  for _, word in ipairs(call('SMEMBERS', P .. 'words')) do
+    local number = call('ZCARD', P .. 'waiting:' .. word)
+    if number > 0 then waiting[#waiting + 1] = {word, number} end
+  end
+  return {runs, oldest and text(oldest) or null, call('ZCARD', P .. 'due'), waiting}
 end
 
 ops['queue.children'] = function(run, after, limit)
-  return listed(look(P .. 'children:' .. run, after, limit, {}), limit, function() return true end)
+  local runs = look(P .. 'children:' .. run, after, limit, {})
+  for _, each in ipairs(runs) do each[1] = text(each[1]) end
+  return listed(runs, limit, function() return true end)
 end
 
 -- Returns [`after` for the next call, [message, ...]] as JSON.

@@ -11,6 +11,16 @@
 -- lane:<key>             the active run of a concurrency key; lane is the stored name of a concurrency key
 -- behind:<key>           the runs that wait for the active one, in the order of claims
 -- inline                 active inline runs with a concurrency key, by the end of their lease
+--
+-- These list runs by the time at which they were created; a member begins with the order of arrival and the run id:
+--
+-- created                all runs; a member also has the run key
+-- by:conversation:<id>, by:lane:<key>, by:parent:<run id>
+-- state:<status>:<agent>, reason:<first word>, reason:<first two words>, waiting:<first word of the reason>, retrying,
+-- asking, in_doubt
+--
+-- names has the run id and the run key of each run, in the order of these strings. `words` is a set of the first words
+-- of the reasons of waiting runs. `lists` exists once all runs are in these lists, as no older release keeps them.
 
 local LIVE = {pending = true, running = true, waiting = true}
 local DIGITS = '0123456789ABCDEFGHJKMNPQRSTVWXYZ'
@@ -53,6 +63,66 @@ local function place_inline(row, status, _, held, lease_until, origin)
   if status == 'pending' or status == 'running' then return P .. 'inline', lease_until, row[RUN_ID] end
 end
 
+-- Calls each(key, score, member) for the lists that a row is in from the beginning.
+local function fixed_lists(row, each)
+  local member, at = in_order(row), row[CREATED_AT]
+  local named = '\0' .. at .. '\0' .. member
+  each(P .. 'names', 0, row[RUN_ID] .. named)
+  if row[RUN_KEY] ~= null then
+    each(P .. 'names', 0, row[RUN_KEY] .. named)
+    each(P .. 'created', at, member .. ' ' .. row[RUN_KEY])
+  else
+    each(P .. 'created', at, member)
+  end
+  if row[CONVERSATION] ~= null then each(P .. 'by:conversation:' .. row[CONVERSATION], at, member) end
+  if row[LANE] ~= null then each(P .. 'by:lane:' .. row[LANE], at, member) end
+  if row[PARENT_ID] ~= null then each(P .. 'by:parent:' .. row[PARENT_ID], at, member) end
+end
+
+-- Returns the keys of the lists that a row in that state is in.
+local function lists(row, status, reason, failures, questions)
+  local found = {P .. 'state:' .. status .. ':' .. row[AGENT]}
+  if reason ~= '' or status == 'waiting' then
+    local word = string.match(reason, '^[^ ]*')
+    if reason ~= '' then found[2] = P .. 'reason:' .. word end
+    if #word < #reason then found[3] = P .. 'reason:' .. string.match(reason, '^[^ ]* [^ ]*') end
+    if status == 'waiting' then found[#found + 1] = P .. 'waiting:' .. word end
+  end
+  if LIVE[status] then
+    if failures > 0 then found[#found + 1] = P .. 'retrying' end
+    if questions ~= '' then
+      found[#found + 1] = P .. 'asking'
+      if string.find(questions, ' ' .. IN_DOUBT, 1, true) then found[#found + 1] = P .. 'in_doubt' end
+    end
+  end
+  return found
+end
+
+-- Returns whether a row in that state is in one list only. Most rows always are.
+local function is_plain(status, reason, failures, questions)
+  return reason == '' and failures == 0 and questions == '' and status ~= 'waiting'
+end
+
+-- Moves a row from the lists of the state `was` to those of its state now.
+local function relist(row, was)
+  local status, reason, failures, questions = row[STATUS], row[REASON], row[FAILURES], row[QUESTIONS]
+  if was and was[1] == status and was[6] == reason and was[7] == failures and was[8] == questions then return end
+  local member = in_order(row)
+  if is_plain(status, reason, failures, questions) and (not was or is_plain(was[1], was[6], was[7], was[8])) then
+    if was then write('ZREM', P .. 'state:' .. was[1] .. ':' .. row[AGENT], member) end
+    write('ZADD', P .. 'state:' .. status .. ':' .. row[AGENT], row[CREATED_AT], member)
+    return
+  end
+  local stale = {}
+  for _, key in ipairs(was and lists(row, was[1], was[6], was[7], was[8]) or {}) do stale[key] = true end
+  for _, key in ipairs(lists(row, status, reason, failures, questions)) do
+    if not stale[key] then write('ZADD', key, row[CREATED_AT], member) end
+    stale[key] = nil
+  end
+  for key in pairs(stale) do write('ZREM', key, member) end
+  if status == 'waiting' then write('SADD', P .. 'words', string.match(reason, '^[^ ]*')) end
+end
+
 local function get(run)
   tx.rows = tx.rows or {}
   local known = tx.rows[run]
@@ -60,7 +130,11 @@ local function get(run)
     local stored = call('GET', P .. 'run:' .. run)
     if stored then
       local row = cjson.decode(stored)
-      known = {row = row, json = stored, was = {row[STATUS], row[DUE_AT], row[HELD], row[LEASE_UNTIL], row[ORIGIN]}}
+      local old = row[QUESTIONS] == nil  -- of an older release, so it is in no list
+      if old then row[CONVERSATION], row[QUESTIONS] = null, '' end
+      known = {row = row, json = stored, unlisted = old, was = {
+        row[STATUS], row[DUE_AT], row[HELD], row[LEASE_UNTIL], row[ORIGIN], row[REASON], row[FAILURES], row[QUESTIONS],
+      }}
       tx.rows[run] = known
     end
   end
@@ -102,7 +176,8 @@ end
 local function add(row)
   local run = row[RUN_ID]
   row[N] = call('INCR', P .. 'n')
-  tx.rows[run] = {row = row, dirty = true}
+  tx.rows[run] = {row = row, dirty = true, unlisted = true}
+  if row[N] == 1 then write('SET', P .. 'lists', '1') end
   if row[IDEM_KEY] ~= null then
     tx.keys = tx.keys or {}
     tx.keys[row[IDEM_KEY]] = run
@@ -137,11 +212,28 @@ local function drop(row)
   end
   if row[IDEM_KEY] ~= null then write('HDEL', P .. 'idem', row[IDEM_KEY]) end
   if row[PARENT_ID] ~= null then write('ZREM', P .. 'children:' .. row[PARENT_ID], run) end
+  fixed_lists(row, function(key, _, member) write('ZREM', key, member) end)
+  for _, key in ipairs(was and lists(row, was[1], was[6], was[7], was[8]) or {}) do write('ZREM', key, in_order(row)) end
   tx.rows[run] = false
+end
+
+-- Returns the conversation that the input of a row of an older release names; see conversation_of in base.py.
+local function conversation_of(input)
+  local decoded, value = pcall(cjson.decode, input)
+  local id = decoded and value.conversation_id
+  if type(id) == 'table' and id['$'] == 'uuid' then id = id.v end
+  if type(id) ~= 'string' or id == '' then return null end
+  local is_uuid = #id == 36 and string.find(id, '^%x+%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x+$') == 1
+  return is_uuid and string.lower(id) or id
 end
 
 local function keep(known)
   local row, was = known.row, known.was
+  if known.unlisted then
+    if was and row[CONVERSATION] == null then row[CONVERSATION] = conversation_of(row[INPUT]) end
+    fixed_lists(row, function(key, score, member) write('ZADD', key, score, member) end)
+  end
+  relist(row, not known.unlisted and was or nil)
   write('SET', P .. 'run:' .. row[RUN_ID], told(row).raw)
   if not was or was[1] ~= row[STATUS] then
     if was then write('ZREM', P .. 'status:' .. was[1], row[RUN_ID]) end

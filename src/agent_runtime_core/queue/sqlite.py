@@ -5,33 +5,29 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from itertools import compress
 from operator import itemgetter, ne
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
-from .._core.ids import known_uuid
 from .._engines.backend import known_options, sqlite_store
 from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
-from ..errors import StorageCorrupt, brief
-from ..status import RunStatus
 from .base import RunQueue
-from .records import ClaimRequest, MailboxMessage, RunFilter, RunRow, RunSnapshot, damaged
+from .records import ClaimRequest, MailboxMessage, RunRow, RunSnapshot
+from .sqlite_find import agents, checked_row, counts, fetch, find
 from .transitions import RunTransitions, operation_set
 
 DEAD_HOLDERS_EVERY = 0.1  # seconds between checks for dead processes in claims
 DUE_AT_ONCE = 5_000  # most delayed runs that one claim makes ready; the next claim continues
 LARGEST_KEPT = 4_000  # most characters of input of a row that is cached in memory while it runs
 _N = RunRow._fields.index("n")
-_INDEXES = range(_N)
-_KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(RunRow).items()}
-_STATUSES = frozenset(status.value for status in RunStatus)
+_INDEXES = tuple(index for index in range(len(RunRow._fields)) if index != _N)
 _FIXED = (
     "run_id", "agent", "input", "digest", "metadata", "priority", "created_at", "deadline", "run_key", "idem_key",
-    "parent_id", "lane",
+    "parent_id", "lane", "conversation",
 )  # fmt: skip
 _CHANGEABLE = tuple(index for index in _INDEXES if RunRow._fields[index] not in _FIXED)
 
@@ -64,9 +60,35 @@ CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
     "DELETE FROM arc_carried WHERE key IN (SELECT run_id FROM arc_runs)",
     """CREATE INDEX arc_runs_expired ON arc_runs (agent, lease_until) WHERE status = 'running' AND origin = '';
 DROP INDEX arc_runs_lease""",
+    """ALTER TABLE arc_runs ADD COLUMN conversation TEXT;
+ALTER TABLE arc_runs ADD COLUMN questions TEXT NOT NULL DEFAULT '';
+UPDATE arc_runs SET conversation = nullif(json_extract(input, '$.conversation_id'), '')
+    WHERE instr(input, '"conversation_id"') AND json_valid(input)
+    AND json_type(input, '$.conversation_id') = 'text';
+UPDATE arc_runs SET conversation = json_extract(input, '$.conversation_id.v')
+    WHERE instr(input, '"conversation_id":{') AND json_valid(input)
+    AND json_extract(input, '$.conversation_id."$"') = 'uuid';
+UPDATE arc_runs SET conversation = lower(conversation)
+    WHERE conversation LIKE '________-____-____-____-____________' AND conversation NOT GLOB '*[^0-9A-Fa-f-]*';
+CREATE INDEX arc_runs_state ON arc_runs (status, agent, created_at);
+CREATE INDEX arc_runs_created ON arc_runs (created_at, n, run_id, run_key);
+CREATE INDEX arc_runs_key ON arc_runs (run_key) WHERE run_key IS NOT NULL;
+CREATE INDEX arc_runs_conversation ON arc_runs (conversation, created_at) WHERE conversation IS NOT NULL;
+CREATE INDEX arc_runs_lane ON arc_runs (lane, created_at) WHERE lane IS NOT NULL;
+DROP INDEX arc_runs_parent;
+CREATE INDEX arc_runs_parent ON arc_runs (parent_id, n, created_at) WHERE parent_id IS NOT NULL;
+CREATE INDEX arc_runs_reason ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1), created_at, n, reason)
+    WHERE reason <> '';
+CREATE INDEX arc_runs_waiting ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1)) WHERE status = 'waiting';
+CREATE INDEX arc_runs_retrying ON arc_runs (created_at) WHERE failures > 0 AND ended_at IS NULL;
+CREATE INDEX arc_runs_asking ON arc_runs (created_at) WHERE questions <> '' AND ended_at IS NULL;
+CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at)
+    WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL""",
 )
 
-_INSERT = "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL)"
+_INSERT = (
+    "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL,?,?)"
+)
 _CLAIM = "SELECT claim_id FROM arc_runs WHERE run_id = ? AND status = 'running'"
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
 _BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ?"
@@ -80,39 +102,43 @@ _MAKE_FIRST_READY = (
     " (SELECT n FROM arc_runs WHERE due_at > 0 AND due_at <= ? ORDER BY priority DESC, n LIMIT ?)"
     " RETURNING CASE WHEN held = 1 THEN lane END"
 )
+# The statements of claims name their indexes: SQLite would rather use those of lists, which have more entries.
+_EXPIRING = "arc_runs INDEXED BY arc_runs_expired"
+_LAPSING = "arc_runs INDEXED BY arc_runs_lapsed"
 _CLAIMED = "status = 'running' AND origin = ''"
-_EXPIRED = f"SELECT * FROM arc_runs WHERE {_CLAIMED} AND lease_until < ? AND agent = ? LIMIT ?"
+_EXPIRED = f"SELECT * FROM {_EXPIRING} WHERE {_CLAIMED} AND lease_until < ? AND agent = ? LIMIT ?"
 _IN_PLACE = "lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running')"
 # Processes whose leases block claims. Inline runs without a concurrency key are left out, as any caller may take them.
 # Leases that were ended before are left out, or each claim would cost more for every process that was ever killed.
 _HOLDERS = (
-    f"SELECT holder FROM arc_runs WHERE {_CLAIMED} AND lease_until >= 0 AND holder <> ''"
-    f" UNION SELECT holder FROM arc_runs WHERE {_IN_PLACE} AND lease_until >= 0 AND holder <> ''"
+    f"SELECT holder FROM {_EXPIRING} WHERE {_CLAIMED} AND lease_until >= 0 AND holder <> ''"
+    f" UNION SELECT holder FROM {_LAPSING} WHERE {_IN_PLACE} AND lease_until >= 0 AND holder <> ''"
 )
 _END_LEASES = (
-    f"UPDATE arc_runs SET lease_until = -1 WHERE {_CLAIMED} AND lease_until >= 0 AND holder = ?",
+    f"UPDATE {_EXPIRING} SET lease_until = -1 WHERE {_CLAIMED} AND lease_until >= 0 AND holder = ?",
     # A blocked inline run may be active by now. Its lease must be ended too: the boot clock restarts at 0 with the
     # machine, so that the lease would expire very late.
-    f"UPDATE arc_runs SET lease_until = -1 WHERE {_IN_PLACE} AND lease_until >= 0 AND holder = ?",
+    f"UPDATE {_LAPSING} SET lease_until = -1 WHERE {_IN_PLACE} AND lease_until >= 0 AND holder = ?",
 )
 _READY = (
-    "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = '' AND held = 0"
+    "SELECT * FROM arc_runs INDEXED BY arc_runs_ready"
+    " WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = '' AND held = 0"
     " ORDER BY priority DESC, n LIMIT ?"
 )
 _NEXT_AGENT = (
-    "SELECT agent FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 AND agent > ?"
+    "SELECT agent FROM arc_runs INDEXED BY arc_runs_ready"
+    " WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 AND agent > ?"
     " ORDER BY agent LIMIT 1"
 )
-_NEXT_CLAIMED = f"SELECT agent FROM arc_runs WHERE {_CLAIMED} AND agent > ? ORDER BY agent LIMIT 1"
-_HEAD = "SELECT * FROM arc_runs WHERE lane = ? AND held = 0 AND ended_at IS NULL"
-_BEHIND = "SELECT * FROM arc_runs WHERE lane = ? AND held = 1 AND due_at = 0 ORDER BY priority DESC, n LIMIT 1"
-_LAPSED = f"SELECT * FROM arc_runs WHERE {_IN_PLACE} AND lease_until < ?"
+_NEXT_CLAIMED = f"SELECT agent FROM {_EXPIRING} WHERE {_CLAIMED} AND agent > ? ORDER BY agent LIMIT 1"
+_HEAD = "SELECT * FROM arc_runs INDEXED BY arc_runs_head WHERE lane = ? AND held = 0 AND ended_at IS NULL"
+_BEHIND = (
+    "SELECT * FROM arc_runs INDEXED BY arc_runs_behind WHERE lane = ? AND held = 1 AND due_at = 0"
+    " ORDER BY priority DESC, n LIMIT 1"
+)
+_LAPSED = f"SELECT * FROM {_LAPSING} WHERE {_IN_PLACE} AND lease_until < ?"
 _BEAT = (
     "UPDATE arc_runs SET lease_until = ? WHERE run_id = ? AND claim_id = ? AND status = 'running' RETURNING cancel_at"
-)
-_FIND = (
-    "SELECT * FROM arc_runs WHERE (? IS NULL OR instr(?, ',' || status || ',')) AND (? IS NULL OR agent = ?)"
-    " AND created_at >= ? AND (? IS NULL OR ended_at < ?) AND n > ? ORDER BY n LIMIT ?"
 )
 
 
@@ -126,38 +152,9 @@ def _update(indexes: tuple[int, ...]) -> tuple[str, Callable[[RunRow], tuple[Any
     return f"UPDATE arc_runs SET {names} WHERE n = ?", itemgetter(*indexes, _N)
 
 
-@lru_cache(1024)
-def _invalid_column(kinds: tuple[type, ...]) -> str | None:
-    """Return the first column with a type that is never written there. SQLite itself does not check types."""
-    return next((name for name, kind in zip(RunRow._fields, kinds, strict=True) if kind not in _KINDS[name]), None)
-
-
-def _checked_row(row: Sequence[Any]) -> RunRow:
-    """Return the row of a query.
-
-    Raises:
-        StorageCorrupt: if it is not as it was written.
-    """
-    if len(row) != len(RunRow._fields):
-        raise StorageCorrupt(
-            f"run {brief(row[0])}: its row must have {len(RunRow._fields)} columns, got {len(row)}. Restore a backup"
-        )
-    found: RunRow = tuple.__new__(RunRow, row)
-    if (column := _invalid_column(tuple(map(type, row)))) is not None:
-        raise damaged(found.run_id, column, getattr(found, column))
-    found.decoded("run_id", known_uuid)
-    if found.status not in _STATUSES:
-        raise damaged(found.run_id, "status", found.status)
-    return found
-
-
-def _fetch(rows: sqlite3.Cursor) -> list[RunRow]:
-    return [_checked_row(row) for row in rows]
-
-
 def _one(rows: sqlite3.Cursor) -> RunRow | None:
     row = rows.fetchone()
-    return _checked_row(row) if row else None
+    return checked_row(row) if row else None
 
 
 class SQLiteTransitions(RunTransitions):
@@ -176,14 +173,14 @@ class SQLiteTransitions(RunTransitions):
         self.tx.held(run_id, token)
 
     def add(self, row: RunRow) -> RunRow:
-        row = row.with_values(n=self.tx.execute(_INSERT, row[:_N]).lastrowid)
+        row = row.with_values(n=self.tx.execute(_INSERT, (*row[:_N], *row[_N + 1 :])).lastrowid)
         self._remember(row)
         return row
 
     def save(self, row: RunRow) -> None:
         tx = self.tx
         before = tx.rows.pop(row.run_id, None)
-        indexes = tuple(compress(_INDEXES, map(ne, before, row))) if before is not None else _CHANGEABLE
+        indexes = tuple(compress(range(len(before)), map(ne, before, row))) if before is not None else _CHANGEABLE
         if indexes:
             statement, values = _update(indexes)
             tx.execute(statement, values(row))
@@ -210,7 +207,7 @@ class SQLiteTransitions(RunTransitions):
         self._expire_dead_processes(want.lease_now)
         found: list[RunRow] = []
         for agent in self._agents(_NEXT_CLAIMED) if want.agents is None else want.agents:
-            found += _fetch(self.tx.execute(_EXPIRED, (want.lease_now, agent, limit)))
+            found += fetch(self.tx.execute(_EXPIRED, (want.lease_now, agent, limit)))
         return found[:limit]
 
     def _expire_dead_processes(self, now: float) -> None:
@@ -226,10 +223,10 @@ class SQLiteTransitions(RunTransitions):
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         found: list[RunRow] = []
-        agents = self._agents(_NEXT_AGENT) if want.agents is None else want.agents
-        for agent in agents:
-            found += _fetch(self.tx.execute(_READY, (agent, limit)))
-        if len(agents) > 1:
+        keys = self._agents(_NEXT_AGENT) if want.agents is None else want.agents
+        for agent in keys:
+            found += fetch(self.tx.execute(_READY, (agent, limit)))
+        if len(keys) > 1:
             found.sort(key=lambda row: (-row.priority, row.n))
             found = found[:limit]
         self.tx.rows.update((row.run_id, row) for row in found)
@@ -237,15 +234,7 @@ class SQLiteTransitions(RunTransitions):
 
     def _agents(self, following: str) -> list[str]:
         """Return the agents with ready or running runs, with one index lookup for each agent."""
-        found: list[str] = []
-        after = ""
-        while row := self.tx.execute(following, (after,)).fetchone():
-            if type(row[0]) is not str or row[0] <= after:
-                raise StorageCorrupt(
-                    f"agent {brief(row[0])} must come after {brief(after)} in the index of the queue. Restore a backup"
-                )
-            found.append(after := row[0])
-        return found
+        return [*agents(lambda agent: self.tx.execute(following, (agent,)).fetchone())]
 
     def active_in_group(self, lane: str) -> RunRow | None:
         return _one(self.tx.execute(_HEAD, (lane,)))
@@ -254,7 +243,7 @@ class SQLiteTransitions(RunTransitions):
         return _one(self.tx.execute(_BEHIND, (lane,)))
 
     def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
-        return _fetch(self.tx.execute(_LAPSED, (want.lease_now,)))
+        return fetch(self.tx.execute(_LAPSED, (want.lease_now,)))
 
     def message_number(self, run_id: str, msg_id: str) -> int | None:
         row = self.tx.execute("SELECT seq FROM arc_mail WHERE run_id = ? AND msg_id = ?", (run_id, msg_id)).fetchone()
@@ -285,28 +274,10 @@ def _get(view: sqlite3.Connection, run_id: str) -> RunRow | None:
     return _one(view.execute(_ROW, (run_id,)))
 
 
-def _find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
-    statuses = None if wanted.statuses is None else "," + ",".join(wanted.statuses) + ","
-    return _fetch(
-        view.execute(
-            _FIND,
-            (
-                statuses,
-                statuses,
-                wanted.agent,
-                wanted.agent,
-                wanted.since,
-                wanted.ended_before,
-                wanted.ended_before,
-                wanted.after,
-                wanted.limit,
-            ),
-        )
-    )
-
-
 def _children(view: sqlite3.Connection, run_id: str) -> list[RunRow]:
-    return _fetch(view.execute("SELECT * FROM arc_runs WHERE parent_id = ? ORDER BY n", (run_id,)))
+    return fetch(
+        view.execute("SELECT * FROM arc_runs INDEXED BY arc_runs_parent WHERE parent_id = ? ORDER BY n", (run_id,))
+    )
 
 
 def _mail(view: sqlite3.Connection, run_id: str, after: int) -> list[MailboxMessage]:
@@ -340,7 +311,8 @@ class SQLiteQueue(RunQueue):
 
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "row": _get,
-        "find": _find,
+        "find": find,
+        "counts": counts,
         "children": _children,
         "mail": _mail,
         "news": _news,

@@ -22,6 +22,7 @@ from .records import (
     as_claimed,
     as_reopened,
     as_updated,
+    questions_after,
 )
 
 INLINE_RESERVATION = 5.0  # seconds for which a waiting inline run keeps its place after its caller last took it
@@ -363,7 +364,7 @@ class RunTransitions(ABC):
             return (row.status, seq or 0)
         seq = row.mail_seq + 1
         self.add_message(run_id, mail._replace(seq=seq))
-        after = row.with_values(mail_seq=seq)
+        after = row.with_values(mail_seq=seq, questions=questions_after(row.questions, mail))
         if mail.kind == "cancel" and row.cancel_at is None:
             # No later claim runs its code, so any worker may end it if its own process has ended or released it.
             after = after.with_values(cancel_at=mail.t, origin="")

@@ -12,6 +12,7 @@ from agent_runtime_core.queue import (
     MailboxMessage,
     NotApplied,
     Op,
+    RunCounts,
     RunFilter,
     RunQueue,
     RunRow,
@@ -129,19 +130,20 @@ class TheirQueue(RunQueue):
         return answers
 
     async def read(self, what: str, *args: Any) -> Any:
-        runs, mail = self.store.runs, self.store.mail
+        runs = self.store.runs
         match what, args:
             case "row", (run_id,):
                 return runs.get(run_id)
             case "find", (RunFilter() as wanted,):
-                return [row for row in runs.values() if wanted.admits(row)][: wanted.limit]
+                return wanted.listed(runs.values())
+            case "counts", ():
+                return RunCounts.of(runs.values())
             case "children", (run_id,):
                 return [row for row in runs.values() if row.parent_id == run_id]
             case "mail", (run_id, after):
-                return [each for each in mail.get(run_id, ()) if each.seq > after]
+                return [each for each in self.store.mail.get(run_id, ()) if each.seq > after]
             case "news", (run_ids,):
                 rows = [runs[run_id] for run_id in run_ids if run_id in runs]
                 return {r.run_id: RunSnapshot(r.status, r.claim_id, r.mail_seq, r.cancel_at is not None) for r in rows}
-            case "next_due", ():
-                return min((row.due_at for row in runs.values() if row.due_at > 0), default=None)
-        raise LookupError(what)
+        assert what == "next_due"
+        return min((row.due_at for row in runs.values() if row.due_at > 0), default=None)

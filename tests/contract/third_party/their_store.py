@@ -127,6 +127,9 @@ class TheirStore(StateStore):
         return record.seq
 
     async def read(self, what: str, *args: Any) -> Any:
+        if what == "endings":
+            ends = {run_id: await self.read("ending", run_id) for run_id in args[0]}
+            return {run_id: end for run_id, end in ends.items() if end is not None}
         journal = self.store.journals.get(args[0], [])
         match what, args:
             case "records", (_, after):

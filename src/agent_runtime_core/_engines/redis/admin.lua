@@ -1,19 +1,19 @@
 -- Rare operations that no component defines, and helpers of reads.
 
 -- A long reply is split into pages by its length, so that one reply cannot block the server for long.
-local ENOUGH = 1000000  -- characters after which a page ends
+local ENOUGH = 1000000  -- characters after which a page ends, by default
 local AT_ONCE = 32  -- most items that are read before their length is known
 
--- Calls see(item), which returns the item's length, for each item of the pages more(last, count). Ends after ENOUGH
+-- Calls see(item), which returns the item's length, for each item of the pages more(last, count). Ends after `enough`
 -- characters or `limit` items. Then it returns the last item, as there may be more; otherwise it returns nothing.
-local function through(limit, more, see)
+local function through(limit, more, see, enough)
   local size, count, left, last = 0, 1, limit, nil
   while left > 0 do
     local asked = math.min(count, left)
     local page = more(last, asked)
     for _, thing in ipairs(page) do
       size, last, left = size + see(thing), thing, left - 1
-      if size >= ENOUGH then return last end
+      if size >= (enough or ENOUGH) then return last end
     end
     if #page < asked then return nil end
     count = math.min(2 * count, AT_ONCE)

@@ -1,0 +1,287 @@
+"""Lists and counts of the runs in a SQLite file, each from an index."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice, product
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from .._core.ids import known_uuid
+from ..errors import StorageCorrupt, brief
+from ..status import RunStatus
+from .records import IN_DOUBT, RunCounts, RunFilter, RunRow, damaged, end_of_prefix
+
+FEW = 1000  # most runs of a prefix that are sorted; more are read in order of creation, as many of these then match
+MANY = 10_000  # the same for the runs of another index in order of arrival
+_KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(RunRow).items()}
+_STATUSES = frozenset(status.value for status in RunStatus)
+_LIGHT = {"input": "'{}'", "output": "NULL", "metadata": "'{}'"}
+_COLUMNS = {False: "*", True: ", ".join(_LIGHT.get(name, name) for name in RunRow._fields)}
+FIRST_WORD = "substr(reason, 1, instr(reason || ' ', ' ') - 1)"  # as in the indexes
+_BEFORE = "(created_at, n) < (?, ?)"
+_THESE = "n IN (SELECT value FROM json_each(?))"
+_NEXT_AGENT = (
+    "SELECT agent FROM arc_runs INDEXED BY arc_runs_state WHERE status = ? AND agent > ? ORDER BY agent LIMIT 1"
+)
+_RUNS = "SELECT status, agent, count(*) FROM arc_runs INDEXED BY arc_runs_state GROUP BY status, agent"
+_OLDEST_PENDING = (
+    "SELECT min(created_at) FROM arc_runs INDEXED BY arc_runs_state WHERE status = 'pending' AND agent = ?"
+)
+_WAITING = (
+    f"SELECT {FIRST_WORD}, count(*) FROM arc_runs INDEXED BY arc_runs_waiting WHERE status = 'waiting' GROUP BY 1"
+)
+_DUE_LATER = "SELECT count(*) FROM arc_runs INDEXED BY arc_runs_due WHERE due_at > 0"
+
+Condition = tuple[str, tuple[Any, ...]]
+
+
+@lru_cache(1024)
+def _invalid_column(kinds: tuple[type, ...]) -> str | None:
+    """Return the first column with a type that is never written there. SQLite itself does not check types."""
+    return next((name for name, kind in zip(RunRow._fields, kinds, strict=True) if kind not in _KINDS[name]), None)
+
+
+def checked_row(row: Sequence[Any]) -> RunRow:
+    """Return the row of a query.
+
+    Raises:
+        StorageCorrupt: if it is not as it was written.
+    """
+    if len(row) != len(RunRow._fields):
+        raise StorageCorrupt(
+            f"run {brief(row[0])}: its row must have {len(RunRow._fields)} columns, got {len(row)}. Restore a backup"
+        )
+    found: RunRow = tuple.__new__(RunRow, row)
+    if (column := _invalid_column(tuple(map(type, row)))) is not None:
+        raise damaged(found.run_id, column, getattr(found, column))
+    found.decoded("run_id", known_uuid)
+    if found.status not in _STATUSES:
+        raise damaged(found.run_id, "status", found.status)
+    return found
+
+
+def fetch(rows: sqlite3.Cursor) -> list[RunRow]:
+    """Return the checked rows of a query."""
+    return [checked_row(row) for row in rows]
+
+
+def agents(following: Callable[[str], Any]) -> Iterator[str]:
+    """Yield the agents of an index, with one lookup for each: `following(agent)` is the row of the one after it."""
+    agent = ""
+    while row := following(agent):
+        if type(row[0]) is not str or row[0] <= agent:
+            raise StorageCorrupt(
+                f"agent {brief(row[0])} must come after {brief(agent)} in the index of the queue. Restore a backup"
+            )
+        agent = row[0]
+        yield agent
+
+
+# -- which index, and which conditions
+
+
+class _Source(NamedTuple):
+    """An index that has the wanted runs in order of (created_at, n) for each of its keys."""
+
+    name: str  # of the index, without "arc_runs_"
+    keys: Sequence[Condition] = (("", ()),)  # what selects one such range; all ranges are merged
+
+
+def _indexed(wanted: RunFilter) -> list[tuple[str, Condition]]:
+    """Return the conditions of a filter that have an index of their own, the most selective first."""
+    given = [
+        ("in_doubt", wanted.in_doubt, (f"instr(questions, ' {IN_DOUBT}') > 0 AND ended_at IS NULL", ())),
+        ("asking", wanted.asking, ("questions <> '' AND ended_at IS NULL", ())),
+        ("retrying", wanted.retrying, ("failures > 0 AND ended_at IS NULL", ())),
+        ("conversation", wanted.conversation is not None, ("conversation = ?", (wanted.conversation,))),
+        ("lane", wanted.lane is not None, ("lane = ?", (wanted.lane,))),
+        ("parent", wanted.parent is not None, ("parent_id = ?", (wanted.parent,))),  # SQLite sorts these
+    ]
+    return [(index, condition) for index, is_given, condition in given if is_given]
+
+
+def _chosen(view: sqlite3.Connection, wanted: RunFilter) -> _Source:
+    for index, condition in _indexed(wanted):
+        return _Source(index, (condition,))
+    if wanted.reason:
+        word = wanted.reason.partition(" ")[0]
+        return _Source("reason", ((f"reason <> '' AND {FIRST_WORD} = ?", (word,)),))
+    if wanted.statuses is not None or wanted.agent is not None:
+        return _Source("state", [("status = ? AND agent = ?", pair) for pair in _pairs(view, wanted)])
+    return _Source("created")
+
+
+def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]:
+    """Return the wanted pairs of status and agent that runs have, with one index lookup for each."""
+    statuses = tuple(_STATUSES) if wanted.statuses is None else dict.fromkeys(wanted.statuses)
+    if wanted.agent is not None:
+        return [*product(statuses, (wanted.agent,))]
+    return [(status, agent) for status in statuses for agent in _agents(view, status)]
+
+
+def _agents(view: sqlite3.Connection, status: str) -> Iterator[str]:
+    return agents(lambda agent: view.execute(_NEXT_AGENT, (status, agent)).fetchone())
+
+
+def _conditions(wanted: RunFilter) -> list[Condition]:
+    """Return the conditions of a filter, apart from `until` and `before`; see `_upper`."""
+    given: list[Condition] = [("created_at >= ?", (wanted.since,))]
+    if wanted.after:
+        given.append(("n > ?", (wanted.after,)))
+    if wanted.agent is not None:
+        given.append(("agent = ?", (wanted.agent,)))
+    if wanted.statuses is not None:
+        given.append((f"status IN ({', '.join('?' * len(wanted.statuses))})", wanted.statuses))
+    if wanted.ended_before is not None:
+        given.append(("ended_at < ?", (wanted.ended_before,)))
+    if wanted.prefix:
+        given.append(_prefix(wanted.prefix))
+    if wanted.reason is not None:
+        more = f"{wanted.reason} "
+        given.append(("(reason = ? OR reason >= ? AND reason < ?)", (wanted.reason, more, end_of_prefix(more))))
+    return given + [condition for _, condition in _indexed(wanted)]
+
+
+def _prefix(prefix: str) -> Condition:
+    beyond = end_of_prefix(prefix)
+    if beyond is None:
+        return "(run_id >= ? OR run_key >= ?)", (prefix, prefix)
+    return "(run_id >= ? AND run_id < ? OR run_key >= ? AND run_key < ?)", (prefix, beyond, prefix, beyond)
+
+
+def _upper(wanted: RunFilter) -> tuple[float, int]:
+    """Return the place in the order of (created_at, n) before which the wanted runs are."""
+    until = (float("inf") if wanted.until is None else wanted.until, 0)
+    return until if wanted.before is None else min(until, wanted.before)
+
+
+def _before(wanted: RunFilter) -> Condition:
+    upper = _upper(wanted)
+    return ("", ()) if upper[0] == float("inf") else (_BEFORE, upper)
+
+
+def _split(*conditions: Condition) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Return the texts and the values of conditions."""
+    given = [condition for condition in dict.fromkeys(conditions) if condition[0]]
+    return tuple(text for text, _ in given), tuple(value for _, values in given for value in values)
+
+
+@lru_cache(1024)
+def _query(columns: str, index: str, conditions: tuple[str, ...], end: str) -> str:
+    """Return a statement. All parts of it are texts of this module; the values of a filter are its parameters."""
+    return f"SELECT {columns} FROM arc_runs {index} WHERE {' AND '.join(conditions)} {end}"
+
+
+def _by(name: str) -> str:
+    return f"INDEXED BY arc_runs_{name}"
+
+
+# -- lists
+
+
+def find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
+    """Return the rows that a filter admits."""
+    if wanted.statuses == () or wanted.limit <= 0:
+        return []
+    few = _of_prefix(view, wanted.prefix) if wanted.prefix else None
+    if few is not None:
+        return _of_few(view, wanted, few)
+    if not wanted.newest_first:
+        return _oldest(view, wanted)
+    source = _chosen(view, wanted)
+    streams = [_newest(view, wanted, source, key) for key in source.keys]
+    return _rows(view, wanted, [n for _, n in islice(heapq.merge(*streams, reverse=True), wanted.limit)])
+
+
+def _newest(
+    view: sqlite3.Connection, wanted: RunFilter, source: _Source, key: Condition
+) -> Iterator[tuple[float, int]]:
+    """Yield the places of the runs of one key of an index, newest first, read in pages of growing size."""
+    texts, values = _split(key, *_conditions(wanted), (_BEFORE, ()))
+    query = _query("created_at, n", _by(source.name), texts, "ORDER BY created_at DESC, n DESC LIMIT ?")
+    size = wanted.limit if len(source.keys) == 1 else 8 + 2 * min(wanted.limit, FEW) // len(source.keys)
+    before = _upper(wanted)
+    while True:
+        page = view.execute(query, (*values, *before, size)).fetchall()
+        yield from page
+        if len(page) < size:
+            return
+        before, size = page[-1], 4 * size
+
+
+def _rows(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int]) -> list[RunRow]:
+    """Return the rows with these `n`, in that order."""
+    query = _query(_COLUMNS[wanted.light], "", (_THESE,), "")
+    rows = {row.n: row for row in fetch(view.execute(query, (json.dumps(numbers),)))}
+    return [rows[n] for n in numbers if n in rows]
+
+
+def _of_prefix(view: sqlite3.Connection, prefix: str) -> list[int] | None:
+    """Return the `n` of all runs whose id or key begins with a prefix, None if they are not few."""
+    found: set[int] = set()
+    beyond = end_of_prefix(prefix)
+    for column in ("run_id", "run_key"):
+        texts, values = _split((f"{column} >= ?", (prefix,)), (f"{column} < ?" if beyond else "", (beyond,)))
+        numbers = view.execute(_query("n", "", texts, "LIMIT ?"), (*values, FEW + 1)).fetchall()
+        found.update(n for (n,) in numbers)
+        if len(numbers) > FEW:
+            return None
+    return [*found]
+
+
+def _of_few(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int]) -> list[RunRow]:
+    """Return the rows of a filter that are among these ones."""
+    texts, values = _split((_THESE, (json.dumps(numbers),)), *_conditions(wanted), _before(wanted))
+    end = "ORDER BY created_at DESC, n DESC LIMIT ?" if wanted.newest_first else "ORDER BY n LIMIT ?"
+    found = view.execute(_query("n", "", texts, end), (*values, wanted.limit))
+    return _rows(view, wanted, [n for (n,) in found])
+
+
+def _oldest(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
+    """Return the rows of a filter in order of arrival: those of an index, or of the table if the index has many."""
+    source = _chosen(view, wanted)
+    if source.name != "created" and (numbers := _numbers(view, wanted, source)) is not None:
+        return _of_few(view, wanted, numbers)
+    texts, values = _split(*_conditions(wanted), _before(wanted), *_arrived(view, wanted))
+    query = _query(_COLUMNS[wanted.light], "NOT INDEXED", texts, "ORDER BY n LIMIT ?")
+    return fetch(view.execute(query, (*values, wanted.limit)))
+
+
+def _numbers(view: sqlite3.Connection, wanted: RunFilter, source: _Source) -> list[int] | None:
+    """Return the `n` of all runs of the keys of an index, None if these are many."""
+    found: list[int] = []
+    for key in source.keys:
+        texts, values = _split(key, ("created_at >= ? AND n > ?", (wanted.since, wanted.after)))
+        query = _query("n", _by(source.name), texts, "LIMIT ?")
+        found += (n for (n,) in view.execute(query, (*values, MANY + 1 - len(found))))
+        if len(found) > MANY:
+            return None
+    return found
+
+
+def _arrived(view: sqlite3.Connection, wanted: RunFilter) -> list[Condition]:
+    """Return conditions on `n` that are true of all wanted runs, so that fewer other rows are read."""
+    first = wanted.after + 1
+    if wanted.since > 0 and not wanted.after:
+        query = _query("min(n)", _by("created"), ("created_at >= ?",), "")
+        first = view.execute(query, (wanted.since,)).fetchone()[0]
+    given: list[Condition] = [("n >= ?", (first,))]  # never true of NULL: no run is wanted
+    if (before := _before(wanted))[0]:
+        query = _query("max(n)", _by("created"), (before[0],), "")
+        given.append(("n <= ?", view.execute(query, before[1]).fetchone()))
+    return given
+
+
+# -- counts
+
+
+def counts(view: sqlite3.Connection) -> RunCounts:
+    """Return how many runs are stored."""
+    runs: dict[tuple[str, str], int] = {(status, agent): number for status, agent, number in view.execute(_RUNS)}
+    pending = [view.execute(_OLDEST_PENDING, (agent,)).fetchone()[0] for status, agent in runs if status == "pending"]
+    [due] = view.execute(_DUE_LATER).fetchone()
+    return RunCounts(runs, min(pending, default=None), due, dict(view.execute(_WAITING).fetchall()))
