@@ -104,6 +104,30 @@ async def test_without_backpressure_the_run_is_not_slowed(place: Path | None) ->
         assert [await first, *[each async for each in reading]][-1].startswith("00000099")
 
 
+async def test_the_events_of_a_page_are_read_when_the_next_page_is_requested() -> None:
+    async with Rig() as rig:
+        pouring = Pouring(200)
+        rig.register(pouring)
+        await rig.runner.submit("script", run_id="r")
+        pages = rig.runner.event_pages("r", backpressure=True)
+        first = asyncio.ensure_future(anext(pages))
+        await soon(lambda: bool(rig.runner._flow._buffers))
+        running = asyncio.ensure_future(rig.runner.run_once())
+        seen = [event.sequence for event in await first]
+        while seen[-1] < 201:
+            await soon(lambda: _waits(rig) or running.done())
+            told = pouring.told
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert pouring.told == told, "the page is not read yet"
+            seen += [event.sequence for event in await anext(pages)]
+        assert seen == list(range(202))
+        with pytest.raises(StopAsyncIteration):
+            await anext(pages)
+        await running
+        assert rig.runner._flow._buffers == {}
+
+
 async def test_an_output_that_leaves_lets_the_run_go_on() -> None:
     async with Rig() as rig:
         pouring = Pouring(100)

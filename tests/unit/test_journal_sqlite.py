@@ -173,3 +173,38 @@ async def test_a_run_that_was_deleted_begins_with_its_first_event_again(store: S
         assert [(each.seq, each.ev) for each in await store.records(RUN)] == [(0, 0), (3, 3)]
         await store.commits.commit(None, [Op("journal.delete", (RUN,))])
     assert await store.records(RUN) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "refused"),
+    [("result", b"no zlib", False), ("body", "no fields", True), ("body", b"\xff", True)],
+)
+async def test_ends_are_read_without_the_result_and_other_damage_is_told(
+    store: SQLiteStateStore, tmp_path: Path, column: str, value: object, refused: bool
+) -> None:
+    info = '{"end":{"usage":{"total_tokens":3}}}'
+    record = Record(0, ENDED, "succeeded", attempt=1, claim_id="01CLAIM", result='{"usage":{}}', info=info)
+    await store.commits.commit(None, [Op("journal.append", (RUN, record))])
+    with sqlite3.connect(tmp_path / "runs.db") as conn:
+        conn.execute(f"UPDATE arc_journal SET {column} = ?", (value,))
+    conn.close()
+    if refused:
+        with pytest.raises(StorageCorrupt, match="is not what was written"):
+            await store.endings([RUN])
+    else:
+        assert (await store.endings([RUN]))[RUN].usage == '{"total_tokens": 3}'
+
+
+async def test_the_end_that_an_older_release_wrote_is_read_from_its_result(
+    store: SQLiteStateStore, tmp_path: Path
+) -> None:
+    result = '{"usage":{"total_tokens":3},"final_messages":["' + "m" * LONGEST_PACKED + '"],"error":null}'
+    await store.commits.commit(
+        None, [Op("journal.append", (RUN, Record(0, ENDED, "succeeded", attempt=1, result=result)))]
+    )
+    assert (await store.endings([RUN]))[RUN].usage == '{"total_tokens": 3}'
+    with sqlite3.connect(tmp_path / "runs.db") as conn:
+        conn.execute("UPDATE arc_journal SET result = x'00'")
+    conn.close()
+    with pytest.raises(StorageCorrupt, match="is not what was written"):
+        await store.endings([RUN])

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
 from agent_runtime_core.errors import StorageBusy, StorageClosed, StorageError, UnknownRun
-from agent_runtime_core.events.base import EventBus
-from agent_runtime_core.events.event import Event
+from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.queue.base import RunQueue
 from agent_runtime_core.queue.records import RunRow, RunSnapshot
 from agent_runtime_core.runner import run_watcher
-from agent_runtime_core.runner.run_watcher import MAX_RUNS_PER_READ, PAUSE_FACTOR, RunWatcher, events_until_ended
+from agent_runtime_core.runner.run_watcher import MAX_RUNS_PER_READ, PAUSE_FACTOR, RunWatcher, pages_until_ended
 
 
 class _Rings:
@@ -51,26 +50,25 @@ async def test_after_that_nobody_looks() -> None:
     assert await _waited(4, 0.1) is None
 
 
-class _Late:
-    """A bus on which each event comes long after the run has ended."""
+class _Late(InMemoryEventBus):
+    """A bus on which each event is read long after the run has ended."""
 
-    async def subscribe(self, run_id: str, since: int) -> AsyncGenerator[Event, None]:
-        for n in range(since, 3):
-            for _ in range(20):
-                await asyncio.sleep(0)
-            yield Event(UUID(int=1), "tick", sequence=n)
-
-    async def head(self, run_id: str) -> int:
-        return 3
+    async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[Any]:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return await super()._rows(run_id, since, 1)
 
 
 async def _streamed(queue: Any, since: int = 0) -> list[int]:
-    events = events_until_ended(_watch(queue), cast(EventBus, _Late()), "run", since)
-    return [event.sequence async for event in events]
+    bus, run_id = _Late(), str(UUID(int=1))
+    for _ in range(3):
+        await bus.publish(run_id, "tick", {})
+    async with pages_until_ended(_watch(queue), bus, run_id, since) as pages:
+        return [event.sequence async for page in pages for event in page]
 
 
 async def test_a_stream_of_a_run_that_has_ended_waits_for_its_last_event() -> None:
-    for since in range(3):
+    for since in range(4):
         assert await _streamed(_Rings(1), since) == list(range(since, 3))
 
 

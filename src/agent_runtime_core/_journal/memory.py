@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .._engines.base import OperationSet
 from .._engines.memory import MemoryTx
 from ..errors import LeaseLost
@@ -84,6 +86,10 @@ def _read(entry: Entry) -> Record:
 def ending(tx: MemoryTx, run_id: str) -> Record | None:
     journal: dict[int, Entry] = tx.tables["journal"].get(run_id, {})
     return next((_read(entry) for entry in reversed(journal.values()) if entry[1].kind == ENDED), None)
+
+
+def endings(tx: MemoryTx, run_ids: Sequence[str]) -> dict[str, Record]:
+    return {run_id: end for run_id in run_ids if (end := ending(tx, run_id)) is not None}
 
 
 def boundaries(tx: MemoryTx, run_id: str, since: int, limit: int) -> list[Record]:

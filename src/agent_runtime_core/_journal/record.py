@@ -92,6 +92,11 @@ def is_duplicate_end(record: Record, last: Record | None) -> bool:
     return not last.claim_id and last.attempt == record.attempt
 
 
+def record_size(record: Record) -> int:
+    """Return about how many bytes a record takes."""
+    return len(record[7] or "") + len(record[8] or "") + len(record[14] or "") + len(record[15] or "")
+
+
 def with_start_info(info: str | None, start: Record) -> str:
     """Return the `info` of a DONE record that includes the start of its step, which has no record of its own."""
     began = start.info or "{}"
@@ -106,6 +111,26 @@ def with_beginning(end: Record, began: Record) -> Record:
     info = f"{{{field}}}" if end.info is None else f"{end.info[:-1]},{field}}}"
     # Faster than calling the class.
     return tuple.__new__(Record, (began.seq, *end[1:14], info, *end[15:18], end.nev + began.nev))
+
+
+def with_outcome(info: str | None, outcome: str) -> str:
+    """Return the `info` of an ENDED record with the error and usage of the result, which is large."""
+    return f'{{"end":{outcome}}}' if info is None or info == "{}" else f'{info[:-1]},"end":{outcome}}}'
+
+
+def has_outcome(info: str | None) -> bool:
+    """Return whether `with_outcome` made this `info`. Older releases did not."""
+    return info is not None and '"end":' in info and "end" in json.loads(info)
+
+
+def outcome_of(record: Record) -> tuple[Any, Any]:
+    """Return the error and the usage of the result in an ENDED record, as plain values or None."""
+    info = json.loads(record.info) if record.info else {}
+    if (outcome := info.get("end")) is None:
+        outcome = json.loads(record.result) if record.result else {}
+    elif "type" in info:  # the event of a failed run is its error
+        outcome = {"error": {name: info[name] for name in info if name not in ("began", "end")}, **outcome}
+    return outcome.get("error") or None, outcome.get("usage") or None
 
 
 def includes_start(record: Record) -> bool:
@@ -134,6 +159,7 @@ def derived_events(
             return [_attempt_event(record.kind, record.name, record.attempt, info)]
         case "ended":
             began = info.pop("began", None)
+            info.pop("end", None)
             payload = _success_payload(record, decode_text) if record.name == "succeeded" else info
             return [*([] if began is None else [_attempt_event(*began)]), (_EVENT_OF_STATUS[record.name], payload)]
         case "skipped":

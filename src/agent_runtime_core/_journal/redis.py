@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core.codec.json import compact
 from .._engines.redis.script import Codec, RedisOperationSet, lua_source
 from ..errors import NotSupported
-from .record import Record
+from .record import ENDED, Record
 
 if TYPE_CHECKING:
     from .._engines.redis.engine import RedisEngine
@@ -42,6 +43,17 @@ async def ending(engine: RedisEngine, run_id: str) -> Record | None:
     while start is not None:
         start, reply = await engine.ask("journal.ending", run_id, start, PAGE)
     return None if reply is None else restored(reply)
+
+
+async def endings(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, Record]:
+    """Return the last end of each of these runs that has one; of the result it has the error and the usage only."""
+    found, left = {}, list(run_ids)
+    while left:
+        count, ends = await engine.ask("journal.endings", left)
+        for run_id, name, attempt, info, result in ends:
+            found[run_id] = Record(-1, ENDED, name, attempt=attempt, info=info, result=result)
+        left = left[count:]
+    return found
 
 
 def _no_function(*args: Any) -> Any:

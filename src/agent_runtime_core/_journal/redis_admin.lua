@@ -5,15 +5,15 @@ local function position(entry)
   return tonumber(ev), tonumber(seq) - 1
 end
 
--- Calls see(entry) with up to `limit` entries of a stream, beginning at the id `from`. Returns the last one if there
--- may be more.
-local function entries(stream, from, limit, see)
+-- Calls see(entry) with up to `limit` entries of a stream, beginning at the id `from`, until they have `enough`
+-- characters. Returns the last one if there may be more.
+local function entries(stream, from, limit, see, enough)
   return through(limit, function(last, count)
     return call('XRANGE', stream, last and '(' .. last[1] or from, '+', 'COUNT', count)
   end, function(entry)
     see(entry)
     return #entry[2][#entry[2]]
-  end)
+  end, enough)
 end
 
 -- Calls see(entry, ev, seq) for the entries from the id `from` backwards, until it returns a value. Returns that value.
@@ -99,9 +99,35 @@ ops['journal.ending'] = function(run, from, limit)
   return raw('[' .. more .. ',' .. (ending or 'null') .. ']')
 end
 
+-- Returns [number of runs that were read, [[run, status, generation, info, result], ...]]. `info` has the error and the
+-- usage of the result, which may be large. If an older release wrote the record, `result` has these two.
+ops['journal.endings'] = function(runs)
+  local found, size, count = {}, 0, 0
+  for _, run in ipairs(runs) do
+    local ending
+    backwards(run, '+', function(entry)
+      ending = is_end(entry) and entry[2][4]
+      return ending or nil
+    end)
+    count = count + 1
+    if ending then
+      local fields = cjson.decode(ending)
+      local info, result = fields[14], null
+      if info == null or cjson.decode(info)['end'] == nil then
+        local whole = fields[7] ~= null and cjson.decode(fields[7]) or {}
+        result = cjson.encode({error = whole.error, usage = whole.usage})
+      end
+      found[#found + 1] = cjson.encode({run, fields[2], fields[4], info, result})
+      size = size + #ending
+      if size >= ENOUGH then break end
+    end
+  end
+  return raw('[' .. text(count) .. ',[' .. table.concat(found, ',') .. ']]')
+end
+
 -- Returns the records that have events at or after `since`, as {first event number, record}. If there may be more, also
 -- returns the event number at which these begin.
-local function boundaries(run, since, limit)
+local function boundaries(run, since, limit, enough)
   local found = {}
   local function see(entry)
     local ev, seq = position(entry)
@@ -115,7 +141,7 @@ local function boundaries(run, since, limit)
       return true
     end
   end)
-  local last = entries(P .. 'journal:' .. run, string.format('%d', since + 1), limit, see)
+  local last = entries(P .. 'journal:' .. run, string.format('%d', since + 1), limit, see, enough)
   if last then return found, position(last) + tonumber(last[2][2]) end
   return found
 end

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from zlib import compress, crc32, decompress
 from zlib import error as PackError
@@ -12,9 +13,10 @@ from .._engines.base import NotApplied, OperationSet, always
 from .._engines.sqlite.transaction import SQLiteTx
 from .._engines.sqlite.user_transaction import run
 from ..errors import LeaseLost, StorageCorrupt, brief
-from .record import ENDED, Record, is_duplicate_end
+from .record import ENDED, Record, has_outcome, is_duplicate_end
 
 SHORTEST_PACKED, LONGEST_PACKED = 800, 32_000  # results of these lengths are compressed; characters
+PACKING = 4  # about how many times as long a result is as its compressed form
 
 # Each column costs time for every record that is written or read. The fields that SQL queries read have their own
 # columns, and so has the result, which may be large. All other fields share `body`.
@@ -40,6 +42,10 @@ _RECORDS = _COLUMNS + " AND seq > ? ORDER BY seq"
 _RESULT = "SELECT result FROM arc_journal WHERE run_id = ? AND seq = ?"
 _LAST = _COLUMNS + " ORDER BY seq DESC LIMIT 1"
 _ENDING = _COLUMNS + " AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
+# Without the result, which may have megabytes. The checksum covers the result, so it is not checked.
+_LIGHT = "SELECT seq, kind, name, body FROM arc_journal WHERE run_id = ?"
+_LIGHT_LAST = _LIGHT + " ORDER BY seq DESC LIMIT 1"
+_LIGHT_ENDING = _LIGHT + " AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
 # Sequence numbers and positions grow together. The search for the first record begins at the end of the journal, as
 # subscribers mostly read there.
 _BOUNDARIES = _COLUMNS + (
@@ -275,9 +281,60 @@ def ending(view: SQLiteTx | sqlite3.Connection, run_id: str) -> Record | None:
     return _one(run_id, view.execute(_ENDING, (run_id,)))
 
 
-def boundaries(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> list[Record]:
-    """Return at most `limit` records that have events at or after `since`, in order."""
-    return _read(run_id, view.execute(_BOUNDARIES, (run_id, run_id, since, since, limit)))
+def endings(view: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, Record]:
+    """Return the last end of each of these runs that has one; without the result if `info` has its outcome."""
+    found = {}
+    for run_id in run_ids:
+        row = view.execute(_LIGHT_LAST, (run_id,)).fetchone()
+        if row is not None and row[1] != ENDED:
+            row = view.execute(_LIGHT_ENDING, (run_id,)).fetchone()
+        if row is not None:
+            found[run_id] = _light(view, run_id, *row)
+    return found
+
+
+def _light(view: sqlite3.Connection, run_id: str, seq: int, kind: str, name: str, body: str) -> Record:
+    try:
+        attempt, *_, info, _, _, _ = body.split("\t", 12)
+        result = None
+        if not has_outcome(info):
+            result = _unpacked(view.execute(_RESULT, (run_id, seq)).fetchone()[0])
+        return Record(seq, kind, name, attempt=int(attempt), result=result, info=info or None)
+    except (ValueError, TypeError, LookupError, AttributeError, PackError) as wrong:
+        raise _damaged(run_id, seq, kind, name, "is not what was written") from wrong
+
+
+def boundaries(
+    view: sqlite3.Connection, run_id: str, since: int, limit: int, enough: int
+) -> tuple[list[Record], int | None]:
+    """Return records that have events at or after `since`, in order.
+
+    Args:
+        view: The connection.
+        run_id: The run.
+        since: A sequence number.
+        limit: The largest number of records.
+        enough: Bytes after which no more records are read.
+
+    Returns:
+        The records, and the sequence number after them if there may be more.
+    """
+    is_cut = False
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        nonlocal is_cut
+        size = 0
+        with contextlib.closing(view.execute(_BOUNDARIES, (run_id, run_id, since, since, limit))) as cursor:
+            for n, row in enumerate(cursor, 1):
+                yield row  # its types are checked before the next one is read
+                result = row[3] or ""
+                size += len(row[4]) + len(result) * (PACKING if isinstance(result, bytes) else 1)
+                is_cut = size >= enough or n == limit
+                if is_cut:
+                    return
+
+    records = _read(run_id, rows())
+    return records, records[-1].ev + records[-1].nev if is_cut else None
 
 
 CONCERN = OperationSet(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
@@ -17,14 +18,28 @@ from .._core.validation import Shown, is_number, must, type_name
 from .._engines.base import Backend, Guard, Op
 from .._journal.record import Record
 from ..errors import StorageClosed
-from .event import Event, StoredEvent, derived, lazy_event, lazy_events
-from .subscriptions import SubscriptionHub
+from .event import (
+    PAGE_BYTES,
+    Event,
+    EventPage,
+    EventRows,
+    StoredEvent,
+    derived,
+    lazy_event,
+    lazy_events,
+    page_rows,
+)
+from .subscriptions import End, SubscriptionHub
+
+if TYPE_CHECKING:
+    import asyncio
 
 PUBLISH = "events.publish"
 DELETE = "events.delete"
 TRIM = "events.trim"
 
 _PAGE = 2048  # most rows in one read
+_SAMPLE = 64  # most rows that are read of a custom backend before their size is known
 _LONGEST_NAME = 255
 _FURTHEST = 2**53  # greater than every sequence, and every store accepts it
 
@@ -65,6 +80,8 @@ class EventBus(Backend):
 
     #: Whether `_rows` also returns the records of the journal; their events are then not published.
     derives: ClassVar[bool] = False
+    #: Whether `_rows` returns EventRows, and reads not much more than a page of them.
+    bounds_pages: ClassVar[bool] = False
 
     def __init__(self, *, clock: Clock = SYSTEM, poll_interval: float = 0.1) -> None:
         if not is_number(poll_interval) or not poll_interval > 0:
@@ -166,10 +183,10 @@ class EventBus(Backend):
             size = _PAGE if left is None else min(left, _PAGE)
             page = await self._page(text, cursor, size)
             found += page
-            if len(page) < size:
+            if not page or not page.more:
                 break
             cursor = page[-1].sequence + 1
-            left = None if left is None else left - size
+            left = None if left is None else left - len(page)
         return found
 
     async def head(self, run_id: str | UUID) -> int:
@@ -183,10 +200,11 @@ class EventBus(Backend):
         text = _known(run_id)[1]
         found: set[str] = set()
         since = 0
-        while rows := await self._rows(text, since, _PAGE):
+        while rows := await self._rows_of_page(text, since, _PAGE):
             found.update(row.event_id for row in rows if isinstance(row, StoredEvent))
-            last = rows[-1]
-            since = last.ev + last.nev if isinstance(last, Record) else last.sequence + 1
+            if not rows.more:
+                break
+            since = _after(rows[-1])
         return frozenset(found)
 
     def subscribe(self, run_id: str | UUID, since_sequence: int | None = None) -> AsyncGenerator[Event, None]:
@@ -203,8 +221,28 @@ class EventBus(Backend):
         Raises:
             StorageClosed: if the bus is closed.
         """
-        since = None if since_sequence is None else min(_count("since_sequence", since_sequence), _FURTHEST)
-        return self._follow(_known(run_id)[1], since)
+        return _events_of(self._follow(_known(run_id)[1], _first(since_sequence)))
+
+    def pages(
+        self, run_id: str | UUID, since_sequence: int | None = 0, *, until: asyncio.Future[Any] | None = None
+    ) -> AsyncGenerator[Sequence[Event], None]:
+        """Subscribe to the events of a run in pages, as `subscribe` does event by event.
+
+        A page has at least one event, and at most 512 with 256 KiB of payloads, unless its first event or the record
+        that it is derived from is larger. Do not modify a page: readers in one event loop that are at the same
+        sequence get the same object.
+
+        Args:
+            run_id: The run.
+            since_sequence: The sequence of the first event. None yields only events that are published after the
+                iteration has started.
+            until: A future of the running event loop. Once it is done, the iterator ends after the events that are
+                stored by then; if it has an exception, the iterator raises it. None for an iterator without an end.
+
+        Raises:
+            StorageClosed: if the bus is closed.
+        """
+        return self._follow(_known(run_id)[1], _first(since_sequence), until)
 
     async def close(self) -> None:
         """Close this bus, and its engine if no other backend uses it. Subscribers raise StorageClosed."""
@@ -218,19 +256,36 @@ class EventBus(Backend):
         if self._closed:
             raise StorageClosed("this event bus was closed. Open another one")
 
-    async def _page(self, run_id: str, since: int, limit: int) -> list[Event]:
-        """Return at most `limit` events from `since` on; fewer only at the end of the log."""
+    async def _page(self, run_id: str, since: int, limit: int) -> EventPage:
+        """Return the next events from `since` on: at most `limit`, and the bytes of a page."""
         run = UUID(run_id)
-        rows = await self._rows(run_id, since, limit)
+        rows = await self._rows_of_page(run_id, since, limit)
         if not self.derives or Record not in set(map(type, rows)):
-            return lazy_events(run, cast(Sequence[StoredEvent], rows))
+            return EventPage(lazy_events(run, cast(Sequence[StoredEvent], rows)), rows.more, rows.size)
         events: list[Event] = []
         for row in rows:
             events += derived(run, row, since) if isinstance(row, Record) else lazy_events(run, (row,))
-        return events[:limit]
+        return EventPage(events[:limit], rows.more or len(events) > limit, rows.size)
 
-    async def _follow(self, run_id: str, since: int | None) -> AsyncGenerator[Event, None]:
+    async def _rows_of_page(self, run_id: str, since: int, limit: int) -> EventRows:
+        """Return the rows of the next page."""
+        if self.bounds_pages:
+            return _as_page(await self._rows(run_id, since, limit), limit)
+        # The first rows show how many of their size make a page: their backend would read `limit` rows of any size.
+        asked = min(limit, _SAMPLE)
+        page = _as_page(await self._rows(run_id, since, asked), asked)
+        if page.more and asked == len(page) < limit:
+            fitting = min(limit - asked, (PAGE_BYTES - page.size) * asked // max(page.size, 1))
+            if fitting > 0:
+                rest = await self._rows(run_id, _after(page[-1]), fitting)
+                page = page_rows([*page, *rest], limit, _as_page(rest, fitting).more)
+        return page
+
+    async def _follow(
+        self, run_id: str, since: int | None, until: asyncio.Future[Any] | None = None
+    ) -> AsyncGenerator[EventPage, None]:
         self._ensure_open()
+        end = None if until is None else End(until)
         hub = self._hubs.here()
         # The listener is added before the head is read. Otherwise an event between the two would be missed.
         feed = hub.join(run_id)
@@ -242,12 +297,29 @@ class EventBus(Backend):
             if head < known or (cursor < known and feed.has_other_events(await self._page(run_id, cursor, 1))):
                 feed.reset(min(cursor, head))
             feed.start(cursor, head)
-            while True:
-                for event in await feed.next_after(cursor):
-                    yield event
-                cursor = event.sequence + 1
+            while page := await feed.next_after(cursor, end):
+                yield page
+                cursor = page[-1].sequence + 1
         finally:
             hub.leave(feed)
+            if end is not None:
+                end.forget()
+
+
+async def _events_of(pages: AsyncGenerator[EventPage, None]) -> AsyncGenerator[Event, None]:
+    async with contextlib.aclosing(pages):
+        async for page in pages:
+            for event in page:
+                yield event
+
+
+def _as_page(rows: Sequence[StoredEvent | Record], asked: int) -> EventRows:
+    return rows if isinstance(rows, EventRows) else page_rows(rows, asked, len(rows) >= asked)
+
+
+def _after(row: StoredEvent | Record) -> int:
+    """Return the sequence after the events of a row."""
+    return row.ev + row.nev if isinstance(row, Record) else row.sequence + 1
 
 
 def _known(run_id: str | UUID) -> tuple[UUID, str]:
@@ -298,3 +370,7 @@ def _count(what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise must(what, "be an integer of at least 0", value)
     return value
+
+
+def _first(since_sequence: int | None) -> int | None:
+    return None if since_sequence is None else min(_count("since_sequence", since_sequence), _FURTHEST)

@@ -13,7 +13,7 @@ from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
 from .._journal.record import Record
 from .base import DELETE, PUBLISH, TRIM, EventBus
-from .event import StoredEvent, merged
+from .event import EventRows, StoredEvent, merged
 
 _CLEAR = "events.clear"
 
@@ -70,11 +70,16 @@ def clear(tx: MemoryTx) -> None:
         delete(tx, run_id)
 
 
-def rows(tx: MemoryTx, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
+def rows(tx: MemoryTx, run_id: str, since: int, limit: int) -> EventRows:
     records = journal.boundaries(tx, run_id, since, limit)
-    stored = tx.tables["events"].get(run_id, {})
-    end = records[-1].ev if len(records) == limit else journal.head(tx, run_id)
-    return merged(list(islice(filter(None, map(stored.get, range(since, end))), limit)), records, limit)
+    end = records[-1].ev + records[-1].nev if len(records) == limit else None
+    of_run: dict[int, StoredEvent] = tx.tables["events"].get(run_id, {})
+    head = journal.head(tx, run_id) if end is None else end
+    # Rows of any size may be listed, because this copies none of them.
+    stored = list(islice(filter(None, map(of_run.get, range(since, head))), limit))
+    if len(stored) == limit:
+        end = stored[-1].sequence + 1
+    return merged(stored, records, limit, end)
 
 
 def _of(tx: MemoryTx, table: str, run_id: str) -> dict[Any, Any]:
@@ -98,6 +103,7 @@ class InMemoryEventBus(EventBus):
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
+    bounds_pages = True
 
     commit = engine_commit
     listen = engine_listen
@@ -113,7 +119,7 @@ class InMemoryEventBus(EventBus):
         await self._engine_store.close()
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
-        found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)
+        found: EventRows = await self.engine.read(rows, run_id, since, limit)
         return found
 
     async def _head(self, run_id: str) -> int:

@@ -14,7 +14,7 @@ from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_sourc
 from .._journal import redis as journal
 from .._journal.record import Record
 from .base import PUBLISH, EventBus
-from .event import StoredEvent, merged
+from .event import PAGE_BYTES, EventRows, StoredEvent, merged
 
 Row = tuple[str, str, str, float]
 
@@ -39,6 +39,7 @@ class RedisEventBus(EventBus):
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
+    bounds_pages = True
 
     commit = engine_commit
     listen = engine_listen
@@ -57,14 +58,13 @@ class RedisEventBus(EventBus):
         await self._engine_store.close()
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
-        found: list[StoredEvent | Record] = []
         start: int | None = since
-        while start is not None and len(found) < limit:
-            left = limit - len(found)
-            start, stored, records = await self.engine.ask("events.rows", run_id, start, left)
-            events = [StoredEvent(number, *body) for number, body in stored]
-            found += merged(events, [journal.restored(each) for each in records], left)
-        return found
+        while start is not None:
+            start, stored, records = await self.engine.ask("events.rows", run_id, start, limit, PAGE_BYTES)
+            if stored or records:  # else it read only records without events
+                events = [StoredEvent(number, *body) for number, body in stored]
+                return merged(events, [journal.restored(each) for each in records], limit, start)
+        return EventRows([], False, 0)
 
     async def _head(self, run_id: str) -> int:
         return (await self._heads([run_id]))[0]

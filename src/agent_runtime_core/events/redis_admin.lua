@@ -36,14 +36,15 @@ ops['events.heads'] = function(runs)
 end
 
 -- Returns [`since` for the next call, [[number, body], ...], [record, ...]] as JSON: published events and records from
--- `since` on, at most `limit` of each. If there may be more, only those before the next `since` are returned.
-ops['events.rows'] = function(run, since, limit)
+-- `since` on, of each at most `limit` and no more after `enough` characters. If there may be more, only those before the
+-- next `since` are returned.
+ops['events.rows'] = function(run, since, limit, enough)
   local stored = {}
-  local records, to = boundaries(run, since, limit)
+  local records, to = boundaries(run, since, limit, enough)
   local last = entries(P .. 'events:' .. run, string.format('%d', since + 1), limit, function(entry)
     local number = position(entry) - 1
     stored[#stored + 1] = {number, '[' .. text(number) .. ',' .. entry[2][2] .. ']'}
-  end)
+  end, enough)
   if last then to = math.min(to or math.huge, (position(last))) end
   local function json(rows)
     local found = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from .._journal import sqlite as journal
 from .._journal.record import Record
 from ..errors import StorageCorrupt, brief
 from .base import DELETE, PUBLISH, TRIM, EventBus
-from .event import StoredEvent, merged
+from .event import PAGE_BYTES, EventRows, StoredEvent, merged
 
 _INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
 _FIND = "SELECT seq FROM arc_events WHERE run_id = ? AND event_id = ?"
@@ -77,9 +78,20 @@ def _sound(run_id: str, row: tuple[Any, ...]) -> StoredEvent:
     return event
 
 
-def rows(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
-    stored = [_sound(run_id, row) for row in view.execute(_ROWS, (run_id, since, limit))]
-    return merged(stored, journal.boundaries(view, run_id, since, limit), limit)
+def rows(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> EventRows:
+    stored: list[StoredEvent] = []
+    left = PAGE_BYTES
+    with contextlib.closing(view.execute(_ROWS, (run_id, since, limit))) as cursor:
+        for row in cursor:
+            stored.append(_sound(run_id, row))
+            left -= len(row[2])
+            if left <= 0:
+                break  # rows of any length may follow
+    records, end = journal.boundaries(view, run_id, since, limit, PAGE_BYTES)
+    if stored and (left <= 0 or len(stored) == limit):
+        after = stored[-1].sequence + 1
+        end = after if end is None else min(after, end)
+    return merged(stored, records, limit, end)
 
 
 def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
@@ -99,6 +111,7 @@ class SQLiteEventBus(EventBus):
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
+    bounds_pages = True
 
     commit = engine_commit
     listen = engine_listen
@@ -119,7 +132,7 @@ class SQLiteEventBus(EventBus):
         await self._engine_store.close()
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
-        found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)
+        found: EventRows = await self.engine.read(rows, run_id, since, limit)
         return found
 
     async def _head(self, run_id: str) -> int:

@@ -8,21 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from bisect import bisect_left
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from .._core.context_vars import start_helper
 from ..errors import StorageClosed
-
-if TYPE_CHECKING:
-    from .event import Event
+from .event import PAGE_BYTES, Event, EventPage
 
 WINDOW = 1024  # most events in the window of a run
 WINDOW_BYTES = 262_144  # most bytes of payloads in the window, without the last page
-PAGE = 512  # most events in one read
+PAGE = 512  # most events in one page
 
 _SEQUENCE = attrgetter("sequence")
 
@@ -30,14 +28,35 @@ _SEQUENCE = attrgetter("sequence")
 class EventSource(Protocol):
     """What subscriptions read: an event bus."""
 
-    async def _page(self, run_id: str, since: int, limit: int) -> list[Event]:
-        """Return at most `limit` events from `since` on; fewer only at the end of the log."""
+    async def _page(self, run_id: str, since: int, limit: int) -> EventPage:
+        """Return the next events from `since` on: at most `limit`, and the bytes of a page."""
 
     async def _heads(self, run_ids: Sequence[str]) -> list[int]:
         """Return the sequence that the next event of each run will get."""
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` after commits that added events, until the returned function is called."""
+
+
+class End:
+    """The end of a subscription, once a future is done. It wakes the subscriber."""
+
+    __slots__ = ("after", "future", "waiter")
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self.future: asyncio.Future[Any] = future
+        #: The subscription ends after a read of the log with a greater number than this; None before that is known.
+        self.after: int | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        future.add_done_callback(self._wake)
+
+    def _wake(self, _: object) -> None:
+        if self.waiter is not None:
+            _call(self.waiter)
+
+    def forget(self) -> None:
+        """No longer wait for the future."""
+        self.future.remove_done_callback(self._wake)
 
 
 class RunFeed:
@@ -53,19 +72,22 @@ class RunFeed:
         self.followers = 0
         self.floor: int = -1
         self.tail: int = -1
-        self.window: list[Event] = []
-        #: Number of events and bytes of each page in the window.
-        self._pages: deque[tuple[int, int]] = deque()
-        self._weight = 0
+        self.window: list[EventPage] = []
+        self._last_at = -1  # the cursor of subscribers that have not read the last page of the window
+        self._ends: list[int] = []  # the sequence after each page of the window
+        self._count = self._weight = 0  # events and bytes in the window
         self.closed: bool = False
         self._bus = bus
         self._loop = loop
         self._unread = False
         self._reading = False
+        self._reads = self._reads_done = 0  # numbers of the last read that began, and of the last that succeeded
+        self._more = False  # whether the last read left events in the log
+        self._is_ending = False  # whether subscribers end after the next read
         self._waiting: list[asyncio.Future[None]] = []
-        # The last page and its first sequence. All subscribers that have reached this sequence share the list.
-        self._page: list[Event] = []
-        self._page_at = -1
+        # Pages of subscribers behind the last page, by their cursors, while any of them has the page.
+        self._shared: WeakValueDictionary[int, EventPage] = WeakValueDictionary()
+        self._lock = asyncio.Lock()  # subscribers behind the window read one after another, so that they share pages
 
     def start(self, cursor: int, head: int) -> None:
         """Add a subscriber that begins at `cursor`; `head` is the sequence of the run's next event."""
@@ -76,16 +98,16 @@ class RunFeed:
     def has_other_events(self, stored: list[Event]) -> bool:
         """Return whether the window has other events of these sequences: the run was deleted and started again."""
         for event in stored:
-            at = bisect_left(self.window, event.sequence, key=_SEQUENCE)
-            if at < len(self.window) and self.window[at].sequence == event.sequence:
-                return _identity(self.window[at]) != _identity(event)
+            for known in self._pages_after(event.sequence)[:1]:
+                at = bisect_left(known, event.sequence, key=_SEQUENCE)
+                return known[at].sequence == event.sequence and _identity(known[at]) != _identity(event)
         return False
 
     def reset(self, cursor: int) -> None:
         """Discard the window, because the run was deleted and started again."""
-        self.window, self._page, self._page_at = [], [], -1
-        self._pages.clear()
-        self._weight = 0
+        self.window, self._ends, self._shared = [], [], WeakValueDictionary()
+        self._count = self._weight = 0
+        self._last_at = -1
         self.floor = self.tail = cursor
         self._unread = True
 
@@ -99,28 +121,31 @@ class RunFeed:
         self.closed = True
         self._call_all()
 
-    async def next_after(self, cursor: int) -> list[Event]:
-        """Return the next events from `cursor` on, at least one, in a list that other subscribers share."""
+    async def next_after(self, cursor: int, end: End | None = None) -> EventPage | None:
+        """Return the next events from `cursor` on, in a page that other subscribers share; None at the end."""
         while True:
             if self.closed:
                 raise StorageClosed(
                     "the event bus was closed during this subscription. Open another one, and subscribe again"
                 )
-            if cursor == self._page_at:
-                return self._page
+            if cursor == self._last_at:  # most calls
+                return self.window[-1]
             if cursor < self.floor:
-                # The window has moved past this subscriber: it reads for itself. Other tasks run between its pages.
-                await asyncio.sleep(0)
-                if page := await self._bus._page(self.run_id, cursor, PAGE):
+                if page := await self._read_behind(cursor):
                     return page
                 cursor = self.floor
             elif cursor < self.tail:
-                return self.window[bisect_left(self.window, cursor, key=_SEQUENCE) :]
+                return self._kept(cursor)
+            elif end is not None and end.future.done() and self._is_over(end):
+                self._call_reader()
+                return None
             elif self._unread and not self._reading:
                 await self._read()
             else:
                 waiter = self._loop.create_future()
                 self._waiting.append(waiter)
+                if end is not None:
+                    end.waiter = waiter
                 try:
                     await waiter
                 except asyncio.CancelledError:
@@ -130,18 +155,30 @@ class RunFeed:
                     self._call_reader()
                     raise
 
+    def _is_over(self, end: End) -> bool:
+        """Return whether a subscriber at the tail has all events that were stored when the future was done."""
+        try:
+            end.future.result()
+        except BaseException:
+            self._call_reader()  # this subscriber may have been called to read
+            raise
+        if end.after is None:
+            end.after = self._reads
+            self._unread = True
+        is_over = self._reads_done > end.after and not self._more
+        self._is_ending = self._is_ending or not is_over
+        return is_over
+
     def _call_reader(self) -> None:
         while self._unread and not self._reading and self._waiting:
             waiter = self._waiting.pop(0)
-            if not waiter.done():
-                waiter.set_result(None)
+            if _call(waiter):
                 return
 
     def _call_all(self) -> None:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+            _call(waiter)
 
     async def _read(self) -> None:
         self._reading = True
@@ -149,7 +186,8 @@ class RunFeed:
             # All subscribers read the window before it moves, and notifications of one loop iteration cause one read.
             await asyncio.sleep(0)
             self._unread = False
-            at = self.tail
+            self._reads += 1
+            at, number = self.tail, self._reads
             page = await self._bus._page(self.run_id, at, PAGE)
         except BaseException:
             self._unread = True
@@ -159,36 +197,77 @@ class RunFeed:
         self._reading = False
         if self.tail != at:
             self._unread = True  # the window was reset during the read
-        elif page:
+            return
+        self._reads_done, self._more = number, page.more
+        if page:
             self._add(page)
+        if page or self._is_ending:
+            self._is_ending = False
             self._call_all()
 
-    def _add(self, page: list[Event]) -> None:
-        self._page, self._page_at = page, self.tail
-        self.window += page
-        self.tail = page[-1].sequence + 1
-        self._unread = self._unread or len(page) >= PAGE
-        weight = sum(map(_size, page))
-        self._weight += weight
-        self._pages.append((len(page), weight))
+    def _add(self, page: EventPage) -> None:
+        self._last_at, self.tail = self.tail, page[-1].sequence + 1
+        self.window.append(page)
+        self._ends.append(self.tail)
+        self._unread = self._unread or page.more
+        self._count += len(page)
+        self._weight += page.size
         excess = 0
-        while (len(self.window) - excess > WINDOW or self._weight > WINDOW_BYTES) and len(self._pages) > 1:
-            count, weight = self._pages.popleft()
-            excess += count
-            self._weight -= weight
+        while (self._count > WINDOW or self._weight > WINDOW_BYTES) and excess < len(self.window) - 1:
+            self._count -= len(self.window[excess])
+            self._weight -= self.window[excess].size
+            excess += 1
         if excess:
-            del self.window[:excess]
-            self.floor = self.window[0].sequence
+            del self.window[:excess], self._ends[:excess]
+            self.floor = self.window[0][0].sequence
+
+    def _pages_after(self, sequence: int) -> list[EventPage]:
+        """Return the pages of the window with events at or after `sequence`."""
+        return self.window[bisect_right(self._ends, sequence) :]
+
+    def _kept(self, cursor: int) -> EventPage:
+        """Return events of the window: those of successive pages in one, for subscribers that lag."""
+        page, *later = self._pages_after(cursor)
+        is_whole = cursor <= page[0].sequence
+        if is_whole and not (later and _fits(page, later[0])):
+            return page
+        if (shared := self._shared.get(cursor)) is not None:
+            return shared
+        found = EventPage(page[bisect_left(page, cursor, key=_SEQUENCE) :], True, page.size)
+        for each in later:
+            if not _fits(found, each):
+                break
+            found += each
+            found.size += each.size
+        self._shared[cursor] = found
+        return found
+
+    async def _read_behind(self, cursor: int) -> EventPage:
+        """Return events that the window has no more."""
+        await asyncio.sleep(0)  # other tasks run between the pages
+        async with self._lock:
+            shared = self._shared
+            page = shared.get(cursor)
+            if page is None:
+                page = await self._bus._page(self.run_id, cursor, PAGE)
+                shared[cursor] = page
+            return page
+
+
+def _call(waiter: asyncio.Future[None]) -> bool:
+    """Wake a waiting subscriber; return False if it was woken before."""
+    if waiter.done():
+        return False
+    waiter.set_result(None)
+    return True
+
+
+def _fits(page: EventPage, other: EventPage) -> bool:
+    return len(page) + len(other) <= PAGE and page.size + other.size <= PAGE_BYTES
 
 
 def _identity(event: Event) -> tuple[object, ...]:
     return event.event_type, event.timestamp
-
-
-def _size(event: Event) -> int:
-    """Return about how many bytes an event keeps in memory. One that is derived from a record counts as 0."""
-    row = getattr(event, "_row", None)
-    return 0 if row is None else len(row[2])
 
 
 class SubscriptionHub:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 
 from .._core.context_vars import start_helper, start_soon
@@ -200,35 +200,18 @@ class _LoopWatcher:
         self._stop_if_idle()
 
 
-async def events_until_ended(watch: RunWatcher, bus: EventBus, run_id: str, since: int) -> AsyncGenerator[Event, None]:
-    """Yield the run's events from `since` on, stored ones and then live ones, until the run has ended."""
-    events = bus.subscribe(run_id, since)
+@contextlib.asynccontextmanager
+async def pages_until_ended(
+    watch: RunWatcher, bus: EventBus, run_id: str, since: int
+) -> AsyncIterator[AsyncGenerator[Sequence[Event], None]]:
+    """Open the pages of the run's events from `since` on, stored ones and then live ones, until the run has ended."""
     ended = start_soon(_confirm_ended(watch, run_id))
-    upcoming: asyncio.Task[Event] | None = None
-    cursor = since
-
-    def has_ended() -> bool:
-        return ended.done() and ended.result() is None
-
     try:
-        while True:
-            upcoming = upcoming or start_soon(anext(events))
-            await asyncio.wait({upcoming} if has_ended() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not upcoming.done():
-                if has_ended() and cursor >= await bus.head(run_id):
-                    return
-                await asyncio.wait({upcoming})
-            event, upcoming = upcoming.result(), None
-            cursor = event.sequence + 1
-            yield event
-            if has_ended() and cursor >= await bus.head(run_id):
-                return
+        async with contextlib.aclosing(bus.pages(run_id, since, until=ended)) as pages:
+            yield pages
     finally:
-        left = [ended] if upcoming is None else [ended, upcoming]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        await events.aclose()
+        ended.cancel()
+        await asyncio.gather(ended, return_exceptions=True)
 
 
 async def _confirm_ended(watch: RunWatcher, run_id: str) -> None:

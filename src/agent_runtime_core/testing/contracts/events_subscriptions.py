@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from uuid import UUID
 
@@ -175,6 +176,32 @@ async def a_slow_follower_holds_nobody_up_and_misses_nothing(make: Make) -> None
         same(sequences(seen), list(range(1, 4000)), "the events of the slow subscriber")
         same([event.payload["n"] for event in seen], list(range(1, 4000)), "their payloads")
         await slow.aclose()
+
+
+@CASES
+async def a_page_holds_at_most_256_kib(make: Make) -> None:
+    lengths = [10, 100_000, 100_000, 100_000, 300_000, 10, 10, 300_000, *[100] * 3000, *[20_000] * 30]
+    everything = list(range(len(lengths)))
+    async with opened(make) as bus:
+        for first in range(0, len(lengths), 500):
+            rows = [(f"e{n}", "tick", {"x": "x" * lengths[n]}) for n in everything[first : first + 500]]
+            await bus.commit(None, [bus.publishing(RUN, rows)])
+        same(sequences(await bus.get_events(RUN)), everything, "the log")
+        same(sequences(await bus.get_events(RUN, 2, limit=4)), [2, 3, 4, 5], "4 events from the third")
+        same(len(await bus.published(RUN)), len(lengths), "published ids")
+        same(sequences(await take(bus.subscribe(RUN, 0), len(lengths))), everything, "the events of a subscription")
+        async with contextlib.aclosing(bus.pages(RUN)) as one, contextlib.aclosing(bus.pages(RUN)) as other:
+            found: list[int] = []
+            async for page in one:
+                same(await anext(other) is page, True, "whether two readers at the same sequence share the page")
+                size = sum(len(event.payload["x"]) for event in page)
+                same(
+                    size <= 262_144 or len(page) == 1, True, f"whether {len(page)} events of {size} bytes fit in a page"
+                )
+                found += sequences(page)
+                if len(found) >= len(lengths):
+                    break
+        same(found, everything, "the events of all pages")
 
 
 @CASES
