@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from .._core.codec.json import decode_dict, encode_as
 from .._core.ids import stored_id, unbroken
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
-from .._journal.record import Record
+from .._journal.record import Record, outcome_of
 from ..errors import StorageCorrupt, UnserialisableResult, brief
 
 _FURTHEST: Final = 2**53  # greater than every position, and every store accepts it
@@ -28,6 +29,15 @@ class StateRow(NamedTuple):
     checkpoint: str | None = None
     mark: str | None = None
     t: float = 0.0
+
+
+class RunEnd(NamedTuple):
+    """How a run ended and what it used, without its output and messages."""
+
+    status: str
+    generation: int
+    error: str | None  # JSON, as in the result
+    usage: str | None  # JSON, as in the result
 
 
 #: Values of `EffectRow.status`.
@@ -94,6 +104,8 @@ class StateStore(Backend):
 
     * "records" (run_id, after): the records in order.
     * "ending" (run_id): the last record of kind "ended", or None.
+    * "endings" (run_ids): the last record of kind "ended" by run id, for those that have one. The result, which may be
+      large, may be left out if the `info` has a key "end".
     * "state" (run_id): a StateRow.
     * "effects" (origin, key, digest): the rows of one effect.
     """
@@ -172,3 +184,16 @@ class StateStore(Backend):
         """Return the record of the run's last end, or None."""
         record: Record | None = await self.read("ending", run_id)
         return record
+
+    async def endings(self, run_ids: Sequence[str]) -> dict[str, RunEnd]:
+        """Return how the last generation of each of these runs ended, in one read; others are left out."""
+        found: dict[str, Record] = await self.read("endings", tuple(run_ids))
+        return {run_id: _run_end(run_id, record) for run_id, record in found.items()}
+
+
+def _run_end(run_id: str, record: Record) -> RunEnd:
+    try:
+        error, usage = (None if each is None else json.dumps(each) for each in outcome_of(record))
+    except (ValueError, TypeError, AttributeError, RecursionError) as wrong:
+        raise damaged(run_id, "end", record.info) from wrong
+    return RunEnd(record.name, record.attempt, error, usage)

@@ -130,6 +130,7 @@ class InMemoryStateStore(StateStore):
         "state": _state,
         "records": journal.records,
         "ending": journal.ending,
+        "endings": journal.endings,
         "effects": effects,
     }
 

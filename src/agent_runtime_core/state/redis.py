@@ -67,6 +67,7 @@ class RedisStateStore(StateStore):
         "state": _state,
         "records": journal.records,
         "ending": journal.ending,
+        "endings": journal.endings,
         "effects": _effects,
     }
 

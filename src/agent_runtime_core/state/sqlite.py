@@ -134,6 +134,7 @@ class SQLiteStateStore(StateStore):
         "state": _state,
         "records": journal.records,
         "ending": journal.ending,
+        "endings": journal.endings,
         "effects": effects,
     }
     transacts = True

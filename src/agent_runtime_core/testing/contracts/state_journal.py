@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+from typing import Any
 
 from ..._engines.base import Guard, Op
 from ..._journal.record import DONE, ENDED, STARTED, Record
 from ...errors import LeaseLost
+from ...state.base import RunEnd
 from .checks import Cases, refused, same
 from .state_fixtures import NEW, OLD, OTHER, RUN, Case, Make, append, install, opened, record
 
@@ -178,6 +181,37 @@ async def the_ending_is_the_last_one(make: Make) -> None:
         found = await store.ending(str(RUN))
         same(found and (found.seq, found.name), (4, "succeeded"), "the final record after a second one")
         same(await store.ending(str(OTHER)), None, "the final record of another run")
+
+
+@CASES
+async def endings_are_read_for_many_runs(make: Make) -> None:
+    error = {"type": "Broken", "message": "näh", "details": {"end": [1]}}
+    usage = {"total_tokens": 12, "cost_usd": 0.0123456789}
+    result = {"status": "failed", "final_messages": ["m" * 40_000], "usage": usage, "error": error}
+    info = json.dumps({**error, "began": ["attempt", "a", 1, {}], "end": {"usage": usage}})
+    timed_out = json.dumps({"timeout_seconds": 3, "end": {"error": error}})
+    async with opened(make) as store:
+        same(await store.endings([]), {}, "the ends of no runs")
+        same(await store.endings([str(RUN)]), {}, "the end of an unknown run")
+        await append(store, record(0), record(1, "failed", kind=ENDED, result=json.dumps(result), info=info), record(2))
+        await append(store, record(0), run=OTHER)
+        found = await store.endings([str(RUN), str(OTHER)])
+        same([*found], [str(RUN)], "the runs that have ended")
+        same(_values(found[str(RUN)]), ("failed", 1, error, usage), "the end of a run")
+        older = record(3, "failed", kind=ENDED, result=json.dumps(result))._replace(attempt=2)
+        await append(store, older)
+        await append(store, record(1, "timed_out", kind=ENDED, result="{}", info=timed_out), run=OTHER)
+        found = await store.endings([str(OTHER), str(RUN)])
+        same(_values(found[str(RUN)]), ("failed", 2, error, usage), "an end without a copy of its error and usage")
+        same(_values(found[str(OTHER)]), ("timed_out", 1, error, None), "the end of a run that timed out")
+        await append(store, record(4, "cancelled", kind=ENDED, result="{}", info="{}"))
+        found = await store.endings([str(RUN)])
+        same(_values(found[str(RUN)]), ("cancelled", 1, None, None), "an end without error and usage")
+
+
+def _values(end: RunEnd) -> tuple[Any, ...]:
+    error, usage = (None if text is None else json.loads(text) for text in end[2:])
+    return end.status, end.generation, error, usage
 
 
 @CASES
