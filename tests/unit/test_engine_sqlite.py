@@ -354,7 +354,7 @@ async def test_closing_waits_for_what_was_sent(path: Path) -> None:
         engine.commit_nowait(None, [Op("put", (str(n), n))])
     await engine.close()
     assert list(Path(f"{path}.live").glob("*.lock")) == [Path(f"{path}.live/commit.lock")]
-    assert not any(thread.is_alive() for thread in (engine.writer._thread, *engine._readers) if thread)
+    assert not any(thread.is_alive() for thread in (engine.writer._thread, *engine.readers.threads) if thread)
     again = opened(path)
     assert await again.read(get, "99") == 99
     await again.close()
@@ -710,7 +710,7 @@ async def test_what_has_no_second_reader_is_read_by_the_first(engine: SQLiteEngi
     assert await engine.read(get, "nothing") is None
     with no_thread("agent-runtime-"):
         await reads(engine)
-    assert len(engine._readers) == 1
+    assert len(engine.readers.threads) == 1
 
 
 async def test_a_commit_does_not_overtake_what_its_task_posted(

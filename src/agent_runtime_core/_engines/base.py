@@ -91,6 +91,8 @@ class Engine(ABC):
     process_id: str = ""
     #: The file or server in error messages, without a password.
     location: str = "memory"
+    #: Whether every commit raises NotSupported.
+    read_only: bool = False
 
     @abstractmethod
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]:

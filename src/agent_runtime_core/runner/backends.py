@@ -8,8 +8,11 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from .._core.clock import Clock
+from .._core.lazy_import import load
+from .._core.validation import must
 from .._engines.base import Backend
 from .._engines.memory import MemoryEngine
+from .._engines.read_only import ReadOnlyEngine, refused
 from ..config import SETTINGS, RuntimeConfig, place_of
 from ..events import get_event_bus
 from ..events.base import EventBus
@@ -43,6 +46,12 @@ class Backends(NamedTuple):
     def together(self) -> bool:
         """Whether the row of a run and its journal are on one engine, so that one commit writes both."""
         return self.state.commits is self.queue.commits
+
+    def require_writable(self) -> None:
+        """Raise NotSupported if the store was opened read-only."""
+        engine = self.queue.commits
+        if getattr(engine, "read_only", False):
+            raise refused(getattr(engine, "location", ""))
 
     async def close(self) -> None:
         """Close all three, even if one of them fails."""
@@ -83,14 +92,34 @@ def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> T
     return Tracer(every, clock=clock) if every else None
 
 
-def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", max_retries: int = 3) -> Backends:
+def open_url(
+    path_or_url: str | os.PathLike[str], *, durability: str = "full", max_retries: int = 3, read_only: bool = False
+) -> Backends:
     """Open the backends at `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
     name, where = place_of(path_or_url)
+    if read_only:
+        engine = _read_only_engine(name, where)
+        try:
+            return _opened({"engine": engine}, name, max_retries)
+        finally:
+            engine.close_now()  # the backends have it open
     if name == "memory":
         where["engine"] = MemoryEngine()
     elif name == "sqlite":
         where["durability"] = durability
     return _opened(where, name, max_retries)
+
+
+def _read_only_engine(name: str, where: dict[str, Any]) -> Any:
+    """Open an engine that rejects every commit."""
+    if name == "memory":
+        fix = "Leave read_only out: a new store in memory is empty"
+        raise must("store URL", "name a file or a server with read_only=True", "memory://", fix)
+    if name == "sqlite":
+        FileEngine: Any = load(".._engines.sqlite.read_only:ReadOnlySQLite", package=__package__)
+        return FileEngine.open(**where)
+    RedisEngine: Any = load(".._engines.redis.engine:RedisEngine", package=__package__)
+    return ReadOnlyEngine(RedisEngine.open(**where))
 
 
 def _opened(where: dict[str, Any], name: str, max_retries: int) -> Backends:

@@ -74,10 +74,17 @@ async def runs(db: Path, durability: str) -> None:
         await stores.conversations.save(talk)
         await stores.conversations.append(talk.id, [ConversationMessage(role="user", content="words")])
         await stores.conversations.search("words")
+        await read_only(db)
         runner.stop()
         await working
         await asyncio.to_thread(commands, db, parked)
         await runner.vacuum({"succeeded": 0})
+
+
+async def read_only(db: Path) -> None:
+    async with AgentRunner.open(db, read_only=True) as runner:
+        for info in await runner.runs():
+            await runner.event_bus.get_events(info.run_id)
 
 
 def commands(db: Path, run_id: Any) -> None:

@@ -88,6 +88,23 @@ def _lock_error(path: str) -> sqlite3.OperationalError | None:
     return None
 
 
+def check_version(path: str, name: str, version: object, newest: int) -> None:
+    """Raise an error for the schema version of an operation set, unless it can be migrated to `newest`.
+
+    Raises:
+        StorageTooNew: The version is greater.
+        StorageCorrupt: It is no version.
+    """
+    if type(version) is not int or version < 0:
+        raise StorageCorrupt(
+            f"{path}: its {name} schema has version {brief(version)}, which no release wrote. Restore a backup"
+        )
+    if version > newest:
+        raise StorageTooNew(
+            f"{path}: its {name} schema has version {version}, this library knows {newest}. Upgrade agent-runtime-core"
+        )
+
+
 FileId = tuple[int, int]
 
 
@@ -217,16 +234,7 @@ class DatabaseFile:
             conn.execute("BEGIN IMMEDIATE")
             row = conn.execute("SELECT version FROM arc_schema WHERE concern = ?", (name,)).fetchone()
             version, newest = (row[0] if row else 0), len(migrations)
-            if type(version) is not int or version < 0:
-                raise StorageCorrupt(
-                    f"{self.path}: its {name} schema has version {brief(version)}, which no release wrote. "
-                    "Restore a backup"
-                )
-            if version > newest:
-                raise StorageTooNew(
-                    f"{self.path}: its {name} schema has version {version}, this library knows {newest}. "
-                    "Upgrade agent-runtime-core"
-                )
+            check_version(self.path, name, version, newest)
             for script in migrations[version:]:
                 for statement in script.split(";\n"):
                     conn.execute(statement)

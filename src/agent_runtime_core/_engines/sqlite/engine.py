@@ -13,17 +13,14 @@ import logging
 import os
 import sqlite3
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 from weakref import WeakSet
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
 from ..._core.per_loop import call_in_loop
-from ..._core.threads import started
 from ..._core.validation import Shown, must
 from ...errors import StorageBusy, StorageClosed, StorageError, brief
 from ..base import FENCE_OPS, FENCE_REPLAYS, Guard, Op, OperationSet
@@ -36,21 +33,28 @@ from .live_directory import make_directory
 from .liveness import CommitLock, ProcessLiveness
 from .notifier import FifoNotifier
 from .one_name import check_one_name
+from .readers import Readers, answer, view
 from .transaction import DRIVER_ERRORS, RowCache, translate
 from .wal import WriteAheadLog
 from .writer import Writer
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-READERS = 2
 LARGE = 64 << 20  # bytes of a file; to compact a larger one may take so long that live runs lose their leases
 
-_FENCES = (
+FENCES = (
     "CREATE TABLE arc_fence (key TEXT PRIMARY KEY, token TEXT NOT NULL) WITHOUT ROWID",
     # Since the row of a run is its fence, this table may have outdated tokens. Renamed, because an older library that
     # still has the file open must fail instead of using them.
     "ALTER TABLE arc_fence RENAME TO arc_carried",
 )
+
+
+class HasConnections(Protocol):
+    """An engine with connections to a SQLite file."""
+
+    def forked(self) -> None:
+        """Called in a child process that was forked while the engine was open."""
 
 
 class SQLiteEngine(SharedEngine):
@@ -66,8 +70,8 @@ class SQLiteEngine(SharedEngine):
     # Files that were open when this process was forked. SQLite records its locks once for all connections to a file.
     # With the parent's locks recorded it would acquire none here. The parent's last connection would delete the log.
     _carried: ClassVar[set[FileId]] = set()
-    # Engines with connections, also while they are opened or closed, when they are not in the table.
-    _connected: ClassVar[WeakSet[SQLiteEngine]] = WeakSet()
+    #: Engines with connections, also while they are opened or closed, when they are not in the table.
+    connected: ClassVar[WeakSet[HasConnections]] = WeakSet()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, durability: str = "full", clock: Clock = SYSTEM) -> SQLiteEngine:
@@ -112,9 +116,7 @@ class SQLiteEngine(SharedEngine):
         self.known: RowCache = RowCache()
         self.fences: list[Callable[[Any, str], str | None]] = []
         self._added: set[str] = set()  # names of operation sets
-        self._reads: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        self._readers: list[threading.Thread] = []
-        self._reading = threading.Lock()
+        self.readers: Readers = Readers(path, lambda: _Session(self.file), self._ensure_open)
         self.dead_looked_at: float = -1.0  # lease time of the last check for dead processes
         flushes = durability == "full"
         live = Path(f"{path}.live")
@@ -130,14 +132,14 @@ class SQLiteEngine(SharedEngine):
             self._liveness = ProcessLiveness(live, new_ulid(clock), clock, is_new=is_new)
             undo.callback(self._liveness.close)
             self.process_id: str = self._liveness.holder
-            self._connected.add(self)
-            undo.callback(self._connected.discard, self)
+            self.connected.add(self)
+            undo.callback(self.connected.discard, self)
             self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, timeout=COMMIT_TIMEOUT)
             undo.callback(self.file.writing.close)
             self.log: WriteAheadLog = WriteAheadLog(path, self.file.writing, flushes=flushes)
             self._notifier = FifoNotifier(self._liveness, clock, self.file.connect, self.file.disconnect)
             self.writer: Writer = self._make_writer(flushes)
-            self.add(OperationSet("fence", FENCE_OPS, FENCE_REPLAYS, _FENCES))
+            self.add(OperationSet("fence", FENCE_OPS, FENCE_REPLAYS, FENCES))
             undo.pop_all()
 
     def _make_writer(self, flushes: bool) -> Writer:
@@ -195,54 +197,8 @@ class SQLiteEngine(SharedEngine):
         loop: asyncio.AbstractEventLoop,
         future: asyncio.Future[Any],
     ) -> None:
-        with self._reading:
-            self._ensure_open()  # if another thread has closed it, no reader would take the request
-            if not self._readers:
-                self._readers.append(started(self._read_loop, "agent-runtime-reader"))
-            self._reads.put((fn, args, loop, future))
-            # Another reader is only started if the others are busy.
-            if len(self._readers) < READERS and self._reads.qsize() > 1:
-                with contextlib.suppress(StorageError):  # no thread can be started: the others serve this one later
-                    self._readers.append(started(self._read_loop, "agent-runtime-reader"))
-
-    def _read_loop(self) -> None:
-        conns: list[sqlite3.Connection] = []  # at most one, opened by the first read
-        while self._read_next(conns):  # keeps no result alive while it waits
-            pass
-        for conn in conns:
-            self.file.disconnect(conn)
-
-    def _read_next(self, conns: list[sqlite3.Connection]) -> bool:
-        """Execute the next read; False after the last one."""
-        item = self._reads.get()
-        if item is None:
-            return False
-        fn, args, loop, future = item
-        result: Any = None
-        error: Exception | None = None
-        try:
-            if not conns:
-                conns.append(self.file.connect())
-            result = self.view(conns[0], fn, args)
-        except DRIVER_ERRORS as failure:
-            error = translate(failure, self.path)
-        except Exception as failure:  # noqa: BLE001 - raised to the caller of this read
-            error = failure
-        call_in_loop(loop, _answer, future, result, error)
-        return True
-
-    @staticmethod
-    def view(conn: sqlite3.Connection, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        conn.execute("BEGIN")
-        try:
-            return fn(conn, *args)
-        except Exception as error:
-            # A half-read cursor in one of its frames would keep this connection at an old snapshot.
-            traceback.clear_frames(error.__traceback__)
-            raise
-        finally:
-            if conn.in_transaction:  # some errors end the transaction themselves
-                conn.execute("ROLLBACK")
+        """Pass on a read. The simulator overrides this."""
+        self.readers.submit(fn, args, loop, future)
 
     # -- other processes on this file
 
@@ -282,7 +238,7 @@ class SQLiteEngine(SharedEngine):
                 error = storage_error(cause, self.path)
             except Exception as cause:  # noqa: BLE001 - raised to the caller
                 error = StorageError(f"{self.path}: {cause!r}")
-            call_in_loop(loop, _answer, done, None, error)
+            call_in_loop(loop, answer, done, None, error)
             call_in_loop(loop, running.set)
 
         self.writer.run_job(job)
@@ -316,28 +272,48 @@ class SQLiteEngine(SharedEngine):
         self.writer.batches[loop].flush(everything=True)
 
     def _close_now(self) -> None:
-        with self._reading:
-            for _ in self._readers:
-                self._reads.put(None)
+        self.readers.stop()
         written = self.writer.close()
         self._notifier.close(self._liveness.notify_self, COMMIT_TIMEOUT)
-        for thread in self._readers:
-            thread.join(COMMIT_TIMEOUT)
+        self.readers.join(COMMIT_TIMEOUT)
         # A connection that another thread still uses stays open: closing it would crash the process.
         if written:
             self.file.disconnect(self.file.writing)
-            self._connected.discard(self)
+            self.connected.discard(self)
         self._liveness.close()
         if written:
             self._commit_lock.close()
 
-    def _after_fork(self) -> None:
+    @classmethod
+    def carry(cls, path: str, there: FileId | None = None) -> None:
+        """Reject the file in this forked process: the parent had it open."""
+        if (carried := there or file_id(path)) is not None:
+            cls._carried.add(carried)
+
+    def forked(self) -> None:
         file: DatabaseFile | None = getattr(self, "file", None)  # None while the engine is being opened
-        if (there := file.ids[self.path] if file else file_id(self.path)) is not None:
-            self._carried.add(there)
+        self.carry(self.path, file.ids[self.path] if file else None)
         # A copy of a lock's descriptor would hold the lock for as long as this child lives.
         self._liveness.close(forked=True)
         self._commit_lock.close(forked=True)
+
+
+class _Session:
+    """What a reader thread reads with: at most one connection, opened by the first read."""
+
+    def __init__(self, file: DatabaseFile) -> None:
+        self._file = file
+        self._conn: sqlite3.Connection | None = None
+
+    def read(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if self._conn is None:
+            self._conn = self._file.connect()
+        return view(self._conn, fn, args)
+
+    def close(self) -> None:
+        if self._conn is not None:
+            self._file.disconnect(self._conn)
+            self._conn = None
 
 
 @contextlib.contextmanager
@@ -350,18 +326,9 @@ def _storage_errors(path: str) -> Iterator[None]:
         raise translate(error, path) from error
 
 
-def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
 def _forked() -> None:
-    for engine in tuple(SQLiteEngine._connected):
-        engine._after_fork()
+    for engine in tuple(SQLiteEngine.connected):
+        engine.forked()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""Notifications of commits to a SQLite file: the FIFO of this process, and polling of the file."""
+"""Notifications of commits to a SQLite file: the FIFO of this process, or polling of the file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from .liveness import RESCAN, ProcessLiveness
 _POLL = 0.5  # seconds between polls of data_version while there is a FIFO
 _POLL_WITHOUT_FIFO = 0.005
 _RETRY = 5.0  # seconds between tries to create a FIFO, after no descriptor or no inode was left
+
+
+_POLL_READ_ONLY = 0.05  # seconds between two looks of a process that only reads
 
 
 class FifoNotifier(Notifier):
@@ -69,3 +72,28 @@ class FifoNotifier(Notifier):
                     self.wake()
         if conn is not None:
             self._disconnect(conn)
+
+
+class PollingNotifier(Notifier):
+    """Wakes all listeners when `signature()` has changed, for a process that may not create a FIFO."""
+
+    def __init__(self, signature: Callable[[], object]) -> None:
+        super().__init__()
+        self._signature = signature
+        self._stopping = threading.Event()
+
+    def stop(self, timeout: float) -> None:
+        """End the thread."""
+        self.close(self._stopping.set, timeout)
+
+    def _run(self) -> None:
+        seen: object = None
+        changed = False
+        while not self._stopping.wait(_POLL_READ_ONLY):
+            with contextlib.suppress(OSError):
+                now = self._signature()
+                # Once more after a change: a later commit may have the same modification time.
+                wakes, changed = changed or now != seen, now != seen
+                seen = now
+                if wakes:
+                    self.wake()

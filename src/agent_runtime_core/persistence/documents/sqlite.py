@@ -167,10 +167,14 @@ class SQLiteDocuments(DocumentStore):
                 now = self.clock.wall()
                 found: list[Document] | None = await self.read("search", space, kind, wanted, limit, now)
             except sqlite_queries.IndexDamaged:
+                if self.engine.read_only:
+                    break
                 await self.commit(None, [Op(sqlite_fts.INDEX, (True,))])
                 continue
             if found is not None:
                 return found
+            if self.engine.read_only:  # the index is out of date, and cannot be brought up to date
+                break
             while not (await self.commit(None, [Op(sqlite_fts.INDEX, (False,))]))[0]:
                 pass
         return await super().search(space, kind, words, limit)
