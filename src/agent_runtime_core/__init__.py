@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from .registry import register_runtime as register_runtime
     from .registry import unregister_runtime as unregister_runtime
     from .runner import AgentRunner as AgentRunner
+    from .runner import ApprovalRequest as ApprovalRequest
     from .runner import RunInfo as RunInfo
     from .runner import RunnerConfig as RunnerConfig
     from .runner import open_run as open_run
@@ -159,7 +160,7 @@ else:
         "FilePreferencesStore FileTaskStore MemoryStore PersistenceConfig PersistenceManager PreferencesStore Scope "
         "Task TaskList TaskState TaskStore ToolCall ToolResult configure_persistence get_persistence_manager",
         "registry": "clear_registry get_runtime list_runtimes register_runtime unregister_runtime",
-        "runner": "AgentRunner RunInfo RunnerConfig open_run open_run_sync",
+        "runner": "AgentRunner ApprovalRequest RunInfo RunnerConfig open_run open_run_sync",
         "status": "RunStatus StepStatus",
         "steps": "AlreadyDone Backoff ExecutionState Happened Step StepExecutor StepResult register_type",
         "testing": "LLMEvaluator MockLLMClient MockLLMResponse MockRunContext MockTool create_test_context "

@@ -19,7 +19,7 @@ from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Engine, Guard, Op, OperationSet
 from agent_runtime_core._engines.commit_request import CommitRequest, resolve
 from agent_runtime_core._engines.memory import MemoryTx
-from agent_runtime_core._engines.sqlite.engine import _answer
+from agent_runtime_core._engines.sqlite.readers import answer
 from agent_runtime_core._journal.memory import CONCERN as JOURNAL
 from agent_runtime_core._journal.memory import append, applied
 from agent_runtime_core._journal.record import Record
@@ -385,8 +385,8 @@ class SimRemoteEngine(Bells, Engine):
         self._send(
             Message(
                 lambda: seen.append(self.server.look(fn, args)),
-                lambda: _answer(future, *seen[0]),
-                lambda: _answer(future, None, StorageBusy("the connection to the simulated server broke")),
+                lambda: answer(future, *seen[0]),
+                lambda: answer(future, None, StorageBusy("the connection to the simulated server broke")),
             )
         )
         return await future

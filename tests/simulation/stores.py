@@ -13,8 +13,9 @@ from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Guard, Op, OperationSet
 from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._engines.sqlite.engine import SQLiteEngine, _answer
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core._engines.sqlite.group_commit import GroupCommitter
+from agent_runtime_core._engines.sqlite.readers import answer, view
 from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
 from agent_runtime_core._engines.sqlite.writer import Writer
 from agent_runtime_core.errors import StorageClosed
@@ -224,10 +225,10 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
     def _look(self, fn: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]) -> None:
         self._reader = self._reader or self.file.connect()
         try:
-            result, error = self.view(self._reader, fn, args), None
+            result, error = view(self._reader, fn, args), None
         except Exception as failure:  # noqa: BLE001 - it belongs to the caller of this read
             result, error = None, failure
-        _answer(future, result, error)
+        answer(future, result, error)
 
     def _ring(self, topics: set[str]) -> None:
         self.world.ring(self, topics)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.errors import InvalidArgument
+from agent_runtime_core.errors import InvalidArgument, WaitTimeout
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
-from tests.support.runs import Rig
+from agent_runtime_core.testing import crash_everywhere
+from tests.support.runs import Rig, Script
 
 SCHEMA = {"type": "object", "required": ["ok"]}
 
@@ -120,3 +121,21 @@ async def test_somebody_elses_event_of_that_type_is_no_question() -> None:
         await questions(rig.runner, 1)
         assert await rig.runner.approve("r", "pay", "yes")
         assert await going == "yes"
+
+
+async def test_a_crash_at_any_write_leaves_the_same_answers() -> None:
+    """Also between a question, its end and the record of its wait."""
+
+    async def asks(ctx: Any) -> Any:
+        first = await ctx.approve("plan", {"amount": 5}, schema=SCHEMA)
+        try:
+            late: Any = await ctx.approve("nobody", timeout=30)
+        except WaitTimeout:
+            late = "late"
+        both = await asyncio.gather(ctx.approve("pay", key="a"), ctx.approve("send", key="b"))
+        return {"first": first, "late": late, "both": both}
+
+    answers = {"plan": {"ok": True}, "pay": 1, "send": 2}
+    report = await crash_everywhere(lambda: Script(asks), signals=answers)
+    assert report.outcome.final_output == {"value": {"first": {"ok": True}, "late": "late", "both": [1, 2]}}
+    assert report.kills > 0

@@ -67,6 +67,20 @@ def test_the_same_code_resumes(url: str) -> None:
     assert checked(url, order, order) == ResumeCheck("resumes")
 
 
+def test_a_run_that_was_answered_resumes_at_its_approval(url: str) -> None:
+    async def check(runner: AgentRunner) -> ResumeCheck:
+        runner.registry.register(Script(order))
+        await runner.submit("script", {}, run_id="r")
+        assert await runner.run_once()
+        await runner.signal("r", "plan")
+        was = await stored(runner)
+        found = await _again(runner, order)
+        assert await stored(runner) == was
+        return found
+
+    assert on(url, check) == ResumeCheck("resumes", stopped_at="signal:plan")
+
+
 def test_a_renamed_step(url: str) -> None:
     async def new(ctx: Any) -> Any:
         await ctx.step("fetch", int)

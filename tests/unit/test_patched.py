@@ -265,3 +265,67 @@ def test_plain_code_and_tests_have_it_too(tmp_path: Path) -> None:
         assert run.sync_ctx.patched("check")
     result, _ = asyncio.run(run_agent_test(Script(check_first), "hi"))
     assert result.final_output == {"value": ["checked", "sent"]}
+
+
+async def test_a_run_whose_tasks_went_past_the_change_keeps_the_old_code(url: str) -> None:
+    """All later records belong to tasks that the run has started after that point."""
+
+    async def pays_at_once(ctx: Any) -> Any:
+        return await asyncio.gather(ctx.step("pay", lambda: 1, key="a"), ctx.step("pay", lambda: 2, key="b"))
+
+    async def fails(ctx: Any) -> None:
+        await pays_at_once(ctx)
+        down()
+
+    async def checks(ctx: Any) -> list[Any]:
+        return [await ctx.patched("check"), await pays_at_once(ctx), await ctx.patched("report")]
+
+    async with opened(url) as runner:
+        await stopped(runner, fails)
+        assert await value(runner, checks) == [False, [1, 2], True]
+
+
+async def test_records_of_tasks_that_still_run_decide_nothing(url: str) -> None:
+    """Their order relative to the main task is not known."""
+    go = asyncio.Event()
+
+    async def steps(ctx: Any) -> None:
+        await ctx.step("one", lambda: 1)
+        await ctx.step("two", lambda: 2)
+
+    async def fails(ctx: Any) -> None:
+        await asyncio.create_task(steps(ctx))
+        down()
+
+    async def checks(ctx: Any) -> bool:
+        async def later() -> None:
+            await go.wait()
+            await steps(ctx)
+
+        task = asyncio.create_task(later())
+        patched = await ctx.patched("check")
+        go.set()
+        await task
+        return bool(patched)
+
+    async with opened(url) as runner:
+        await stopped(runner, fails)
+        assert await value(runner, checks)
+
+
+async def test_a_wait_of_another_task_does_not_decide(url: str) -> None:
+    async def body(ctx: Any) -> bool:
+        async def journal() -> list[Any]:
+            return await runner.state_store.records(str(ctx.run_id))
+
+        waits = asyncio.create_task(ctx.wait_for_signal("go"))
+        async with asyncio.timeout(10):
+            while not any(each.name == "signal:go" for each in await journal()):  # noqa: ASYNC110 - nobody rings
+                await asyncio.sleep(0.001)
+        patched = await ctx.patched("check")
+        await runner.signal("r", "go")
+        await waits
+        return bool(patched)
+
+    async with opened(url) as runner:
+        assert await value(runner, body), "it is a new run"

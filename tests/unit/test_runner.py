@@ -760,6 +760,36 @@ async def test_a_stream_replays_follows_and_ends(place: Path | None) -> None:
         await going
 
 
+async def test_the_pages_of_a_run_replay_follow_and_end(place: Path | None) -> None:
+    leave = asyncio.Event()
+
+    async def talks(ctx: Any) -> None:
+        await ctx.emit("one", {})
+        await leave.wait()
+        await ctx.emit("two", {})
+
+    async def read(since: int = 0) -> list[str]:
+        kinds = []
+        async for page in rig.runner.event_pages("r", since):
+            kinds += [event.event_type for event in page]
+            if "one" in kinds:
+                leave.set()
+        return kinds
+
+    async with Rig(place) as rig:
+        going = asyncio.ensure_future(rig.go(talks))
+        await rig.begun()
+        assert await asyncio.gather(*(read() for _ in range(5))) == [["run.started", "one", "two", "run.succeeded"]] * 5
+        assert await read(2) == ["two", "run.succeeded"]
+        assert await read(99) == []
+        await going
+        assert rig.runner.event_bus._hubs == {}
+        with pytest.raises(InvalidArgument, match="since_sequence"):
+            await anext(rig.runner.event_pages("r", -1))
+        with pytest.raises(UnknownRun):
+            await anext(rig.runner.event_pages("nope"))
+
+
 async def test_a_stream_left_early_lets_go() -> None:
     async with Rig() as rig:
         rig.register(answer)
@@ -1320,7 +1350,7 @@ async def test_what_execute_cannot_run_is_named(options: dict[str, Any], said: s
     ("options", "said"),
     [
         ({"status": "done"}, "Known: cancelled, dead, failed, pending, running and 3 more"),
-        ({"status": ["pending"]}, "pending"),
+        ({"status": ["pending", ["dead"]]}, "unknown status"),
         ({"agent": 7}, "got 7"),
         ({"since": "yesterday"}, r"at least 0 and below 1e\+11, got"),
         ({"limit": 0}, "limit must be an integer of at least 1, got 0"),

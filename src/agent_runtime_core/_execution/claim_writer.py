@@ -28,7 +28,7 @@ from .._journal.record import (
 from ..errors import LeaseLost, StorageBusy
 from ..events.base import EventBus
 from ..queue.base import RunQueue
-from ..queue.records import LIVE, RunRow, RunUpdate
+from ..queue.records import LIVE, QUESTION, MailboxMessage, RunRow, RunUpdate
 from ..state.base import APPROVED, BEGUN, HAPPENED, TAKEN, EffectRow, StateStore
 from .event_publisher import EventPublisher, publish_op
 from .run_writer import OUTCOME_UNKNOWN, Row, UnconfirmedWrite
@@ -356,6 +356,16 @@ class ClaimWriter:
         sequences: list[int] = results[-1]
         self._report_rows(rows, sequences)
         return sequences
+
+    async def ask(self, row: Row, name: str, request_id: str) -> int:
+        """Publish a question to a person, and post it to the mailbox of the run. Returns the number that it has there.
+
+        With the event it is one commit, if one engine has both.
+        """
+        question = Op("queue.post", (self.run_id, MailboxMessage(QUESTION, name, row[2], request_id, row[3])))
+        _, events, [(_, number)] = await self.write(events=[publish_op(self.run_id, [row])], queue=[question])
+        self._report_rows([row], events[-1])
+        return int(number)
 
     async def checkpoint(self, text: str, mark: str, row: Row) -> None:
         """Save a checkpoint together with its event."""

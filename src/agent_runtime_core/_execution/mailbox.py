@@ -8,24 +8,11 @@ import logging
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from ..queue.base import RunQueue
-from ..queue.records import MailboxMessage
+from ..queue.records import CLOSED, QUESTION, MailboxMessage, answered_request
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
-
-_ANSWER: Final = "arc.answer:"
-
-
-def answer_id(request_id: str, message_id: str | None = None) -> str:
-    """Return the id of a message that answers this request and no other."""
-    return f"{_ANSWER}{request_id}" if message_id is None else f"{_ANSWER}{request_id}:{message_id}"
-
-
-def answered_request(msg_id: str) -> str | None:
-    """Return the id of the request that a message answers, None if the message may answer any request."""
-    return msg_id.removeprefix(_ANSWER).partition(":")[0] if msg_id.startswith(_ANSWER) else None
 
 
 def consumed_numbers(info: str | None) -> Sequence[int]:
@@ -62,6 +49,7 @@ class MailboxReader:
         self._consumed = consumed
         self._unread: dict[tuple[str, str], deque[MailboxMessage]] = defaultdict(deque)  # by kind and name
         self._rejected: set[int] = set()  # numbers of messages whose rejection is logged
+        self._decided: set[str] = set()  # ids of requests that were answered or closed
         self._reading = asyncio.Lock()
 
     async def read(self) -> None:
@@ -75,9 +63,23 @@ class MailboxReader:
                 if messages is None or messages:  # another wait may have read before these, and is about to wait
                     self.arrived.set()
             for message in messages:
-                if message.seq not in self._consumed:
+                if self._counts(message) and message.seq not in self._consumed:
                     self._unread[message.kind, message.name].append(message)
-                self.cursor = message.seq
+                self.cursor = max(self.cursor, message.seq)  # `passed` may have moved it during the read
+
+    def _counts(self, message: MailboxMessage) -> bool:
+        """Return whether the code of the run can receive the message. Only the first answer to a request counts."""
+        request = answered_request(message.msg_id)
+        if request is not None:
+            if request in self._decided:
+                return False
+            self._decided.add(request)
+        return message.kind not in (QUESTION, CLOSED)
+
+    def passed(self, number: int) -> None:
+        """Do not read the message of that number, which the run itself has posted, if it is the next one."""
+        if number == self.cursor + 1:
+            self.cursor = number
 
     def find(
         self, kind: str, name: str, fits: Callable[[MailboxMessage], bool] = lambda message: True

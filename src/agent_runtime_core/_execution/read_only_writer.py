@@ -69,6 +69,9 @@ class ReadOnlyWriter:
     async def emit(self, rows: Sequence[Row]) -> list[int]:
         return [0 for _ in rows]
 
+    async def ask(self, row: Row, name: str, request_id: str) -> int:
+        return 0
+
     async def checkpoint(self, text: str, mark: str, row: Row) -> None:
         return
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .._core.clock import Clock
 from .._core.context_vars import current_run
 from .._core.per_loop import PerLoop
-from .._core.run_tasks import Monitor
+from .._core.run_tasks import Monitor, tasks_of
 from ..errors import JournalMismatch
 from ..interfaces import AgentRuntime, RunResult
 from ..limits import Budget, RunLimits
@@ -158,6 +158,10 @@ class RunControl:
     def in_main_task(self) -> bool:
         """Whether the calling code runs in the main task of the run."""
         return self.task is None or asyncio.current_task() is self.task
+
+    def other_tasks(self) -> list[asyncio.Task[Any]]:
+        """Return the unfinished tasks of the run but the current one."""
+        return tasks_of(asyncio.get_running_loop(), self)
 
     async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
         """Wait until a person has reviewed the step in doubt that the record `start` started.

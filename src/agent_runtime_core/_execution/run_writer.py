@@ -119,6 +119,9 @@ class RunWriter(StepWriter, Protocol):
     async def emit(self, rows: Sequence[Row], /) -> list[int]:
         """Publish events. Returns their sequence numbers when they are durable."""
 
+    async def ask(self, row: Row, name: str, request_id: str, /) -> int:
+        """Publish a question to a person and post it to the run's mailbox. Returns its number there."""
+
     async def checkpoint(self, text: str, mark: str, row: Row, /) -> None:
         """Save a checkpoint and publish its event."""
 

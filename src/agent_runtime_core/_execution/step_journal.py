@@ -69,6 +69,7 @@ class StepJournal(Generic[W_co]):
         self.carried: set[Identity] = set()
         self._nested_usage = NestedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`
+        self._last_read = records[-1].seq if records else -1  # the number of the last record of earlier claims
         self._replayed_seq = -1  # the number of the last record that this claim has replayed
         self._replayed_in_main_task = -1  # the same for the main task of the run
 
@@ -180,13 +181,17 @@ class StepJournal(Generic[W_co]):
     def has_later_records(self) -> bool:
         """Whether an earlier claim recorded something that the main task of the run has not reached yet.
 
-        Steps of other tasks are left out, because they have no order relative to the main task. New records of this
-        claim do not count either.
+        While other tasks run, their steps are left out, because they have no order relative to the main task. New
+        records of this claim do not count either.
         """
         view, reached = self.view, self._replayed_in_main_task
-        return any(seq > reached and each not in view.completed for each, seq in view.started.items()) or any(
-            reached < each.seq <= view.last_seq and not was_concurrent(each) for each in view.completed.values()
-        )
+        if any(reached < seq <= self._last_read and each not in view.completed for each, seq in view.started.items()):
+            return True
+        later = [each for each in view.completed.values() if reached < each.seq <= view.last_seq]
+        if not all(map(was_concurrent, later)):
+            return True
+        # Without other tasks, what was not replayed belongs to tasks that the code starts later.
+        return any(each.seq > self._replayed_seq for each in later) and not self.control.other_tasks()
 
     # -- writing
 

@@ -48,6 +48,7 @@ class StepCall:
         start_recorded: A record of this claim already contains the start.
         no_events: The records stand for no events.
         start_info: Additional fields of the STARTED records.
+        needs: The positions of the steps that it depends on, which its start names.
         raise_unwrapped: The last error is raised as it is, not as a StepExecutionError.
         defer_record: The DONE record is written with the next record. After a crash in between the step runs again;
             nothing depends on its result by then.
@@ -71,6 +72,7 @@ class StepCall:
     start_recorded: bool = False
     no_events: bool = False
     start_info: dict[str, Any] | None = None
+    needs: Sequence[int] = ()
     raise_unwrapped: bool = False
     defer_record: bool = False
     adapt_review_result: Callable[[Any], Any] | None = None
@@ -257,6 +259,8 @@ async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attemp
 
 def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int, in_doubt: bool) -> Record:
     info: dict[str, Any] = {} if work.start_info is None else {**work.start_info}
+    if work.needs:
+        info["needs"] = work.needs
     if work.description is not None:
         info["description"] = work.description
     if in_doubt and attempt == 1:

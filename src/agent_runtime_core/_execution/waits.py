@@ -17,14 +17,15 @@ from .._engines.base import Op
 from .._journal.record import Record
 from ..errors import InvalidArgument, LeaseLost, RunFailed, UnserialisableResult, WaitTimeout, brief
 from ..interfaces import AgentRuntime, RunResult
-from ..queue.records import LIVE, MailboxMessage, RowChanged, RunRow
+from ..queue.records import CLOSED, IN_DOUBT, LIVE, MailboxMessage, RowChanged, RunRow, answer_id, answered_request
 from ..state.base import APPROVED
 from ..status import RunStatus
 from .effects import effect_row, join_lineage, other_rows
 from .inbox import Inbox, message_of
-from .mailbox import MailboxReader, answered_request, consumed_numbers
+from .mailbox import MailboxReader, consumed_numbers
 from .parking import TIMED_OUT, Parking
 from .result_codec import result_from_payload, result_payload
+from .reviews import reviewed
 from .run_control import RunControl, Services
 from .run_writer import OUTCOME_UNKNOWN
 from .step_journal import RunJournal
@@ -32,17 +33,6 @@ from .step_policy import AlreadyDone
 from .step_scope import CURRENT_STEP
 
 ADOPTION_SECONDS: Final = 5.0  # seconds for which the parent claims a child, to release it to workers
-
-
-def _reviewed(answer: Any, read: Callable[[Any], Any]) -> tuple[str, Any]:
-    """Return the outcome of a step in doubt by the answer of a reviewer, and its result if it was done."""
-    outcome = answer.get("outcome") if isinstance(answer, dict) else answer
-    if outcome == "done" and isinstance(answer, dict):
-        return outcome, read(answer.get("result"))
-    if outcome in ("retry", "failed"):
-        return outcome, None
-    outcomes = '{"outcome": "done", "result": …}, {"outcome": "retry"} or {"outcome": "failed"}'
-    raise must("the answer", f"be {outcomes}", answer)
 
 
 def _check_timeout(timeout: float | None) -> None:
@@ -188,11 +178,12 @@ class Waits:
             # Also while other records follow in the journal: a concurrent step may have ended since. The id of the
             # event is that of the wait, so the event is published once.
             text = encode({**request, **before, "request_id": request_id})
-            await self._writer.emit([(f"asked:{request_id}", "approval.requested", text, self._clock.wall())])
+            row = (f"asked:{request_id}", "approval.requested", text, self._clock.wall())
+            self._mailbox.passed(await self._writer.ask(row, name, request_id))
 
-        def answers(message: MailboxMessage, request_id: str) -> bool:
-            if (answered := answered_request(message.msg_id)) is not None:
-                return answered == request_id
+        def fits(message: MailboxMessage) -> bool:
+            if answered_request(message.msg_id) is not None:
+                return True
             # Not checked by `runner.approve`: a plain signal, or an answer from before the request.
             reason = misfit(decode(message.payload), schema or {})
             if reason is not None:
@@ -200,7 +191,7 @@ class Waits:
             return reason is None
 
         await join_lineage(self._journal)
-        return await self._wait_for_signal(name, timeout, f"approval {name}", ask, given_key, answers, approval)
+        return await self._wait_for_signal(name, timeout, f"approval {name}", ask, given_key, fits, approval)
 
     async def _approved_before(self, name: str, key: str, digest: str) -> dict[str, Any]:
         """Return the field of the request that names the run which got the same approval, if this run is a fork."""
@@ -226,23 +217,26 @@ class Waits:
             RunFailed: if the answer is that the step failed.
         """
 
-        def answers(message: MailboxMessage, _: str) -> bool:
+        def fits(message: MailboxMessage) -> bool:
             try:
-                _reviewed(decode(message.payload), read)
+                reviewed(decode(message.payload), read)
             except (InvalidArgument, UnserialisableResult) as reason:
                 self._mailbox.reject(message, f"step {name!r} in doubt", reason)
                 return False
             return True
 
-        step = step_id(self._row.run_id, name, key)
-        request = {"step_name": name, "step_id": step, "signal": f"in_doubt:{name}"}
-        # Also while other records follow in the journal: a concurrent step may have ended since. The id of the event
-        # is that of the start, so the event is published once.
-        row = (f"doubt:{step}:{start}", "step.in_doubt", encode(request), self._clock.wall())
-        answer = await self._wait_for_signal(
-            f"in_doubt:{name}", None, "in_doubt", lambda *_: self._writer.emit([row]), f"{step}:{start}", answers
-        )
-        outcome, result = _reviewed(answer, read)
+        step, signal = step_id(self._row.run_id, name, key), f"{IN_DOUBT}{name}"
+        text = encode({"step_name": name, "step_id": step, "signal": signal})
+
+        async def ask(request_id: str, _: str) -> None:
+            # Also while other records follow in the journal: a concurrent step may have ended since. The id of the
+            # event is that of the start, so the event is published once; a repeated question has one of its own.
+            event_id = ":".join(("doubt", step, str(start), *request_id.split(".")[1:]))
+            row = (event_id, "step.in_doubt", text, self._clock.wall())
+            self._mailbox.passed(await self._writer.ask(row, signal, request_id))
+
+        answer = await self._wait_for_signal(signal, None, "in_doubt", ask, f"{step}:{start}", fits)
+        outcome, result = reviewed(answer, read)
         if outcome == "failed":
             raise RunFailed(f"step {name!r} was reviewed as failed", "failed", answer)
         return None if outcome == "retry" else AlreadyDone(result)
@@ -254,10 +248,10 @@ class Waits:
         reason: str,
         ask: Callable[[str, str], Awaitable[Any]] | None = None,
         given_key: str | None = None,
-        answers: Callable[[MailboxMessage, str], bool] = lambda message, request_id: True,
+        fits: Callable[[MailboxMessage], bool] = lambda message: True,
         approval: str | None = None,
     ) -> Any:
-        """Wait for a signal that `answers` accepts; `ask` publishes the request when the wait begins."""
+        """Wait for a signal that `fits`; `ask` posts the question to a person when the wait begins."""
         _check_timeout(timeout)
         name = f"signal:{signal}"
         key = self._journal.key_for("w", name, given_key)
@@ -268,9 +262,10 @@ class Waits:
                 if ask is not None and (name, key) not in self._journal.view.started:
                     await ask(request_id, key)
                 until = await self._begin(name, key, timeout)
-                message = await self._parking.wait(
-                    lambda: self._mailbox.find("signal", signal, lambda each: answers(each, request_id)), until, reason
-                )
+                if ask is None:
+                    message = await self._parking.wait(lambda: self._mailbox.find("signal", signal), until, reason)
+                else:
+                    message = await self._answer(signal, until, reason, request_id, lambda each: ask(each, key), fits)
                 if message is TIMED_OUT:
                     record = await self._end(name, key, None, late=True)
                 else:
@@ -282,6 +277,56 @@ class Waits:
             fix = "Catch WaitTimeout to continue without it, or pass a longer timeout"
             raise WaitTimeout(f"{kind} {brief(signal)} did not arrive {late}. {fix}")
         return decode(record.result or "null")
+
+    async def _answer(
+        self, signal: str, until: float | None, reason: str, request_id: str, ask: Callable[[str], Awaitable[Any]],
+        fits: Callable[[MailboxMessage], bool],
+    ) -> Any:  # fmt: skip
+        """Wait for the answer to a question, and close the question if another message, or the time limit, ends it."""
+        asked = request_id
+
+        def ends(message: MailboxMessage) -> bool:
+            answered = answered_request(message.msg_id)
+            return fits(message) if answered is None else answered == asked
+
+        while True:
+            message = await self._parking.wait(lambda: self._mailbox.find("signal", signal, ends), until, reason)
+            if message is TIMED_OUT or answered_request(message.msg_id) is None:
+                message = await self._close_question(signal, asked, message)
+            if message is TIMED_OUT or fits(message):
+                return message
+            # The answer to a review can have a result that is not one of the step. It has closed the question.
+            asked = f"{request_id}.{message.seq}"
+            await ask(asked)
+
+    async def _close_question(self, signal: str, request_id: str, end: Any) -> Any:
+        """Post that a question is closed. Returns what ends the wait: `end`, or the answer if that was posted before.
+
+        This is a commit before that of the wait's record, because only the order of the mailbox decides whether an
+        answer, which `runner.approve` has confirmed, came in time.
+        """
+        if self._writer.closed_error is not None:  # the record of the wait is refused too
+            return end
+        message: MailboxMessage | None = None if end is TIMED_OUT else end
+        op = self._writer.queue.post_op(self._row.run_id, CLOSED, signal, "null", answer_id(request_id))
+        answer: MailboxMessage | None = None
+        with self._parking.committing():
+            try:
+                [[(_, number)]] = (await self._writer.write(queue=[op]))[2:]
+                self._mailbox.passed(number)
+                if self._mailbox.cursor < number:
+                    await self._mailbox.read()
+                answer = self._mailbox.find("signal", signal, lambda each: answered_request(each.msg_id) == request_id)
+            except BaseException:
+                if message is not None:
+                    self._mailbox.put_back(message)
+                raise
+        if answer is None:
+            return end
+        self._mailbox.consume(answer)
+        if message is not None:
+            self._mailbox.put_back(message)
+        return answer
 
     # -- messages to the agent
 

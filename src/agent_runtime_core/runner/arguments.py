@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import datetime as _dt
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from .._core.arguments import checked_name, mapping
+from .._core.arguments import checked_int, checked_name, checked_time, mapping
 from .._core.clock import shown_duration
-from .._core.validation import Shown, must, type_name
+from .._core.ids import stored_id
+from .._core.validation import Shown, must, type_name, unknown
 from .._execution.context import conversation_id
 from ..config import SETTINGS
 from ..errors import InvalidArgument, RunBusy
-from ..queue.records import RunRow
+from ..queue.base import conversation_of
+from ..queue.records import RunFilter, RunRow
+from ..status import RunStatus
 from ..tools.registry import ToolRegistry
 from .settings import RunnerConfig
 
@@ -70,6 +74,45 @@ def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID |
         InvalidArgument
     ):  # too long, or with line breaks: an id may be any string, and the user has not chosen this key
         return f"conversation:{conversation_id(conversation)}"
+
+
+def run_filter(
+    status: RunStatus | str | Sequence[RunStatus | str] | None, agent: str | None, since: _dt.datetime | float | None,
+    until: _dt.datetime | float | None, prefix: str | None, parent: UUID | str | None, conversation: UUID | str | None,
+    concurrency_key: str | None, reason: str | None, newest_first: bool, limit: int,
+) -> RunFilter:  # fmt: skip
+    """Return the filter of `AgentRunner.runs`, or raise InvalidArgument about an argument of it."""
+    if agent is not None and not isinstance(agent, str):
+        raise must("agent", "be an agent key", agent, "Pass agent.key")
+    if not isinstance(newest_first, bool):
+        raise must("newest_first", "be True or False", newest_first)
+    begin = (checked_time("since", since) if since else None) or 0.0
+    end = checked_time("until", until)
+    if end is not None and end < begin:
+        raise must("until", f"be at least since ({begin:g})", until)
+    of_conversation = None if conversation is None else conversation_of({"conversation_id": conversation})
+    if conversation is not None and of_conversation is None:
+        raise must("conversation", "be a UUID or a non-empty string", conversation)
+    return RunFilter(
+        _statuses(status), agent, begin, limit=checked_int("limit", limit), until=end, newest_first=newest_first,
+        prefix=None if prefix is None else checked_name("prefix", prefix),
+        parent=None if parent is None else stored_id(parent),
+        conversation=of_conversation,
+        lane=None if concurrency_key is None else checked_name("concurrency_key", concurrency_key),
+        reason=None if reason is None else checked_name("reason", reason),
+    )  # fmt: skip
+
+
+def _statuses(status: RunStatus | str | Sequence[RunStatus | str] | None) -> tuple[str, ...] | None:
+    if status is None:
+        return None
+    if isinstance(status, str) or not isinstance(status, Iterable):
+        status = (status,)
+    found = [*status]
+    for each in found:
+        if each not in RunStatus.__members__.values():
+            raise InvalidArgument(unknown("status", each, RunStatus))
+    return tuple(dict.fromkeys(RunStatus(each).value for each in found))
 
 
 def run_busy_error(outcome: str, there: RunRow, now: float) -> RunBusy:

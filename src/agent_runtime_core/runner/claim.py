@@ -15,9 +15,9 @@ from .._core.codec.json import encode
 from .._core.ids import known_uuid, new_ulid
 from .._engines.base import Op
 from .._execution.claim_writer import ClaimWriter
-from .._execution.result_codec import OmittedHistory, encode_result
+from .._execution.result_codec import OmittedHistory, encode_result, error_payload
 from .._execution.run_control import RunControl
-from .._journal.record import ENDED, Record
+from .._journal.record import ENDED, Record, with_outcome
 from ..errors import AgentRuntimeError, StorageBusy
 from ..interfaces import AgentRuntime, RunResult
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
@@ -247,7 +247,8 @@ class HeldClaim:
         row = self.row
         result = copy(result)  # the agent may return the same object from all of its runs
         result.status, result.run_id, result.run_key = status, known_uuid(row.run_id), row.run_key
-        text, info, name = encode_result(result, omitted), encode(event) if event else None, status.value
+        text, name = encode_result(result, omitted), status.value
+        info = with_outcome(encode(event) if event else None, _outcome(result, event))
         record = Record(
             self.writer.next_seq(), ENDED, name, "", row.generation, row.claim_id, self.clock.wall(),
             text, info=info, nev=1,
@@ -332,3 +333,12 @@ class HeldClaim:
             live = [child for child in await queue.children(row.run_id) if child.status in LIVE]
             ops += [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
         return ops
+
+
+def _outcome(result: RunResult, event: dict[str, Any] | None) -> str:
+    """Return the error and the usage of a result, for the `info` of its record: lists of runs do not read the result.
+
+    The event of a run that failed is its error, which is in that `info` already.
+    """
+    error = None if event and "type" in event else error_payload(result.error)
+    return encode({name: value for name, value in (("error", error), ("usage", result.usage)) if value})

@@ -5,38 +5,38 @@ from __future__ import annotations
 import contextlib
 import datetime as _dt
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
-from .._core.arguments import checked_int, checked_seconds, checked_time
+from .._core.arguments import checked_int, checked_seconds
 from .._core.codec.json import decode_dict, encode
 from .._core.ids import new_ulid, stored_id, unbroken
-from .._core.json_schema import misfit
 from .._core.lazy_import import load
-from .._core.validation import must, unknown
+from .._core.validation import must
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
 from .._execution.inbox import checked_when, mailbox_id, mailbox_payload, user_message
-from .._execution.mailbox import answer_id, answered_request
-from .._execution.result_codec import decode_result, error_in, omitted_history_in
 from .._execution.run_control import RunRecorder
-from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, brief
+from ..errors import IllegalTransition, LeaseLost, brief
 from ..events.base import EventBus
 from ..events.event import Event
 from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
 from ..portal import call, iterate
 from ..queue.base import RunQueue
-from ..queue.records import LIMITS, LIVE, MESSAGE, RowChanged, RunFilter, RunRow
+from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, RowChanged, RunRow, answer_id
 from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
+from .approvals import ApprovalRequest, AskedRequests, decisions, open_requests
+from .arguments import run_filter
 from .backends import Backends
-from .backpressure import Backpressure
+from .backpressure import Backpressure, Reader
 from .cancellation import cancel_tree, cancel_with_children
 from .forking import fork
+from .results import result_of
 from .retention import forget, vacuum
-from .run_watcher import RunWatcher, closed, events_until_ended
+from .run_watcher import RunWatcher, closed, pages_until_ended
 from .settings import RunInfo, RunnerConfig
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ class RunClient:
     def _refuse_closed(self) -> None:
         if self._closed:  # also over stores in memory, which are never closed: no process would execute the run
             raise closed()
+
+    def _require_writable(self) -> None:
+        """Raise StorageClosed if the runner was closed, and NotSupported if its store was opened read-only."""
+        self._refuse_closed()
+        self.backends.require_writable()
 
     # -- stores
 
@@ -166,28 +171,55 @@ class RunClient:
 
     async def runs(
         self,
-        status: RunStatus | str | None = None,
+        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
         agent: str | None = None,
         since: _dt.datetime | float | None = None,
         *,
         limit: int = 1000,
+        until: _dt.datetime | float | None = None,
+        prefix: str | None = None,
+        parent: UUID | str | None = None,
+        conversation: UUID | str | None = None,
+        concurrency_key: str | None = None,
+        reason: str | None = None,
+        newest_first: bool = False,
     ) -> list[RunInfo]:
         """List runs in order of submission.
 
         Args:
-            status: Only runs with this status. Dead letters have the status "dead".
+            status: Only runs with this status, or with one of these. Dead letters have the status "dead".
             agent: Only runs of the agent with this key.
-            since: Only runs created after this time.
+            since: Only runs created at this time or later.
             limit: How many runs at most.
+            until: Only runs created before this time.
+            prefix: Only runs whose run id, or the id that you passed as `run_id`, begins with this.
+            parent: Only child runs of this run.
+            conversation: Only runs whose input has this `conversation_id`.
+            concurrency_key: Only runs with this concurrency key.
+            reason: Only runs with this reason. "signal" is also the reason of runs that wait for the signal "go",
+                which have the reason "signal go".
+            newest_first: List the runs by the time of their submission instead, the newest first.
         """
-        if status is not None and status not in RunStatus.__members__.values():
-            raise InvalidArgument(unknown("status", status, RunStatus))
+        wanted = run_filter(
+            status, agent, since, until, prefix, parent, conversation, concurrency_key, reason, newest_first, limit
+        )
+        return [RunInfo.of(row) for row in await self.queue.find(wanted)]
+
+    async def approvals(
+        self, limit: int = 100, after: str | None = None, *, agent: str | None = None
+    ) -> list[ApprovalRequest]:
+        """List the open questions of all runs to people, the oldest first: approvals and reviews of steps in doubt.
+
+        Questions of a run that has finished are not open. Neither is one that timed out.
+
+        Args:
+            limit: How many at most. A page with fewer is the last one.
+            after: The `cursor` of the last request of the page before. None means the first page.
+            agent: Only those of runs of the agent with this key.
+        """
         if agent is not None and not isinstance(agent, str):
             raise must("agent", "be an agent key", agent, "Pass agent.key")
-        statuses = None if status is None else (RunStatus(status).value,)
-        after = (checked_time("since", since) if since else None) or 0.0
-        wanted = RunFilter(statuses, agent, after, limit=checked_int("limit", limit))
-        return [RunInfo.of(row) for row in await self.queue.find(wanted)]
+        return await open_requests(self.queue, checked_int("limit", limit), after, agent)
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
         """Return the run's result, waiting up to `timeout` seconds for it to finish.
@@ -215,30 +247,7 @@ class RunClient:
         return await self.watcher.until_ended(run_id, at_most)
 
     async def _result(self, row: RunRow) -> RunResult:
-        result = await self._stored_result(row)
-        result.run_key = row.run_key
-        return result
-
-    async def _stored_result(self, row: RunRow) -> RunResult:
-        record = await self.state_store.ending(row.run_id)
-        if record is not None and record.attempt == row.generation and record.result is not None:
-            if omitted_history_in(record.result) is not None:
-                return await self._recorder(row).restore(record.result)
-            return decode_result(record.result)
-        succeeded = row.status == "succeeded" and row.output is None
-        had_journal = row.mark >= 0 and self.backends.together
-        if succeeded and (had_journal or await self.state_store.records(row.run_id)):
-            await self.queue.require(row.run_id)  # it may have just been deleted
-            raise StorageCorrupt(
-                f"run {row.run_key or row.run_id!r} has succeeded, but the end of its journal is missing. "
-                "Restore a backup"
-            )
-        # Finished by methods of the queue, or before its journal could be written.
-        output = row.decoded("output", decode_dict) if row.output else {}
-        error = row.decoded("error", error_in) if row.error else None
-        return RunResult(
-            output, error=error, status=row.decoded("status", RunStatus), run_id=row.decoded("run_id", UUID)
-        )
+        return await result_of(self.backends, row, self._recorder)
 
     async def stream(
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
@@ -254,17 +263,44 @@ class RunClient:
                 requested. Runs of other processes are never slowed down.
             max_unsent_bytes: Bytes. None means the runner's setting.
         """
-        key = (await self.queue.require(run_id)).run_id
-        checked_int("since_sequence", since_sequence, least=0)
-        most = None if max_unsent_bytes is None else checked_int("max_unsent_bytes", max_unsent_bytes)
-        attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
-        with attached as output:
-            events_ = events_until_ended(self.watcher, self.event_bus, key, since_sequence)
-            async with contextlib.aclosing(events_) as events:
-                async for event in events:
+        async with self._following(run_id, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
+            async for page in pages:
+                for event in page:
                     yield event
                     if output is not None:
                         output.read_up_to(event.sequence)
+
+    async def event_pages(
+        self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
+        *, max_unsent_bytes: int | None = None,
+    ) -> AsyncGenerator[Sequence[Event], None]:  # fmt: skip
+        """Yield the events of `stream` in pages of at most 256 KiB, for code that sends them to many readers.
+
+        Do not modify a page: readers in one event loop that are at the same sequence get the same object.
+
+        Args:
+            run_id: The run.
+            since_sequence: The sequence number of the first event.
+            backpressure: As in `stream`. The events of a page count as read when the next page is requested.
+            max_unsent_bytes: Bytes. None means the runner's setting.
+        """
+        async with self._following(run_id, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
+            async for page in pages:
+                yield page
+                if output is not None:
+                    output.read_up_to(page[-1].sequence)
+
+    @contextlib.asynccontextmanager
+    async def _following(
+        self, run_id: UUID | str, since: int, backpressure: bool, max_unsent_bytes: int | None
+    ) -> AsyncIterator[tuple[AsyncGenerator[Sequence[Event], None], Reader | None]]:
+        key = (await self.queue.require(run_id)).run_id
+        checked_int("since_sequence", since, least=0)
+        most = None if max_unsent_bytes is None else checked_int("max_unsent_bytes", max_unsent_bytes)
+        attached = self._flow.attached(key, since, most) if backpressure else contextlib.nullcontext()
+        with attached as output:
+            async with pages_until_ended(self.watcher, self.event_bus, key, since) as pages:
+                yield pages, output
 
     # -- acting on runs
 
@@ -274,7 +310,7 @@ class RunClient:
         Returns:
             True if the request is stored, False if the run had finished before. With `wait`, the final status.
         """
-        self._refuse_closed()
+        self._require_writable()
         recorded = False
         while True:
             row = await self.queue.require(run_id)
@@ -309,10 +345,13 @@ class RunClient:
         Raises:
             UnknownRun: No such run is stored.
         """
-        self._refuse_closed()
+        self._require_writable()
         name = unbroken("signal name", name)
         if message_id:
             message_id = unbroken("message_id", message_id)
+            if message_id.startswith(ANSWER):  # it would answer a request without a check against its schema
+                fix = "Use runner.approve to answer a request"
+                raise must("message_id", f"not begin with {ANSWER!r}", message_id, fix)
         key = stored_id(run_id)
         status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
         if status == "unknown":
@@ -347,7 +386,7 @@ class RunClient:
             InvalidArgument: The message is empty, or not a message of the user.
             UnknownRun: No such run is stored.
         """
-        self._refuse_closed()
+        self._require_writable()
         payload = mailbox_payload(user_message(message), checked_when(when))
         sent_id = unbroken("message_id", message_id) if message_id else new_ulid(self.queue.clock)
         key = stored_id(run_id)
@@ -377,37 +416,35 @@ class RunClient:
             message_id: Answers with the same id are delivered once.
 
         Returns:
-            False if the run has finished, or the request was answered before.
+            False if the run has finished, or the request was answered before or is closed: its time limit has passed.
 
         Raises:
             InvalidArgument: The answer does not match the schema of the request, or there is no such request.
             UnknownRun: No such run is stored.
         """
-        self._refuse_closed()
+        self._require_writable()
         key = stored_id(run_id)
         if message_id:
             message_id = unbroken("message_id", message_id)
-        requests = {
-            event.payload["request_id"]: event.payload
-            for event in await self.event_bus.get_events(key)
-            if event.event_type == "approval.requested" and event.payload.get("name") == name
-            if isinstance(event.payload.get("request_id"), str)  # other code may publish events of that type
-        }
+        asked = await AskedRequests.of(self.queue, self.event_bus, key, name)
+        requests = asked.payloads
         if request_id is not None and (not isinstance(request_id, str) or request_id not in requests):
             where = f"request_id of approval {brief(name)} of run {str(run_id)!r}"
             raise must(where, "be that of an approval.requested event", request_id, "Leave it out for the latest one")
         if not requests:
             return await self.signal(run_id, name, answer, message_id=message_id)
-        received = [message.msg_id for message in await self.queue.mail(key)]
-        done = {each for msg_id in received if (each := answered_request(msg_id)) is not None}
-        repeated = message_id and next((each for each in requests if answer_id(each, message_id) in received), None)
-        wanted = repeated or request_id or next((each for each in reversed(requests) if each not in done), None)
-        if wanted is None or (wanted in done and wanted != repeated):
+        wanted = asked.chosen(request_id, message_id)
+        if wanted is None:
             return False
-        wrong = misfit(answer, requests[wanted].get("schema") or {})
-        if wrong is not None:
-            raise must(f"answer to approval {brief(name)}", "match the schema of the request", answer, wrong)
-        return await self.signal(run_id, name, answer, message_id=answer_id(wanted, message_id))
+        asked.check(wanted, answer)
+        # An id of its own for each answer: the first one in the mailbox counts, and its caller must know that it does.
+        mail_id = answer_id(wanted, message_id or new_ulid(self.queue.clock))
+        status, number = await self.queue.post(key, "signal", name, encode(answer), mail_id)
+        if status == "unknown":
+            raise self.queue.unknown_run(run_id)
+        if status not in LIVE or number <= asked.read + 1:
+            return status in LIVE  # as the next message, or one that was read above, it is the first answer
+        return decisions(await self.queue.mail(key, asked.read)).get(wanted) == mail_id
 
     async def resume(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
         """Open a new generation of a run that failed, timed out, was cancelled or is dead, for a worker.
@@ -429,7 +466,7 @@ class RunClient:
             InvalidArgument: `limits` has an unknown name or an invalid value. The run stays as it was.
             UnknownRun: No such run is stored.
         """
-        self._refuse_closed()
+        self._require_writable()
         named = named_limits(limits)
         ended = await self.queue.require(run_id)
         key, now = ended.run_id, self.queue.clock.wall()
@@ -467,7 +504,7 @@ class RunClient:
         Returns:
             How many runs were deleted. Live runs never are.
         """
-        self._refuse_closed()
+        self._require_writable()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
         return await vacuum(self.backends, kept, self._fenced_stores(), compact)
 
@@ -478,7 +515,7 @@ class RunClient:
             IllegalTransition: The run has not finished.
             UnknownRun: No such run is stored.
         """
-        self._refuse_closed()
+        self._require_writable()
         row = await self.queue.require(run_id)
         while row.status not in LIVE:
             try:
@@ -522,7 +559,7 @@ class RunClient:
             IdempotencyConflict: `new_run_id` belongs to another run.
             InvalidArgument: The step has no saved result.
         """
-        self._refuse_closed()
+        self._require_writable()
         return await fork(self.backends, await self.queue.require(run_id), after_step, new_run_id, input, effects)
 
     # -- without a loop

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
 from .._core.codec.json import decode
+from .._core.ids import known_uuid
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor
 from .._core.threads import in_thread
@@ -120,6 +121,7 @@ class AgentRunner(RunClient):
         persistence: PersistenceManager | Literal["default"] | None = "default",
         registry: Registry = DEFAULT,
         durability: str | None = None,
+        read_only: bool = False,
     ) -> AgentRunner:
         """Create a runner whose runs are stored in a SQLite file, Redis, or memory.
 
@@ -131,13 +133,28 @@ class AgentRunner(RunClient):
             persistence: As in `AgentRunner`.
             registry: As in `AgentRunner`.
             durability: "full" survives a power loss, "normal" a crash of the process. None means the configured one.
+            read_only: Only read. Every method that writes raises NotSupported. A SQLite file must exist, and neither
+                it nor its directory is written: no lock, log or other file is created. A file that workers have open
+                is read through their log, without making them wait, and `stream` and `wait` see new events within
+                about 0.1 seconds. A file that SQLite cannot read without writing (a log without its `-shm`), or
+                that an earlier release wrote, is copied to a temporary directory, which `close` deletes; later
+                commits are not seen there. Open a file under the name that its workers use.
+
+        Raises:
+            InvalidArgument: An argument is invalid. With `read_only`, there is no such file, or it is no store.
+            StorageCorrupt: The file is no database.
+            StorageTooNew: A later version of this library wrote the file.
         """
         check_parts(config, tools, trace_sinks, persistence)
+        if not isinstance(read_only, bool):
+            raise must("read_only", "be True or False", read_only)
         settings = get_config()
         config = config or RunnerConfig.of(settings)
         durability = settings.durability if durability is None else durability
         with opening() as opened:
-            opened_backends = open_url(path_or_url, durability=durability, max_retries=config.max_retries)
+            opened_backends = open_url(
+                path_or_url, durability=durability, max_retries=config.max_retries, read_only=read_only
+            )
             for backend in opened_backends:
                 opened(backend)
             runner = cls(
@@ -261,7 +278,7 @@ class AgentRunner(RunClient):
             RunBusy: See `if_running`.
             TimeoutError: The deadline passed while another process executed the run, or another run held its slot.
         """
-        self._refuse_closed()
+        self._require_writable()
         if if_running not in ("wait", "raise"):
             raise must("if_running", "be 'wait' or 'raise'", if_running)
         if recover not in ("inline", "worker"):
@@ -449,20 +466,33 @@ class AgentRunner(RunClient):
         Returns:
             The run's id, once the run is durable.
         """
-        self._refuse_closed()
+        row = self.new_run(
+            agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
+            idempotency_key=idempotency_key, expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
+            concurrency_key=concurrency_key,
+        )  # fmt: skip
+        stored, _ = await self.insert_run(row)
+        return stored.decoded("run_id", known_uuid)
+
+    def new_run(self, agent_key: str | AgentRuntime, input: Mapping[str, Any] | None = None, **options: Any) -> RunRow:
+        """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `submit`."""
+        self._require_writable()
         key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
         input = {} if input is None else input
         check_messages(input)
-        run = await self.queue.enqueue(
-            run_id, key, input, metadata, priority, delay=delay, idempotency_key=idempotency_key,
-            expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
-            concurrency_key=concurrency_key_of(concurrency_key, input, parent_run_id),
-        )  # fmt: skip
-        return run.run_id
+        options["concurrency_key"] = concurrency_key_of(
+            options.get("concurrency_key"), input, options.get("parent_run_id")
+        )
+        return self.queue.new_row(options.pop("run_id", None), key, input, **options)
+
+    async def insert_run(self, row: RunRow) -> tuple[RunRow, bool]:
+        """Store a row of `new_run`. Return the stored row, and whether this call stored it."""
+        stored = await self.queue.insert(row)
+        return stored, (stored.run_id, stored.created_at) == (row.run_id, row.created_at)
 
     async def run_once(self) -> bool:
         """Claim one run of a registered agent and execute it; return False if there was none."""
-        self._refuse_closed()
+        self._require_writable()
         return await self._worker.once()
 
     async def run_loop(self, poll_interval: float = 1.0, *, concurrency: int = 1, handle_signals: bool = True) -> None:
@@ -482,6 +512,7 @@ class AgentRunner(RunClient):
             StorageClosed: The runner was closed.
             InvalidArgument: An argument is invalid, or the runner has a loop already.
         """
+        self.backends.require_writable()
         await self._worker.loop(poll_interval, concurrency, handle_signals)
 
     def stop(self) -> None:

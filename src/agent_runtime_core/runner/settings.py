@@ -16,7 +16,7 @@ from .._core.ids import known_uuid
 from .._core.settings import DURATION, SECONDS, TRUTH, SettingType, check_all, with_known_names
 from ..config import SETTINGS, RuntimeConfig
 from ..limits import RunLimits
-from ..queue.records import RunRow
+from ..queue.records import RunRow, open_questions
 from ..status import TERMINAL, RunStatus
 
 SHUTDOWN_SECONDS = 2.0  # seconds that cancelled runs have to stop after the grace
@@ -117,6 +117,8 @@ class RunInfo:
     concurrency_key: str | None
     #: The run is queued behind another run with its concurrency key.
     held: bool
+    #: The names of the questions that the run asks people now; see `runner.approvals`.
+    open_approvals: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
@@ -147,4 +149,5 @@ class RunInfo:
             cancel_requested=row.cancel_at is not None,
             concurrency_key=row.lane,
             held=row.held > 0,
+            open_approvals=tuple(question.name for question in open_questions(row)),
         )

@@ -1,0 +1,213 @@
+"""Open questions of runs to people: list them, and find the one that an answer is for."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as _dt
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast
+from uuid import UUID
+
+from .._core.clock import aware
+from .._core.codec.json import decode_known
+from .._core.ids import known_uuid
+from .._core.json_schema import misfit
+from .._core.validation import must
+from .._execution.reviews import ANSWER_SCHEMA, reviewed
+from ..errors import InvalidArgument, brief
+from ..events.base import EventBus
+from ..queue.base import RunQueue
+from ..queue.records import (
+    QUESTION,
+    MailboxMessage,
+    OpenQuestion,
+    RunFilter,
+    RunRow,
+    answer_id,
+    answered_request,
+    open_questions,
+)
+
+_BATCH: Final = 1000  # rows in one read of `open_requests`
+
+
+@dataclass(frozen=True)
+class ApprovalRequest:
+    """A question that a run asks a person now, as `runner.approvals` returns it.
+
+    Answer it with `runner.approve(run_id, name, answer, request_id=request_id)`.
+    """
+
+    run_id: UUID
+    run_key: str | None
+    agent_key: str
+    #: Name of the approval, or "in_doubt:" and the name of a step that a person has to review.
+    name: str
+    request_id: str
+    #: What the agent passed to `ctx.approve`; for a review, the name and the id of the step.
+    details: Any
+    #: The JSON Schema that the answer must match.
+    schema: dict[str, Any] | None
+    #: An aware datetime in UTC.
+    asked_at: _dt.datetime
+    #: The run of the same lineage of forks that got this approval before.
+    approved_before: str | None
+    #: Pass it as `after` to get the questions that follow this one.
+    cursor: str
+
+
+class _Position(NamedTuple):
+    """Where a question is in the list of all open ones."""
+
+    asked_at: float
+    n: int  # of the run
+    request_id: str
+
+    def cursor(self) -> str:
+        return f"{self.asked_at!r}_{self.n}_{self.request_id}"
+
+    @classmethod
+    def of_cursor(cls, cursor: str) -> _Position:
+        try:
+            asked_at, n, request_id = cursor.split("_", 2)
+            return cls(float(asked_at), int(n), request_id)
+        except (AttributeError, ValueError):
+            fix = "Pass the cursor of the last request of the page before"
+            raise must("after", "be the cursor of an ApprovalRequest, or None", cursor, fix) from None
+
+
+_Found = tuple[_Position, RunRow, OpenQuestion]
+
+
+def _in(rows: Sequence[RunRow], after: _Position | None) -> Iterator[_Found]:
+    """Yield the open questions of these runs that follow a position."""
+    for row in rows:
+        for question in open_questions(row):
+            position = _Position(question.asked_at, row.n, question.request_id)
+            if after is None or position > after:
+                yield position, row, question
+
+
+async def open_requests(queue: RunQueue, limit: int, after: str | None, agent: str | None) -> list[ApprovalRequest]:
+    """Return the open questions of all runs, the oldest first.
+
+    The rows of the runs that ask have all that the order depends on. Only the mailboxes of the runs on the page are
+    read.
+    """
+    start = None if after is None else _Position.of_cursor(after)
+    first: list[_Found] = []
+    wanted = RunFilter(agent=agent, asking=True, light=True, limit=_BATCH)
+    while rows := await queue.find(wanted):
+        first = heapq.nsmallest(limit, (*first, *_in(rows, start)))
+        if len(rows) < _BATCH:
+            break
+        wanted = wanted._replace(after=rows[-1].n)
+    runs = list(dict.fromkeys(row.run_id for _, row, _ in first))
+    mail = dict(zip(runs, await asyncio.gather(*map(queue.mail, runs)), strict=True))
+    asked = {run: {each.msg_id: each for each in messages if each.kind == QUESTION} for run, messages in mail.items()}
+    found = [
+        _request(position, row, message)
+        for position, row, question in first
+        if (message := asked[row.run_id].get(question.request_id)) is not None
+    ]
+    if len(found) < len(first) == limit:  # runs were deleted since: a shorter page would look like the last one
+        found += await open_requests(queue, limit - len(found), first[-1][0].cursor(), agent)
+    return found
+
+
+def _request(position: _Position, row: RunRow, message: MailboxMessage) -> ApprovalRequest:
+    payload = _payload(message)
+    details, schema = payload.get("details"), payload.get("schema")
+    if _is_review(payload):
+        details, schema = {name: payload.get(name) for name in ("step_name", "step_id")}, ANSWER_SCHEMA
+    return ApprovalRequest(
+        run_id=row.decoded("run_id", known_uuid),
+        run_key=row.run_key,
+        agent_key=row.agent,
+        name=message.name,
+        request_id=message.msg_id,
+        details=details,
+        schema=schema,
+        asked_at=aware(message.t),
+        approved_before=payload.get("approved_before"),
+        cursor=position.cursor(),
+    )
+
+
+def _payload(message: MailboxMessage) -> dict[str, Any]:
+    return cast("dict[str, Any]", decode_known(message.payload))
+
+
+def _is_review(payload: dict[str, Any]) -> bool:
+    return "request_id" not in payload  # a "step.in_doubt" event has none
+
+
+class AskedRequests:
+    """The requests of one name that a run has made, and how they were decided.
+
+    Args:
+        name: Name of the approval.
+        mail: All messages of the run's mailbox.
+        payloads: By request id, in the order in which the run asked.
+    """
+
+    def __init__(self, name: str, mail: Sequence[MailboxMessage], payloads: dict[str, dict[str, Any]]) -> None:
+        self.payloads = payloads
+        #: Number of the last message that was read.
+        self.read: int = mail[-1].seq if mail else 0
+        self._name = name
+        self._received = {each.msg_id for each in mail}
+        self._decided = decisions(mail)
+
+    @classmethod
+    async def of(cls, queue: RunQueue, bus: EventBus, run_id: str, name: str) -> AskedRequests:
+        """Return the requests of that name in the mailbox of a run.
+
+        A run that asked under an older release has them in its event log only.
+        """
+        mail = await queue.mail(run_id)
+        payloads = {each.msg_id: _payload(each) for each in mail if each.kind == QUESTION and each.name == name}
+        if not payloads:
+            payloads = {
+                event.payload["request_id"]: event.payload
+                for event in await bus.get_events(run_id)
+                if event.event_type == "approval.requested" and event.payload.get("name") == name
+                if isinstance(event.payload.get("request_id"), str)  # other code may publish events of that type
+            }
+        return cls(name, mail, payloads)
+
+    def chosen(self, request_id: str | None, message_id: str | None) -> str | None:
+        """Return the request that an answer is for, None if that was decided by another message.
+
+        It is the request to which the same message was posted before, else the one named, else the latest open one.
+        """
+        given = {each: answer_id(each, message_id) for each in self.payloads if message_id}
+        repeated = next((each for each, answer in given.items() if answer in self._received), None)
+        if repeated is not None:
+            return repeated if self._decided[repeated] == given[repeated] else None
+        if request_id is not None:
+            return None if request_id in self._decided else request_id
+        return next((each for each in reversed(self.payloads) if each not in self._decided), None)
+
+    def check(self, request_id: str, answer: Any) -> None:
+        """Raise InvalidArgument if the answer is none to that request."""
+        payload = self.payloads[request_id]
+        subject = f"answer to approval {brief(self._name)}"
+        if _is_review(payload):
+            try:
+                reviewed(answer)
+            except InvalidArgument as error:
+                raise must(subject, "be a review of the step", answer, str(error)) from None
+        elif (wrong := misfit(answer, payload.get("schema") or {})) is not None:
+            raise must(subject, "match the schema of the request", answer, wrong)
+
+
+def decisions(mail: Sequence[MailboxMessage]) -> dict[str, str]:
+    """Return, by the id of the request, the id of the message that answered or closed it: the first one."""
+    found: dict[str, str] = {}
+    for each in mail:
+        if (request := answered_request(each.msg_id)) is not None:
+            found.setdefault(request, each.msg_id)
+    return found
