@@ -26,6 +26,7 @@ from .state import TurnState
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 DELTA_EVERY = 0.02  # seconds of a streamed answer that are published as one event
+MOST_OF_DELTA = 32_768  # characters of one delta, unless the client's chunk has more: readers wait for whole events
 CHARS_A_TOKEN = 3  # fewer than any model has on average, so that estimates are too large rather than too small
 
 
@@ -322,7 +323,8 @@ async def _stream_chunks(
         async for chunk in chunks:
             buffered += chunk.delta
             received.take(chunk)
-            if buffered and (chunk.finish_reason is not None or clock.boot() - published_at >= DELTA_EVERY):
+            is_due = len(buffered) >= MOST_OF_DELTA or clock.boot() - published_at >= DELTA_EVERY
+            if buffered and (chunk.finish_reason is not None or is_due):
                 await publish(buffered)
                 buffered, published_at = "", clock.boot()
         if buffered:
