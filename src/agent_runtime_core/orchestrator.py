@@ -19,7 +19,7 @@ from ._core.settings import POSITIVE, SECONDS, number, with_known_names
 from ._core.validation import must
 from .config import get_config
 from .errors import RunNotFound, UnknownRun
-from .interfaces import LLMClient, RunResult
+from .interfaces import LLMClient
 from .persistence.jsonl import json_form
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
 from .planning.agent import PlanningAgent
@@ -27,10 +27,11 @@ from .planning.base import BasePlanner
 from .planning.executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES
 from .planning.plan import MOST_STEPS
 from .planning.progress import tried_steps
+from .queue.records import RunRow
 from .registry import Registry
 from .runner.runner import AgentRunner
 from .runner.settings import RunInfo
-from .status import TERMINAL
+from .status import TERMINAL, failure_reason, short_status
 from .status import RunStatus as _Status
 from .tools.base import BaseTool
 from .tools.registry import ToolRegistry
@@ -46,14 +47,6 @@ class RunStatus(str, Enum):  # noqa: UP042 (like the other public enums)
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
-
-
-_WORDS = {
-    _Status.PENDING: RunStatus.PENDING,
-    _Status.RUNNING: RunStatus.RUNNING,
-    _Status.WAITING: RunStatus.RUNNING,
-    _Status.SUCCEEDED: RunStatus.COMPLETED,
-}
 
 
 @dataclass(frozen=True)
@@ -161,6 +154,7 @@ class Orchestrator:
         runner: The runner; by default a new one on the configured backends.
         client: The model client for the llm_call steps of plans.
         key: The agent key of the runs.
+        work: Whether this process executes the runs. With False, a worker that has registered `agent` executes them.
     """
 
     def __init__(
@@ -172,6 +166,7 @@ class Orchestrator:
         runner: AgentRunner | None = None,
         client: LLMClient | None = None,
         key: str = "orchestrator",
+        work: bool = True,
     ) -> None:
         self.settings: OrchestratorSettings = OrchestratorSettings.of(settings)
         self.agent: PlanningAgent = PlanningAgent(
@@ -181,6 +176,7 @@ class Orchestrator:
         self._agents = Registry()
         self._agents.register(self.agent)
         self._own = runner is None
+        self.work: bool = work
         self.runner: AgentRunner = _configured_runner() if runner is None else runner
         self._worker: AgentRunner | None = None
         self._working: asyncio.Task[None] | None = None
@@ -222,19 +218,27 @@ class Orchestrator:
             InvalidArgument: The request is invalid.
             IdempotencyConflict: The key was used with another prompt.
         """
-        wanted = _request(request, prompt, max_steps)
-        input_ = {
-            "messages": [{"role": "user", "content": wanted.prompt}],
-            "params": {"max_steps": wanted.max_steps},
-        }
-        run_id = await self.runner.submit(self.agent, input_, idempotency_key=idempotency_key)
-        info = await self.runner.get_run(run_id)
-        self._work()
+        row = self.new_run(_request(request, prompt, max_steps), idempotency_key)
+        info = RunInfo.of((await self.insert_run(row))[0])
         if idempotency_key is not None:
             return await self._response(info)
         return RunResponse(
-            str(run_id), RunStatus.PENDING, created_at=info.created_at, updated_at=info.created_at
+            str(info.run_id), RunStatus.PENDING, created_at=info.created_at, updated_at=info.created_at
         )  # as it was stored, although it may be running already
+
+    def new_run(self, request: RunCreate, idempotency_key: str | None = None) -> RunRow:
+        """Return the row of the run for a request. Nothing is stored."""
+        input_ = {
+            "messages": [{"role": "user", "content": request.prompt}],
+            "params": {"max_steps": request.max_steps},
+        }
+        return self.runner.new_run(self.agent, input_, idempotency_key=idempotency_key)
+
+    async def insert_run(self, row: RunRow) -> tuple[RunRow, bool]:
+        """Store a row of `new_run`, and work on it. Return the stored row, and whether this call stored it."""
+        stored, new = await self.runner.insert_run(row)
+        self._work()
+        return stored, new
 
     async def get_run(self, run_id: UUID | str) -> RunResponse:
         """Return a run with the step attempts that have ended.
@@ -275,6 +279,8 @@ class Orchestrator:
 
     def _work(self) -> None:
         """Start a task on this event loop that claims and executes runs."""
+        if not self.work:
+            return
         task = self._working
         if task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop():
             return
@@ -320,7 +326,7 @@ class Orchestrator:
         records = await self.runner.state_store.records(info.run_id)
         times = [info.created_at, info.started_at, info.ended_at, *(aware(each.t) for each in records[-1:])]
         response = RunResponse(
-            str(info.run_id), _WORDS.get(info.status, RunStatus.FAILED), tried_steps(records, self.tool_registry),
+            str(info.run_id), RunStatus(short_status(info.status)), tried_steps(records, self.tool_registry),
             created_at=info.created_at, updated_at=max(each for each in times if each is not None),
         )  # fmt: skip
         if info.status in TERMINAL:
@@ -328,7 +334,9 @@ class Orchestrator:
             if outcome.status is _Status.SUCCEEDED:
                 response.result = outcome.final_output.get("result")
             else:
-                response.error = _failure_reason(info.status, outcome)
+                error = outcome.error
+                kind, message = (None, "") if error is None else (error.type, error.message)
+                response.error = failure_reason(info.status.value, kind, message)
         return response
 
 
@@ -340,15 +348,6 @@ def _request(request: Any, prompt: str | None, max_steps: int) -> RunCreate:
     if max_steps not in (RunCreate.max_steps, request.max_steps):
         raise must("max_steps", f"equal the {request.max_steps} of the RunCreate", max_steps, "Set it there only")
     return request
-
-
-def _failure_reason(status: _Status, result: RunResult) -> str:
-    """Return why a run failed: the error's type, or the run status if that is not `failed`, and the message."""
-    error = result.error
-    message = error.message if error is not None else ""
-    if status is _Status.FAILED:
-        return f"{error.type}: {message}" if error is not None else "failed"
-    return f"{status.value}: {message}" if message else status.value
 
 
 def _configured_runner() -> AgentRunner:

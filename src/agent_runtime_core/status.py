@@ -55,6 +55,21 @@ def status_words(status: str) -> str:
     return _PAST.get(status, f"is {status}")
 
 
+_FOUR_WORDS = {"pending": "pending", "running": "running", "waiting": "running", "succeeded": "completed"}
+
+
+def short_status(status: str) -> str:
+    """Return pending, running, completed or failed: the status of a run in the four words of `Orchestrator`."""
+    return _FOUR_WORDS.get(status, "failed")
+
+
+def failure_reason(status: str, kind: str | None, message: str) -> str:
+    """Return why a run failed: the error's type, or the run status if that is not `failed`, and the message."""
+    if status == "failed":
+        return "failed" if kind is None else f"{kind}: {message}"
+    return f"{status}: {message}" if message else status
+
+
 _REOPEN = {RunStatus.PENDING: True, RunStatus.RUNNING: True}
 
 #: Old status, new status, and whether the transition needs an explicit call: `resume` or `requeue` (to pending),

@@ -74,6 +74,19 @@ async def test_a_prompt_becomes_a_run_in_the_background() -> None:
     assert json.loads(json.dumps(done.to_dict()))["status"] == "completed"
 
 
+async def test_without_work_another_worker_executes_the_runs() -> None:
+    registry = Registry()
+    runner = AgentRunner.open("memory://", registry=registry)
+    orchestrator = Orchestrator(runner=runner, work=False)
+    async with orchestrator:
+        run = await orchestrator.create_run(prompt="add 3 and 4")
+        assert not await runner.run_once()  # it does not know the agent
+        registry.register(orchestrator.agent)
+        assert await runner.run_once()
+        assert (await orchestrator.get_run(run.run_id)).result == 7
+    await runner.close()
+
+
 async def test_steps_appear_as_they_complete() -> None:
     gate = Gate()
     async with Orchestrator(gate.planner, gate.tools) as orchestrator:

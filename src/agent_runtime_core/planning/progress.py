@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from .._core.codec.json import decode
@@ -17,21 +17,23 @@ from .plan import Plan, PlanStep
 _STEPS = f"x:{SCOPE}/p:0:"
 
 
-def tried_steps(records: Iterable[Record], tools: ToolRegistry) -> list[dict[str, Any]]:
+def tried_steps(
+    records: Iterable[Record], tools: ToolRegistry, read: Callable[[str], Any] = decode
+) -> list[dict[str, Any]]:
     """Return the finished attempts of the steps of a PlanningAgent's plan, by step number and then in order.
 
     Each is {"step_number", "tool_name", "tool_input", "result", "attempt"}, and its result is
-    {"success", "output", "error"}.
+    {"success", "output", "error"}. `read` decodes stored results.
     """
-    reading = _Reading(tools)
+    reading = _Reading(tools, read)
     for record in records:
         reading.read(record)
     return sorted(reading.tried, key=lambda each: cast(int, each["step_number"]))
 
 
 class _Reading:
-    def __init__(self, tools: ToolRegistry) -> None:
-        self.tools = tools
+    def __init__(self, tools: ToolRegistry, read: Callable[[str], Any]) -> None:
+        self.tools, self.decode = tools, read
         self.steps: dict[str, PlanStep] = {}
         self.results: dict[int, Any] = {}
         self.approved: dict[str, dict[str, Any]] = {}
@@ -39,11 +41,11 @@ class _Reading:
 
     def read(self, record: Record) -> None:
         if record.kind == DONE and (record.name, record.key) == (PLANNING, "s:0"):
-            plan = Plan.from_dict(cast("dict[str, Any]", decode(record.result or "{}")))
+            plan = Plan.from_dict(cast("dict[str, Any]", self.decode(record.result or "{}")))
             self.steps = {step_name(step): step for step in plan.steps}
         elif record.kind == DONE and record.name.startswith("signal:tool:"):
             unchanged: dict[str, Any] = {}
-            approved = approved_input(decode(record.result or "null"), unchanged)
+            approved = approved_input(self.decode(record.result or "null"), unchanged)
             if approved is not unchanged:  # a person changed the arguments, maybe to an empty object
                 self.approved[f"step_{record.key.rpartition(':')[2]}"] = approved
         elif record.kind in (DONE, RETRYING, FAILED) and record.key.startswith(_STEPS) and record.name in self.steps:
@@ -52,7 +54,7 @@ class _Reading:
     def _tried(self, record: Record, step: PlanStep) -> None:
         output, error = None, None
         if record.kind == DONE:
-            output = decode(record.result or "null")
+            output = self.decode(record.result or "null")
             self.results[step.step_number] = output
         else:
             error = json.loads(record.info or "{}").get("error") or "it failed"

@@ -108,6 +108,7 @@ class GraphRun(StepListRun):
             info=self.info,
             start_recorded=started,
             start_info=self.start_info,
+            needs=graph.needs[position],
         )
         if self.has_unrecorded_state:
             work.state = self.state_text
@@ -145,6 +146,8 @@ class GraphRun(StepListRun):
         if step.on_in_doubt != "retry":
             return None  # a run that stops between the two steps would leave a step in doubt that never started
         start: dict[str, Any] = {"name": name, "key": self.key, "tries": step.retries + 1, **self.start_info}
+        if needs := self.graph.needs[position]:
+            start["needs"] = needs
         if step.description is not None:
             start["description"] = step.description
         return encode({**start, "pos": position})

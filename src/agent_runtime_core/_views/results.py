@@ -1,0 +1,45 @@
+"""The result of a finished run as plain values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .._journal.record import Record
+from ..queue.records import LIVE, RunRow
+from ..runner.run_client import RunClient
+from ..state.base import RunEnd
+from .plain import plain_value
+
+
+async def ended_record(runner: RunClient, row: RunRow) -> Record | None:
+    """Return the record with the result of a finished run. A run that ended without a journal has none."""
+    if row.status in LIVE:
+        return None
+    ended = await runner.state_store.ending(row.run_id)
+    return None if ended is None or ended.attempt != row.generation or ended.result is None else ended
+
+
+def result_in(row: RunRow, ended: Record | None) -> dict[str, Any]:
+    """Return {"final_output", "final_messages", "usage", "artifacts", "error"} of a finished run."""
+    if ended is not None:
+        found: dict[str, Any] = plain_value(ended.result)
+        return found
+    output = row.decoded("output", plain_value)
+    return {"final_output": output or {}, "error": last_error(row)}
+
+
+def last_error(row: RunRow) -> dict[str, Any] | None:
+    """Return the error of the last failed attempt: {"type", "message", ...}."""
+    error = row.decoded("error", plain_value)
+    return error if error is None or isinstance(error, dict) else {"type": "Error", "message": str(error)}
+
+
+def outcome_in(row: RunRow, end: RunEnd | None) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Return error and usage of a run, without its result.
+
+    Of a live run it is the error of its last failed attempt.
+    """
+    if end is None or row.status in LIVE or end.generation != row.generation:
+        return last_error(row), {}
+    return plain_value(end.error), json.loads(end.usage or "{}")

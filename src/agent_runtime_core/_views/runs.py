@@ -1,0 +1,207 @@
+"""Runs: the summary of the command line, the whole run, and rows of lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from .._core.codec.json import decode_known
+from .._core.lazy_import import load
+from .._execution.journal_view import JournalView
+from .._journal.record import Record
+from ..errors import InvalidArgument
+from ..interfaces import AgentRuntime
+from ..limits import RunLimits
+from ..queue.records import LIMITS, LIVE, RunFilter, RunRow, open_questions
+from ..registry import Registry
+from ..runner.run_client import RunClient
+from ..status import failure_reason, short_status
+from .plain import iso_time, plain_value, shortened_error
+from .results import ended_record, last_error, outcome_in, result_in
+from .steps import step_views
+from .waits import waits_of
+
+#: Most steps in the view of a run; `step_views` pages over all of them.
+SHOWN_STEPS = 200
+
+
+class RunPage(NamedTuple):
+    """A page of a list. `next` is the `before` of the next page, None for the last one."""
+
+    items: list[dict[str, Any]]
+    next: tuple[float, int] | None
+
+
+async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[str, Any]:
+    """Return the fields of a run under their names in `RunInfo`; with `end` also its error and usage."""
+    fields: dict[str, Any] = {
+        "run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status,
+        "attempt": row.attempt, "generation": row.generation, "priority": row.priority, "reason": row.reason or None,
+        "created_at": iso_time(row.created_at, "seconds"), "scheduled_at": iso_time(row.due_at, "seconds"),
+        "started_at": iso_time(row.started_at, "seconds"), "ended_at": iso_time(row.ended_at, "seconds"),
+        "deadline": iso_time(row.deadline, "seconds"), "worker": row.worker or None, "parent_run_id": row.parent_id,
+        "cancel_requested": row.cancel_at is not None, "concurrency_key": row.lane, "held": row.held > 0,
+        "open_approvals": [each.name for each in open_questions(row)],
+    }  # fmt: skip
+    if end:
+        ends = {} if row.status in LIVE else await runner.state_store.endings([row.run_id])
+        fields["error"], usage = outcome_in(row, ends.get(row.run_id))
+        fields["usage"] = usage or None
+    return fields
+
+
+async def list_view(
+    runner: RunClient, wanted: RunFilter, admits: Callable[[RunRow], bool] | None = None
+) -> RunPage:  # fmt: skip
+    """Return a page of runs, with two reads at any size of the store.
+
+    Args:
+        runner: The runner on the store.
+        wanted: Which runs, in which order and how many.
+        admits: Which of the rows are shown. The page may then be shorter, and `next` is not None for that reason.
+    """
+    found = await runner.queue.find(wanted._replace(limit=wanted.limit + 1))
+    rows, more = found[: wanted.limit], len(found) > wanted.limit
+    items = await list_items(runner, [row for row in rows if admits is None or admits(row)])
+    return RunPage(items, (rows[-1].created_at, rows[-1].n) if more else None)
+
+
+async def list_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """Return the items of a list for these rows, which may be light, with one read."""
+    finished = [row.run_id for row in rows if row.status not in LIVE]
+    ends = await runner.state_store.endings(finished) if finished else {}
+    now = runner.queue.clock.wall()
+    return [_list_item(row, now, *outcome_in(row, ends.get(row.run_id))) for row in rows]
+
+
+def _list_item(row: RunRow, now: float, error: Any, usage: dict[str, Any]) -> dict[str, Any]:
+    until = row.ended_at if row.status not in LIVE else now
+    started = row.started_at
+    return {
+        "run_id": row.run_id, "key": row.run_key, "agent": row.agent, "state": row.status,
+        "status": short_status(row.status), "attempt": row.attempt, "created_at": iso_time(row.created_at),
+        "started_at": iso_time(started), "ended_at": iso_time(row.ended_at), "updated_at": iso_time(row.updated_at),
+        "age_seconds": round(max(now - row.created_at, 0.0), 3),
+        "duration_seconds": round(max(until - started, 0.0), 3) if started and until else None,
+        "reason": row.reason or None, "waiting_for": waiting_words(row), "tokens": usage.get("total_tokens"),
+        "cost_usd": usage.get("cost_usd"), "error": shortened_error(error), "parent": row.parent_id,
+        "conversation_id": row.conversation, "concurrency_key": row.lane, "worker": row.worker or None,
+    }  # fmt: skip
+
+
+def waiting_words(row: RunRow) -> list[str]:
+    """Return what a run waits for, as far as its row says: the names of its open questions, else its reason."""
+    names = [each.name for each in open_questions(row)]
+    return names or ([row.reason] if row.status == "waiting" and row.reason else [])
+
+
+async def run_view(
+    runner: RunClient,
+    row: RunRow,
+    registry: Registry | None = None,
+    *,
+    records: Sequence[Record] | None = None,
+    new: bool = False,
+) -> dict[str, Any]:
+    """Return a run with all its fields.
+
+    Args:
+        runner: The runner on the store.
+        row: The run, with its input.
+        registry: The agents that this process knows; by default those of the runner.
+        records: The journal of the run, if it has been read.
+        new: The run was just stored: there is nothing else to read about it.
+    """
+    if records is None:
+        records = [] if new else await runner.state_store.records(row.run_id)
+    ended = await ended_record(runner, row)
+    result = {} if row.status in LIVE else result_in(row, ended)
+    error = last_error(row) if row.status in LIVE else result.get("error")
+    agent = (registry or runner.registry).get(row.agent)
+    input_ = row.decoded("input", plain_value)
+    steps = step_views(row, records, limit=SHOWN_STEPS)
+    view = {
+        "run_id": row.run_id, "status": short_status(row.status),
+        "steps": steps["items"], "next_step": steps["next"],
+        "result": result.get("final_output") if row.status == "succeeded" else None,
+        "error": None if row.status in (*LIVE, "succeeded") else _reason(row, error),
+        "created_at": iso_time(row.created_at), "updated_at": iso_time(_updated_at(row, records)),
+        "state": row.status, "agent": row.agent, "key": row.run_key, "attempt": row.attempt,
+        "generation": row.generation, "reason": row.reason or None, "worker": row.worker or None,
+        "parent": row.parent_id, "children": [] if new else await _children(runner, row),
+        "usage": _usage(row, records, result), "limits": await _limits(runner, row, agent),
+        "trace_id": row.run_id.replace("-", ""), "conversation_id": row.conversation or _conversation(input_),
+        "waiting_for": [] if new else (await waits_of(runner, row, records))[0],
+        "concurrency_key": row.lane, "queued_behind_key": row.held > 0,
+        "priority": row.priority, "metadata": row.decoded("metadata", plain_value), "input": input_,
+        "cancel_requested": row.cancel_at is not None, "started_at": iso_time(row.started_at),
+        "ended_at": iso_time(row.ended_at), "scheduled_at": iso_time(row.due_at), "deadline": iso_time(row.deadline),
+        "error_info": error,
+    }  # fmt: skip
+    if (tried := _planned_steps(records, agent)) is not None:
+        view["steps"], view["next_step"] = tried, None
+        if row.status == "succeeded":
+            view["result"] = (result.get("final_output") or {}).get("result")
+    return view
+
+
+def _planned_steps(records: Sequence[Record], agent: AgentRuntime | None) -> list[dict[str, Any]] | None:
+    if agent is None and not any(each.name == "plan" for each in records):
+        return None  # most runs: `planning` is not imported
+    return cast("list[dict[str, Any]] | None", _planned()(records, agent))
+
+
+@lru_cache(maxsize=1)
+def _planned() -> Any:
+    return load(".planned:planned_steps", package=__package__)
+
+
+def _reason(row: RunRow, error: dict[str, Any] | None) -> str:
+    kind, message = (None, "") if error is None else (error.get("type"), error.get("message"))
+    return failure_reason(row.status, kind, message or "")
+
+
+def _updated_at(row: RunRow, records: Sequence[Record]) -> float:
+    return max(row.created_at, row.updated_at, row.started_at or 0.0, row.ended_at or 0.0, *(r.t for r in records[-1:]))
+
+
+async def _children(runner: RunClient, row: RunRow) -> list[dict[str, Any]]:
+    children = await runner.queue.children(row.run_id)
+    return [
+        {"run_id": each.run_id, "key": each.run_key, "agent": each.agent, "state": each.status} for each in children
+    ]
+
+
+def _usage(row: RunRow, records: Sequence[Record], result: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run has used: as its result says, or so far as its journal says."""
+    if row.status not in LIVE and (usage := result.get("usage")):
+        return dict(usage)
+    if not records:
+        return {}
+    return JournalView(row.run_id, records, lambda: 0.0).usage()
+
+
+async def _limits(runner: RunClient, row: RunRow, agent: AgentRuntime | None) -> dict[str, Any]:
+    """Return the limits of a run: the strictest of its runner, agent and input, then those that `resume` has set."""
+    limits = RunLimits.of(runner.config.limits)
+    # The view of each new run comes here: most inputs have no limits, and need not be decoded for them.
+    given = row.decoded("input", decode_known) if '"limits"' in row.input else None
+    for each in (getattr(agent, "limits", None), given.get("limits") if isinstance(given, dict) else None):
+        try:
+            limits = limits.stricter(each)
+        except (InvalidArgument, TypeError):  # the run failed for that reason, or it is not what this library sets
+            continue
+    found = limits.as_dict()
+    if row.generation > 1 and row.mail_seq:
+        for message in await runner.queue.mail(row.run_id):
+            if message.kind == LIMITS:
+                found |= json.loads(message.payload)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _conversation(input_: Any) -> str | None:
+    """Return the conversation in the input of a run. The rows of older releases have none."""
+    found = input_.get("conversation_id") if isinstance(input_, dict) else None
+    return None if found is None else str(found)

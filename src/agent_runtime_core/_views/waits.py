@@ -1,0 +1,41 @@
+"""What a run waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .._core.ids import step_id
+from .._journal.record import DONE, STARTED, Record
+from ..queue.records import IN_DOUBT, LIVE, QUESTION, RunRow, answered_request
+from ..runner.run_client import RunClient
+
+
+async def waits_of(
+    runner: RunClient, row: RunRow, records: Sequence[Record] | None = None
+) -> tuple[list[dict[str, str]], set[str]]:  # fmt: skip
+    """Return the open waits of a run, and the names of all approvals that it has requested.
+
+    A wait is {"kind": "approval" or "signal", "name": …}. Pass `records` if the journal has been read.
+    """
+    if row.status not in LIVE:
+        return [], set()
+    mail = await runner.queue.mail(row.run_id)
+    requested = {
+        each.msg_id: each.name for each in mail if each.kind == QUESTION and not each.name.startswith(IN_DOUBT)
+    }
+    # The question is stored before the record of its wait.
+    waits = dict(requested)
+    for record in await runner.state_store.records(row.run_id) if records is None else records:
+        wait = step_id(row.run_id, record.name, record.key)
+        if record.kind == STARTED and record.key.startswith("w:") and record.name.startswith("signal:"):
+            waits[wait] = record.name.removeprefix("signal:")
+        elif record.kind == DONE:
+            waits.pop(wait, None)
+    for each in mail:
+        waits.pop(answered_request(each.msg_id) or "", None)
+    of_reason = row.reason.removeprefix("approval ")  # also if the run has asked under an older release
+    kinds = [
+        {"kind": "approval" if wait in requested or name == of_reason else "signal", "name": name}
+        for wait, name in waits.items()
+    ]
+    return kinds, set(requested.values())
