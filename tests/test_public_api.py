@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -61,14 +62,22 @@ WHERE = {
     "StepKind built_in_tools execute_plan memory_operations resolve",
     ".orchestrator": "Orchestrator OrchestratorSettings RunCreate RunResponse RunStatus",
 }
+if find_spec("fastapi"):
+    WHERE[".server"] = "Caller ServerSettings Tokens create_app"
 # Names that mean something else there, as the README and existing code have it.
 TWINS = {(".orchestrator", "RunStatus"), (".tools", "ToolResult"), (".persistence", "Message")}
+
+
+#: Modules that import the packages of an extra as they are.
+NEED_EXTRAS = re.compile(rf"{ROOT}\.(server(\..*)?|cli\.serve)")
 
 
 def _public_modules() -> Iterator[str]:
     yield ROOT
     for found in pkgutil.walk_packages(agent_runtime_core.__path__, f"{ROOT}."):
-        if not any(part.startswith("_") for part in found.name.split(".")):
+        if not any(part.startswith("_") for part in found.name.split(".")) and (
+            find_spec("fastapi") or not NEED_EXTRAS.fullmatch(found.name)
+        ):
             yield found.name
 
 

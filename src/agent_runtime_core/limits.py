@@ -77,6 +77,8 @@ class RunLimits:
     def stricter(self, other: RunLimits | Mapping[str, Any] | None) -> RunLimits:
         """Return the smaller value of each limit; estimates count if either counts them."""
         others = RunLimits.of(other)
+        if others is NO_LIMITS or self is NO_LIMITS:  # most runs
+            return self if others is NO_LIMITS else others
         pairs = ((name, (getattr(self, name), getattr(others, name))) for name in _NUMBERS)
         smaller = {name: min((v for v in both if v is not None), default=None) for name, both in pairs}
         return RunLimits(**smaller, count_estimates=self.count_estimates or others.count_estimates)

@@ -16,10 +16,13 @@ from .validation import must, unknown
 # Import name of an optional package -> the extra that installs it.
 EXTRAS = {
     "anthropic": "anthropic",
+    "fastapi": "server",
     "langfuse": "langfuse",
     "litellm": "litellm",
     "openai": "openai",
     "redis": "redis",
+    "uvicorn": "server",
+    "websockets": "server",
 }
 
 

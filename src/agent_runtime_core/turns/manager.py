@@ -23,6 +23,7 @@ from ..llm._circuit_breaker import Breakers
 from ..planning.agent import built_in_tools
 from ..planning.base import BasePlanner, checked_planner, registry_of
 from ..planning.rule_planner import RuleBasedPlanner
+from ..queue.records import RunRow
 from ..registry import Preferring
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunInfo
@@ -133,6 +134,17 @@ class TurnManager:
         now = config.current if isinstance(config, ConfigLoader) else config or Settings()
         return replace(now, turns=replace(now.turns, **self._overrides)) if self._overrides else now
 
+    @property
+    def key(self) -> str:
+        """The agent key of the turns."""
+        return self._services.key
+
+    @property
+    def max_unsent_bytes(self) -> int | None:
+        """Bytes that a reader may lag before a turn waits; None means the runner's setting."""
+        configured = self.settings.turns.max_unsent_bytes
+        return configured if configured != TurnSettings.max_unsent_bytes else None
+
     def _personality(self, settings: Settings, name: str | None) -> PersonalityInstance:
         packs = self._packs
         if packs is None:
@@ -160,12 +172,16 @@ class TurnManager:
             known = inspect.signature(self.runner.submit).parameters.keys() - _NOT_OPTIONS
             for name in options:
                 check_known(name, known, "start_turn()", "option")
+        stored, _ = await self.runner.insert_run(self.new_run(turn, **options))
+        return await self.get_turn(stored.run_id)
+
+    def new_run(self, turn: TurnEvent | Mapping[str, Any] | str, **options: Any) -> RunRow:
+        """Return the row of a new turn, checked. Nothing is stored; arguments and errors as for `start_turn`."""
         event = self._checked_event(turn)
         input_, metadata, run_id = self._run_arguments(event)
         metadata |= options.pop("metadata", None) or {}
         with _naming_invalid_field(event):
-            stored = await self.runner.submit(self._services.key, input_, run_id=run_id, metadata=metadata, **options)
-        return await self.get_turn(stored)
+            return self.runner.new_run(self._services.key, input_, run_id=run_id, metadata=metadata, **options)
 
     async def run_turn(self, turn: TurnEvent | Mapping[str, Any] | str) -> Turn:
         """Execute a turn in this process and return it when it has finished. Raises the errors of `start_turn`."""
@@ -281,9 +297,7 @@ class TurnManager:
 
         With `backpressure`, the limit is `max_unsent_bytes` of `[turns]` unless that is the default.
         """
-        configured = self.settings.turns.max_unsent_bytes
-        limit = configured if configured != TurnSettings.max_unsent_bytes else None
-        stream = self.runner.stream(turn_id, since_sequence, backpressure, max_unsent_bytes=limit)
+        stream = self.runner.stream(turn_id, since_sequence, backpressure, max_unsent_bytes=self.max_unsent_bytes)
         async with contextlib.aclosing(stream) as events:
             async for event in events:
                 yield event

@@ -1,0 +1,237 @@
+"""Act on runs: cancel, resume, fork, signal, answer, send, delete, and repair dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from .._core.validation import Shown, must
+from ..errors import IllegalTransition, InvalidArgument, UnknownRun
+from ..queue.records import LIVE, RunFilter, RunRow
+from .access import Caller, require
+from .documents import Repaired, Run, Stored, StoredMessage, answers
+from .errors import Problem, safe_text
+from .models import Answer, Cancel, DeadLetters, Fork, SentMessage
+from .reply import Reply
+from .runs import IdempotencyKey, location_of, view_for
+from .state import ServerState, is_visible, state_of, visible_row
+from .submission import check_own, invalid, invalid_in, taken
+from .waiting import after_wait
+
+router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
+
+Actor = Annotated[Caller, require("act")]
+Admin = Annotated[Caller, require("admin")]
+_PAGE: Final = 500  # dead letters that are read at once
+
+
+def _stored(row: RunRow) -> dict[str, Any]:
+    return {"run_id": row.run_id, "state": row.status}
+
+
+def _finished() -> Problem:
+    return Problem.of(410, "The run has finished.", type="urn:agent-runtime:run-finished")
+
+
+@router.post(
+    "/runs/{id}/cancel",
+    status_code=202,
+    summary="Cancel a run",
+    responses=answers(404, writes=True, ok_200=Stored, ok_202=Stored),
+)
+async def cancel(request: Request, id: str, caller: Actor, body: Cancel | None = None) -> Response:
+    """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "act")
+    await state.runner.cancel(row.run_id)
+    row = await state.runner.queue.require(row.run_id)
+    row = await after_wait(request, state, row, 0 if body is None else body.wait)
+    return Reply(_stored(row), 202 if row.status in LIVE else 200)
+
+
+@router.post(
+    "/runs/{id}/resume",
+    status_code=202,
+    summary="Resume a run",
+    responses=answers(404, 409, writes=True, ok_202=Stored),
+)
+async def resume(request: Request, id: str, caller: Actor) -> Response:
+    """Let a worker resume a failed, timed-out, cancelled or dead run. Completed steps keep their results."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "act")
+    await state.runner.resume(row.run_id)
+    return Reply(_stored(await state.runner.queue.require(row.run_id)), 202)
+
+
+@router.post(
+    "/runs/{id}/fork",
+    status_code=201,
+    summary="Fork a run",
+    responses=answers(404, 409, writes=True, ok_201=Run),
+)
+async def fork(request: Request, id: str, caller: Actor, body: Fork | None = None) -> Response:
+    """Store a new run that resumes from a step of this one."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "act")
+    body = body or Fork()
+    if body.new_run_id is not None and caller.may is not None:
+        await _check_fork(state, caller, row, body.new_run_id)
+    try:
+        new = await state.runner.fork(row.run_id, body.after_step, new_run_id=body.new_run_id, input=body.input)
+    except InvalidArgument as error:
+        names = {"run_id": "new_run_id", "input": "input", "input_data": "input"}
+        problem = invalid_in(error, names)
+        raise (invalid("after_step", error) if problem is error else problem) from None
+    found = await state.runner.queue.require(new)
+    headers = {"Location": location_of(request, found.run_id)}
+    return Reply(await view_for(state, caller, found), 201, headers)
+
+
+async def _check_fork(state: ServerState, caller: Caller, source: RunRow, new_run_id: str) -> None:
+    """Raise a problem for a fork with an id that the caller may not have."""
+    try:
+        new = state.runner.queue.new_row(new_run_id, source.agent, {}, {})
+    except InvalidArgument:
+        return  # the runner says what is wrong with it
+    check_own(caller, source.with_values(run_id=new.run_id, run_key=new.run_key))
+    stored = await state.runner.queue.row(new.run_id)
+    if stored is not None and not is_visible(caller, stored, "act"):
+        raise taken()
+
+
+@router.post(
+    "/runs/{id}/signals/{name}",
+    status_code=202,
+    summary="Send a signal",
+    responses=answers(404, 410, writes=True, ok_202=Stored),
+    # A parameter for the body would refuse null.
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
+)
+async def signal(
+    request: Request, id: str, name: str, caller: Actor, idempotency_key: IdempotencyKey = None
+) -> Response:  # fmt: skip
+    """Send a signal, whose payload is the body. It is kept until the run waits for a signal of that name."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "act")
+    if not (body := await request.body()):
+        raise invalid("body", must("the body", "be JSON", Shown("no body"), "Send null for a signal without a payload"))
+    if not await state.runner.signal(row.run_id, name, json.loads(body), message_id=idempotency_key):
+        raise _finished()
+    return Reply(_stored(row), 202)
+
+
+@router.post(
+    "/runs/{id}/messages",
+    status_code=202,
+    summary="Send a message to an agent",
+    responses=answers(404, 410, writes=True, ok_202=StoredMessage),
+)
+async def send(request: Request, id: str, body: SentMessage, caller: Actor) -> Response:
+    """Send a message to the agent that works on a run."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "act")
+    try:
+        sent = await state.runner.send(row.run_id, body.message, when=body.when, message_id=body.message_id)
+    except IllegalTransition:
+        raise _finished() from None
+    except InvalidArgument as error:
+        raise invalid("message", error) from None
+    return Reply({"run_id": row.run_id, "message_id": sent}, 202)
+
+
+@router.post(
+    "/runs/{id}/approvals/{name}",
+    summary="Answer a question of a run",
+    responses=answers(404, 409, 410, writes=True, ok_200=Stored),
+)
+async def approve(request: Request, id: str, name: str, body: Answer, caller: Actor) -> Response:
+    """Answer an open question. A name that the run has not asked yet is kept for it."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "act")
+    if row.status not in LIVE:
+        raise _finished()
+    try:
+        stored = await state.runner.approve(row.run_id, name, body.answer, request_id=body.request_id)
+    except InvalidArgument as error:
+        raise invalid("request_id" if str(error).startswith("request_id ") else "answer", error) from None
+    if not stored:
+        row = await state.runner.queue.require(row.run_id)
+        if row.status not in LIVE:
+            raise _finished()
+        raise Problem.of(409, "The question was answered before.", type="urn:agent-runtime:already-answered")
+    return Reply(_stored(row))
+
+
+@router.delete("/runs/{id}", status_code=204, summary="Delete a run", responses=answers(404, 409, writes=True))
+async def delete(request: Request, id: str, caller: Admin) -> Response:
+    """Delete a finished run with its journal, events and messages."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "delete")
+    await state.runner.discard(row.run_id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/dead/requeue",
+    summary="Requeue dead letters",
+    responses=answers(409, writes=True, ok_200=Repaired),
+)
+async def requeue(request: Request, body: DeadLetters, caller: Admin) -> Response:
+    """Let workers resume dead letters."""
+    state = state_of(request)
+    return await _repair(state, caller, body, "act", state.runner.requeue)
+
+
+@router.post(
+    "/dead/discard",
+    summary="Delete dead letters",
+    responses=answers(409, writes=True, ok_200=Repaired),
+)
+async def discard(request: Request, body: DeadLetters, caller: Admin) -> Response:
+    """Delete dead letters."""
+    state = state_of(request)
+    return await _repair(state, caller, body, "delete", state.runner.discard)
+
+
+async def _repair(
+    state: ServerState, caller: Caller, body: DeadLetters, verb: str, act: Callable[[str], Awaitable[Any]]
+) -> Response:  # fmt: skip
+    """Apply `act` to each run; report those that do not exist, are hidden or have another state."""
+    ids = await _all_with(state, caller, body, verb) if body.ids is None else list(dict.fromkeys(body.ids))
+    done: list[str] = []
+    failed: list[dict[str, str]] = []
+    for run_id in ids:
+        if state.draining.is_set():  # the rest would delay the shutdown
+            failed.append({"id": run_id, "why": "The server is shutting down."})
+            continue
+        try:
+            row = await visible_row(state, caller, run_id, verb)
+            if row.status != body.state:
+                failed.append({"id": run_id, "why": f"The run must be {body.state}, and is {row.status}."})
+                continue
+            await act(row.run_id)
+            done.append(run_id)
+        except UnknownRun:
+            failed.append({"id": run_id, "why": "No run has this id."})
+        except IllegalTransition as error:
+            failed.append({"id": run_id, "why": safe_text(str(error))})
+    return Reply({"done": done, "failed": failed})
+
+
+async def _all_with(state: ServerState, caller: Caller, body: DeadLetters, verb: str) -> list[str]:
+    """Return the ids of all runs with that state, or raise Problem 409 if they are not as many as expected."""
+    wanted = RunFilter((body.state,), limit=_PAGE, light=caller.may is None)
+    found: list[str] = []
+    while rows := await state.runner.queue.find(wanted):
+        found += [row.run_id for row in rows if is_visible(caller, row, verb)]
+        wanted = wanted._replace(after=rows[-1].n)
+    if len(found) != body.expect:
+        raise Problem.of(
+            409, f"expect must be the number of {body.state} runs, which is {len(found)}. Nothing was changed.",
+            type="urn:agent-runtime:unexpected-count",
+        )  # fmt: skip
+    return found

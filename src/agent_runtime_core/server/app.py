@@ -1,0 +1,110 @@
+"""The application: routes, errors and the checks of every request."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .._core.lazy_import import load
+from .._core.validation import must
+from ..orchestrator import Orchestrator
+from ..runner.runner import AgentRunner
+from ..turns.manager import TurnManager
+from . import actions, health, overview, runs, session, socket, streams
+from .access import Access, Authenticate, Tokens, require
+from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, add_handlers
+from .limits import Limits
+from .security import PREFIX, Envelope, RequestChecks
+from .settings import ServerSettings
+from .state import ServerState
+from .token_file import default_path
+
+__all__ = ["PREFIX", "create_app"]
+
+
+def create_app(
+    runner: AgentRunner,
+    *,
+    orchestrator: Orchestrator | None = None,
+    turns: TurnManager | None = None,
+    authenticate: Authenticate | None = None,
+    settings: ServerSettings | None = None,
+) -> FastAPI:
+    """Return an ASGI application that serves the runs of `runner`. Run it, or mount it in another application.
+
+        app.mount("/agents", create_app(runner))
+
+    It starts no worker and closes nothing: `runner.run_loop()` executes the runs, here or in another process.
+
+    Args:
+        runner: Stores the runs.
+        orchestrator: Plans the prompts of `POST /api/v1/runs`. None answers them with 422.
+        turns: Starts conversation turns. None answers them with 422.
+        authenticate: Returns the `Caller` of a request, or None for 401. It may be a coroutine function. By default,
+            requests need a token of the file beside the SQLite store, or else of
+            `$XDG_STATE_HOME/agent-runtime/token`; the file is created if it is missing.
+        settings: Limits and trusted names. None means the defaults.
+
+    Raises:
+        InvalidArgument: An argument is invalid, or the token file cannot be used.
+    """
+    for name, value, kind in (
+        ("runner", runner, AgentRunner), ("orchestrator", orchestrator, Orchestrator), ("turns", turns, TurnManager),
+        ("settings", settings, ServerSettings),
+    ):  # fmt: skip
+        if not isinstance(value, kind) and (name == "runner" or value is not None):
+            raise must(name, f"be {'an' if kind.__name__[0] in 'AO' else 'a'} {kind.__name__}", value)
+    settings = settings or ServerSettings()
+    if authenticate is None:
+        authenticate = Tokens(default_path(runner), cookie_seconds=settings.cookie_seconds, clock=runner.queue.clock)
+    elif not callable(authenticate):
+        raise must("authenticate", "be a function of the request", authenticate)
+    limits = Limits(settings, runner.queue.clock)
+    access = Access(authenticate, limits)
+    return _application(ServerState(runner, orchestrator, turns, access, settings, limits))
+
+
+def _application(state: ServerState) -> FastAPI:
+    app = FastAPI(
+        title="agent-runtime", version=str(load("agent_runtime_core:__version__")),
+        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False,
+        # Every route may answer with a problem. Without this, FastAPI documents its own body of 422.
+        responses={"default": {
+            "description": "A problem", "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }},
+    )  # fmt: skip
+    app.state.server = state
+    add_handlers(app)
+    for module in (runs, actions, overview, streams, socket, health, session):
+        app.include_router(module.router, prefix=PREFIX)
+    app.add_api_route("/openapi.json", _openapi, dependencies=[require("read")], include_in_schema=False)
+    # The last one added is the first to see a request.
+    app.add_middleware(RequestChecks, state=state)
+    if state.settings.cors:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(state.settings.cors), allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer"],
+            expose_headers=["Location", "Retry-After", "X-Request-Id"],
+        )  # fmt: skip
+    app.add_middleware(Envelope, state=state)
+    return app
+
+
+async def _openapi(request: Request) -> Response:
+    """Return the OpenAPI document. There is no page for it, which would load scripts from another host."""
+    document = cast("FastAPI", request.app).openapi()
+    parts = document.get("components", {})
+    return JSONResponse({
+        **document,
+        "servers": [{"url": request.scope.get("root_path", "").rstrip("/") or "/"}],
+        "security": [{"token": []}],
+        "components": {
+            **parts,
+            "schemas": {**parts.get("schemas", {}), "Problem": PROBLEM_SCHEMA},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    })  # fmt: skip

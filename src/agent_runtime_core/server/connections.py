@@ -1,0 +1,162 @@
+"""Connections of uvicorn with limits: their number, the size of the headers, and the time to send them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final, cast
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from .._core.clock import Clock
+from .._core.ids import new_ulid
+from .errors import MEDIA_TYPE, Problem
+from .state import ServerState
+
+#: Bytes of a request line and headers besides the names and values that the settings limit.
+_REST: Final = 1024
+
+
+class Connections:
+    """The HTTP connections of one server. A connection without a request in progress makes way for a new one."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._limits = state.limits
+        self.clock: Clock = state.runner.queue.clock
+        self.most: int = state.settings.max_connections
+        self.seconds: float = state.settings.request_seconds
+        self.head_bytes: int = state.settings.max_header_bytes + state.settings.max_url_bytes + _REST
+        self._open: set[GuardedProtocol] = set()
+        self._idle: dict[GuardedProtocol, None] = {}  # in the order in which they became idle
+
+    def opened(self, connection: GuardedProtocol) -> None:
+        """Count a new connection. If there are too many, close the one that is idle for longest, else this one."""
+        self._open.add(connection)
+        self._idle[connection] = None
+        # Streams have limits of their own. A connection that became a socket is in `_open` no more.
+        streams = self._limits.open_streams - self._limits.open_sockets
+        if len(self._open) - streams > self.most:
+            oldest = next(iter(self._idle))
+            oldest.reject(Problem.of(503, "The server has too many connections.", headers={"Retry-After": "1"}))
+
+    def idle(self, connection: GuardedProtocol) -> None:
+        """Note that a connection has no request in progress."""
+        if connection in self._open:
+            self._idle.setdefault(connection)
+
+    def busy(self, connection: GuardedProtocol) -> None:
+        """Note that a connection has a request in progress."""
+        self._idle.pop(connection, None)
+
+    def closed(self, connection: GuardedProtocol) -> None:
+        """Forget a connection."""
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+
+
+class GuardedProtocol(asyncio.Protocol):
+    """What is added to the HTTP protocol of uvicorn. Its `cycle` is the present request, or the last one."""
+
+    connections: Any
+    guard: Connections
+    cycle: Any
+    headers: Any
+    scope: Any
+    transport: Any
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the time for the first request."""
+        super().connection_made(transport)
+        self._head = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._upgraded = False
+        self._await_request()
+        self.guard.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Reject headers that are too large or too slow, also those that follow a request in progress."""
+        before = self.cycle
+        is_body = before is not None and before.more_body
+        super().data_received(data)
+        if self._upgraded or self.transport.is_closing():
+            return
+        if is_body or self.cycle is not before:
+            self._head = 0
+        else:
+            self._head += len(data)
+            if self._head > self.guard.head_bytes:
+                self.reject(Problem.of(431, "The headers are too large."))
+                return
+        if self._is_idle():
+            self._await_request()
+        else:
+            self._stop_timer()
+            self.guard.busy(self)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Ignore the trailers of a chunked body, which httptools adds to the headers that were checked before."""
+        if self.cycle is None or self.cycle.scope is not self.scope:
+            cast("Any", super()).on_header(name, value)
+
+    def on_response_complete(self) -> None:
+        """Note that the connection has no request in progress."""
+        cast("Any", super()).on_response_complete()
+        if self._is_idle():
+            self.guard.idle(self)
+
+    def handle_websocket_upgrade(self, *args: Any) -> None:
+        """Forget the connection, which another protocol serves from now on."""
+        if any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
+            # The other protocol would wait for the rest of such a handshake, without a limit.
+            self.reject(Problem.of(400, "A WebSocket handshake must not have a body."))
+            return
+        self._forget()
+        self._upgraded = True
+        cast("Any", super()).handle_websocket_upgrade(*args)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP with a problem."""
+        self.reject(Problem.of(400, "The request is not valid HTTP."))
+
+    def reject(self, problem: Problem) -> None:
+        """Send a problem, unless a response is on its way, and close the connection."""
+        self._forget()
+        if self._is_idle():
+            request_id = new_ulid(self.guard.clock)
+            body = json.dumps(problem.body(request_id)).encode()
+            lines = [f"HTTP/1.1 {problem.status} {problem.title}", f"Content-Type: {MEDIA_TYPE}",
+                     f"Content-Length: {len(body)}", "Connection: close", f"X-Request-Id: {request_id}",
+                     *(f"{name}: {value}" for name, value in problem.headers.items())]  # fmt: skip
+            self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        self.transport.close()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _await_request(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.guard.seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing() and self._is_idle():
+            self.reject(Problem.of(408, f"The request must be sent within {self.guard.seconds:g} s."))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _forget(self) -> None:
+        self._stop_timer()
+        self.guard.closed(self)
+
+
+def guarded_protocol(state: ServerState) -> type[asyncio.Protocol]:
+    """Return the HTTP protocol of uvicorn with the limits of a server."""
+    return type("HTTPProtocol", (GuardedProtocol, AutoHTTPProtocol), {"guard": Connections(state)})

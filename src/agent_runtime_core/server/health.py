@@ -1,0 +1,75 @@
+"""`/health`, for people, load balancers and supervisors."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .._core.lazy_import import load
+from ..errors import AgentRuntimeError
+from .state import ServerState, state_of
+
+router: APIRouter = APIRouter(tags=["health"])
+
+STORE_SECONDS: Final = 2.0  # for the store to answer
+CHECK_SECONDS: Final = 1.0  # for which an answer counts
+
+
+@router.get("/health/live")
+async def live() -> dict[str, str]:
+    """Return 200 while the process serves requests."""
+    return {"status": "ok"}
+
+
+@router.get("/health/ready")
+async def ready(request: Request) -> Response:
+    """Return 200 if the server accepts requests and its store answers, else 503."""
+    return _response("ok" if not await _problems(state_of(request)) else "unavailable", {})
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Return whether the server is ready. A caller with the scope read also gets versions and reasons."""
+    state = state_of(request)
+    caller = await state.access.optional(request)
+    problems = await _problems(state)
+    details: dict[str, Any] = {}
+    if caller is not None and "read" in caller.scopes:
+        details = {
+            "version": load("agent_runtime_core:__version__"), "python": platform.python_version(),
+            "worker": state.runner.config.worker_id, "queue": type(state.runner.queue).__name__,
+            "agents": len(state.registry.keys()), "streams": state.limits.open_streams, "problems": problems,
+        }  # fmt: skip
+    return _response("unavailable" if problems else "ok", details)
+
+
+def _response(status: str, details: dict[str, Any]) -> Response:
+    headers = {"Cache-Control": "no-store"} | ({"Retry-After": "5"} if status != "ok" else {})
+    return JSONResponse({"status": status, **details}, 200 if status == "ok" else 503, headers=headers)
+
+
+async def _problems(state: ServerState) -> list[str]:
+    found = ["the server is shutting down"] if state.draining.is_set() else []
+    if store := await _store_problem(state):
+        found.append(store)
+    return found
+
+
+async def _store_problem(state: ServerState) -> str:
+    """Return why the store does not answer, or "". Read at most once per second, because everybody may ask."""
+    now, (until, known) = state.runner.queue.clock.boot(), state.store_check
+    if now < until:
+        return known
+    try:
+        async with asyncio.timeout(STORE_SECONDS):
+            await state.runner.queue.next_due()
+        known = ""
+    except (AgentRuntimeError, TimeoutError) as error:
+        known = f"the store does not answer: {type(error).__name__}"
+    state.store_check = (now + CHECK_SECONDS, known)
+    return known

@@ -1,0 +1,96 @@
+"""Limits of requests, failed logins and streams, counted in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+
+from .._core.clock import Clock
+from .errors import Problem
+from .settings import ServerSettings
+
+MOST_NAMES = 10_000  # callers or addresses that are counted; the least recent one is forgotten
+MOST_REJECTED = 100  # sockets of unknown clients that wait for the end of their connection
+FAILURES_WINDOW = 60.0  # seconds
+
+
+class Buckets:
+    """Token buckets by name: `burst` at once, `rate` per second after that."""
+
+    def __init__(self, rate: float, burst: float, clock: Clock) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # name: what was left, and when
+
+    def take(self, name: str) -> float:
+        """Take one; return 0, or the seconds until there is one."""
+        now = self._clock.boot()
+        left, then = self._left.pop(name, (self._burst, now))
+        left = min(self._burst, left + (now - then) * self._rate)
+        wait = 0.0 if left >= 1 else (1 - left) / self._rate
+        self._left[name] = (left if wait else left - 1, now)
+        if len(self._left) > MOST_NAMES:
+            self._left.popitem(last=False)
+        return wait
+
+
+class Limits:
+    """The limits of one server."""
+
+    def __init__(self, settings: ServerSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._requests = Buckets(settings.requests_per_second, settings.request_burst, clock)
+        per_minute = settings.failed_logins_per_minute
+        self._failures = Buckets(max(per_minute, 1) / FAILURES_WINDOW, per_minute, clock)
+        self._streams: Counter[str] = Counter()
+        #: Event streams and sockets that are open now.
+        self.open_streams: int = 0
+        #: Those of them that are sockets.
+        self.open_sockets: int = 0
+        #: Sockets that were rejected, and whose clients have not closed them yet.
+        self.rejected_sockets: int = 0
+
+    def request(self, caller: str) -> None:
+        """Count a request of a caller, or raise Problem 429."""
+        if wait := self._requests.take(caller):
+            raise _too_many("This token has made too many requests.", wait)
+
+    def failed_login(self, address: str) -> None:
+        """Count a wrong token, or raise Problem 429 if there were too many from this address."""
+        if wait := self._failures.take(address):
+            raise _too_many("There were too many wrong tokens from this address.", wait)
+
+    @contextlib.contextmanager
+    def rejected_socket(self) -> Iterator[None]:
+        """Count a rejected socket. Raises Problem 503 for too many, as anybody can open them."""
+        if self.rejected_sockets >= MOST_REJECTED:
+            raise Problem.of(503, "The server closes too many sockets.", headers={"Retry-After": "5"})
+        self.rejected_sockets += 1
+        try:
+            yield
+        finally:
+            self.rejected_sockets -= 1
+
+    @contextlib.contextmanager
+    def stream(self, caller: str, *, socket: bool = False) -> Iterator[None]:
+        """Count an open stream or socket. Raises Problem 503 for too many, 429 for too many of this caller."""
+        if self.open_streams >= self._settings.max_streams:
+            raise Problem.of(503, "The server has too many open streams.", headers={"Retry-After": "5"})
+        if self._streams[caller] >= self._settings.max_streams_per_caller:
+            raise _too_many("This caller has too many open streams.", 5)
+        self.open_streams += 1
+        self.open_sockets += socket
+        self._streams[caller] += 1
+        try:
+            yield
+        finally:
+            self.open_streams -= 1
+            self.open_sockets -= socket
+            self._streams[caller] -= 1
+            if not self._streams[caller]:
+                del self._streams[caller]
+
+
+def _too_many(detail: str, seconds: float) -> Problem:
+    return Problem.of(429, detail, headers={"Retry-After": str(max(1, math.ceil(seconds)))})

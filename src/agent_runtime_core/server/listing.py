@@ -1,0 +1,75 @@
+"""Pages of runs that a caller may see."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .._views.runs import list_items
+from ..queue.records import RunFilter, RunRow
+from .access import Caller
+from .state import ServerState, is_visible
+
+_MAX_READ: Final = 10_000  # rows that one request reads to fill a page
+
+Position = tuple[float, int]
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """Light runs, and where the next page starts."""
+
+    items: list[dict[str, Any]]
+    next: Position | None
+
+
+async def visible_page(
+    state: ServerState, caller: Caller, filters: Sequence[RunFilter], before: Position | None, limit: int
+) -> RunPage:  # fmt: skip
+    """Return the next page, filled up with runs that the caller may see.
+
+    A caller that may see few of very many runs gets a page that is not full, with the position to continue from.
+    """
+    found: list[RunRow] = []
+    left = _MAX_READ
+    while True:
+        rows = await _rows(state, caller, filters, before, limit + 1)
+        more = len(rows) > limit
+        for number, row in enumerate(rows[:limit], 1):
+            before = (row.created_at, row.n)
+            if is_visible(caller, row, "read"):
+                found.append(row)
+            if len(found) == limit:
+                more = number < len(rows)
+                break
+        left -= len(rows)
+        if not more or len(found) == limit or left <= 0:
+            items = await list_items(state.runner, found)
+            if caller.may is not None:
+                await _hide_parents(state, caller, items)
+            return RunPage(items, before if more else None)
+
+
+async def _hide_parents(state: ServerState, caller: Caller, items: list[dict[str, Any]]) -> None:
+    for parent_id in {each["parent"] for each in items} - {None}:
+        parent = await state.runner.queue.row(parent_id)
+        if parent is None or not is_visible(caller, parent, "read"):
+            for each in items:
+                each["parent"] = None if each["parent"] == parent_id else each["parent"]
+
+
+async def _rows(
+    state: ServerState, caller: Caller, filters: Sequence[RunFilter], before: Position | None, limit: int
+) -> list[RunRow]:  # fmt: skip
+    """Return the newest rows that match one of the filters."""
+    # `may` reads the metadata, which light rows do not have.
+    light = caller.may is None
+    lists = [await state.runner.queue.find(each._replace(before=before, limit=limit, light=light)) for each in filters]
+    if len(lists) == 1:
+        return lists[0]
+    merged: dict[str, RunRow] = {}
+    for row in heapq.merge(*lists, key=lambda row: (row.created_at, row.n), reverse=True):
+        merged.setdefault(row.run_id, row)
+    return [*merged.values()][:limit]

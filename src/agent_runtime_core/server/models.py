@@ -1,0 +1,241 @@
+"""Bodies and queries of requests, and the shapes of responses in the OpenAPI document."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as _dt
+import re
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+
+from .._core.arguments import checked_seconds, checked_time
+from .._core.validation import must
+from ..planning.plan import MOST_STEPS
+
+MAX_LIMIT = 200
+Key = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+def seconds_of(value: Any) -> Any:
+    """Return a time as wall seconds: RFC 3339 with an offset, or seconds since 1970."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if not isinstance(value, str):
+        return checked_seconds("the time", value)
+    try:
+        # The + of an offset is a space in a query, unless it is percent-encoded.
+        time = _dt.datetime.fromisoformat(_LOST_PLUS.sub(r"\1+\2", value))
+    except ValueError:
+        raise must("the time", "be a time of RFC 3339 or seconds since 1970", value) from None
+    return max(checked_time("the time", time) or 0.0, 0.0)  # nothing is older, and 30 days before year 1 is no time
+
+
+def _one_of(value: Any, *kinds: type) -> Any:
+    # A union of pydantic would report one error for each of its types.
+    if not isinstance(value, kinds):
+        raise ValueError(f"must be {' or '.join(_TYPES[each] for each in kinds)}")
+    return value
+
+
+def _chat_message(value: Any) -> Any:
+    return _one_of(value, str, dict)
+
+
+def _step(value: Any) -> Any:
+    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
+        return value[0], _one_of(value[1], str, int)
+    if value is not None and not isinstance(value, str):
+        raise ValueError("must be a step's name or id, or a pair of its name and its key or occurrence")
+    return value
+
+
+_TYPES: Final = {str: "a string", dict: "an object", int: "an integer"}
+_STRING: Final = {"type": "string"}
+_LOST_PLUS: Final = re.compile(r"(:\d\d(?:\.\d+)?) (\d\d:?\d\d)$")
+
+#: A time, as wall seconds.
+Time = Annotated[
+    float,
+    BeforeValidator(seconds_of),
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number", "minimum": 0}]}),
+]
+#: A text of the user or a chat message.
+ChatMessage = Annotated[Any, BeforeValidator(_chat_message), WithJsonSchema({"anyOf": [_STRING, {"type": "object"}]})]
+#: A step of a run, as `runner.fork` takes it.
+StepName = Annotated[
+    Any,
+    BeforeValidator(_step),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _STRING,
+                {
+                    "type": "array",
+                    "prefixItems": [_STRING, {"type": ["string", "integer"]}],
+                    "minItems": 2,
+                    "maxItems": 2,
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+
+
+class Query(BaseModel):
+    """Query parameters. One that is not known is an error."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+class Body(BaseModel):
+    """A JSON object. Values have the type of their field, without conversion, and there are no other fields."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+
+class PromptRun(Body):
+    """A run of the Orchestrator: it plans the prompt and executes the plan."""
+
+    prompt: str
+    max_steps: int = Field(default=10, ge=1, le=MOST_STEPS)
+
+
+class AgentRun(Body):
+    """A run of an agent."""
+
+    agent: Key
+    input: dict[str, Any] = Field(default_factory=dict)
+    run_id: Key | None = Field(default=None, description="Names the run: a UUID, or a run key of 1 to 512 characters.")
+    priority: int = Field(default=0, ge=-(2**31) + 1, le=2**31 - 1)
+    delay: float = Field(default=0, ge=0, description="Seconds until the run may start.")
+    deadline: Time | None = Field(default=None, description="When the run is stopped.")
+    expires_in: float | None = Field(
+        default=None, ge=0, description="Seconds after which the run is not started any more."
+    )
+    concurrency_key: str | None = Field(default=None, max_length=512)
+    conversation_id: Key | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+def _form(body: Any) -> str | None:
+    """Return which form of a new run this is; None for neither or both."""
+    fields = body if isinstance(body, dict) else ()
+    forms = [form for name, form in (("prompt", "PromptRun"), ("agent", "AgentRun")) if name in fields]
+    return forms[0] if len(forms) == 1 else None
+
+
+NewRun = Annotated[
+    Annotated[PromptRun, Tag("PromptRun")] | Annotated[AgentRun, Tag("AgentRun")],
+    Discriminator(
+        _form, custom_error_type="run_form",
+        custom_error_message="body must be an object with either prompt or agent. Send one of the two",
+    ),
+]  # fmt: skip
+
+
+class Cancel(Body):
+    """How long to wait for the run to stop."""
+
+    wait: float = Field(default=0, ge=0, le=60, description="Seconds.")
+
+
+class Fork(Body):
+    """Which saved results the new run starts with."""
+
+    after_step: StepName = Field(
+        default=None,
+        description="A step's name or id, or a pair of its name and its key or occurrence. Null: all steps.",
+    )
+    new_run_id: Key | None = None
+    input: dict[str, Any] | None = None
+
+
+class Answer(Body):
+    """The answer to an open question."""
+
+    answer: Any
+    request_id: Key | None = Field(default=None, description="Null: the latest open question of that name.")
+
+
+class SentMessage(Body):
+    """A message for the agent of a run."""
+
+    message: ChatMessage
+    when: Literal["next_turn", "interrupt"] = "next_turn"
+    message_id: Key | None = None
+
+
+class DeadLetters(Body):
+    """Which finished runs: those with these ids, or all with a state."""
+
+    ids: list[Key] | None = Field(default=None, min_length=1)
+    all: Literal[True] | None = None
+    state: Literal["dead", "failed", "timed_out", "cancelled"] = "dead"
+    expect: int | None = Field(default=None, ge=0, description="With all: how many runs the caller expects.")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> DeadLetters:
+        if (self.ids is None) == (self.all is None) or (self.all is None) != (self.expect is None):
+            raise ValueError("must have either ids, or all and expect")
+        return self
+
+
+class ListQuery(Query):
+    """The filter of `GET /runs`."""
+
+    state: list[
+        Literal[
+            "pending", "running", "waiting", "succeeded", "failed", "cancelled", "timed_out", "dead", "retrying",
+            "in_doubt",
+        ]
+    ] = Field(default_factory=list)  # fmt: skip
+    agent: str | None = None
+    since: Time | None = Field(default=None, description="Created at or after this time.")
+    until: Time | None = Field(default=None, description="Created before.")
+    q: str | None = Field(default=None, max_length=512, description="The beginning of a run id or run key.")
+    parent: Key | None = Field(default=None, description="Child runs of this run.")
+    cursor: str | None = None
+    limit: int = Field(default=50, ge=1, le=MAX_LIMIT)
+
+
+class PageQuery(Query):
+    """A page of the records of one run."""
+
+    after: int = Field(default=-1, ge=-1, le=2**53)
+    limit: int = Field(default=100, ge=1, le=1000)
+
+
+class EventQuery(Query):
+    """Which events of a run, and how they are sent."""
+
+    after: str | None = Field(default=None, description="Only events after this sequence number.")
+    types: list[str] | None = Field(default=None, description="Patterns of event types, such as `step.*`.")
+    follow: bool = Field(default=True, description="Whether to wait for new events.")
+    named: bool = Field(default=False, description="Whether each event has an `event:` field.")
+
+
+class WaitQuery(Query):
+    """How long to wait for the run to finish."""
+
+    wait: float = Field(default=0, ge=0, le=60, description="Seconds.")
+
+
+class ApprovalQuery(Query):
+    """A page of the open questions."""
+
+    agent: str | None = None
+    cursor: str | None = None
+    limit: int = Field(default=50, ge=1, le=MAX_LIMIT)
+
+
+class UsageQuery(Query):
+    """How usage is added up."""
+
+    by: Literal["agent", "model", "day"] = "agent"
+    since: Time | None = Field(default=None, description="Created at or after this time.")
+    until: Time | None = None

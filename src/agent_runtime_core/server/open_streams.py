@@ -1,0 +1,224 @@
+"""The open streams and sockets of a process: comments while they are idle, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+from starlette.requests import HTTPConnection
+
+from .._core.context_vars import start_helper
+from ..queue.base import RunQueue
+from ..queue.records import RunRow
+from .errors import Problem
+from .settings import ServerSettings
+from .state import state_of
+
+TICK: Final = 1.0  # seconds between two looks at the open streams
+CHECK_SECONDS: Final = 1.0  # how old a check of a run's row may be
+DRAINING: Final = "draining"
+STALLED: Final = "stalled"
+REPLACED: Final = "The run was deleted and submitted again"
+
+
+class Reader:
+    """One open stream or socket.
+
+    It has no timer: `OpenStreams` looks at all readers once per second.
+
+    Attributes:
+        stopped: Resolved with DRAINING or STALLED when the stream has to end.
+    """
+
+    def __init__(self) -> None:
+        self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._sending = 0  # sends that are not complete
+        self._sends = 0  # complete ones
+        self._seen = -1
+        self._idle = self._stalled = 0.0  # seconds without a send, and in the same send
+
+    @property
+    def sending(self) -> bool:
+        """Whether a send waits for the transport."""
+        return self._sending > 0
+
+    def look(self, elapsed: float, comment_after: float, stalled_after: float) -> bool:
+        """Stop a reader that has accepted nothing for too long. Return whether an idle one needs a comment."""
+        if self._sends != self._seen:
+            self._seen, self._idle, self._stalled = self._sends, 0.0, 0.0
+        elif self._sending:
+            self._stalled += elapsed
+            if self._stalled >= stalled_after:
+                self.stop(STALLED)
+        else:
+            self._stalled = 0.0
+            self._idle += elapsed
+            if self._idle >= comment_after:
+                self._idle = 0.0
+                return True
+        return False
+
+    def stop(self, reason: str) -> None:
+        """End the stream."""
+        if not self.stopped.done():
+            self.stopped.set_result(reason)
+
+    async def comment(self) -> None:
+        """Send something that clients ignore, so that proxies keep the connection."""
+
+
+class Replaced(Exception):
+    """The run was deleted, and another one was submitted with its id."""
+
+
+class FollowedRun:
+    """Notices for all streams of a run that it was deleted, or deleted and submitted again.
+
+    The positions of their clients are then void, and the events of the new run must not follow those of the old one.
+
+    Args:
+        queue: Has the row of the run.
+        row: The row when the first stream began.
+    """
+
+    def __init__(self, queue: RunQueue, row: RunRow) -> None:
+        self.streams: int = 0
+        self._queue = queue
+        self._row = row
+        self._time = asyncio.get_running_loop().time
+        self._checked = self._time()
+        self._checking: asyncio.Task[RunRow] | None = None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the last check is too old at this time of the loop.
+
+        The next check starts before that, so that the streams of a run with many events do not all wait for it.
+        """
+        age = now - self._checked
+        if age > CHECK_SECONDS / 2 and self._checking is None:
+            _ = self._start()
+        return age > CHECK_SECONDS
+
+    async def check(self) -> RunRow:
+        """Read the row again, once for all streams that ask for it, and return it.
+
+        Raises:
+            Replaced: It is the row of another run.
+            UnknownRun: The run was deleted.
+        """
+        return await asyncio.shield(self._checking or self._start())
+
+    def _start(self) -> asyncio.Task[RunRow]:
+        self._checking = start_helper(self._check())
+        self._checking.add_done_callback(self._done)
+        return self._checking
+
+    def _done(self, task: asyncio.Task[RunRow]) -> None:
+        self._checking = None
+        if not task.cancelled():
+            task.exception()  # each stream raises it, or checks again when it is due
+
+    async def _check(self) -> RunRow:
+        began = self._time()
+        row = await self._queue.require(self._row.run_id)
+        if row.n != self._row.n:
+            raise Replaced
+        self._checked = began
+        return row
+
+
+class OpenStreams:
+    """The streams and sockets of one server.
+
+    Args:
+        settings: `keep_alive_seconds` and `stalled_seconds` apply.
+        draining: Ends all streams when it is set.
+    """
+
+    def __init__(self, settings: ServerSettings, draining: asyncio.Event) -> None:
+        self._settings = settings
+        self._draining = draining
+        self._readers: set[Reader] = set()
+        self._ticking: asyncio.Task[None] | None = None
+        self._comments: set[asyncio.Task[None]] = set()
+        self._runs: dict[tuple[str, int], FollowedRun] = {}
+
+    @contextlib.contextmanager
+    def following(self, queue: RunQueue, row: RunRow) -> Iterator[FollowedRun]:
+        """Share the checks of a run with its other streams inside the block."""
+        key = (row.run_id, row.n)
+        run = self._runs.setdefault(key, FollowedRun(queue, row))
+        run.streams += 1
+        try:
+            yield run
+        finally:
+            run.streams -= 1
+            if not run.streams:
+                del self._runs[key]
+
+    @contextlib.contextmanager
+    def opened(self, reader: Reader) -> Iterator[None]:
+        """Look after a reader inside the block.
+
+        Raises:
+            Problem: 503, because the server shuts down.
+        """
+        if self._draining.is_set():
+            raise Problem.of(503, "The server is shutting down. Repeat the request.", headers={"Retry-After": "1"})
+        self._readers.add(reader)
+        if self._ticking is None or self._ticking.done():
+            self._ticking = start_helper(self._tick(), "agent-runtime-streams")
+        try:
+            yield
+        finally:
+            self._readers.discard(reader)
+            if not self._readers:
+                self._ticking.cancel()
+                self._ticking = None
+
+    def look(self, elapsed: float) -> None:
+        """Look at all readers, `elapsed` seconds after the last time."""
+        settings = self._settings
+        for reader in tuple(self._readers):
+            if reader.look(elapsed, settings.keep_alive_seconds, settings.stalled_seconds):
+                task = start_helper(reader.comment())
+                self._comments.add(task)
+                task.add_done_callback(self._comments.discard)
+
+    async def _tick(self) -> None:
+        time = asyncio.get_running_loop().time
+        while not self._draining.is_set():
+            began = time()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK):
+                    await self._draining.wait()
+            self.look(time() - began)
+        for reader in tuple(self._readers):
+            reader.stop(DRAINING)
+
+
+def open_streams_of(connection: HTTPConnection) -> OpenStreams:
+    """Return the open streams of the application that handles this request or socket."""
+    found = getattr(connection.app.state, "open_streams", None)
+    if found is None:
+        state = state_of(connection)
+        found = connection.app.state.open_streams = OpenStreams(state.settings, state.draining)
+    return cast("OpenStreams", found)
+
+
+async def first_of(*futures: asyncio.Future[Any]) -> None:
+    """Return when one of them is done."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+def abort(channel: Any) -> None:
+    """Drop a connection whose peer accepts nothing, so that its buffer is freed.
+
+    ASGI has no message for it. A normal close first waits until the peer has accepted the buffer, perhaps forever. In
+    uvicorn, `receive` is a method of an object that has the transport.
+    """
+    transport = getattr(getattr(channel, "__self__", None), "transport", None)
+    if transport is not None and hasattr(transport, "abort"):
+        transport.abort()

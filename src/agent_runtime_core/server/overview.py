@@ -1,0 +1,138 @@
+"""Open questions, the queue, agents, usage and turns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from .._core.codec.json import encode
+from .._views.agents import agents_view
+from .._views.plain import plain_value
+from .._views.queue import queue_view
+from .._views.usage import usage_view
+from ..errors import InvalidArgument, UnknownRun
+from ..runner.approvals import ApprovalRequest
+from .access import Caller, require
+from .cursors import cursor_of, position_of
+from .documents import AnyObject, Page, answers
+from .errors import Problem
+from .models import MAX_LIMIT, ApprovalQuery, UsageQuery
+from .reply import Reply
+from .runs import location_of
+from .state import ServerState, is_visible, state_of, visible_row
+from .submission import check_order, insert_turn, invalid
+
+router: APIRouter = APIRouter(tags=["overview"], default_response_class=Reply)
+
+#: Questions that one request reads to fill a page.
+_MAX_READ: Final = 2_000
+
+Reader = Annotated[Caller, require("read")]
+Submitter = Annotated[Caller, require("run")]
+
+
+@router.get("/approvals", summary="List open questions", responses=answers(ok_200=Page))
+async def list_approvals(request: Request, caller: Reader, query: Annotated[ApprovalQuery, Query()]) -> Response:
+    """List the open questions of all runs, oldest first, with the schema and details of each."""
+    state = state_of(request)
+    bound = {"agent": query.agent, "list": "approvals"}
+    after: str | None = None
+    if query.cursor is not None:
+        try:
+            (after,) = position_of(query.cursor, bound, str)
+        except InvalidArgument as error:
+            raise invalid("cursor", error) from None
+    batch = query.limit if caller.may is None else MAX_LIMIT
+    left = _MAX_READ
+    items: list[dict[str, Any]] = []
+    while True:
+        page = await state.runner.approvals(batch + 1, after, agent=query.agent)
+        more = len(page) > batch
+        for number, each in enumerate(page[:batch], 1):
+            after = each.cursor
+            if await _may_read(state, caller, each):
+                items.append(_question(each))
+            if len(items) == query.limit:
+                more = number < len(page)
+                break
+        left -= len(page)
+        if not more or len(items) == query.limit or left <= 0:
+            return Reply({"items": items, "next": cursor_of([after], bound) if more and after else None})
+
+
+async def _may_read(state: ServerState, caller: Caller, question: ApprovalRequest) -> bool:
+    if caller.may is None:
+        return True
+    row = await state.runner.queue.row(question.run_id)
+    return row is not None and is_visible(caller, row, "read")
+
+
+def _question(asked: ApprovalRequest) -> dict[str, Any]:
+    return {
+        "run_id": str(asked.run_id), "key": asked.run_key, "agent": asked.agent_key, "name": asked.name,
+        "request_id": asked.request_id, "details": _plain(asked.details), "schema": _plain(asked.schema),
+        "asked_at": asked.asked_at.isoformat(), "approved_before": asked.approved_before,
+    }  # fmt: skip
+
+
+@router.get("/queue", summary="Read the state of the queue", responses=answers(ok_200=AnyObject))
+async def read_queue(request: Request, caller: Reader) -> Response:
+    """Return how many runs wait, since when, the concurrency keys in use, and the workers."""
+    _refuse_limited(caller)
+    return Reply(await queue_view(state_of(request).runner))
+
+
+@router.get("/agents", summary="List the agents of this server", responses=answers(ok_200=Page))
+async def list_agents(request: Request, caller: Reader) -> Response:
+    """List the agents with their descriptions, tools and input schemas."""
+    state = state_of(request)
+    items = await agents_view(state.runner, state.registry)
+    if caller.may is not None:  # the numbers are those of all runs, and other agents those of hidden ones
+        items = [{**each, "runs": {}} for each in items if each["registered"]]
+    return Reply({"items": items, "next": None})
+
+
+@router.get("/usage", summary="Add up usage", responses=answers(ok_200=AnyObject))
+async def read_usage(request: Request, caller: Reader, query: Annotated[UsageQuery, Query()]) -> Response:
+    """Add up tokens and cost by agent, model or day."""
+    _refuse_limited(caller)
+    check_order(query.since, query.until)
+    return Reply(await usage_view(state_of(request).runner, query.by, query.since, query.until))
+
+
+def _refuse_limited(caller: Caller) -> None:
+    """Raise Problem 403 for a caller that may see some runs only: totals are those of all runs."""
+    if caller.may is not None:
+        raise Problem.of(403, "Totals of all runs are not shown to a caller that may see some of them only.")
+
+
+@router.post(
+    "/turns",
+    status_code=201,
+    summary="Start a conversation turn",
+    responses=answers(409, writes=True, ok_201=AnyObject),
+)
+async def start_turn(request: Request, body: dict[str, Any], caller: Submitter) -> Response:
+    """Start a turn: `messages` in chat format or `text`, and `turn_id`, which makes a repeated request safe."""
+    state = state_of(request)
+    stored = await insert_turn(state, caller, body)
+    assert state.turns is not None
+    turn = await state.turns.get_turn(stored.run_id)
+    return Reply(_plain(turn.to_dict()), 201, {"Location": location_of(request, turn.id, "turns")})
+
+
+@router.get("/turns/{id}", summary="Read a turn", responses=answers(404, ok_200=AnyObject))
+async def read_turn(request: Request, id: str, caller: Reader) -> Response:
+    """Return a turn with its plan, steps and answer."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "read")
+    if state.turns is None:
+        raise UnknownRun("no turn has this id")
+    return Reply(_plain((await state.turns.get_turn(row.run_id)).to_dict()))
+
+
+def _plain(value: Any) -> Any:
+    """Return plain JSON of a value: what JSON lacks, such as a datetime, becomes a string."""
+    return plain_value(encode(value))

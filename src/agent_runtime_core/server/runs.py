@@ -1,0 +1,188 @@
+"""Submit, list and read runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import Response
+
+from .._core.ids import stored_id
+from .._views.compare import compare_view
+from .._views.journal import journal_view
+from .._views.messages import messages_view
+from .._views.plan import plan_view
+from .._views.runs import run_view
+from .._views.steps import step_views
+from ..errors import InvalidArgument
+from ..queue.records import LIVE, RunFilter, RunRow
+from ..status import RunStatus
+from .access import Caller, require
+from .cursors import cursor_of, position_of
+from .documents import AnyObject, Outcome, Page, Run, answers
+from .listing import visible_page
+from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, WaitQuery
+from .reply import Reply
+from .state import ServerState, is_visible, state_of, visible_row
+from .submission import check_order, insert, invalid, invalid_in, row_of
+from .waiting import after_wait, preferred_wait
+
+router: APIRouter = APIRouter(tags=["runs"], default_response_class=Reply)
+
+Reader = Annotated[Caller, require("read")]
+Submitter = Annotated[Caller, require("run")]
+#: The header that makes a repeated request safe.
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=512)]
+#: The headers of a new run, which the route reads itself: FastAPI takes a tenth of the request to resolve them.
+_NEW_RUN_HEADERS: Final[dict[str, Any]] = {
+    "parameters": [
+        {"name": "Idempotency-Key", "in": "header", "required": False,
+         "schema": {"type": "string", "minLength": 1, "maxLength": 512}},
+        {"name": "Prefer", "in": "header", "required": False, "schema": {"type": "string"},
+         "description": "wait=SECONDS, at most 60"},
+    ]
+}  # fmt: skip
+RETRY_SECONDS: Final = 1
+
+
+def location_of(request: Request, run_id: str, what: str = "runs") -> str:
+    """Return the path of a run or turn."""
+    return f"{request.scope.get('root_path', '')}/api/v1/{what}/{quote(run_id, safe='')}"
+
+
+async def view_for(state: ServerState, caller: Caller, row: RunRow, *, new: bool = False) -> dict[str, Any]:
+    """Return a run as the caller may see it: without the ids of hidden runs."""
+    found = await run_view(state.runner, row, new=new)
+    if caller.may is not None:
+        related = {each.run_id: each for each in await state.runner.queue.children(row.run_id)}
+        if row.parent_id is not None and (parent := await state.runner.queue.row(row.parent_id)) is not None:
+            related[row.parent_id] = parent
+        visible = {run_id for run_id, each in related.items() if is_visible(caller, each, "read")}
+        found["children"] = [each for each in found["children"] if each["run_id"] in visible]
+        found["parent"] = row.parent_id if row.parent_id in visible else None
+    return found
+
+
+@router.post(
+    "/runs",
+    status_code=201,
+    summary="Submit a run",
+    responses=answers(409, writes=True, ok_200=Run, ok_201=Run),
+    openapi_extra=_NEW_RUN_HEADERS,
+)
+async def submit(request: Request, body: NewRun, caller: Submitter) -> Response:
+    """Store a run, for the Orchestrator with `prompt`, or else for an agent with `agent` and `input`.
+
+    A repeated request with the same `Idempotency-Key` or `run_id` returns the stored run with 200.
+    """
+    state = state_of(request)
+    try:
+        row = row_of(state, body, request.headers.get("idempotency-key"))
+    except InvalidArgument as error:
+        names = {"idempotency_key": "Idempotency-Key", **{each: each for each in AgentRun.model_fields}}
+        raise invalid_in(error, names) from None
+    row, new = await insert(state, caller, row, prompt=isinstance(body, PromptRun))
+    seconds = preferred_wait(request.headers.get("prefer"))
+    row = await after_wait(request, state, row, seconds)
+    headers = {"Location": location_of(request, row.run_id)}
+    if seconds:
+        headers["Preference-Applied"] = f"wait={seconds}"
+    fresh = new and not seconds
+    return Reply(await view_for(state, caller, row, new=fresh), 201 if new else 200, headers)
+
+
+@router.get("/runs", summary="List runs", responses=answers(ok_200=Page))
+async def list_runs(request: Request, caller: Reader, query: Annotated[ListQuery, Query()]) -> Response:
+    """List runs, newest first, without their inputs and results. Several states select the runs with one of them."""
+    state = state_of(request)
+    bound = query.model_dump(exclude={"cursor", "limit"})
+    before = None
+    if query.cursor is not None:
+        try:
+            created_at, number = position_of(query.cursor, bound, (float, int), int)
+        except InvalidArgument as error:
+            raise invalid("cursor", error) from None
+        before = (created_at, number)
+    page = await visible_page(state, caller, _filters(query), before, query.limit)
+    return Reply({"items": page.items, "next": None if page.next is None else cursor_of(page.next, bound)})
+
+
+def _filters(query: ListQuery) -> list[RunFilter]:
+    """Return filters whose runs together are those of the query."""
+    check_order(query.since, query.until)
+    try:
+        parent = None if query.parent is None else stored_id(query.parent)
+    except InvalidArgument as error:
+        raise invalid("parent", error) from None
+    base = RunFilter(
+        agent=query.agent, since=query.since or 0.0, until=query.until, prefix=query.q, parent=parent, newest_first=True
+    )
+    statuses = tuple(each for each in query.state if each in RunStatus.__members__.values())
+    found = [base._replace(statuses=statuses)] if statuses else []
+    if "retrying" in query.state:
+        found.append(base._replace(retrying=True))
+    if "in_doubt" in query.state:
+        found.append(base._replace(in_doubt=True))
+    return found or [base]
+
+
+@router.get("/runs/{id}", summary="Read a run", responses=answers(404, ok_200=Run))
+async def read_run(request: Request, id: str, caller: Reader) -> Response:
+    """Return a run with its steps."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "read")
+    return Reply(await view_for(state, caller, row))
+
+
+@router.get(
+    "/runs/{id}/result", summary="Read the result of a run", responses=answers(404, ok_200=Outcome, ok_202=Outcome)
+)
+async def read_result(request: Request, id: str, caller: Reader, query: Annotated[WaitQuery, Query()]) -> Response:
+    """Return the result: 200 once the run has finished, 202 until then."""
+    state = state_of(request)
+    row = await after_wait(request, state, await visible_row(state, caller, id, "read"), query.wait)
+    view = await run_view(state.runner, row)
+    outcome = {name: view[name] for name in ("run_id", "key", "status", "state", "result", "error", "usage")}
+    if row.status in LIVE:
+        return Reply(outcome, 202, {"Retry-After": str(RETRY_SECONDS)})
+    return Reply(outcome)
+
+
+@router.get("/runs/{id}/steps", summary="List the steps of a run", responses=answers(404, ok_200=Page))
+async def read_steps(request: Request, id: str, caller: Reader, query: Annotated[PageQuery, Query()]) -> Response:
+    """List the steps, waits and calls of a run in the order of their start."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "read")
+    return Reply(step_views(row, await state.runner.state_store.records(row.run_id), query.after, query.limit))
+
+
+@router.get("/runs/{id}/journal", summary="List the records of a run", responses=answers(404, ok_200=Page))
+async def read_journal(request: Request, id: str, caller: Reader, query: Annotated[PageQuery, Query()]) -> Response:
+    """List the records of the run's journal as they are stored."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "read")
+    return Reply(journal_view(await state.runner.state_store.records(row.run_id), query.after, query.limit))
+
+
+@router.get("/runs/{id}/messages", summary="Read the conversation of a run", responses=answers(404, ok_200=Page))
+async def read_messages(request: Request, id: str, caller: Reader, query: Annotated[PageQuery, Query()]) -> Response:
+    """List the messages of the run in chat format."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "read")
+    return Reply(await messages_view(state.runner, row, query.after, query.limit))
+
+
+@router.get("/runs/{id}/plan", summary="Read the plan of a run", responses=answers(404, ok_200=AnyObject))
+async def read_plan(request: Request, id: str, caller: Reader) -> Response:
+    """Return the steps of the run's plan with their dependencies."""
+    state = state_of(request)
+    return Reply(await plan_view(state.runner, await visible_row(state, caller, id, "read")))
+
+
+@router.get("/runs/{id}/compare/{other}", summary="Compare two runs", responses=answers(404, ok_200=AnyObject))
+async def compare(request: Request, id: str, other: str, caller: Reader) -> Response:
+    """Return per step whether two runs have the same result, another one, or only one of them has the step."""
+    state = state_of(request)
+    first = await visible_row(state, caller, id, "read")
+    return Reply(await compare_view(state.runner, first, await visible_row(state, caller, other, "read")))

@@ -1,0 +1,307 @@
+"""The checks of every request: host, origin, sizes, time and JSON; its id and its line in the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import math
+import re
+import traceback
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from .._core.ids import new_ulid
+from .access import CALLER, SLASH, is_own
+from .errors import REQUEST_ID, Problem, problem_of
+from .settings import ServerSettings
+from .state import ServerState
+
+access_log: logging.Logger = logging.getLogger("agent_runtime_core.access")
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+PREFIX: Final = "/api/v1"
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
+_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+SEND: Final = "agent_runtime.send"  # in the ASGI scope: `send` without the middleware of this application
+UNREAD: Final = "agent_runtime.unread"  # in the ASGI scope: whether there is a body that was not read to its end
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path below the place where the application is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "").rstrip("/"))
+
+
+class Envelope:
+    """Gives each request an id, checks its host and size, writes one line of the access log, and answers failures."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._settings = state.settings
+        self._clock = state.runner.queue.clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        started = self._clock.boot()
+        request_id = scope[REQUEST_ID] = new_ulid(self._clock)
+        scope[SEND] = send
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                status = message["status"]
+                headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                # A client could send the rest of the body without end.
+                if scope[UNREAD] if UNREAD in scope else has_body(scope):
+                    headers.append((b"connection", b"close"))
+            elif message["type"] == "websocket.accept":
+                status = 101
+                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id.encode())]}
+            await send(message)
+
+        try:
+            check_head(scope, self._settings)
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # noqa: BLE001 - every failure gets a response without a traceback
+            problem = problem_of(error)
+            if problem.status == 500:
+                report(error, request_id)
+            if status:  # the response has begun: only the end of the connection can tell the client
+                raise Aborted(f"request {request_id} failed after its response had begun") from None
+            await answer(problem, scope, receive, send_with_id)
+        finally:
+            if access_log.isEnabledFor(logging.INFO):
+                caller = scope.get(CALLER)
+                access_log.info(
+                    "%s %s %d %.1f ms request %s caller %s", method_of(scope), template_of(scope), status,
+                    (self._clock.boot() - started) * 1000, request_id, "-" if caller is None else caller.name,
+                )  # fmt: skip
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether a request announces a body."""
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+        if scope["type"] == "http"
+    )
+
+
+class Aborted(RuntimeError):
+    """Ends a connection whose response cannot be completed."""
+
+
+def report(error: Exception, request_id: str) -> None:
+    """Log an unexpected error: its type and where it was raised, without its message, which may quote a run."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log.error("request %s failed with %s at\n%s", request_id, type(error).__name__, where)
+
+
+async def answer(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send a problem as the response; a socket without that extension is closed."""
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 4403})
+        return
+    await problem.response(scope[REQUEST_ID])(scope, receive, send)
+
+
+def method_of(scope: Scope) -> str:
+    """Return the method; "-" for one that does not exist."""
+    method = scope.get("method", "WS")
+    return method if method in _METHODS or method == "WS" else "-"
+
+
+def template_of(scope: Scope) -> str:
+    """Return the route's path with its parameters as names, never the path that was requested."""
+    template = getattr(scope.get("route"), "path", None)
+    if template is None:
+        return "-"
+    return template if not route_path(scope).startswith(PREFIX) else f"{PREFIX}{template.removeprefix(PREFIX)}"
+
+
+def check_head(scope: Scope, settings: ServerSettings) -> None:
+    """Raise Problem 414, 431 or 421 for the URL, the headers or the host of a request."""
+    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) >= settings.max_url_bytes:
+        raise Problem.of(414, f"The URL must have fewer than {settings.max_url_bytes} bytes.")
+    if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > settings.max_header_bytes:
+        raise Problem.of(431, f"The headers must have at most {settings.max_header_bytes} bytes.")
+    hosts = [value for name, value in scope["headers"] if name == b"host"]
+    if len(hosts) != 1 or not is_trusted(hosts[0].decode("latin-1"), settings):
+        raise Problem.of(421, "The Host header must name this server. Start it with --trusted-host NAME to add a name.")
+
+
+def is_trusted(host: str, settings: ServerSettings) -> bool:
+    """Whether a `Host` header is a loopback address or a trusted name, with any port."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = found["name"].strip("[]").lower()
+    return is_loopback(name) or any(name == each.strip("[]").lower() for each in settings.trusted_hosts)
+
+
+@lru_cache(maxsize=64)
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address is of this machine only."""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class RequestChecks:
+    """Checks the origin, the caller and the body of a request before a route sees it."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            try:
+                receive = await self._checked(scope, receive)
+            except Problem as problem:
+                await answer(problem, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _checked(self, scope: Scope, receive: Receive) -> Receive:
+        socket = scope["type"] == "websocket"
+        connection = WebSocket(scope, receive, _unused) if socket else Request(scope, receive)
+        origin = connection.headers.get("origin")
+        if origin and origin not in self._state.settings.cors and not is_own(connection, origin, scheme=False):
+            raise Problem.of(403, "Pages of this origin may not call the server.",
+                             type="urn:agent-runtime:foreign-origin")  # fmt: skip
+        keep_slashes(scope)
+        path = route_path(scope)
+        if self._state.draining.is_set() and not path.startswith(f"{PREFIX}/health"):
+            raise Problem.of(503, "The server is shutting down.", headers={"Retry-After": "5"})
+        if not has_body(scope):
+            return receive
+        self._check_length(connection.headers.get("content-length", "0"))
+        if path.startswith(PREFIX) and path != f"{PREFIX}/session":
+            # An unknown client must not fill the memory.
+            await self._state.access.caller(connection)
+        body = await self._read(receive)
+        scope[UNREAD] = False
+        if not body:  # a route that reads it must not wait for more
+            return _replayed(b"", receive)
+        check_media_type(connection.headers.get("content-type", ""))
+        check_json(body, self._state.settings.max_json_depth)
+        return _replayed(body, receive)
+
+    def _check_length(self, length: str) -> None:
+        if not length.isdecimal() or not length.isascii():
+            raise Problem.of(400, "Content-Length must be a number.")
+        if len(length) > 15 or int(length) > self._state.settings.max_body_bytes:
+            raise self._too_large()
+
+    def _too_large(self) -> Problem:
+        return Problem.of(413, f"The body must have at most {self._state.settings.max_body_bytes} bytes.")
+
+    async def _read(self, receive: Receive) -> bytes:
+        parts, size, seconds = [], 0, self._state.settings.request_seconds
+        guard = asyncio.timeout(seconds)
+        try:
+            async with guard:
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Problem.of(400, "The request was not sent completely.")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._state.settings.max_body_bytes:
+                        raise self._too_large()
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            if not guard.expired():
+                raise
+            raise Problem.of(408, f"The request must be sent within {seconds:g} s.") from None
+
+
+async def _unused(message: Message) -> None:
+    raise AssertionError("nothing is sent before the checks")
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def replay() -> Message:
+        nonlocal first
+        if first is None:
+            return await receive()
+        message, first = first, None
+        return message
+
+    return replay
+
+
+def keep_slashes(scope: Scope) -> None:
+    """Decode `%2F` within a segment to `SLASH`, so that an id with a slash stays one segment."""
+    raw = scope.get("raw_path") or b""
+    if SLASH in scope["path"]:
+        raise Problem.of(404, "No such path.")
+    if b"%2f" in raw.lower():
+        path = raw.partition(b"?")[0].decode("ascii", "replace")
+        scope["path"] = "/".join(unquote(each).replace("/", SLASH) for each in path.split("/"))
+
+
+def check_media_type(value: str) -> None:
+    """Raise Problem 415 unless a body is JSON."""
+    kind = value.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise Problem.of(415, "The body must be JSON, with Content-Type: application/json.")
+
+
+def check_json(body: bytes, depth: int) -> None:
+    """Raise Problem 400 or 422 unless a body is JSON in UTF-8 that can be stored."""
+    if body.count(b"[") + body.count(b"{") > depth and _depth_of(body) > depth:
+        raise _invalid(f"The JSON must not be nested deeper than {depth} levels.")
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
+        if _SURROGATE.search(body):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise _invalid("The JSON must not contain a lone surrogate.") from None
+    except UnicodeDecodeError:
+        raise Problem.of(400, "The body must be UTF-8.", type="urn:agent-runtime:not-json") from None
+    except ValueError:
+        raise Problem.of(400, "The body must be JSON.", type="urn:agent-runtime:not-json") from None
+
+
+def _invalid(detail: str) -> Problem:
+    return Problem.of(422, detail, type="urn:agent-runtime:invalid-argument")
+
+
+def _depth_of(body: bytes) -> int:
+    deepest = now = 0
+    for found in _BRACKETS.finditer(body):
+        if found[0] in (b"[", b"{"):
+            now += 1
+            deepest = max(deepest, now)
+        elif found[0] in (b"]", b"}"):
+            now -= 1
+    return deepest
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number

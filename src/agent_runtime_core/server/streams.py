@@ -1,0 +1,246 @@
+"""`GET /runs/{id}/events`: the events of a run as server-sent events, or as one page of JSON.
+
+Authorization is checked when a stream starts. A stream that is open continues if its token is revoked later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+import logging
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .._core.context_vars import start_soon
+from .._views.wire import event_json, sse_frames
+from ..errors import UnknownRun
+from ..events.event import Event
+from ..queue.records import LIVE, RunRow
+from .access import Caller, require
+from .documents import Page, answers
+from .errors import Problem, problem_of
+from .frames import COMMENT, SLICE, START, bye_frame, end_frame, error_frame, position_frame, slices
+from .models import EventQuery
+from .open_streams import REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
+from .security import SEND
+from .state import ServerState, state_of, visible_row
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+router: APIRouter = APIRouter(tags=["runs"])
+
+FURTHEST: Final = 2**53  # JavaScript represents integers exactly up to here
+PAGE_BYTES: Final = (1 << 20) - 100  # of one page of JSON, unless its first event is larger
+CONFIRM_BYTES: Final = 16_384  # a quarter of the transport's high-water mark
+MOST_TYPES: Final = 20  # patterns of event types
+MOST_READ: Final = 8192  # events that one page of JSON reads, if `types` removes most of them
+
+Chosen = Callable[[Event], bool]
+
+_ANSWERS: Final = answers(404, ok_200=Page, ok_204=None)
+_ANSWERS[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+_ANSWERS[200]["description"] = "The events, or with `Accept: application/json` one page of them."
+_ANSWERS[204]["description"] = "The run has finished, and has no event after this position."
+
+
+@router.get("/runs/{id}/events", summary="Stream the events of a run", response_model=None, responses=_ANSWERS)
+async def run_events(
+    request: Request,
+    id: str,
+    caller: Annotated[Caller, require("read")],
+    query: Annotated[EventQuery, Query()],
+    last_event_id: Annotated[str | None, Header(description="Takes precedence over `after`.")] = None,
+) -> Response:
+    """Stream the events of a run, or return one page of them."""
+    state = state_of(request)
+    position = _position("Last-Event-ID", last_event_id) if last_event_id else _position("after", query.after)
+    chosen = _filter(query.types)
+    row = await visible_row(state, caller, id, "read")
+    start = 0 if position is None else position + 1
+    if not query.follow or _wants_json(request):
+        return await _json_page(state, row, start, chosen)
+    if position is not None and row.status not in LIVE and start >= await state.runner.event_bus.head(row.run_id):
+        return Response(status_code=204, headers=_HEADERS)
+    return EventStream(state, open_streams_of(request), row, caller.name, start, chosen, query.named)
+
+
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+def _position(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= FURTHEST:
+        return int(text)
+    message = f"{name} must be an integer from 0 to 2^53."
+    raise Problem.of(400, message, errors=[{"field": name, "message": message}])
+
+
+def _filter(types: Sequence[str] | None) -> Chosen | None:
+    if not types:
+        return None
+    if len(types) > MOST_TYPES:  # each event is compared with all of them
+        message = f"There must be at most {MOST_TYPES} of them."
+        raise Problem.of(422, f"types: {message}", type="urn:agent-runtime:invalid-argument",
+                         errors=[{"field": "types", "message": message}])  # fmt: skip
+    fits = re.compile("|".join(map(fnmatch.translate, dict.fromkeys(types)))).match
+    return lambda event: fits(event.event_type) is not None
+
+
+def _wants_json(request: Request) -> bool:
+    accepted = request.headers.get("accept", "")
+    return "application/json" in accepted and "text/event-stream" not in accepted
+
+
+async def _json_page(state: ServerState, row: RunRow, start: int, chosen: Chosen | None) -> Response:
+    """Return events from `start` on; `next` is the value of `after` for the next page, null at the end of the log."""
+    stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    stored.set_result(None)
+    items: list[bytes] = []
+    size, read, position = 0, 0, start
+    async with contextlib.aclosing(state.runner.event_bus.pages(row.run_id, start, until=stored)) as pages:
+        async for page in pages:
+            if read >= MOST_READ:
+                return _page_of(items, position - 1)
+            for event in page:
+                if chosen is None or chosen(event):
+                    encoded = event_json(event)
+                    if items and size + len(encoded) > PAGE_BYTES:
+                        return _page_of(items, position - 1)
+                    items.append(encoded)
+                    size += len(encoded) + 1
+                position = event.sequence + 1
+            read += len(page)
+    return _page_of(items, None)
+
+
+def _page_of(items: Sequence[bytes], position: int | None) -> Response:
+    after = b"null" if position is None else b"%d" % position
+    body = b'{"items":[%b],"next":%b}' % (b",".join(items), after)
+    return Response(body, media_type="application/json", headers=_HEADERS)
+
+
+class EventStream(Response, Reader):
+    """The events of a run, as server-sent events.
+
+    A stream has no queue. It awaits `send`, which waits while the transport has too much to send, before it reads the
+    next page.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, state: ServerState, open_streams: OpenStreams, row: RunRow, caller: str, start: int,
+        chosen: Chosen | None, named: bool,
+    ) -> None:  # fmt: skip
+        Reader.__init__(self)
+        self.status_code = 200
+        self.background: BackgroundTask | None = None
+        self.init_headers(_HEADERS)
+        self._state = state
+        self._open = open_streams
+        self._row = row
+        self._caller = caller
+        self._position = start - 1  # sequence of the last event that was read
+        self._sent = start - 1  # of the last one that was sent; a filter removed those in between
+        self._chosen = chosen
+        self._unconfirmed = 0  # bytes
+        self._time = asyncio.get_running_loop().time
+        self._frames = partial(sse_frames, named=named)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream until the run has finished, the client is gone, or the server shuts down."""
+        with self._state.limits.stream(self._caller), self._open.opened(self):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            # The middleware changes only the start of a response, and each delivery would pass all of it.
+            self._send = scope[SEND]
+            await self._write(START)
+            delivery = start_soon(self._deliver())
+            gone = start_soon(_disconnected(receive))
+            try:
+                await first_of(delivery, gone, self.stopped)
+                blocked = self.sending
+                delivery.cancel()
+                await asyncio.wait({delivery})
+                if not delivery.cancelled():
+                    with contextlib.suppress(OSError):  # some servers raise it if the client is gone
+                        delivery.result()
+                elif self.stopped.done() and blocked:
+                    abort(receive)
+                    await asyncio.wait({gone}, timeout=1)
+                elif self.stopped.done():
+                    await self._write(bye_frame(), more=False)
+            finally:
+                delivery.cancel()
+                gone.cancel()
+
+    async def comment(self) -> None:
+        """Send a comment."""
+        if not self.sending:
+            await self._write(COMMENT)
+
+    async def _write(self, body: bytes, more: bool = True) -> None:
+        self._sending += 1
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending -= 1
+        self._sends += 1
+
+    async def _deliver(self) -> None:
+        """Send all events and the last frame."""
+        runner, row = self._state.runner, self._row
+        try:
+            with self._open.following(runner.queue, row) as run:
+                async with contextlib.aclosing(runner.event_pages(row.run_id, self._position + 1)) as pages:
+                    async for page in pages:
+                        if run.is_due(self._time()):
+                            await run.check()
+                        await self._send_page(page)
+                ended = await run.check()
+            last = end_frame(ended.status)
+            if self._position > self._sent:
+                last = position_frame(self._position) + last
+        except Exception as error:  # noqa: BLE001 - the response has started: the client gets a frame
+            last = self._error(error)
+        await self._write(last, more=False)
+
+    async def _send_page(self, page: Sequence[Event]) -> None:
+        self._position = page[-1].sequence
+        if self._chosen is not None:
+            page = [event for event in page if self._chosen(event)]
+            if not page:
+                return
+        self._sent = page[-1].sequence
+        frames = self._frames(page)
+        if len(frames) <= SLICE:
+            await self._write(frames)
+        else:
+            for part in slices(frames):
+                await self._write(part)
+        self._unconfirmed += len(frames)
+        if self._unconfirmed >= CONFIRM_BYTES:
+            # A send waits only for what was sent before. The next page is read when the transport has accepted these.
+            await self._write(b"")
+            self._unconfirmed = 0
+
+    def _error(self, error: Exception) -> bytes:
+        if isinstance(error, Replaced):
+            return error_frame({"status": 410, "title": REPLACED}, restart=True)
+        problem = problem_of(error)
+        if problem.status == 500:
+            log.error("event stream of run %s failed: %s", self._row.run_id, type(error).__name__)
+        return error_frame(
+            {"status": problem.status, "title": problem.title, "detail": problem.detail},
+            restart=isinstance(error, UnknownRun),
+        )
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

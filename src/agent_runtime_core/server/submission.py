@@ -1,0 +1,135 @@
+"""Store a new run for a request: which row it is, whether the caller may have it, and whether the queue is full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .._core.validation import must, unknown
+from ..errors import IdempotencyConflict, InvalidArgument, UnknownAgent
+from ..orchestrator import RunCreate
+from ..queue.records import RunRow
+from .access import Caller
+from .errors import Problem, safe_text
+from .models import AgentRun, PromptRun
+from .state import ServerState, is_visible
+
+
+def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None) -> RunRow:
+    """Return the row of the run that a request asks for.
+
+    Raises:
+        InvalidArgument: A value is invalid, or this server does not plan prompts.
+        UnknownAgent: The server knows agents, and not this one.
+    """
+    if isinstance(body, PromptRun):
+        if state.orchestrator is None:
+            raise no_part("prompt", "prompts", "Send agent and input")
+        return state.orchestrator.new_run(RunCreate(body.prompt, body.max_steps), key)
+    _check_agent(state, body.agent)
+    if body.deadline is not None and body.deadline <= state.runner.queue.clock.wall():
+        raise must("deadline", "be in the future", body.deadline)
+    return state.runner.new_run(
+        body.agent, _input_of(body), run_id=body.run_id, idempotency_key=key, priority=body.priority,
+        delay=body.delay, expires_in=body.expires_in, deadline=body.deadline, metadata=body.metadata,
+        concurrency_key=body.concurrency_key,
+    )  # fmt: skip
+
+
+def no_part(field: str, what: str, fix: str) -> Problem:
+    """Return the problem for a request that needs a part which this server has not."""
+    detail = f"This server executes no {what}. {fix}."
+    return Problem.of(
+        422, detail, type="urn:agent-runtime:invalid-argument", errors=[{"field": field, "message": detail}]
+    )
+
+
+def _input_of(body: AgentRun) -> dict[str, Any]:
+    given, conversation = body.input, body.conversation_id
+    if conversation is None:
+        return given
+    if given.get("conversation_id", conversation) != conversation:
+        raise must("conversation_id", "equal that of the input", conversation, "Send it once")
+    return {**given, "conversation_id": conversation}
+
+
+def _check_agent(state: ServerState, agent: str) -> None:
+    known = [*state.registry.keys()]
+    if state.orchestrator is not None:
+        known.append(state.orchestrator.agent.key)
+    if known and agent not in known:  # a server that executes nothing may know no agents
+        raise UnknownAgent(unknown("agent", agent, known))
+
+
+async def insert(state: ServerState, caller: Caller, row: RunRow, *, prompt: bool) -> tuple[RunRow, bool]:
+    """Store a row; return the stored one, and whether it is new.
+
+    Raises:
+        Problem: 403 if the caller may not have such a run. 409 if the id or key is that of another run.
+    """
+    check_own(caller, row)
+    orchestrator = state.orchestrator if prompt else None
+    await state.pending.check(state.runner.queue, state.settings.max_pending)
+    new = False
+    try:
+        stored, new = await (orchestrator or state.runner).insert_run(row)
+    except IdempotencyConflict as error:
+        if caller.may is not None:  # its message names fields of the other run, which may be hidden
+            raise taken() from None
+        raise error
+    finally:
+        if not new:
+            state.pending.release()
+    if not new and not is_visible(caller, stored, "read"):
+        raise taken()
+    return stored, new
+
+
+async def insert_turn(state: ServerState, caller: Caller, turn: Any) -> RunRow:
+    """Store the turn of a request; return the row of its run.
+
+    Raises:
+        InvalidTurn: A field of the turn is invalid.
+        Problem: The server executes no turns, the queue is full, or as for `insert`.
+    """
+    if state.turns is None:
+        raise no_part("turn", "turns", "Use POST /runs")
+    stored, _ = await insert(state, caller, state.turns.new_run(turn), prompt=False)
+    return stored
+
+
+def check_own(caller: Caller, row: RunRow) -> None:
+    """Raise Problem 403 for a new run that the caller could not act on."""
+    if not is_visible(caller, row, "act"):
+        raise Problem.of(403, "This caller may not have a run with this metadata.")
+
+
+def taken() -> Problem:
+    """Return the problem for an id or key of a hidden run."""
+    return Problem.of(
+        409, "The run id or idempotency key is in use. Use another one.",
+        type="urn:agent-runtime:idempotency-conflict",
+    )  # fmt: skip
+
+
+def invalid(field: str, error: InvalidArgument) -> Problem:
+    """Return the problem for an invalid field or parameter."""
+    message = safe_text(str(error))
+    return Problem.of(
+        422, message, type="urn:agent-runtime:invalid-argument", errors=[{"field": field, "message": message}]
+    )
+
+
+def invalid_in(error: InvalidArgument, names: Mapping[str, str]) -> Problem | InvalidArgument:
+    """Return the problem for the field that the message begins with, by the name of the argument.
+
+    Without such a field it is the error itself.
+    """
+    field = names.get(str(error).partition(" ")[0].partition("[")[0])
+    return error if field is None else invalid(field, error)
+
+
+def check_order(since: float | None, until: float | None) -> None:
+    """Raise Problem 422 for a time that ends before it starts."""
+    if since is not None and until is not None and since > until:
+        raise invalid("since", InvalidArgument("since must not be after until"))

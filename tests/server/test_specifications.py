@@ -1,0 +1,189 @@
+"""The flows of the API, as a client in another process sees them, through servers started from the command line.
+
+Each runs on a SQLite file with one server, and on Redis with two: the client submits to one and reads from the other.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+from tests.server.conftest import TOKEN, Served
+from tests.server.served_turns import PIECE
+from tests.support.pages import blocks_of
+from tests.support.processes import PATIENCE, ROOT
+
+Servers = tuple[Served, Served]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "agents.db") if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
+
+
+@pytest.fixture
+def start(store: str, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Servers]:
+    """`start(*arguments)`: where to submit and where to read; on Redis two servers, else one."""
+    monkeypatch.setenv("ARC_TEST_STORE", store)
+
+    def servers(*args: str) -> Servers:
+        given = args or ("--url", store)
+        first = serve(*given)
+        return first, serve(*given) if store.startswith("redis") else first
+
+    return servers
+
+
+def socket_to(server: Served, **options: Any) -> ClientConnection:
+    url = f"ws://127.0.0.1:{server.port}/api/v1/socket"
+    return connect(url, subprotocols=["agent-runtime", f"bearer.{TOKEN}"], max_size=None, **options)  # type: ignore[list-item]
+
+
+def frames_until(connection: ClientConnection, kind: str) -> Iterator[dict[str, Any]]:
+    while True:
+        frame = json.loads(connection.recv(PATIENCE))
+        yield frame
+        if frame["type"] == kind:
+            return
+
+
+def completed(client: httpx.Client, run_id: str) -> dict[str, Any]:
+    """Poll the run until it has finished, as a client without a stream does."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        run: dict[str, Any] = client.get(f"/api/v1/runs/{run_id}").json()
+        if run["status"] in ("completed", "failed"):
+            return run
+    raise AssertionError("the run does not finish")
+
+
+def test_a_prompt_is_submitted_polled_and_completed(start: Callable[..., Servers]) -> None:
+    writing, reading = start()
+    with writing.client() as client, reading.client() as reader:
+        created = client.post("/api/v1/runs", json={"prompt": "add 12 and 30"})
+        assert created.status_code == 201
+        run = created.json()
+        assert created.headers["location"].endswith(f"/api/v1/runs/{run['run_id']}")
+        assert run["status"] in ("pending", "running", "completed")
+        done = completed(reader, run["run_id"])
+        assert (done["status"], done["result"], done["error"]) == ("completed", 42, None)
+        [step] = done["steps"]
+        assert step["step_number"] == 1
+        assert step["tool_name"] == "calculator"
+        assert step["result"] == {"success": True, "output": 42, "error": None}
+        assert done["created_at"] <= done["updated_at"]
+        assert reader.get("/api/v1/runs/00000000-0000-0000-0000-000000000000").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": "add 1 and 2", "max_steps": 0}, "max_steps"),
+        ({"prompt": "add 1 and 2", "max_steps": 101}, "max_steps"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": "add 1 and 2", "steps": 3}, "steps"),
+    ],
+)
+def test_an_invalid_prompt_gets_422(serve: Callable[..., Served], body: dict[str, Any], field: str) -> None:
+    with serve().client() as client:
+        answer = client.post("/api/v1/runs", json=body)
+    assert answer.status_code == 422
+    assert [each["field"] for each in answer.json()["errors"]] == [field]
+
+
+def test_a_prompt_that_cannot_be_planned_fails_with_a_reason(start: Callable[..., Servers]) -> None:
+    writing, reading = start()
+    with writing.client() as client, reading.client() as reader:
+        run = client.post("/api/v1/runs", json={"prompt": "sing a song"}).json()
+        done = completed(reader, run["run_id"])
+    assert (done["status"], done["result"]) == ("failed", None)
+    assert done["error"].startswith("PlanningError: ")
+
+
+def test_a_turn_over_the_socket_arrives_in_deltas(start: Callable[..., Servers]) -> None:
+    writing, reading = start("tests.server.served_turns:turns")
+    with socket_to(writing) as connection:
+        connection.send(json.dumps({"type": "turn", "ref": 1, "turn": {"text": "write 3", "user": "bob"}}))
+        refused = json.loads(connection.recv(PATIENCE))
+        assert (refused["type"], refused["status"], refused["field"], refused["ref"]) == ("error", 422, "user", 1)
+        turn = {"text": "write 3", "turn_id": "t-1"}
+        connection.send(json.dumps({"type": "turn", "ref": 2, "turn": turn}))
+        frames = list(frames_until(connection, "done"))
+    assert frames[0]["type"] == "ack"
+    assert frames[0]["ref"] == 2
+    assert "".join(frame["delta"] for frame in frames if frame["type"] == "delta") == PIECE * 3
+    sequences = [frame["sequence"] for frame in frames if "sequence" in frame]
+    assert sequences == list(range(len(sequences)))
+    assert frames[-1]["state"] == "succeeded"
+    with socket_to(reading) as connection:
+        connection.send(json.dumps({"type": "follow", "ref": 3, "run_id": "t-1", "after": sequences[-2]}))
+        again = list(frames_until(connection, "done"))
+    assert [frame.get("sequence") for frame in again] == [None, sequences[-1], None]
+
+
+def test_a_socket_that_is_not_read_pauses_the_run(
+    serve: Callable[..., Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARC_TEST_STORE", str(tmp_path / "agents.db"))
+    server = serve("tests.server.served_turns:turns")
+    size = 10 << 20
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    plain.connect(("127.0.0.1", server.port))
+    with server.client() as client, socket_to(server, sock=plain, max_queue=1, ping_interval=None) as connection:
+        turn = {"text": f"write {size // len(PIECE)}", "turn_id": "long"}
+        connection.send(json.dumps({"type": "turn", "turn": turn}))
+        ack = json.loads(connection.recv(PATIENCE))
+        published = _when_it_pauses(client)
+        assert client.get("/api/v1/runs/long").json()["state"] == "running"
+        assert 0 < published < size
+        frames = list(frames_until(connection, "done"))
+    assert ack["type"] == "ack"
+    assert sum(len(frame["delta"]) for frame in frames if frame["type"] == "delta") == size
+
+
+def _when_it_pauses(client: httpx.Client) -> int:
+    """Return how many characters of its answer the run has published when it publishes no more."""
+    seen, unchanged = -1, 0
+    end = time.monotonic() + PATIENCE
+    while unchanged < 20:
+        assert time.monotonic() < end
+        after: str | None = ""
+        count = 0
+        while after is not None:
+            query = "follow=false&types=assistant.delta" + (f"&after={after}" if after else "")
+            page = client.get(f"/api/v1/runs/long/events?{query}").json()
+            count += sum(len(each["payload"]["delta"]) for each in page["items"])
+            after = None if page["next"] is None else str(page["next"])
+        unchanged = unchanged + 1 if count == seen and count > 0 else 0
+        seen = count
+    return seen
+
+
+def test_the_commands_of_the_readme_add_12_and_30(tmp_path: Path, serve: Callable[..., Served]) -> None:
+    blocks = [block.text for block in blocks_of((ROOT / "README.md").read_text("utf-8")) if block.language == "bash"]
+    [start] = [text for text in blocks if "agent-runtime serve" in text]
+    [call] = [text for text in blocks if text.startswith("curl")]
+    install, _, command = start.strip().partition(" && ")
+    assert install == "pip install -e '.[server]'"
+    words = command.split()
+    assert words[:3] == ["agent-runtime", "serve", "--db"]
+    database = tmp_path / words[3]
+    token = Path(f"{database}.token")
+    server = serve("--db", database, "--token-file", token)
+    assert len(words) == 4
+    answer = subprocess.run(
+        ["bash", "-c", call.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")],
+        cwd=tmp_path, capture_output=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    run = json.loads(answer.stdout)
+    assert (run["status"], run["result"]) == ("completed", 42)
