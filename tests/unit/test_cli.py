@@ -238,6 +238,8 @@ def test_json_has_the_names_and_values_of_the_api(run: Run, url: str) -> None:
     def as_json(value: Any) -> Any:
         if isinstance(value, dt.datetime):
             return value.replace(microsecond=0).isoformat()
+        if isinstance(value, tuple):
+            return list(value)
         return str(value) if isinstance(value, UUID) else value
 
     for run_key in ("good", "bad", "queued"):

@@ -285,6 +285,58 @@ def test_events_are_shown(run: Commands) -> None:
     assert run("events", "nix")[0] == 1
 
 
+def test_events_after_a_sequence_number_begin_with_the_next_one(run: Commands) -> None:
+    run("submit", "greeter", "--run-id", "hello", "--params", '{"name": "Ada"}')
+    worked_off(run.url)
+    assert [each["sequence"] for each in run.json("events", "hello", "--after", "0")] == [1]
+    code, out, _ = run("events", "hello", "--follow", "--after", "0", "--json")
+    assert (code, [json.loads(line)["sequence"] for line in out.splitlines()]) == (0, [1])
+    code, out, err = run("events", "hello", "--after", "0", "--since", "1")
+    assert (code, out) == (2, "")
+    assert "not allowed with argument" in err
+
+
+def test_a_run_is_exported_line_by_line(run: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_runtime_core._views.export._PAGE", 1)
+    message = "caf\u00e9 \u202e redis://me:hunter2@host/0"
+    given = {"messages": [{"role": "user", "content": message}]}
+    run("submit", "greeter", "--run-id", "hello", "--input", json.dumps(given))
+    worked_off(run.url)
+    code, out, err = run("export", "hello", "--jsonl")
+    assert (code, err) == (0, "")
+    assert "\u202e" not in out
+    assert "hunter2" not in out
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [*dict.fromkeys(each["kind"] for each in lines)] == ["run", "record", "event", "message"]
+    assert (lines[0]["key"], lines[0]["state"], lines[0]["input"]["messages"][0]["role"]) == (
+        "hello", "succeeded", "user",
+    )  # fmt: skip
+    assert [each["type"] for each in lines if each["kind"] == "event"] == ["run.started", "run.succeeded"]
+    assert lines[-1]["message"]["content"].startswith("caf\u00e9")
+    assert run("export", "nix", "--jsonl")[0] == 1
+
+
+def test_runs_are_filtered_by_time_conversation_and_prefix(run: Commands) -> None:
+    conversation = "5f0a3c1e-7d44-4b7e-9a53-2c1f0b6e8d91"
+    run("submit", "greeter", "--run-id", "order-1", "--input", json.dumps({"conversation_id": conversation}))
+    run("submit", "greeter", "--run-id", "order-2")
+    run("submit", "greeter", "--run-id", "100%")
+
+    def keys(*options: str) -> list[str]:
+        return [each["run_key"] for each in run.json("runs", *options)]
+
+    assert keys() == ["order-1", "order-2", "100%"]
+    assert keys("--limit", "2") == ["order-2", "100%"]
+    assert keys("--prefix", "order-") == ["order-1", "order-2"]
+    assert keys("--prefix", "100%") == ["100%"]
+    assert keys("--prefix", "%") == []
+    assert keys("--conversation", conversation) == ["order-1"]
+    assert keys("--since", "1h") == ["order-1", "order-2", "100%"]
+    assert keys("--until", "1h") == []
+    assert keys("--since", "2020-01-01", "--until", "2020-02-01") == []
+    assert run("runs", "--since", "soon")[0] == 2
+
+
 def test_events_are_followed_until_the_run_has_finished(run: Commands) -> None:
     run("submit", "greeter", "--run-id", "hello", "--params", '{"name": "Ada"}')
     with started("events", "hello", "--follow", "--json", "--url", run.url) as child:
@@ -662,7 +714,7 @@ def test_a_shell_completes_commands_options_and_values(shell: str, tmp_path: Pat
     script = tmp_path / f"completion.{shell}"
     script.write_text(done.stdout)
     for words, offered in (
-        (["s"], ["send", "show", "signal", "submit"]),
+        (["s"], ["send", "serve", "show", "signal", "submit"]),
         (["dead", ""], ["discard", "list", "requeue"]),
         (["dead", "req"], ["requeue"]),
         (["dead", "requeue", "--al"], ["--all"]),

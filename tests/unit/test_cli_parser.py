@@ -37,9 +37,9 @@ COMMANDS = {name: each for name, each in PARSERS.items() if each.get_default("co
 
 def test_the_parser_has_the_commands() -> None:
     assert set(COMMANDS) == {
-        "worker", "submit", "runs", "show", "events", "cancel", "send", "signal", "approve", "resume", "fork",
+        "worker", "submit", "runs", "show", "events", "export", "cancel", "send", "signal", "approve", "resume", "fork",
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
-        "carry-over",
+        "carry-over", "serve",
     }  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def test_the_reference_page_is_that_of_the_parser() -> None:
             ["--url", "runs.db", "runs"],
             "options must follow the command, got --url before it. Example: agent-runtime runs",
         ),
-        (["zzz"], "unknown command 'zzz'. Known: approve, cancel, carry-over, check, completion and 13 more."),
+        (["zzz"], "unknown command 'zzz'. Known: approve, cancel, carry-over, check, completion and 15 more."),
         (["runs", "--status", "faild"], "argument --status: unknown value 'faild'. Did you mean 'failed'?"),
         (["runs", "--lmit", "3"], "unrecognized arguments: --lmit 3. Did you mean '--limit'?"),
         (["runs", "--zzz"], "unrecognized arguments: --zzz (see agent-runtime runs --help)"),

@@ -54,11 +54,18 @@ def agents_of(target: str, directory: str) -> Registry | AgentRunner:
     Raises:
         InvalidArgument: The target cannot be loaded, or has no agents.
     """
-    module = target.partition(":")[0]
+    return agents_in(loaded(target, directory), target)
+
+
+def loaded(target: str, directory: str) -> Any:
+    """Return what `module:attr` names, or what it returns if it is a function."""
     found = attribute_of(target, directory, _is_loadable)
-    if inspect.isroutine(found):
-        found = _call(found, target)
-    made = found if isinstance(found, AgentRunner) else _registry(found, target, module)
+    return _call(found, target) if inspect.isroutine(found) else found
+
+
+def agents_in(found: Any, target: str) -> Registry | AgentRunner:
+    """Return the registry or runner for what `target` names."""
+    made = found if isinstance(found, AgentRunner) else _registry(found, target, target.partition(":")[0])
     if not (made.registry if isinstance(made, AgentRunner) else made).keys():
         raise InvalidArgument(f"{target} must have at least one agent, got none. Call register(…) in it")
     return made

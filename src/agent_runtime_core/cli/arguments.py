@@ -35,6 +35,12 @@ def count(text: str) -> int:
     return int(text[:18])
 
 
+def port(text: str) -> int:
+    if not text.isdecimal() or len(text) > 5 or int(text) > 65_535:
+        raise _invalid("a port from 0 to 65535", text)
+    return int(text)
+
+
 def priority(text: str) -> int:
     with contextlib.suppress(ValueError):
         if -(2**31) <= (number := int(text[:18])) < 2**31:
@@ -89,8 +95,17 @@ def retention(text: str) -> tuple[str, float]:
 
 def point_in_time(text: str) -> float:
     """Return the wall time of a duration from now, or of an ISO 8601 time. A time without a zone is local."""
+    return _time(text, 1, "a duration from now or an ISO 8601 time")
+
+
+def time_ago(text: str) -> float:
+    """Return the wall time of a duration ago, or of an ISO 8601 time. A time without a zone is local."""
+    return _time(text, -1, "a duration ago or an ISO 8601 time")
+
+
+def _time(text: str, sign: int, constraint: str) -> float:
     with contextlib.suppress(ValueError):
-        return SYSTEM.wall() + seconds_in(text)
+        return SYSTEM.wall() + sign * seconds_in(text)
     with contextlib.suppress(ValueError, OverflowError, OSError):
         return _dt.datetime.fromisoformat(text).timestamp()
-    raise _invalid("a duration from now or an ISO 8601 time", text, "Example: 2h, or 2026-11-25T19:41Z")
+    raise _invalid(constraint, text, "Example: 2h, or 2026-11-25T19:41Z")

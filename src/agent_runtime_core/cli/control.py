@@ -5,12 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import asdict
 
+from .._views.waits import waits_of
 from ..errors import IllegalTransition, InvalidArgument
 from ..persistence.carry_over import carry_over
 from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
 from .output import print_json, print_line, report, warn
-from .runs import waits_of
 from .store import existing_store, limits_from, require_run
 
 

@@ -6,16 +6,17 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from .._views.runs import summary
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..runner.runner import AgentRunner
 from .output import print_json, print_line, table, warn, with_human_times
-from .store import existing_store, limits_from, require_run, rows_of, summary
+from .store import existing_store, limits_from, require_run, rows_of
 
 _COLUMNS = ("run_id", "run_key", "agent_key", "attempt", "ended_at", "reason", "error")
 
 
 async def list_dead(args: Namespace) -> int:
-    async with existing_store(args) as runner:
+    async with existing_store(args, reads=True) as runner:
         found = [await summary(runner, row, end=True) async for row in rows_of(runner, args.status)]
     if args.json:
         print_json(found)

@@ -18,10 +18,11 @@ from .store import existing_store, require_run
 
 
 async def events(args: Namespace) -> int:
-    async with existing_store(args) as runner:
+    async with existing_store(args, reads=True) as runner:
         row = await require_run(runner, args.id)
+        since = args.since if args.after is None else args.after + 1
         if not args.follow:
-            found = await runner.event_bus.get_events(row.run_id, args.since)
+            found = await runner.event_bus.get_events(row.run_id, since)
             shown = [each for each in found if _wanted(args, each)]
             if args.json:
                 print_json([event_fields(each) for each in shown])
@@ -30,7 +31,7 @@ async def events(args: Namespace) -> int:
             if args.type and not shown:
                 warn(_no_event(args, found))
             return 0
-        async with contextlib.aclosing(runner.stream(row.run_id, args.since)) as stream:
+        async with contextlib.aclosing(runner.stream(row.run_id, since)) as stream:
             async for event in stream:
                 if not _wanted(args, event):
                     continue

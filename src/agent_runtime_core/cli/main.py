@@ -7,20 +7,26 @@ was done, one line on stderr has the reason. 130: Ctrl-C.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from .._core.lazy_import import load
-from ..errors import AgentRuntimeError, UnknownRun
+from ..errors import AgentRuntimeError, MissingDependency, UnknownRun
 from .output import trace, warn
 from .parser import parsed
 
 
-def _run(work: Coroutine[Any, Any, int]) -> int:
-    """Run a coroutine like asyncio.run, but handle a Ctrl-C at the very end of `work` like any other."""
-    with asyncio.Runner() as runner:
+def _run(work: Coroutine[Any, Any, int], preferred_loop: str | None) -> int:
+    """Run a coroutine like asyncio.run, but handle a Ctrl-C at the very end of `work` like any other.
+
+    Args:
+        work: The coroutine.
+        preferred_loop: What makes the event loop that the command prefers, if its package is installed.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory(preferred_loop)) as runner:
         try:
             return runner.run(work)
         finally:
@@ -28,6 +34,12 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
             loop = runner.get_loop()
             loop.call_soon(loop.stop)
             loop.run_forever()
+
+
+def _loop_factory(loop: str | None) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    with contextlib.suppress(MissingDependency):
+        return None if loop is None else cast("Callable[[], asyncio.AbstractEventLoop]", load(loop))
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
     try:
         command = cast("Callable[..., Coroutine[Any, Any, int]]", load(args.command, package=__package__))
-        code = _run(command(args))
+        code = _run(command(args), getattr(args, "loop", None))
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader closed the pipe. The interpreter would fail again when it flushes the rest at exit.

@@ -16,8 +16,9 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from .._core.clock import SYSTEM, aware, shown_duration
+from .._core.clock import SYSTEM, shown_duration
 from .._core.validation import redacted
+from .._views.plain import iso_time
 
 #: Fields that are times.
 _TIMES: Final = ("created_at", "scheduled_at", "started_at", "ended_at", "deadline", "timestamp")
@@ -98,7 +99,7 @@ class JsonLogFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
-            "timestamp": iso_time(record.created), "level": record.levelname.lower(), "logger": record.name,
+            "timestamp": iso_time(record.created, "seconds"), "level": record.levelname.lower(), "logger": record.name,
             "message": record.getMessage(),
         }  # fmt: skip
         if record.exc_info:
@@ -181,10 +182,6 @@ def _cell(value: object) -> str:
     return "-" if value in (None, "") else escaped(value)
 
 
-def iso_time(seconds: float | None) -> str | None:
-    return aware(seconds).isoformat(timespec="seconds") if seconds else None
-
-
 def human_time(text: str, *, local: bool = True) -> str:
     """Return an ISO 8601 time for people: `2026-11-25 19:41 UTC (20:41 local, 3 min ago)`.
 
@@ -219,7 +216,8 @@ def human_size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def json_line(value: Any) -> None:
-    """Write JSON on one line, and pass it on at once: another program may be reading."""
+def json_line(value: Any, *, flush: bool = True) -> None:
+    """Write JSON on one line; by default pass it on at once, because another program may be reading."""
     _write_line(json_text(value))
-    sys.stdout.flush()
+    if flush:
+        sys.stdout.flush()

@@ -18,16 +18,21 @@ from .arguments import (
     json_object,
     json_value,
     point_in_time,
+    port,
     positive_duration,
     positive_int,
     priority,
     retention,
+    time_ago,
     usd,
 )
 from .output import escaped
 
 _RUN: Final = "run id, or the id you passed as run_id"
 _TARGET: Final = "an agent, a list of agents, a Registry, an AgentRunner, or a function that returns one of these"
+_STORE: Final = (
+    "store of the runs: agents.db, sqlite:///agents.db, redis://localhost:6379/0; default: AGENT_RUNTIME_BACKEND_URL"
+)
 _STATUSES: Final = [each.value for each in RunStatus]
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 CONTRACTS: Final = (
@@ -96,11 +101,12 @@ def parser() -> Parser:
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND", help="what to do")
     plain = _common(argparse.ArgumentParser(add_help=False))
     store = argparse.ArgumentParser(add_help=False, parents=[plain])
-    store.add_argument("--url", help="store of the runs: agents.db, sqlite:///agents.db, redis://localhost:6379/0; "
-                       "default: AGENT_RUNTIME_BACKEND_URL")  # fmt: skip
+    store.add_argument("--url", help=_STORE)
     _add_worker(commands, store)
+    _add_serve(commands, plain)
     _add_submit(commands, store)
     _add_inspection(commands, store)
+    _add_export(commands, store)
     _add_control(commands, store)
     _add_dead(commands, store)
     _add_maintenance(commands, store, plain)
@@ -155,7 +161,12 @@ def _add_worker(commands: Any, store: argparse.ArgumentParser) -> None:
         "worker my_agents:agents --url agents.db --concurrency 8", [store],
     )  # fmt: skip
     worker.add_argument("target", metavar="module:attr", help=_TARGET)
-    worker.add_argument("--concurrency", type=positive_int, default=1, metavar="N", help="runs at once (default: 1)")
+    _add_worker_options(worker, concurrency=1)
+
+
+def _add_worker_options(worker: Parser, *, concurrency: int) -> None:
+    worker.add_argument("--concurrency", type=positive_int, default=concurrency, metavar="N",
+                        help=f"runs at once (default: {concurrency})")  # fmt: skip
     _add_agent_path(worker)
     worker.add_argument("--grace", type=duration, metavar="DURATION",
                         help="time to let active runs finish on SIGTERM (default: 25s)")  # fmt: skip
@@ -164,6 +175,44 @@ def _add_worker(commands: Any, store: argparse.ArgumentParser) -> None:
     worker.add_argument("--log-level", choices=_LOG_LEVELS, default="info", metavar="LEVEL",
                         help=f"least severe log records to write to stderr: {', '.join(_LOG_LEVELS)} "
                         "(default: info)")  # fmt: skip
+
+
+def _add_serve(commands: Any, plain: argparse.ArgumentParser) -> None:
+    serving = _command(
+        commands, "serve", ".serve:serve", "serve the HTTP API and execute runs until SIGTERM or Ctrl-C",
+        """serve --db agents.db
+serve my_agents:agents --url redis://localhost:6379/0 --host 0.0.0.0 --trusted-host agents.example.com""",
+        [plain],
+        "Serve the HTTP API and execute runs until SIGTERM or Ctrl-C. Without module:attr, the runs are prompts, which "
+        "are\nplanned with the built-in tools, and conversation turns.",
+    )  # fmt: skip
+    serving.set_defaults(loop="uvloop:new_event_loop")
+    serving.add_argument("target", nargs="?", metavar="module:attr",
+                         help=f"{_TARGET}; also an Orchestrator or a TurnManager")  # fmt: skip
+    store = serving.add_mutually_exclusive_group()
+    store.add_argument("--url", help=_STORE)
+    store.add_argument("--db", metavar="FILE", help="SQLite file of the runs")
+    serving.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)"
+    )
+    serving.add_argument("--port", type=port, default=8000, metavar="N",
+                         help="port to listen on; 0 chooses a free one (default: 8000)")  # fmt: skip
+    auth = serving.add_mutually_exclusive_group()
+    auth.add_argument("--token", metavar="TEXT", help="the token that requests need; default: AGENT_RUNTIME_TOKEN")
+    auth.add_argument("--token-file", metavar="FILE",
+                      help="file with a token per line: TOKEN [NAME [SCOPES]]; created if it is missing (default: the "
+                      "SQLite file with .token after its name, or agent-runtime/token in XDG_STATE_HOME)")  # fmt: skip
+    auth.add_argument(
+        "--no-auth", action="store_true", help="accept requests without a token, on a loopback address only"
+    )
+    serving.add_argument("--no-worker", action="store_true", help="execute no runs in this process")
+    _add_worker_options(serving, concurrency=16)
+    for name, metavar, what in (
+        ("--cors", "ORIGIN", "let pages of this origin call the API with a token, like https://app.example.com"),
+        ("--trusted-host", "NAME", "answer requests for this host name, besides localhost"),
+        ("--trusted-proxy", "ADDRESS", "believe the X-Forwarded headers of the proxy with this address"),
+    ):
+        serving.add_argument(name, action="append", default=[], metavar=metavar, help=f"{what}; repeatable")
 
 
 def _add_agent_path(command: argparse.ArgumentParser) -> None:
@@ -204,6 +253,12 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser) -> None:
     listing.add_argument("--status", choices=_STATUSES, metavar="STATUS",
                          help=f"only runs with this status: {', '.join(_STATUSES)}")  # fmt: skip
     listing.add_argument("--agent", metavar="KEY", help="only runs of the agent with this key")
+    listing.add_argument("--since", type=time_ago, metavar="TIME",
+                         help="only runs created at or after this: a duration ago, or an ISO 8601 time")  # fmt: skip
+    listing.add_argument("--until", type=time_ago, metavar="TIME",
+                         help="only runs created before this: a duration ago, or an ISO 8601 time")  # fmt: skip
+    listing.add_argument("--conversation", metavar="ID", help="only runs of this conversation")
+    listing.add_argument("--prefix", metavar="TEXT", help="only runs whose id, or run_id you passed, begins with this")
     listing.add_argument("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
     one = _command(
         commands, "show", ".runs:show", "show a run: its status, steps, error and usage",
@@ -218,11 +273,25 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser) -> None:
     events.add_argument("id", metavar="RUN", help=_RUN)
     events.add_argument("--follow", action="store_true",
                         help="also show new events until the run has finished")  # fmt: skip
-    events.add_argument("--since", type=count, default=0, metavar="N",
-                        help="sequence number of the first event (default: 0)")  # fmt: skip
+    first = events.add_mutually_exclusive_group()
+    first.add_argument("--since", type=count, default=0, metavar="N",
+                       help="sequence number of the first event (default: 0)")  # fmt: skip
+    first.add_argument("--after", type=count, metavar="N",
+                       help="only events after this sequence number, the last one that you have")  # fmt: skip
     events.add_argument("--type", action="append", metavar="TYPE",
                         help='only events of this type, such as step.completed; "step.*" is a pattern; '
                         "repeatable")  # fmt: skip
+
+
+def _add_export(commands: Any, store: argparse.ArgumentParser) -> None:
+    exporting = _command(
+        commands, "export", ".export:export", "write a run with its steps, journal, events and messages",
+        "export order-7 --jsonl --url agents.db > order-7.jsonl", [store],
+        "Write a run with all that is stored of it, one JSON object on each line. The `kind` of an object is run,\n"
+        "step, record, event or message. Secrets in URLs are replaced by ***.",
+    )  # fmt: skip
+    exporting.add_argument("id", metavar="RUN", help=_RUN)
+    exporting.add_argument("--jsonl", action="store_true", help="one JSON object on each line (the default)")
 
 
 def _add_control(commands: Any, store: argparse.ArgumentParser) -> None:

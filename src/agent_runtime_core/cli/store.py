@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import math
 import os
 import shlex
@@ -20,20 +19,20 @@ from .._engines.memory import MemoryEngine
 from ..config import get_config
 from ..errors import InvalidArgument, UnknownRun, brief
 from ..limits import RunLimits
-from ..queue.records import LIVE, RunFilter, RunRow
+from ..queue.records import RunFilter, RunRow
 from ..registry import Registry
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
-from .output import iso_time
 
 _PAGE = 500  # rows read at once
-_RECENT: Final = 86_400  # seconds: runs of that age are compared with an unknown run id first
-_COMPARED: Final = 5000  # runs that are compared with an unknown run id, at most
+_COMPARED: Final = 5000  # runs that are compared with an unknown run id, the newest ones
 _PREFIX: Final = 4  # characters of a run id that may stand for all of it in a message
 _SHOWN: Final = 5  # runs that a message names
 
 
-def open_store(url: str | None, registry: Registry, config: RunnerConfig | None = None) -> AgentRunner:
+def open_store(
+    url: str | None, registry: Registry, config: RunnerConfig | None = None, *, read_only: bool = False
+) -> AgentRunner:
     """Return a runner on `url`, or on the configured store. Raise InvalidArgument if the store is in memory."""
     settings = get_config()
     url = url or settings.backend_url
@@ -44,13 +43,14 @@ def open_store(url: str | None, registry: Registry, config: RunnerConfig | None 
         )
     if url is None:
         return AgentRunner(config=config, registry=registry)
-    return AgentRunner.open(url, config=config, registry=registry)
+    return AgentRunner.open(url, config=config, registry=registry, read_only=read_only)
 
 
 def refuse_url(args: Namespace) -> None:
     """Raise InvalidArgument if there is a `--url` for the runner `args.target`."""
-    if args.url is not None:
-        raise InvalidArgument(f"--url must not be used with the runner {args.target}, which has its own store")
+    given = next((name for name in ("url", "db") if getattr(args, name, None) is not None), None)
+    if given is not None:
+        raise InvalidArgument(f"--{given} must not be used with the runner {args.target}, which has its own store")
 
 
 def is_in_memory(runner: AgentRunner) -> bool:
@@ -71,17 +71,30 @@ def _readable(url: str) -> str:
 
 
 @asynccontextmanager
-async def existing_store(args: Namespace) -> AsyncIterator[AgentRunner]:
-    """Open the store of a command that needs an existing one."""
-    require_file(args.url or get_config().backend_url or "")
-    async with open_store(args.url, Registry()) as runner:
+async def existing_store(args: Namespace, *, reads: bool = False) -> AsyncIterator[AgentRunner]:
+    """Open the store of a command that needs an existing one.
+
+    A command that only `reads` opens a SQLite file read-only if this user may not write it.
+    """
+    url = args.url or get_config().backend_url or ""
+    require_file(url)
+    async with open_store(args.url, Registry(), read_only=reads and not _may_write(_file_of(url))) as runner:
         yield runner
+
+
+def _file_of(url: str) -> str:
+    """Return the path of a SQLite file, "" for a store that is none."""
+    scheme, found, rest = url.partition("://")
+    return url if not found else unquote(rest[1:]) if scheme == "sqlite" else ""
+
+
+def _may_write(path: str) -> bool:
+    return not path or all(os.access(each, os.W_OK) for each in (path, os.path.dirname(os.path.realpath(path))))
 
 
 def require_file(url: str) -> None:
     """Raise InvalidArgument for a missing SQLite file: opening it would create it."""
-    scheme, found, rest = url.partition("://")
-    path = url if not found else unquote(rest[1:]) if scheme == "sqlite" else ""
+    path = _file_of(url)
     if path and not os.path.exists(path):
         raise InvalidArgument(f"store {brief(_readable(path), 500)} not found. Use --url to name an existing file")
 
@@ -96,22 +109,21 @@ async def require_run(runner: AgentRunner, run_id: str) -> RunRow:
 
 async def _known_runs(runner: AgentRunner, run_id: str) -> str:
     """Return a sentence with the run that was probably meant, or with the newest ones."""
-    for since in (runner.queue.clock.wall() - _RECENT, 0.0):
-        names = [row.run_key or row.run_id async for row in rows_of(runner, since=since, limit=_COMPARED)]
-        begins = [each for each in names if len(run_id) >= _PREFIX and each.startswith(run_id)]
-        if near := begins[:1] or difflib.get_close_matches(run_id[:100], names, n=1):
-            return f"Did you mean {near[0]!r}?"
-        if names:
-            newest = ", ".join(map(repr, names[-_SHOWN:]))
-            return f"The newest {'run is' if len(names) == 1 else 'runs are'} {newest}."
-    return "The store has no runs."
+    names = [row.run_key or row.run_id async for row in newest_rows(runner, RunFilter(light=True), _COMPARED)]
+    if not names:
+        return "The store has no runs."
+    begins = [each for each in names if len(run_id) >= _PREFIX and each.startswith(run_id)]
+    if near := begins[:1] or difflib.get_close_matches(run_id[:100], names, n=1):
+        return f"Did you mean {near[0]!r}?"
+    newest = ", ".join(map(repr, reversed(names[:_SHOWN])))
+    return f"The newest {'run is' if len(names) == 1 else 'runs are'} {newest}."
 
 
 async def similar_agent(runner: AgentRunner, key: str) -> str | None:
     """Return the key of the agent that was probably meant, if no run has the agent `key`."""
     if await runner.queue.find(RunFilter(agent=key, limit=1)):
         return None
-    keys = {row.agent async for row in rows_of(runner, limit=_COMPARED)}
+    keys = {agent for _, agent in (await runner.queue.counts()).runs}
     return next(iter(difflib.get_close_matches(key[:100], sorted(keys), n=1)), None)
 
 
@@ -131,6 +143,16 @@ def limits_from(args: Namespace) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
+async def newest_rows(runner: AgentRunner, wanted: RunFilter, limit: int) -> AsyncIterator[RunRow]:
+    """Yield the rows of at most `limit` runs, the newest first."""
+    wanted = wanted._replace(newest_first=True)
+    while limit > 0 and (rows := await runner.queue.find(wanted._replace(limit=min(limit, _PAGE)))):
+        for row in rows:
+            yield row
+        limit -= len(rows)
+        wanted = wanted._replace(before=(rows[-1].created_at, rows[-1].n))
+
+
 async def rows_of(
     runner: AgentRunner, status: str | None = None, agent: str | None = None, *, since: float = 0.0,
     limit: float = math.inf,
@@ -141,40 +163,3 @@ async def rows_of(
         for row in rows:
             yield row
         after, limit = rows[-1].n, limit - len(rows)
-
-
-async def summary(runner: AgentRunner, row: RunRow, *, end: bool = False) -> dict[str, Any]:
-    """Return the fields of a run under their names in `RunInfo`; with `end` also its error and usage.
-
-    Stored JSON is not decoded further: the types in it may not exist in this process.
-    """
-    told: dict[str, Any] = {
-        "run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status,
-        "attempt": row.attempt, "generation": row.generation, "priority": row.priority, "reason": row.reason or None,
-        "created_at": iso_time(row.created_at), "scheduled_at": iso_time(row.due_at),
-        "started_at": iso_time(row.started_at), "ended_at": iso_time(row.ended_at),
-        "deadline": iso_time(row.deadline), "worker": row.worker or None, "parent_run_id": row.parent_id,
-        "cancel_requested": row.cancel_at is not None, "concurrency_key": row.lane, "held": row.held > 0,
-    }  # fmt: skip
-    if end:
-        result = await _result_of(runner, row)
-        told["error"] = _last_error(row) if result is None else result.get("error")
-        told["usage"] = None if result is None else result.get("usage") or None
-    return told
-
-
-async def _result_of(runner: AgentRunner, row: RunRow) -> dict[str, Any] | None:
-    """Return the recorded result of a finished run, None if it has none."""
-    if row.status in LIVE:
-        return None
-    ended = await runner.state_store.ending(row.run_id)
-    if ended is None or ended.attempt != row.generation or ended.result is None:
-        return None
-    found: dict[str, Any] = json.loads(ended.result)
-    return found
-
-
-def _last_error(row: RunRow) -> dict[str, Any] | None:
-    """Return the error of the last failed attempt: {"type", "message", ...}."""
-    told = json.loads(row.error) if row.error else None
-    return told if told is None or isinstance(told, dict) else {"type": "Error", "message": str(told)}

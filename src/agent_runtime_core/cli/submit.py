@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from .._core.ids import run_uuid
 from .._core.validation import unknown
+from .._views.runs import summary
 from ..errors import IdempotencyConflict, InvalidArgument, brief
 from ..interfaces import RunResult
 from ..queue.records import RunRow
@@ -19,7 +20,7 @@ from ..registry import Registry
 from ..runner.runner import AgentRunner
 from .app_loader import agents_of
 from .output import print_json, print_line, prints_on_stderr, warn
-from .store import is_in_memory, limits_from, open_store, refuse_url, require_run, similar_agent, summary
+from .store import is_in_memory, limits_from, open_store, refuse_url, require_run, similar_agent
 
 T = TypeVar("T", dict[str, Any], list[Any])
 

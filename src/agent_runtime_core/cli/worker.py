@@ -30,16 +30,10 @@ async def work(args: Namespace) -> int:
 
     A second signal does not wait for active runs.
     """
-    handler = logging.StreamHandler()
-    text = LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonLogFormatter() if args.json else text)
-    logging.basicConfig(level=args.log_level.upper(), handlers=[handler])
+    set_up_logging(args)
     async with _runner(args) as runner:
         await runner.queue.next_due()  # raises for an unreadable store before the ready line
-        # Imported modules stay. A full garbage collection of them would block the event loop, with SDKs for 0.1 s or
-        # more.
-        gc.collect()
-        gc.freeze()
+        freeze_imports()
         working = asyncio.create_task(runner.run_loop(args.poll, concurrency=args.concurrency))
         await asyncio.sleep(0)  # from here on it handles signals
         if not working.done():
@@ -58,11 +52,33 @@ async def work(args: Namespace) -> int:
                 sys.stdout.flush()
         await working
     log.info("worker %s has stopped", runner.config.worker_id)
-    await _end_in_spite_of_tasks()
+    await end_in_spite_of_tasks()
     return 0
 
 
-async def _end_in_spite_of_tasks() -> None:
+def set_up_logging(args: Namespace) -> None:
+    """Write the log of the process to stderr, as text or JSON."""
+    handler = logging.StreamHandler()
+    text = LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLogFormatter() if args.json else text)
+    logging.basicConfig(level=args.log_level.upper(), handlers=[handler])
+
+
+def freeze_imports() -> None:
+    """Exclude the imported modules, which stay, from garbage collection.
+
+    A full collection of them would block the event loop, with SDKs for 0.1 s or more.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def worker_name() -> str:
+    """Return the worker id of this process: the machine and the process id."""
+    return f"{platform.node() or 'worker'}-{os.getpid()}"
+
+
+async def end_in_spite_of_tasks() -> None:
     """End the process if a task ignores its cancellation, or blocks in `asyncio.to_thread`.
 
     Closing the event loop would wait for it without limit. The runner has released the run of such a task, and another
@@ -91,8 +107,7 @@ def _runner(args: Namespace) -> AgentRunner:
     changes: dict[str, Any] = {} if args.grace is None else {"grace_seconds": args.grace}
     if not isinstance(found, AgentRunner):
         config = RunnerConfig.of(get_config())
-        name = f"{platform.node() or 'worker'}-{os.getpid()}"
-        return open_store(args.url, found, replace(config, worker_id=name, **changes))
+        return open_store(args.url, found, replace(config, worker_id=worker_name(), **changes))
     refuse_url(args)
     if is_in_memory(found):
         raise InvalidArgument(
