@@ -20,6 +20,7 @@ from . import (
     conversation,
     documents,
     events,
+    http_server,
     idle,
     imports,
     jobs,
@@ -48,6 +49,7 @@ ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
     "documents": documents.rows,
     "conversation": conversation.rows,
     "vectors": vectors.rows,
+    "http": http_server.rows,
     "drain": queue.drain,
     "claims": queue.claims,
 }
