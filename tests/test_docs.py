@@ -198,6 +198,7 @@ def _linked(page: Path) -> set[Path]:
             state.Guard,
             queue.RunRow,
             queue.RunFilter,
+            queue.RunCounts,
             queue.ClaimRequest,
             queue.MailboxMessage,
             queue.RunSnapshot,
@@ -216,7 +217,15 @@ def test_the_fields_of_rows_are_those_of_the_classes(kind: type[Any]) -> None:
 
 def _plainly(hint: Any) -> str:
     """A type as that page says it."""
-    words = {str: "string", float: "float", int: "integer", bool: "bool", tuple: "tuple", type(None): "None"}
+    words = {
+        str: "string",
+        float: "float",
+        int: "integer",
+        bool: "bool",
+        tuple: "tuple",
+        dict: "dict",
+        type(None): "None",
+    }
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
     return " or ".join(words[get_origin(each) or each] for each in kinds)
 

@@ -6,6 +6,9 @@ Python blocks share one namespace. `console` and `bash` blocks run in a shell, i
     ```console     lines that begin with "$ " are commands, the lines below a command are its output
     ```bash        commands whose output is not compared
 
+A server that a shell block starts in the background, `agent-runtime serve` or `uvicorn`, gets a free port instead of
+8000, in all blocks of the page. The next block runs when the server answers.
+
 In an expected output, `...` matches any text, and a line that is only `...` matches any lines. A comment line before
 a block directs it:
 
@@ -25,25 +28,31 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import cast
 
+from tests.support.redis_servers import free_port
+
 ROOT = Path(__file__).parents[2]
 REDIS = "redis://localhost:6379/0"
+PORT = "127.0.0.1:8000"
 PYTHON, SHELL, OUTPUT = {"python", "py", "python3"}, {"bash", "console"}, "output"
 #: Languages of blocks that show something and are not run.
-SHOWN = {"", "text", "mermaid", "json", "toml", "yaml", "ini", "dockerfile", "sql", "html", "markdown", "http"}
+SHOWN = {"", "text", "mermaid", "json", "toml", "yaml", "ini", "dockerfile", "sql", "html", "js", "markdown", "http"}
 #: A shell block that takes longer hangs.
 SHELL_TIMEOUT = 120.0
 
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _DIRECTIVE = re.compile(r"<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
 _VERBS = {"skip-run", "file", "setup", "needs"}
+_SERVER = re.compile(r"^(agent-runtime serve|uvicorn)\b.*&$", re.MULTILINE)
 _KILLED = re.compile(r"^\S*bash: line \d+: +\d+ Killed.*$", re.MULTILINE)
 
 
@@ -146,7 +155,9 @@ def run_page(text: str, where: str, root: Path = ROOT, redis: str | None = None)
     """
     main = ModuleType("__main__")
     before, sys.modules["__main__"] = sys.modules["__main__"], main
-    shell = Shell(Path.cwd())
+    port = free_port()
+    shell = Shell(Path.cwd(), port)
+    text = text.replace(PORT, f"127.0.0.1:{port}")
     try:
         with asyncio.Runner(debug=False) as runner:
             for block in blocks_of(text):
@@ -189,14 +200,17 @@ def _run(code: CodeType, main: ModuleType, runner: asyncio.Runner) -> None:
 class Shell:
     """Runs the shell blocks of a page. Programs that a block leaves in the background run until `close`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, port: int) -> None:
         self._directory = directory
+        self._port = port
         self._groups: list[int] = []
 
     def run(self, block: Block, body: str, where: str) -> None:
         if block.language == "bash":
             code, output = self._bash(f"set -e\n{body}")
             assert code == 0, f"{where}, line {block.line}: exit code {code}\n{output}"
+            if _SERVER.search(body):
+                self._wait_for_server(f"{where}, line {block.line}")
             return
         for offset, command, expected in commands_of(body):
             at = f"{where}, line {block.line + offset}"
@@ -211,13 +225,17 @@ class Shell:
         """Run a script and return its exit code and output, without waiting for what it leaves in the background."""
         binaries = self._directory / ".bin"
         binaries.mkdir(exist_ok=True)
-        for name, arguments in (("python", ""), ("agent-runtime", "-m agent_runtime_core ")):
+        port = f"--port {self._port}"
+        for name, arguments, after in (
+            ("python", "", ""), ("agent-runtime", "-m agent_runtime_core ", ""), ("uvicorn", "-m uvicorn ", port),
+        ):  # fmt: skip
             path = binaries / name
-            path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
+            serves = f'[ "$1" = serve ] && set -- "$@" {port}\n' if name == "agent-runtime" else ""
+            path.write_text(f'#!/bin/sh\n{serves}exec {shlex.quote(sys.executable)} {arguments}"$@" {after}\n')
             path.chmod(0o755)
         environment = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
         # A file and not a pipe: a program in the background would keep a pipe open.
-        output = self._directory / ".bin" / "output"
+        self._output = output = self._directory / ".bin" / f"output{len(self._groups)}"
         with output.open("w") as sink:
             process = subprocess.Popen(
                 ["bash", "-c", script], cwd=self._directory, env=environment, stdin=subprocess.DEVNULL,
@@ -227,6 +245,16 @@ class Shell:
             code = process.wait(SHELL_TIMEOUT)
         code = 128 - code if code < 0 else code
         return code, _KILLED.sub("Killed", output.read_text("utf-8"))
+
+    def _wait_for_server(self, where: str) -> None:
+        deadline = time.monotonic() + SHELL_TIMEOUT
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 5) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                if connection.recv(1):
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"{where}: the server does not answer\n{self._output.read_text('utf-8')}")
 
     def close(self) -> None:
         for group in self._groups:
