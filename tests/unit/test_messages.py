@@ -547,6 +547,26 @@ OF_RUNNERS: list[Triggered] = [
         "unknown status 'deadd'. Did you mean 'dead'?",
     ),
     Triggered(
+        lambda: on_runner(lambda runner: runner.runs(["failed", "ded"])),
+        "unknown status 'ded'. Did you mean 'dead'?",
+    ),
+    Triggered(
+        lambda: on_runner(lambda runner: runner.runs(since=20, until=10)),
+        "until must be at least since (20), got 10.",
+    ),
+    Triggered(
+        lambda: on_runner(lambda runner: runner.runs(prefix="")),
+        "prefix must be a string of 1 to 512 characters, got ''.",
+    ),
+    Triggered(
+        lambda: on_runner(lambda runner: runner.runs(conversation=3)),
+        "conversation must be a UUID or a non-empty string, got 3.",
+    ),
+    Triggered(
+        lambda: on_runner(lambda runner: runner.runs(newest_first=1)),
+        "newest_first must be True or False, got 1.",
+    ),
+    Triggered(
         lambda: on_runner(lambda runner: runner.runs(agent=3)),
         "agent must be an agent key, got 3. Pass agent.key.",
     ),
@@ -1016,7 +1036,19 @@ ALLOWED = {
     ("config.py", "{called}: {error}"): "adds the name of the setting to an error that `must` made",
 }
 #: Packages whose messages have another test.
-OTHERS = ("agents.py", "cli", "llm", "loop", "persistence", "planning", "testing", "tools", "tracing", "turns")
+OTHERS = (
+    "agents.py",
+    "cli",
+    "llm",
+    "loop",
+    "persistence",
+    "planning",
+    "server",
+    "testing",
+    "tools",
+    "tracing",
+    "turns",
+)
 
 
 def test_every_message_about_a_value_is_made_by_must_or_unknown() -> None:

@@ -96,7 +96,7 @@ async def test_a_file_of_the_first_version_is_brought_to_the_newest(
 ) -> None:
     path = tmp_path / "app.db"
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite, "_FENCES", sqlite._FENCES[:1])
+        patch.setattr(sqlite, "FENCES", sqlite.FENCES[:1])
         engine = SQLiteEngine.open(path)
         for concern in (journal.CONCERN, events.CONCERN, QUEUE, state.CONCERN, documents.CONCERN):
             engine.file.migrate(dataclasses.replace(concern, migrations=concern.migrations[:1]))
@@ -107,7 +107,7 @@ async def test_a_file_of_the_first_version_is_brought_to_the_newest(
         assert result.status == RunStatus.SUCCEEDED, result.error
     with contextlib.closing(sqlite3.connect(path)) as conn:
         versions = dict(conn.execute("SELECT concern, version FROM arc_schema"))
-        assert versions["fence"] == len(sqlite._FENCES)
+        assert versions["fence"] == len(sqlite.FENCES)
         assert versions["queue"] == len(QUEUE.migrations)
 
 
