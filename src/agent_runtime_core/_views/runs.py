@@ -92,7 +92,7 @@ def _list_item(row: RunRow, now: float, error: Any, usage: dict[str, Any]) -> di
 
 
 def waiting_words(row: RunRow) -> list[str]:
-    """Return what a run waits for, as far as its row says: the names of its open questions, else its reason."""
+    """Return the names of the open questions of a run, or else the reason for which it waits."""
     names = [each.name for each in open_questions(row)]
     return names or ([row.reason] if row.status == "waiting" and row.reason else [])
 

@@ -56,7 +56,7 @@ async def serve(args: Namespace) -> int:
     set_up_logging(args)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     _check_authentication(args)
-    # The handlers stay until the runner is closed: a second signal must not kill the process meanwhile.
+    # The handlers stay until the runner is closed: before that, a second signal must not kill the process.
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(contextlib.closing(listening_socket(args.host, args.port)))
         settings = _settings(args)
@@ -89,7 +89,7 @@ async def _started(server: Server, serving: asyncio.Task[None]) -> None:
 
 
 async def _until_stopped(args: Namespace, server: Server, serving: asyncio.Task[None], state: ServerState) -> None:
-    """Execute runs until a signal, then let active runs finish and end the server, which rejects requests meanwhile."""
+    """Execute runs until a signal, then let active runs finish and end the server. Until then, it rejects requests."""
     draining = asyncio.create_task(state.draining.wait())
     tasks: set[asyncio.Task[Any]] = {draining, serving}
     if not args.no_worker:

@@ -28,7 +28,7 @@ CALLER: Final = "agent_runtime.caller"  # in the ASGI scope
 COOKIE: Final = "agent_runtime_session"
 HEADER: Final = "x-agent-runtime"
 PROTOCOL: Final = "bearer."  # the beginning of a WebSocket subprotocol that has a token
-SLASH: Final = "\x1f"  # stands for an encoded slash in a path; no id has a control character
+SLASH: Final = "\x1f"  # replaces an encoded slash in a path; no id has a control character
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 
 

@@ -67,7 +67,7 @@ class Page(Shape):
 
 
 class Outcome(Shape):
-    """How a run stands, and its result once it has finished."""
+    """The state of a run, and its result if it has finished."""
 
     run_id: str
     key: str | None

@@ -39,7 +39,7 @@ RESTARTING: Final = 1012
 #: Seconds that a stalled reader has to accept its close frame before the connection is dropped.
 CLOSE_SECONDS: Final = 5.0
 _CODES: Final = {401: UNAUTHENTICATED, 403: FORBIDDEN}
-PROTOCOL: Final = "agent-runtime"  # offered beside `bearer.TOKEN`, so that no response header has the token
+PROTOCOL: Final = "agent-runtime"  # offered with `bearer.TOKEN`, so that no response header has the token
 _LONGEST_REF: Final = 200
 
 Frame = Mapping[str, Any]
