@@ -150,7 +150,7 @@ def _parsed(text: str) -> tuple[Token, ...]:
 
 
 def default_path(runner: AgentRunner) -> Path:
-    """Return where the tokens of a server for this runner are: beside its SQLite file, else in the user's state."""
+    """Return the path of the token file: next to the runner's SQLite file, else in the user's state directory."""
     path = getattr(runner.queue.commits, "path", None)
     if isinstance(path, str | os.PathLike):
         return Path(f"{os.fspath(path)}.token")

@@ -17,7 +17,7 @@ from ...errors import StorageBusy
 
 TRIES: Final = 20
 TICK: Final = 0.02  # seconds after which a write has another modification time, on every file system
-_HEADER: Final = 32  # bytes of the header of a log. A log that begins anew has another one
+_HEADER: Final = 32  # bytes of the header of a log. SQLite writes another one when it starts the log again
 COPIED: Final = ("-wal", "-journal")
 
 
