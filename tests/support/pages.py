@@ -221,8 +221,7 @@ class Shell:
                 output += "Killed\n"  # only an interactive shell reports it
             compare(expected, output, at)
 
-    def _bash(self, script: str) -> tuple[int, str]:
-        """Run a script and return its exit code and output, without waiting for what it leaves in the background."""
+    def _write_programs(self) -> None:
         binaries = self._directory / ".bin"
         binaries.mkdir(exist_ok=True)
         port = f"--port {self._port}"
@@ -233,6 +232,13 @@ class Shell:
             serves = f'[ "$1" = serve ] && set -- "$@" {port}\n' if name == "agent-runtime" else ""
             path.write_text(f'#!/bin/sh\n{serves}exec {shlex.quote(sys.executable)} {arguments}"$@" {after}\n')
             path.chmod(0o755)
+
+    def _bash(self, script: str) -> tuple[int, str]:
+        """Run a script and return its exit code and output, without waiting for what it leaves in the background."""
+        if not self._groups:
+            # Once, before any of them runs: a program that is being started cannot be written ("Text file busy").
+            self._write_programs()
+        binaries = self._directory / ".bin"
         environment = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
         # A file and not a pipe: a program in the background would keep a pipe open.
         self._output = output = self._directory / ".bin" / f"output{len(self._groups)}"
