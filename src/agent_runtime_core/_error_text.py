@@ -56,3 +56,12 @@ def brief(value: object, most: int = 80) -> str:
     except Exception:  # noqa: BLE001 - the __repr__ of a foreign class may raise anything
         return f"<{kind.__name__}>"
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def brief_kind(value: object) -> str:
+    """Return a number as `brief` does, but only type and length of a text: a stored one may be of a user."""
+    if isinstance(value, str):
+        return f"a string of {len(value):,} characters"
+    if isinstance(value, bytes):
+        return f"bytes of length {len(value):,}"
+    return brief(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"

@@ -8,10 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import HTTPConnection
 
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.server import access
 from agent_runtime_core.server.access import Caller, Tokens
 from agent_runtime_core.server.app import create_app
 from agent_runtime_core.server.settings import ServerSettings
@@ -153,6 +155,27 @@ async def test_an_app_without_authenticate_creates_the_token_file(tmp_path: Path
         assert (await other.get(OPENAPI)).status_code == 401
 
 
+async def test_an_app_on_a_store_that_is_only_read_creates_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "store"
+    folder.mkdir()
+    async with AgentRunner.open(folder / "a.db", registry=Registry()) as writer:
+        await writer.submit("echo", run_id="one")
+    before = sorted(folder.iterdir())
+    async with AgentRunner.open(folder / "a.db", registry=Registry(), read_only=True) as runner:
+        app = create_app(runner)
+        token = (tmp_path / "state" / "agent-runtime" / "token").read_text().strip()
+        async with client_of(app, token) as client:
+            assert (await client.get("/api/v1/runs/one")).status_code == 200
+            assert (await client.post("/api/v1/runs", json={"agent": "echo"})).status_code == 409
+        assert sorted(folder.iterdir()) == before
+        (folder / "a.db.token").write_text("known")
+        async with client_of(create_app(runner), "known") as client:  # the file of a server that writes
+            assert (await client.get("/api/v1/runs/one")).status_code == 200
+
+
 # -- the cookie of a browser
 
 
@@ -170,6 +193,19 @@ async def test_a_cookie_is_hard_to_steal(app: Any) -> None:
     assert "Secure" not in cookie
     assert TOKEN not in cookie
     assert read.status_code == 200
+
+
+async def test_about_tells_a_page_whether_it_can_sign_out(app: Any, make_app: Callable[..., Any]) -> None:
+    async def found(app: Any, token: str | None, *, cookie: bool) -> bool:
+        async with client_of(app, token) as client:
+            if cookie:
+                await signed_in(client)
+            return bool((await client.get("/api/v1/about")).json()["signed_in"])
+
+    assert await found(app, None, cookie=True)
+    assert not await found(app, TOKEN, cookie=False)
+    assert not await found(app, TOKEN, cookie=True)
+    assert not await found(make_app(authenticate=lambda _: Caller("anyone")), None, cookie=False)
 
 
 async def test_a_cookie_is_secure_behind_tls(app: Any) -> None:
@@ -197,6 +233,54 @@ async def test_signing_out_clears_the_cookie(app: Any) -> None:
         read = await client.get(OPENAPI)
     assert (response.status_code, read.status_code) == (204, 401)
     assert 'agent_runtime_session_8000=""' in response.headers["set-cookie"]
+
+
+async def test_a_copy_of_a_cookie_is_not_valid_after_signing_out(make_app: Callable[..., Any]) -> None:
+    tokens = Tokens([Token.of(TOKEN)], clock=VirtualClock())
+    app = make_app(authenticate=tokens)
+    async with client_of(app, None) as client, client_of(app, None) as other:
+        await signed_in(client)
+        await signed_in(other)
+        copy = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+        await client.request("DELETE", "/api/v1/session", headers=PAGE)
+        forged = {"Cookie": copy[:-1] + "x"}
+        assert (await client.request("DELETE", "/api/v1/session", headers=PAGE | forged)).status_code == 204
+        assert (await client.get(OPENAPI, headers={"Cookie": copy})).status_code == 401
+        assert (await other.get(OPENAPI)).status_code == 200
+
+
+def test_cookies_that_were_signed_out_are_remembered_until_they_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MOST_REVOKED", 3)
+    clock = VirtualClock()
+    tokens = Tokens([Token.of(TOKEN)], clock=clock, cookie_seconds=100)
+
+    def cookie() -> str:
+        signed_in = tokens.sign_in(token=TOKEN)
+        assert signed_in is not None
+        clock.advance(1)
+        return signed_in[0]
+
+    def is_valid(value: str) -> bool:
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "scheme": "http",
+            "path": "/",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost:1"), (b"cookie", f"agent_runtime_session_1={value}".encode())],
+        }
+        return tokens(HTTPConnection(scope)) is not None
+
+    first, second, *ended, last = [cookie() for _ in range(7)]
+    for value in (ended[0], ended[0], *ended[1:3]):
+        tokens.sign_out(value)
+    assert [is_valid(each) for each in (first, second, *ended, last)] == [True, True, False, False, False, True, True]
+    tokens.sign_out(ended[3])  # one too many: the one that expires first is forgotten, with all that expire before it
+    assert [is_valid(each) for each in (first, second, *ended, last)] == [False] * 6 + [True]
+    assert len(tokens._revoked) == 3
+    clock.advance(100)
+    tokens.sign_out(cookie())
+    assert len(tokens._revoked) == 1
 
 
 @pytest.mark.parametrize("missing", ["Origin", "Sec-Fetch-Site", "X-Agent-Runtime"])
@@ -252,7 +336,9 @@ async def test_an_invalid_sign_in_is_answered_without_its_values(app: Any, body:
     assert response.status_code == 422
     assert "canary" not in response.text
     if "tokn" in body:
-        assert response.json()["errors"] == [{"field": "tokn", "message": "Unknown field. Did you mean 'token'?"}]
+        assert response.json()["errors"] == [
+            {"field": "tokn", "message": "tokn is not a known field. Did you mean 'token'?"}
+        ]
 
 
 async def test_a_foreign_page_cannot_sign_a_browser_in_or_out(app: Any) -> None:

@@ -205,9 +205,22 @@ async def test_a_question_is_answered_once(client: httpx.AsyncClient, runner: Ag
         late = await client.post(f"{RUNS}/one/approvals/plan", json={"answer": {"ok": True}})
     assert [each.status_code for each in wrong] == [422] * 4
     assert sorted(each.status_code for each in both) == [200, 409]
+    assert {each.json().get("asked") for each in both} == {True, None}
     assert {each.json().get("type") for each in both} == {None, "urn:agent-runtime:already-answered"}
     assert done.json()["result"] == {"value": {"ok": True}}
     assert late.status_code == 410
+
+
+async def test_an_answer_says_whether_the_run_has_asked(client: httpx.AsyncClient, runner: AgentRunner) -> None:
+    await runner.submit("asks", run_id="one")
+    async with client:
+        early = await client.post(f"{RUNS}/one/approvals/plan", json={"answer": {"ok": True}})
+        other = await client.post(f"{RUNS}/one/approvals/plam", json={"answer": {"ok": True}})
+        await runner.run_once()
+        done = await client.get(f"{RUNS}/one/result")
+    for each in (early, other):
+        assert (each.status_code, each.json()["asked"], each.json()["state"]) == (200, False, "pending")
+    assert done.json()["result"] == {"value": {"ok": True}}  # the answer was kept
 
 
 async def test_a_finished_run_is_deleted(client: httpx.AsyncClient, runner: AgentRunner) -> None:

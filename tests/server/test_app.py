@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.server.access import Caller
 from agent_runtime_core.testing import VirtualClock
-from tests.server.conftest import client_of
+from tests.server.conftest import LiveServer, client_of
 
 
 async def test_health_is_open_and_tells_more_with_a_token(client: httpx.AsyncClient, app: Any) -> None:
@@ -44,7 +46,53 @@ async def test_unknown_paths_and_methods_are_problems(client: httpx.AsyncClient)
         assert body["status"] == status
         assert body["type"].startswith("urn:agent-runtime:")
         assert body["request_id"] == response.headers["x-request-id"]
-    assert method.headers["allow"] == "GET"
+    assert method.headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "runs", "GET, HEAD, POST"), ("PATCH", "runs/r", "GET, HEAD, DELETE"),
+        ("GET", "session", "POST, DELETE"), ("GET", "runs/r/cancel", "POST"),
+        ("HEAD", "runs/r/cancel", "POST"), ("OPTIONS", "queue", "GET, HEAD"),
+        ("POST", "runs/a%2Fb/events", "GET, HEAD"), ("BREW", "../../openapi.json", "GET, HEAD"),
+    ],
+)  # fmt: skip
+async def test_405_names_all_methods_of_the_path(
+    client: httpx.AsyncClient, method: str, path: str, allowed: str
+) -> None:
+    async with client:
+        response = await client.request(method, f"/api/v1/{path}")
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+
+
+async def test_head_is_answered_like_get_without_a_body(
+    app: Any, client: httpx.AsyncClient, runner: AgentRunner, live_server: Callable[..., LiveServer],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.INFO, "agent_runtime_core.access")
+    await runner.submit("echo", {"n": 1}, run_id="r")
+    server = live_server(app)
+    paths = (
+        "/", "/static/style.css", "/static/nothing.js", "/openapi.json", "/api/v1/health/live", "/api/v1/runs",
+        "/api/v1/runs/r/journal", "/api/v1/runs/r/result", "/api/v1/runs/unknown", "/api/v1/runs?limit=x",
+        "/api/v1/runs/r/events?follow=false",
+    )  # fmt: skip
+    async with client, httpx.AsyncClient(base_url=server.url, headers=client.headers) as real:
+        for path in paths:
+            wanted = await real.get(path)
+            for each in (real, client):
+                found = await each.head(path)
+                assert (found.status_code, found.content) == (wanted.status_code, b""), path
+                for name in ("content-type", "etag", "cache-control", "retry-after"):
+                    assert found.headers.get(name) == wanted.headers.get(name), (path, name)
+                assert int(found.headers["content-length"]) > 0, path
+        stream = await real.head("/api/v1/runs/r/events")  # ends, although the run has not
+        anonymous = await real.head("/api/v1/runs", headers={"Authorization": "Bearer wrong"})
+    assert (stream.status_code, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert (stream.content, app.state.server.limits.open_streams) == (b"", 0)
+    assert anonymous.status_code == 401
+    assert any(record.getMessage().startswith("HEAD /api/v1/runs/{id}/journal 200 ") for record in caplog.records)
 
 
 async def test_health_reads_the_store_at_most_once_per_second(

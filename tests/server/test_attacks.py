@@ -15,11 +15,11 @@ import pytest
 from fastapi import FastAPI
 from websockets.exceptions import InvalidStatus
 
+from agent_runtime_core._views.cursors import cursor_of
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.server.access import Caller, Tokens
-from agent_runtime_core.server.cursors import cursor_of
 from agent_runtime_core.server.settings import ServerSettings
 from agent_runtime_core.turns import TurnManager
 from tests.server.conftest import TOKEN, client_of

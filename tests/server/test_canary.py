@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from agent_runtime_core.runner import AgentRunner
 from tests.server.conftest import Served
 from tests.support.processes import until
+from tests.support.runs import Script
 
 CANARY = "quetzal-7731"
 RUNS = "/api/v1/runs"
@@ -88,3 +95,35 @@ def test_a_secret_is_in_no_log_line_and_no_error_body(
     log = capfd.readouterr().err
     assert log.count("/api/v1/runs/{id}") > 5
     assert [line for line in log.splitlines() if CANARY in line] == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "path", "named"),
+    [
+        ("UPDATE arc_runs SET metadata = CAST(metadata AS BLOB)", "", "metadata"),
+        ("UPDATE arc_journal SET result = result || ' '", "/steps", "checksum"),
+        ("UPDATE arc_events SET payload = CAST(payload AS BLOB)", "/events?follow=false", "payload"),
+    ],
+)
+async def test_a_damaged_run_is_named_in_the_log_without_its_content(
+    client: httpx.AsyncClient, runner: AgentRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    damage: str, path: str, named: str,
+) -> None:  # fmt: skip
+    async def secretive(ctx: Any) -> Any:
+        await ctx.emit("note", {"text": CANARY})
+        return await ctx.step("one", str, CANARY)
+
+    runner.registry.register(Script(secretive, "secretive"))
+    await runner.execute("secretive", "r", {"text": CANARY}, metadata={"text": CANARY})
+    run_id = (await runner.queue.require("r")).run_id
+    with contextlib.closing(sqlite3.connect(tmp_path / "agents.db")) as connection, connection:
+        assert connection.execute(damage).rowcount > 0
+    caplog.set_level(logging.DEBUG)
+    async with client:
+        response = await client.get(f"/api/v1/runs/r{path}")
+    assert response.status_code == 500
+    assert response.json().keys() == {"type", "title", "status", "request_id"}
+    [told] = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert f"request {response.json()['request_id']} failed with StorageCorrupt: " in told
+    assert all(each in told for each in (run_id, named, "a backup"))
+    assert CANARY not in caplog.text

@@ -9,11 +9,12 @@ from typing import Any
 from fastapi import FastAPI
 
 from agent_runtime_core import errors
-from agent_runtime_core.server.errors import _TITLES, kebab, problem_of
+from agent_runtime_core._views.problems import TITLES, kebab, problem_of
 from tests.support.pages import ROOT
 
 PAGE = (ROOT / "docs/reference/http-api.md").read_text("utf-8")
 SOURCE = ROOT / "src/agent_runtime_core/server"
+VIEWS = ROOT / "src/agent_runtime_core/_views"
 #: They are described with the streams and the browser.
 ELSEWHERE = re.compile(r"/(health|session|socket|metrics)|/runs/\{id\}/events")
 
@@ -46,8 +47,8 @@ def test_every_type_of_problem_has_its_row_once() -> None:
             problem = problem_of(error)
             word = problem.type.removeprefix("urn:agent-runtime:")
             found.add((problem.status, word, "every other error" if problem.status == 500 else name))
-    by_status = {(status, kebab(title), "") for status, title in _TITLES.items() if status not in (409, 410, 422, 500)}
-    source = "".join(path.read_text("utf-8") for path in SOURCE.glob("*.py"))
+    by_status = {(status, kebab(title), "") for status, title in TITLES.items() if status not in (409, 410, 422, 500)}
+    source = "".join(path.read_text("utf-8") for where in (SOURCE, VIEWS) for path in where.glob("*.py"))
     special = set(re.findall(r"urn:agent-runtime:([a-z-]+)", source))
     assert sorted(listed) == sorted({each for each in listed if each[2] == ""} | found)
     assert by_status <= set(listed)

@@ -126,9 +126,11 @@ async def test_every_route_hides_a_hidden_run(app: FastAPI, runner: AgentRunner)
         assert [each.kind for each in await runner.queue.mail(str(row.run_id))] == ["question"]
         crossed = await anna.get(f"{API}/runs/anna-0/compare/ben-1")
         assert crossed.status_code == 404
+        [first, *_] = (await anna.get(f"{API}/runs/anna-0/timeline")).json()["items"]
         for template in {each[1] for each in routes if each[0] == "GET"} - {"/api/v1/turns/{id}"}:
             if not template.endswith("/events"):
                 path = template.replace("{id}", "anna-0").replace("{other}", "anna-0")
+                path = path.replace("{step_id}", first["step_id"])
                 own = await anna.get(path)
                 assert own.status_code in (200, 202), (template, own.text)
 

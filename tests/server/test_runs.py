@@ -215,7 +215,7 @@ async def test_lists_are_newest_first_and_complete(client: httpx.AsyncClient, ru
         await runner.submit("echo", {"n": 1}, run_id=name)
     await runner.cancel("run-3")
     await runner.execute("echo", "run-5", {"n": 1})
-    await runner.submit("echo", run_id="child", parent_run_id="run-1")
+    await runner.submit("echo", {"conversation_id": "room 7"}, run_id="child", parent_run_id="run-1")
     async with client:
         for limit in (1, 2, 3, 50):
             assert await _page_through(client, limit=limit) == ["child", *reversed(names)]
@@ -225,6 +225,9 @@ async def test_lists_are_newest_first_and_complete(client: httpx.AsyncClient, ru
         assert await _page_through(client, q="run-", agent="echo", limit=4) == [*reversed(names)]
         assert await _page_through(client, agent="other") == []
         assert await _page_through(client, parent="run-1") == ["child"]
+        assert await _page_through(client, conversation="room 7") == ["child"]
+        assert await _page_through(client, conversation="room 7", state=["failed", "in_doubt"]) == []
+        assert await _page_through(client, conversation="room") == []
         created = (await runner.queue.require("run-4")).created_at
         assert await _page_through(client, since=repr(created), q="run-") == ["run-6", "run-5", "run-4"]
         assert await _page_through(client, until=repr(created)) == ["run-3", "run-2", "run-1", "run-0"]
@@ -267,6 +270,88 @@ async def test_steps_records_and_conversations_are_read_in_pages(
     assert plan.status_code == 200
     assert compared.status_code == 200
     assert "same" in compared.text
+
+
+async def test_the_timeline_is_read_in_pages_and_by_step(client: httpx.AsyncClient, runner: AgentRunner) -> None:
+    async def three(ctx: Any) -> Any:
+        return [await ctx.step(name, int, number) for number, name in enumerate("abc")]
+
+    runner.registry.register(Script(three, "three"))
+    await runner.execute("three", "one")
+    await runner.execute("three", "two")
+    async with client:
+        page = (await client.get(f"{RUNS}/one/timeline", params={"limit": 2})).json()
+        rest = (await client.get(f"{RUNS}/one/timeline", params={"after": page["next"]})).json()
+        newest = (await client.get(f"{RUNS}/one/timeline", params={"limit": 1, "newest_first": True})).json()
+        wrong = await client.get(f"{RUNS}/one/timeline", params={"newest": True})
+        step = (await client.get(f"{RUNS}/one/steps/{page['items'][1]['step_id']}")).json()
+        missing = [
+            await client.get(f"{RUNS}/{path}")
+            for path in (
+                f"two/steps/{step['step_id']}",
+                "one/steps/b",
+                f"none/steps/{step['step_id']}",
+                "none/timeline",
+            )
+        ]
+    assert [each["name"] for each in page["items"] + rest["items"]] == ["a", "b", "c"]
+    assert (page["total"], rest["next"], newest["items"]) == (3, None, rest["items"])
+    assert {"kind": "step", "state": "done", "key": "0"}.items() <= page["items"][0].items()
+    assert (step["sequence"], step["output"], step["records"][-1]["kind"]) == (1, 1, "done")
+    assert step["idempotency_key"].endswith(step["step_id"])
+    assert wrong.status_code == 422
+    assert [each.status_code for each in missing] == [404] * 4
+    assert [each.json()["type"].rpartition(":")[2] for each in missing] == [
+        "not-found", "not-found", "unknown-run", "unknown-run"
+    ]  # fmt: skip
+
+
+async def test_the_timeline_hides_child_runs_that_the_caller_may_not_see(
+    make_app: Callable[..., FastAPI], runner: AgentRunner
+) -> None:
+    async def outer(ctx: Any) -> Any:
+        await ctx.call("echo", {}, key="c")
+
+    runner.registry.register(Script(outer, "outer"))
+    await runner.execute("outer", "one")
+    answers = {}
+    for hidden in ("echo", "nothing"):
+
+        def may(verb: str, run: Any, hidden: str = hidden) -> bool:
+            return bool(run.agent_key != hidden)
+
+        caller = Caller("someone", may=may)
+        async with client_of(make_app(authenticate=lambda request, caller=caller: caller)) as client:
+            [row] = (await client.get(f"{RUNS}/one/timeline")).json()["items"]
+            step = (await client.get(f"{RUNS}/one/steps/{row['step_id']}")).json()
+        answers[hidden] = (row["kind"], row["child_run_id"], step["child_run_id"])
+    child = answers["nothing"][1]
+    assert child is not None
+    assert answers == {"echo": ("child", None, None), "nothing": ("child", child, child)}
+
+
+async def test_a_later_page_of_the_journal_reads_only_later_records(
+    client: httpx.AsyncClient, runner: AgentRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def three(ctx: Any) -> Any:
+        return [await ctx.step(name, int, number) for number, name in enumerate("abc")]
+
+    runner.registry.register(Script(three, "three"))
+    await runner.execute("three", "one")
+    read, asked = runner.state_store.records, list[int]()
+
+    async def counted(run_id: Any, after: int = -1) -> Any:
+        asked.append(after)
+        return await read(run_id, after)
+
+    monkeypatch.setattr(runner.state_store, "records", counted)
+    async with client:
+        first = (await client.get(f"{RUNS}/one/journal", params={"limit": 1})).json()
+        rest = (await client.get(f"{RUNS}/one/journal", params={"after": first["next"]})).json()
+    assert [each["seq"] for each in first["items"] + rest["items"]] == [
+        each.seq for each in await read((await runner.get_run("one")).run_id)
+    ]
+    assert asked == [-1, first["next"]]
 
 
 @pytest.mark.parametrize("key", ["a/b", "a%2Fb", "100%", "ü ✓", "..", ".", "a?b#c", "a//b/", "steps", "x/steps"])

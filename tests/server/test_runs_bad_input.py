@@ -184,7 +184,39 @@ async def test_a_bad_query_is_refused(client: httpx.AsyncClient, query: str, fie
 async def test_an_unknown_parameter_names_the_nearest_one(client: httpx.AsyncClient) -> None:
     async with client:
         answer = await client.get(f"{RUNS}?stat=failed")
-    assert answer.json()["detail"] == "stat: Unknown field. Did you mean 'state'?"
+    assert answer.json()["detail"] == "stat is not a known field. Did you mean 'state'?"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "messages"),
+    [
+        ("", {"prompt": 5, "max_steps": 101}, ["prompt must be a string.", "max_steps must be at most 100."]),
+        ("", {"prompt": None, "max_steps": 0}, ["prompt must be a string.", "max_steps must be at least 1."]),
+        ("", {"prompt": "x", "max_steps": 1.5}, ["max_steps must be an integer."]),
+        ("", {"agent": "", "delay": "1"}, ["agent must not be empty.", "delay must be a number."]),
+        ("", {"agent": "x" * 513}, ["agent must have at most 512 characters."]),
+        ("", {"agent": "echo", "deadline": "so"}, ["deadline must be a time of RFC 3339 or seconds since 1970."]),
+        ("", {}, ["body must be an object with either prompt or agent. Send one of the two."]),
+        ("/r/messages", {}, ["message is missing."]),
+        ("/r/messages", {"message": 1}, ["message must be a string or an object."]),
+        ("/r/messages", [], ["body must be an object."]),
+        ("/r/messages", {"message": "x", "when": "now"}, ["when must be 'next_turn' or 'interrupt'."]),
+        ("/r/cancel", {"wait": 61}, ["wait must be at most 60."]),
+        ("?limit=x", None, ["limit must be an integer."]),
+        ("?state=failed&state=x&limit=0", None, [
+            "state.1 must be 'pending', 'running', 'waiting', 'succeeded', 'failed', 'cancelled', 'timed_out', 'dead', "
+            "'retrying' or 'in_doubt'.", "limit must be at least 1.",
+        ]),
+        ("/r/events?follow=x", None, ["follow must be true or false."]),
+    ],
+)  # fmt: skip
+async def test_what_a_value_must_be_is_said_as_elsewhere(
+    client: httpx.AsyncClient, path: str, body: Any, messages: list[str]
+) -> None:
+    async with client:
+        answer = await (client.get(RUNS + path) if body is None else client.post(RUNS + path, json=body))
+    assert [each["message"] for each in answer.json()["errors"]] == messages
+    assert answer.json()["detail"] == " ".join(messages)
 
 
 async def test_a_value_that_is_not_in_a_list_gets_the_list(client: httpx.AsyncClient) -> None:

@@ -149,10 +149,10 @@ async def test_a_problem_names_each_field_and_the_nearest_name(app: Any) -> None
         response = await client.post("/api/v1/take", json={"promt": CANARY, "max_steps": CANARY, CANARY: 1})
     assert response.status_code == 422
     assert response.json()["errors"] == [
-        {"field": "prompt", "message": "Field required."},
-        {"field": "max_steps", "message": "Input should be a valid integer."},
-        {"field": "promt", "message": "Unknown field. Did you mean 'prompt'?"},
-        {"field": "…", "message": "Unknown field. Known: max_steps, prompt."},
+        {"field": "prompt", "message": "prompt is missing."},
+        {"field": "max_steps", "message": "max_steps must be an integer."},
+        {"field": "promt", "message": "promt is not a known field. Did you mean 'prompt'?"},
+        {"field": "…", "message": "… is not a known field. Known: max_steps, prompt."},
     ]
     assert "canary" not in response.text
 
@@ -252,6 +252,7 @@ async def test_errors_have_their_code_and_hide_values_and_paths(
     if status == 500:
         assert set(body) == {"type", "title", "status", "request_id"}
         assert f"request {body['request_id']} failed with {type(error).__name__}" in caplog.text
+    assert ("/var/agents.db is damaged" in caplog.text) == isinstance(error, StorageCorrupt)
     if isinstance(error, InvalidTurn):
         assert body["errors"] == [{"field": "user_id", "message": "user_id must be a string."}]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import signal
 import socket
 import sqlite3
@@ -62,6 +64,22 @@ def test_it_answers_with_the_token_on_the_printed_url(serve: Serve, tmp_path: Pa
     assert not (tmp_path / "agents.db.token").exists()
 
 
+def test_in_a_terminal_it_prints_a_url_that_signs_in(tmp_path: Path) -> None:
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "agent_runtime_core", "serve", "--port", "0", "--db", str(tmp_path / "agents.db")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=subprocess.DEVNULL)
+    os.close(theirs)
+    with open(terminal, encoding="utf-8") as lines:
+        try:
+            shown = [next(lines).split() for _ in range(3)]
+            url = shown[1][-1]
+            assert shown[2][0] == "open"
+            assert shown[2][1].startswith(f"{url}/#code=")
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+
+
 def test_by_default_the_token_is_in_a_file_beside_the_store(serve: Serve, tmp_path: Path) -> None:
     served = serve("--token-file", tmp_path / "other.token", "--log-level", "warning")
     assert served.ready["token_file"] == str(tmp_path / "other.token")
@@ -106,6 +124,14 @@ def test_options_trust_hosts_origins_and_proxies(serve: Serve) -> None:
                 "X-Forwarded-Proto": "https"}  # fmt: skip
         cookie = client.post("/api/v1/session", json={"token": TOKEN}, headers=page).headers["set-cookie"]
     assert "Secure" in cookie
+
+
+def test_options_limit_bodies_and_pending_runs(serve: Serve) -> None:
+    served = serve("--max-body", "100", "--max-pending", "1", "--no-worker")
+    with served.client() as client:
+        large = client.post("/api/v1/runs", json={"prompt": "x" * 100})
+        first, second = (client.post("/api/v1/runs", json={"prompt": "add 1 and 2"}) for _ in range(2))
+    assert [each.status_code for each in (large, first, second)] == [413, 201, 429]
 
 
 def test_a_server_on_all_addresses_without_a_trusted_host_warns(
@@ -260,6 +286,8 @@ def test_no_auth_needs_a_loopback_host(tmp_path: Path, host: str) -> None:
         (["--token", "a", "--no-auth"], "not allowed with argument --token"),
         (["--token-file", "{db}"], "--token-file must not be the file of the store"),
         (["--cors", "*"], "cors must have origins"),
+        (["--max-body", "16777217"], "--max-body must be at most 16777216, got 16777217"),
+        (["--max-pending", "0"], "--max-pending"),
         (["--token-file", "/nowhere/token"], "cannot be created: No such file or directory"),
         (["--url", "b.db"], "not allowed with argument --db"),
     ],

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import signal
 import socket as sockets
-from collections.abc import AsyncIterator, Callable
+import struct
+import termios
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -20,6 +24,7 @@ from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.server.access import Caller
 from agent_runtime_core.server.settings import ServerSettings
+from agent_runtime_core.server.socket import Socket
 from agent_runtime_core.turns import TurnManager
 from tests.server.conftest import TOKEN, Served
 from tests.server.streaming import SLOW, SMALL, serving, streams_of
@@ -457,7 +462,7 @@ class SlowSocket:
         while end not in last:
             part = await asyncio.get_running_loop().sock_recv(self.raw, 65536)
             assert part, "the socket was closed"
-            self.taken += len(part)
+            self.taken += part.count(b"x")
             last = last[-len(end) :] + part
 
     async def read(self, size: int) -> bytes:
@@ -465,8 +470,17 @@ class SlowSocket:
         loop, found = asyncio.get_running_loop(), bytearray()
         while len(found) < size and (part := await loop.sock_recv(self.raw, min(65536, size - len(found)))):
             found += part
-        self.taken += len(found)
+        self.taken += found.count(b"x")
         return bytes(found)
+
+    def in_kernel(self, server: Any) -> int:
+        """Bytes that the kernel holds on their way here: those that the server's end has sent, and nobody has read."""
+        return _queued(server, termios.TIOCOUTQ) + _queued(self.raw, termios.FIONREAD)
+
+
+def _queued(connection: Any, which: int) -> int:
+    [size] = struct.unpack("i", fcntl.ioctl(connection.fileno(), which, bytes(4)))
+    return int(size)
 
 
 async def paused(runner: AgentRunner) -> None:
@@ -474,10 +488,26 @@ async def paused(runner: AgentRunner) -> None:
     await soon(lambda: any(each._waiters for each in runner._flow._buffers.values()))
 
 
-#: Beyond what the reader has taken: `max_unsent_bytes`, the transport, and what is below them: the kernel's buffers
-#: on both sides, which have twice the size that was asked for or more, and the frame that was being written.
+#: Beyond what the reader has taken and the kernel holds: `max_unsent_bytes`, and the transport.
 UNSENT = (128 + 64) * KIB
-KERNEL = 64 * KIB
+GROWTH = 2 * KIB * KIB
+
+
+def socket_of(app: Any) -> Any:
+    """The server's end of the only open socket."""
+    [reader] = streams_of(app)._readers
+    assert isinstance(reader, Socket)
+    return cast("Any", reader._socket._receive).__self__.transport.get_extra_info("socket")
+
+
+@contextlib.contextmanager
+def traced_memory() -> Iterator[Callable[[], int]]:
+    """A function that returns how many bytes this process has allocated at most since the start of the block."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.fixture
@@ -497,11 +527,27 @@ async def test_a_run_waits_for_a_socket_that_does_not_read(
         for _ in range(3):
             await paused(runner)
             published = pouring.published
-            assert published <= slow_socket.taken + UNSENT + KERNEL
+            assert published <= slow_socket.taken + slow_socket.in_kernel(socket_of(app)) + UNSENT
             await slow_socket.read(KIB * KIB)
             await soon(partial(pouring.has_more_than, published))
         await slow_socket.read_until(b'"type":"done"')
         assert pouring.published == 10 * KIB * KIB
+
+
+async def test_a_process_does_not_keep_what_a_socket_has_not_read(
+    app: Any, runner: AgentRunner, slow_socket: SlowSocket
+) -> None:
+    pouring = Pouring(runner, 10 * KIB * KIB)
+    await runner.submit("pouring", {}, run_id="r")
+    async with working(runner), serving(app, **SLOW) as port:
+        await slow_socket.follow(port, "r")
+        await paused(runner)
+        with traced_memory() as peak:
+            while pouring.published < 6 * KIB * KIB:
+                await slow_socket.read(64 * KIB)
+                await paused(runner)
+            assert peak() <= GROWTH
+        await slow_socket.read_until(b'"type":"done"')
 
 
 async def test_a_run_continues_when_its_socket_is_gone(app: Any, runner: AgentRunner, slow_socket: SlowSocket) -> None:

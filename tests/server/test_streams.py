@@ -209,7 +209,7 @@ async def test_a_server_that_shuts_down_says_bye(gated: Gated, app: Any) -> None
         assert [(await anext(frames)).id for _ in range(2)] == [None, "0"]
         app.state.server.draining.set()
         [bye] = [frame async for frame in frames]
-        assert (bye.event, bye.retry, bye.id) == ("bye", "1000", None)
+        assert (bye.event, bye.retry, bye.id) == ("bye", "5000", None)
         assert (await client.get("/runs/r/events")).status_code == 503
     assert not running.done()
     gated.finish()

@@ -166,7 +166,7 @@ async def test_a_served_process_says_bye_to_its_streams(
         assert [(await anext(frames)).id for _ in range(2)] == [None, "0"]
         server.send(signal.SIGTERM)
         [bye] = [frame async for frame in frames]
-        assert (bye.event, bye.retry) == ("bye", "1000")
+        assert (bye.event, bye.retry) == ("bye", "5000")
     assert await server.aended() == 0
     gated.finish()
     await running

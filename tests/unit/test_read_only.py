@@ -28,6 +28,7 @@ from agent_runtime_core import (
     StorageClosed,
     StorageCorrupt,
     StorageError,
+    StorageFull,
     StorageTooNew,
 )
 from agent_runtime_core._engines.base import Op
@@ -162,6 +163,22 @@ async def test_a_store_of_an_earlier_release_is_migrated_in_a_copy(folder: Path)
             await runner.discard(DONE)
     assert listing(folder) == before
     assert temporary_files(folder) == []
+
+
+async def test_a_full_disk_is_that_of_the_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "agents.db"
+    path.write_bytes(gzip.decompress(OF_0_6_0.read_bytes()))
+
+    def connect(where: str, **options: Any) -> sqlite3.Connection:
+        conn = sqlite3.Connection(where, **options)
+        if where.endswith("copy.db"):
+            conn.execute("PRAGMA max_page_count = 3")
+        return conn
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(StorageFull, match=r"^no space to write .*copy\.db "):
+        AgentRunner.open(path, registry=Registry(), read_only=True)
+    assert [each.name for each in folder.iterdir()] == ["agents.db"]
 
 
 async def test_an_earlier_schema_is_migrated_in_a_copy_while_the_store_is_in_use(folder: Path) -> None:

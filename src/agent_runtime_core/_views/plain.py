@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from .._core.clock import aware
+from .._core.codec.json import encode
 from .._core.codec.plain import is_plain, plain_tree
+from .._core.validation import redacted
 from ..errors import StorageCorrupt
 
 
@@ -27,6 +30,20 @@ def plain_value(text: str | None) -> Any:
         ) from error
 
 
+def plain_of(value: Any) -> Any:
+    """Return plain JSON of a value: what JSON lacks, such as a datetime, becomes a string."""
+    return plain_value(encode(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return JSON in UTF-8. A stored text may have a lone surrogate, which becomes an escape."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
 def iso_time(seconds: float | None, timespec: str = "milliseconds") -> str | None:
     """Return a wall time in RFC 3339, in UTC; None for none."""
     return aware(seconds).isoformat(timespec=timespec) if seconds else None
@@ -39,3 +56,14 @@ def shortened_error(error: Any) -> dict[str, Any] | None:
     if not isinstance(error, dict):
         return {"type": "Error", "message": str(error)}
     return {"type": error.get("type") or "Error", "message": error.get("message") or ""}
+
+
+def without_secrets(value: Any) -> Any:
+    """Return a copy of a JSON tree in which *** replaces the secrets of URLs."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Mapping):
+        return {redacted(key) if isinstance(key, str) else key: without_secrets(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_secrets(item) for item in value]
+    return value

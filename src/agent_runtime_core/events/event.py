@@ -55,8 +55,8 @@ class _LazyField:
             raise
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise StorageCorrupt(
-                f"run {event.run_id}: {self._name} of event {event.sequence} is not what was written ({error}). "
-                "Restore a backup"
+                f"run {event.run_id}: {self._name} of event {event.sequence} is not what was written "
+                f"({type(error).__name__}). Restore a backup"
             ) from error
         return value
 

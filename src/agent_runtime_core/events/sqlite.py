@@ -13,9 +13,10 @@ from .._engines.backend import known_options, sqlite_store
 from .._engines.base import NotApplied, OperationSet, always, engine_commit, engine_listen
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
+from .._error_text import brief_kind
 from .._journal import sqlite as journal
 from .._journal.record import Record
-from ..errors import StorageCorrupt, brief
+from ..errors import StorageCorrupt
 from .base import DELETE, PUBLISH, TRIM, EventBus
 from .event import PAGE_BYTES, EventRows, StoredEvent, merged
 
@@ -71,8 +72,8 @@ def _sound(run_id: str, row: tuple[Any, ...]) -> StoredEvent:
     if tuple(map(type, row)) != _KINDS:
         wrong = next(n for n, kind in enumerate(_KINDS) if type(row[n]) is not kind)
         raise StorageCorrupt(
-            f"run {run_id}: {StoredEvent._fields[wrong]} {brief(row[wrong])} of event {brief(row[0])} is not what was "
-            "written. Restore a backup"
+            f"run {run_id}: {StoredEvent._fields[wrong]} of event {brief_kind(row[0])} is not what was written, got "
+            f"{brief_kind(row[wrong])}. Restore a backup"
         )
     event: StoredEvent = tuple.__new__(StoredEvent, row)
     return event

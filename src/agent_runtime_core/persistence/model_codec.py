@@ -57,5 +57,5 @@ def model_of(cls: type[M], text: str, **more: Any) -> M:
         return cast(M, build({**cast("dict[str, Any]", decode(text)), **more}, cls, _STORED))
     except (TypeError, ValueError) as error:
         raise StorageCorrupt(
-            f"a stored {cls.__name__} cannot be read ({error}): {text:.80}. Restore a backup."
+            f"a stored {cls.__name__} cannot be read ({type(error).__name__}). Restore a backup."
         ) from error

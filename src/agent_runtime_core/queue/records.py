@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .._core.codec.json import differing_keys, same_tree
 from .._core.former_names import keep_former_names
+from .._error_text import brief_kind
 from ..errors import MOST_NAMED, IdempotencyConflict, StorageCorrupt, UnserialisableResult, brief
 
 LIVE = ("pending", "running", "waiting")
@@ -117,8 +118,8 @@ _PLACE = {name: place for place, name in enumerate(RunRow._fields)}
 def damaged(run_id: object, column: str, value: object) -> StorageCorrupt:
     """Return the error for a column with a value that the library does not write."""
     return StorageCorrupt(
-        f"run {brief(run_id)}: {column} must be a value that this library wrote, got {brief(value)}. The row is not "
-        "modified: restore a backup"
+        f"run {brief(run_id)}: {column} must be a value that this library wrote, got {brief_kind(value)}. "
+        "The row is not modified: restore a backup"
     )
 
 

@@ -29,6 +29,7 @@ COOKIE: Final = "agent_runtime_session"
 HEADER: Final = "x-agent-runtime"
 PROTOCOL: Final = "bearer."  # the beginning of a WebSocket subprotocol that has a token
 SLASH: Final = "\x1f"  # replaces an encoded slash in a path; no id has a control character
+MOST_REVOKED: Final = 10_000  # cookies that are remembered after their browser has signed out
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 
 
@@ -84,6 +85,8 @@ class Tokens:
         self.cookie_seconds: float = cookie_seconds
         self._clock = clock
         self._code: bytes | None = None
+        self._revoked: dict[str, int] = {}  # the signed text of a cookie: when it expires
+        self._valid_after = 0  # cookies that expire at this time or before are not valid
 
     @property
     def tokens(self) -> tuple[Token, ...]:
@@ -116,6 +119,17 @@ class Tokens:
             found = self.tokens[0]
         return None if found is None else (self._cookie(found), Caller(found.name, found.scopes))
 
+    def sign_out(self, cookie: str) -> None:
+        """End the cookie with this value, in this process. Nothing happens if it is not valid."""
+        if self._of_cookie(cookie) is None:
+            return
+        now, text = self._clock.wall(), cookie.rpartition(":")[0]
+        self._revoked = {each: expires for each, expires in self._revoked.items() if expires > now}
+        self._revoked[text] = _expiry(text)
+        if len(self._revoked) > MOST_REVOKED:  # a forgotten cookie must not become valid again
+            first = min(self._revoked, key=self._revoked.__getitem__)
+            self._valid_after = max(self._valid_after, self._revoked.pop(first))
+
     def _cookie(self, token: Token) -> str:
         text = f"{token.name}:{int(self._clock.wall() + self.cookie_seconds)}:{secrets.token_hex(8)}"
         return f"{text}:{_signature(token, text)}"
@@ -123,12 +137,18 @@ class Tokens:
     def _of_cookie(self, value: str) -> Token | None:
         """Return the token that a cookie was made for. If it was removed from the file, the cookie ends too."""
         text, _, signature = value.rpartition(":")
-        name, _, rest = text.partition(":")
-        expires = rest.partition(":")[0]
+        name = text.partition(":")[0]
         token = next((each for each in self.tokens if each.name == name), None)
         if token is None or not value.isascii() or not hmac.compare_digest(_signature(token, text), signature):
             return None
-        return token if int(expires) > self._clock.wall() else None
+        if text in self._revoked:
+            return None
+        return token if _expiry(text) > max(self._clock.wall(), self._valid_after) else None
+
+
+def _expiry(text: str) -> int:
+    """Return when a cookie with this signed text expires."""
+    return int(text.split(":")[1])
 
 
 def _signature(token: Token, text: str) -> str:
@@ -139,6 +159,12 @@ def cookie_name(connection: HTTPConnection) -> str:
     """Return the name of the cookie. It has the port, because all servers of a host share its cookies."""
     port = connection.url.port
     return COOKIE if port is None else f"{COOKIE}_{port}"
+
+
+def has_session(connection: HTTPConnection, access: Access) -> bool:
+    """Whether the request is made with the cookie of a browser that has signed in, which it can give up."""
+    tokens = isinstance(access.authenticate, Tokens)
+    return tokens and bearer_of(connection) is None and cookie_name(connection) in connection.cookies
 
 
 def bearer_of(connection: HTTPConnection) -> str | None:

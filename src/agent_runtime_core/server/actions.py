@@ -10,16 +10,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from .._core.validation import Shown, must
+from .._views.problems import invalid
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..queue.records import LIVE, RunFilter, RunRow
+from ..runner.approvals import AskedRequests
 from .access import Caller, require
-from .documents import Repaired, Run, Stored, StoredMessage, answers
+from .documents import Repaired, Run, Stored, StoredAnswer, StoredMessage, answers
 from .errors import Problem, safe_text
 from .models import Answer, Cancel, DeadLetters, Fork, SentMessage
 from .reply import Reply
 from .runs import IdempotencyKey, location_of, view_for
 from .state import ServerState, is_visible, state_of, visible_row
-from .submission import check_own, invalid, invalid_in, taken
+from .submission import check_own, invalid_in, taken
 from .waiting import after_wait
 
 router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
@@ -146,7 +148,7 @@ async def send(request: Request, id: str, body: SentMessage, caller: Actor) -> R
 @router.post(
     "/runs/{id}/approvals/{name}",
     summary="Answer a question of a run",
-    responses=answers(404, 409, 410, writes=True, ok_200=Stored),
+    responses=answers(404, 409, 410, writes=True, ok_200=StoredAnswer),
 )
 async def approve(request: Request, id: str, name: str, body: Answer, caller: Actor) -> Response:
     """Answer an open question. A name that the run has not asked yet is kept for it."""
@@ -154,8 +156,10 @@ async def approve(request: Request, id: str, name: str, body: Answer, caller: Ac
     row = await visible_row(state, caller, id, "act")
     if row.status not in LIVE:
         raise _finished()
+    runner = state.runner
     try:
-        stored = await state.runner.approve(row.run_id, name, body.answer, request_id=body.request_id)
+        asked = bool((await AskedRequests.of(runner.queue, runner.event_bus, row.run_id, name)).payloads)
+        stored = await runner.approve(row.run_id, name, body.answer, request_id=body.request_id)
     except InvalidArgument as error:
         raise invalid("request_id" if str(error).startswith("request_id ") else "answer", error) from None
     if not stored:
@@ -163,7 +167,7 @@ async def approve(request: Request, id: str, name: str, body: Answer, caller: Ac
         if row.status not in LIVE:
             raise _finished()
         raise Problem.of(409, "The question was answered before.", type="urn:agent-runtime:already-answered")
-    return Reply(_stored(row))
+    return Reply({**_stored(row), "asked": asked})
 
 
 @router.delete("/runs/{id}", status_code=204, summary="Delete a run", responses=answers(404, 409, writes=True))

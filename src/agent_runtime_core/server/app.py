@@ -14,7 +14,7 @@ from .._core.validation import must
 from ..orchestrator import Orchestrator
 from ..runner.runner import AgentRunner
 from ..turns.manager import TurnManager
-from . import actions, health, overview, runs, session, socket, streams
+from . import actions, health, overview, page, runs, session, socket, streams
 from .access import Access, Authenticate, Tokens, require
 from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, add_handlers
 from .limits import Limits
@@ -46,7 +46,8 @@ def create_app(
         turns: Starts conversation turns. None answers them with 422.
         authenticate: Returns the `Caller` of a request, or None for 401. It may be a coroutine function. By default,
             requests need a token of the file beside the SQLite store, or else of
-            `$XDG_STATE_HOME/agent-runtime/token`; the file is created if it is missing.
+            `$XDG_STATE_HOME/agent-runtime/token`; the file is created if it is missing, but not beside a store that is
+            only read.
         settings: Limits and trusted names. None means the defaults.
 
     Raises:
@@ -81,6 +82,7 @@ def _application(state: ServerState) -> FastAPI:
     add_handlers(app)
     for module in (runs, actions, overview, streams, socket, health, session):
         app.include_router(module.router, prefix=PREFIX)
+    app.include_router(page.router)
     app.add_api_route("/openapi.json", _openapi, dependencies=[require("read")], include_in_schema=False)
     # The last one added is the first to see a request.
     app.add_middleware(RequestChecks, state=state)

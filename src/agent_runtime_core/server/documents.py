@@ -24,6 +24,8 @@ _PROBLEMS: Final = {
     503: "The store is busy, or the server is shutting down.",
     507: "The store is full.",
 }
+#: In the OpenAPI document, of a route that needs no token.
+OPEN: Final[dict[str, Any]] = {"security": []}
 _ALWAYS: Final = (400, 401, 403, 421, 422, 429, 500, 503)
 _WITH_BODY: Final = (413, 415, 507)
 
@@ -66,6 +68,12 @@ class Page(Shape):
     next: str | int | None
 
 
+class Timeline(Page):
+    """A page of the timeline. `total` is the number of all rows."""
+
+    total: int
+
+
 class Outcome(Shape):
     """The state of a run, and its result if it has finished."""
 
@@ -83,6 +91,12 @@ class Stored(Shape):
 
     run_id: str
     state: str
+
+
+class StoredAnswer(Stored):
+    """The answer is stored for the run. `asked` is whether the run has asked for it; else it is kept for later."""
+
+    asked: bool
 
 
 class StoredMessage(Shape):

@@ -10,6 +10,8 @@ from .._views.wire import event_json
 from ..events.event import Event, payload_of
 
 RETRY_MS: Final = 1000  # how long a client waits before it reconnects
+#: The same after `bye`. A response with 503 ends an EventSource, so it has to wait until the next server is ready.
+BYE_RETRY_MS: Final = 5000
 SLICE: Final = 32_768  # bytes; half of the high-water mark of a transport
 START: Final = b"retry: %d\n\n" % RETRY_MS
 COMMENT: Final = b":\n\n"
@@ -36,7 +38,7 @@ def error_frame(problem: dict[str, Any], *, restart: bool = False) -> bytes:
 
 def bye_frame() -> bytes:
     """Return the server-sent event of a server that is shutting down. Clients reconnect after `retry`."""
-    return b'event: bye\nretry: %d\ndata: {"type":"bye"}\n\n' % RETRY_MS
+    return b'event: bye\nretry: %d\ndata: {"type":"bye"}\n\n' % BYE_RETRY_MS
 
 
 def position_frame(sequence: int) -> bytes:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from .._core.lazy_import import load
 from ..errors import AgentRuntimeError
+from .documents import OPEN
 from .state import ServerState, state_of
 
 router: APIRouter = APIRouter(tags=["health"])
@@ -20,19 +21,19 @@ STORE_SECONDS: Final = 2.0  # for the store to answer
 CHECK_SECONDS: Final = 1.0  # for which an answer counts
 
 
-@router.get("/health/live")
+@router.get("/health/live", openapi_extra=OPEN)
 async def live() -> dict[str, str]:
     """Return 200 while the process serves requests."""
     return {"status": "ok"}
 
 
-@router.get("/health/ready")
+@router.get("/health/ready", openapi_extra=OPEN)
 async def ready(request: Request) -> Response:
     """Return 200 if the server accepts requests and its store answers, else 503."""
     return _response("ok" if not await _problems(state_of(request)) else "unavailable", {})
 
 
-@router.get("/health")
+@router.get("/health", openapi_extra={"security": [{}, {"token": []}]})
 async def health(request: Request) -> Response:
     """Return whether the server is ready. A caller with the scope read also gets versions and reasons."""
     state = state_of(request)

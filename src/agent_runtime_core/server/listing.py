@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from .._views.list_query import Position, newest_of
 from .._views.runs import list_items
 from ..queue.records import RunFilter, RunRow
 from .access import Caller
 from .state import ServerState, is_visible
 
 _MAX_READ: Final = 10_000  # rows that one request reads to fill a page
-
-Position = tuple[float, int]
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ async def visible_page(
     found: list[RunRow] = []
     left = _MAX_READ
     while True:
-        rows = await _rows(state, caller, filters, before, limit + 1)
+        # `may` reads the metadata, which light rows do not have.
+        rows = await newest_of(state.runner.queue, filters, before, limit + 1, light=caller.may is None)
         more = len(rows) > limit
         for number, row in enumerate(rows[:limit], 1):
             before = (row.created_at, row.n)
@@ -58,18 +57,3 @@ async def _hide_parents(state: ServerState, caller: Caller, items: list[dict[str
         if parent is None or not is_visible(caller, parent, "read"):
             for each in items:
                 each["parent"] = None if each["parent"] == parent_id else each["parent"]
-
-
-async def _rows(
-    state: ServerState, caller: Caller, filters: Sequence[RunFilter], before: Position | None, limit: int
-) -> list[RunRow]:  # fmt: skip
-    """Return the newest rows that match one of the filters."""
-    # `may` reads the metadata, which light rows do not have.
-    light = caller.may is None
-    lists = [await state.runner.queue.find(each._replace(before=before, limit=limit, light=light)) for each in filters]
-    if len(lists) == 1:
-        return lists[0]
-    merged: dict[str, RunRow] = {}
-    for row in heapq.merge(*lists, key=lambda row: (row.created_at, row.n), reverse=True):
-        merged.setdefault(row.run_id, row)
-    return [*merged.values()][:limit]

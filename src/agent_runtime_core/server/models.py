@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime as _dt
-import re
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from .._core.arguments import checked_seconds, checked_time
-from .._core.validation import must
+from .._views.list_query import MAX_LIMIT, seconds_of
+from .._views.timeline import MAX_ROWS
 from ..planning.plan import MOST_STEPS
 
-MAX_LIMIT = 200
 Key = Annotated[str, Field(min_length=1, max_length=512)]
-
-
-def seconds_of(value: Any) -> Any:
-    """Return a time as wall seconds: RFC 3339 with an offset, or seconds since 1970."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    if not isinstance(value, str):
-        return checked_seconds("the time", value)
-    try:
-        # The + of an offset is a space in a query, unless it is percent-encoded.
-        time = _dt.datetime.fromisoformat(_LOST_PLUS.sub(r"\1+\2", value))
-    except ValueError:
-        raise must("the time", "be a time of RFC 3339 or seconds since 1970", value) from None
-    return max(checked_time("the time", time) or 0.0, 0.0)  # nothing is older, and 30 days before year 1 is no time
 
 
 def _one_of(value: Any, *kinds: type) -> Any:
@@ -55,7 +34,6 @@ def _step(value: Any) -> Any:
 
 _TYPES: Final = {str: "a string", dict: "an object", int: "an integer"}
 _STRING: Final = {"type": "string"}
-_LOST_PLUS: Final = re.compile(r"(:\d\d(?:\.\d+)?) (\d\d:?\d\d)$")
 
 #: A time, as wall seconds.
 Time = Annotated[
@@ -199,6 +177,7 @@ class ListQuery(Query):
     until: Time | None = Field(default=None, description="Created before.")
     q: str | None = Field(default=None, max_length=512, description="The beginning of a run id or run key.")
     parent: Key | None = Field(default=None, description="Child runs of this run.")
+    conversation: Key | None = Field(default=None, description="Runs of the conversation with this id.")
     cursor: str | None = None
     limit: int = Field(default=50, ge=1, le=MAX_LIMIT)
 
@@ -208,6 +187,13 @@ class PageQuery(Query):
 
     after: int = Field(default=-1, ge=-1, le=2**53)
     limit: int = Field(default=100, ge=1, le=1000)
+
+
+class TimelineQuery(PageQuery):
+    """A page of the timeline of one run."""
+
+    limit: int = Field(default=100, ge=1, le=MAX_ROWS)
+    newest_first: bool = Field(default=False, description="Whether the last rows come first.")
 
 
 class EventQuery(Query):

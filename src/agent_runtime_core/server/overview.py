@@ -7,22 +7,24 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from .._core.codec.json import encode
+from .._views.about import about_view
 from .._views.agents import agents_view
-from .._views.plain import plain_value
+from .._views.cursors import cursor_of
+from .._views.list_query import MAX_LIMIT, check_order, position_in
+from .._views.plain import plain_of
 from .._views.queue import queue_view
 from .._views.usage import usage_view
-from ..errors import InvalidArgument, UnknownRun
+from .._views.waits import question_view
+from ..errors import UnknownRun
 from ..runner.approvals import ApprovalRequest
-from .access import Caller, require
-from .cursors import cursor_of, position_of
+from .access import Caller, has_session, require
 from .documents import AnyObject, Page, answers
 from .errors import Problem
-from .models import MAX_LIMIT, ApprovalQuery, UsageQuery
+from .models import ApprovalQuery, UsageQuery
 from .reply import Reply
 from .runs import location_of
 from .state import ServerState, is_visible, state_of, visible_row
-from .submission import check_order, insert_turn, invalid
+from .submission import insert_turn
 
 router: APIRouter = APIRouter(tags=["overview"], default_response_class=Reply)
 
@@ -38,12 +40,7 @@ async def list_approvals(request: Request, caller: Reader, query: Annotated[Appr
     """List the open questions of all runs, oldest first, with the schema and details of each."""
     state = state_of(request)
     bound = {"agent": query.agent, "list": "approvals"}
-    after: str | None = None
-    if query.cursor is not None:
-        try:
-            (after,) = position_of(query.cursor, bound, str)
-        except InvalidArgument as error:
-            raise invalid("cursor", error) from None
+    after = None if query.cursor is None else position_in(query.cursor, bound, str)[0]
     batch = query.limit if caller.may is None else MAX_LIMIT
     left = _MAX_READ
     items: list[dict[str, Any]] = []
@@ -53,7 +50,7 @@ async def list_approvals(request: Request, caller: Reader, query: Annotated[Appr
         for number, each in enumerate(page[:batch], 1):
             after = each.cursor
             if await _may_read(state, caller, each):
-                items.append(_question(each))
+                items.append(question_view(each))
             if len(items) == query.limit:
                 more = number < len(page)
                 break
@@ -69,12 +66,12 @@ async def _may_read(state: ServerState, caller: Caller, question: ApprovalReques
     return row is not None and is_visible(caller, row, "read")
 
 
-def _question(asked: ApprovalRequest) -> dict[str, Any]:
-    return {
-        "run_id": str(asked.run_id), "key": asked.run_key, "agent": asked.agent_key, "name": asked.name,
-        "request_id": asked.request_id, "details": _plain(asked.details), "schema": _plain(asked.schema),
-        "asked_at": asked.asked_at.isoformat(), "approved_before": asked.approved_before,
-    }  # fmt: skip
+@router.get("/about", summary="Read about the server", responses=answers(ok_200=AnyObject))
+async def about(request: Request, caller: Reader) -> Response:
+    """Return the store, the versions, and what the caller may do."""
+    runner = state_of(request).runner
+    view = about_view(runner, caller.scopes, "stream", hide_store=caller.may is not None)
+    return Reply({**view, "signed_in": has_session(request, state_of(request).access)})
 
 
 @router.get("/queue", summary="Read the state of the queue", responses=answers(ok_200=AnyObject))
@@ -120,7 +117,7 @@ async def start_turn(request: Request, body: dict[str, Any], caller: Submitter) 
     stored = await insert_turn(state, caller, body)
     assert state.turns is not None
     turn = await state.turns.get_turn(stored.run_id)
-    return Reply(_plain(turn.to_dict()), 201, {"Location": location_of(request, turn.id, "turns")})
+    return Reply(plain_of(turn.to_dict()), 201, {"Location": location_of(request, turn.id, "turns")})
 
 
 @router.get("/turns/{id}", summary="Read a turn", responses=answers(404, ok_200=AnyObject))
@@ -130,9 +127,4 @@ async def read_turn(request: Request, id: str, caller: Reader) -> Response:
     row = await visible_row(state, caller, id, "read")
     if state.turns is None:
         raise UnknownRun("no turn has this id")
-    return Reply(_plain((await state.turns.get_turn(row.run_id)).to_dict()))
-
-
-def _plain(value: Any) -> Any:
-    """Return plain JSON of a value: what JSON lacks, such as a datetime, becomes a string."""
-    return plain_value(encode(value))
+    return Reply(plain_of((await state.turns.get_turn(row.run_id)).to_dict()))

@@ -8,24 +8,24 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
-from .._core.ids import stored_id
 from .._views.compare import compare_view
+from .._views.cursors import cursor_of
 from .._views.journal import journal_view
+from .._views.list_query import filters_of, page_start
 from .._views.messages import messages_view
 from .._views.plan import plan_view
-from .._views.runs import run_view
+from .._views.runs import result_view, run_view
 from .._views.steps import step_views
+from .._views.timeline import step_detail, timeline_view
 from ..errors import InvalidArgument
-from ..queue.records import LIVE, RunFilter, RunRow
-from ..status import RunStatus
+from ..queue.records import LIVE, RunRow
 from .access import Caller, require
-from .cursors import cursor_of, position_of
-from .documents import AnyObject, Outcome, Page, Run, answers
+from .documents import AnyObject, Outcome, Page, Run, Timeline, answers
 from .listing import visible_page
-from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, WaitQuery
+from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, TimelineQuery, WaitQuery
 from .reply import Reply
 from .state import ServerState, is_visible, state_of, visible_row
-from .submission import check_order, insert, invalid, invalid_in, row_of
+from .submission import insert, invalid_in, row_of
 from .waiting import after_wait, preferred_wait
 
 router: APIRouter = APIRouter(tags=["runs"], default_response_class=Reply)
@@ -97,34 +97,9 @@ async def list_runs(request: Request, caller: Reader, query: Annotated[ListQuery
     """List runs, newest first, without their inputs and results. Several states select the runs with one of them."""
     state = state_of(request)
     bound = query.model_dump(exclude={"cursor", "limit"})
-    before = None
-    if query.cursor is not None:
-        try:
-            created_at, number = position_of(query.cursor, bound, (float, int), int)
-        except InvalidArgument as error:
-            raise invalid("cursor", error) from None
-        before = (created_at, number)
-    page = await visible_page(state, caller, _filters(query), before, query.limit)
+    before = page_start(query.cursor, bound)
+    page = await visible_page(state, caller, filters_of(bound), before, query.limit)
     return Reply({"items": page.items, "next": None if page.next is None else cursor_of(page.next, bound)})
-
-
-def _filters(query: ListQuery) -> list[RunFilter]:
-    """Return filters whose runs together are those of the query."""
-    check_order(query.since, query.until)
-    try:
-        parent = None if query.parent is None else stored_id(query.parent)
-    except InvalidArgument as error:
-        raise invalid("parent", error) from None
-    base = RunFilter(
-        agent=query.agent, since=query.since or 0.0, until=query.until, prefix=query.q, parent=parent, newest_first=True
-    )
-    statuses = tuple(each for each in query.state if each in RunStatus.__members__.values())
-    found = [base._replace(statuses=statuses)] if statuses else []
-    if "retrying" in query.state:
-        found.append(base._replace(retrying=True))
-    if "in_doubt" in query.state:
-        found.append(base._replace(in_doubt=True))
-    return found or [base]
 
 
 @router.get("/runs/{id}", summary="Read a run", responses=answers(404, ok_200=Run))
@@ -142,8 +117,7 @@ async def read_result(request: Request, id: str, caller: Reader, query: Annotate
     """Return the result: 200 once the run has finished, 202 until then."""
     state = state_of(request)
     row = await after_wait(request, state, await visible_row(state, caller, id, "read"), query.wait)
-    view = await run_view(state.runner, row)
-    outcome = {name: view[name] for name in ("run_id", "key", "status", "state", "result", "error", "usage")}
+    outcome = await result_view(state.runner, row)
     if row.status in LIVE:
         return Reply(outcome, 202, {"Retry-After": str(RETRY_SECONDS)})
     return Reply(outcome)
@@ -157,12 +131,46 @@ async def read_steps(request: Request, id: str, caller: Reader, query: Annotated
     return Reply(step_views(row, await state.runner.state_store.records(row.run_id), query.after, query.limit))
 
 
+@router.get("/runs/{id}/steps/{step_id}", summary="Read a step of a run", responses=answers(404, ok_200=AnyObject))
+async def read_step(request: Request, id: str, step_id: str, caller: Reader) -> Response:
+    """Return one row of the timeline with its input, output, error and records."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "read")
+    found = step_detail(row, await state.runner.state_store.records(row.run_id), step_id)
+    await _hide_children(state, caller, row, [found])
+    return Reply(found)
+
+
+@router.get("/runs/{id}/timeline", summary="Read the timeline of a run", responses=answers(404, ok_200=Timeline))
+async def read_timeline(
+    request: Request, id: str, caller: Reader, query: Annotated[TimelineQuery, Query()]
+) -> Response:  # fmt: skip
+    """List the steps, model calls, tool calls, waits, approvals, sleeps and child runs with their attempts."""
+    state = state_of(request)
+    row = await visible_row(state, caller, id, "read")
+    records = await state.runner.state_store.records(row.run_id)
+    found = timeline_view(row, records, query.after, query.limit, query.newest_first)
+    await _hide_children(state, caller, row, found["items"])
+    return Reply(found)
+
+
+async def _hide_children(state: ServerState, caller: Caller, row: RunRow, items: list[dict[str, Any]]) -> None:
+    """Remove the ids of child runs that the caller may not see."""
+    if caller.may is None or not any(each["child_run_id"] for each in items):
+        return
+    children = await state.runner.queue.children(row.run_id)
+    visible = {each.run_id for each in children if is_visible(caller, each, "read")}
+    for each in items:
+        each["child_run_id"] = each["child_run_id"] if each["child_run_id"] in visible else None
+
+
 @router.get("/runs/{id}/journal", summary="List the records of a run", responses=answers(404, ok_200=Page))
 async def read_journal(request: Request, id: str, caller: Reader, query: Annotated[PageQuery, Query()]) -> Response:
     """List the records of the run's journal as they are stored."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "read")
-    return Reply(journal_view(await state.runner.state_store.records(row.run_id), query.after, query.limit))
+    later = await state.runner.state_store.records(row.run_id, query.after)
+    return Reply(journal_view(later, query.after, query.limit))
 
 
 @router.get("/runs/{id}/messages", summary="Read the conversation of a run", responses=answers(404, ok_200=Page))

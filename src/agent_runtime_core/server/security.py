@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import math
 import re
-import traceback
-from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -18,8 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from .._core.ids import new_ulid
+from .._views.hosts import host_name, is_loopback
+from .._views.problems import report
 from .access import CALLER, SLASH, is_own
-from .errors import REQUEST_ID, Problem, problem_of
+from .errors import REQUEST_ID, Problem, problem_of, response_of
 from .settings import ServerSettings
 from .state import ServerState
 
@@ -28,10 +27,10 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 PREFIX: Final = "/api/v1"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
 _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 SEND: Final = "agent_runtime.send"  # in the ASGI scope: `send` without the middleware of this application
+HEAD: Final = "agent_runtime.head"  # in the ASGI scope of a HEAD request, which has the method GET there
 UNREAD: Final = "agent_runtime.unread"  # in the ASGI scope: whether there is a body that was not read to its end
 
 
@@ -55,6 +54,8 @@ class Envelope:
             return
         started = self._clock.boot()
         request_id = scope[REQUEST_ID] = new_ulid(self._clock)
+        if scope.get("method") == "HEAD":
+            scope, send = as_get(scope, send)
         scope[SEND] = send
         status = 0
 
@@ -82,12 +83,23 @@ class Envelope:
                 raise Aborted(f"request {request_id} failed after its response had begun") from None
             await answer(problem, scope, receive, send_with_id)
         finally:
-            if access_log.isEnabledFor(logging.INFO):
+            # Not the files of the page, of which a browser asks for dozens at once.
+            if access_log.isEnabledFor(logging.INFO) and not route_path(scope).startswith("/static/"):
                 caller = scope.get(CALLER)
                 access_log.info(
                     "%s %s %d %.1f ms request %s caller %s", method_of(scope), template_of(scope), status,
                     (self._clock.boot() - started) * 1000, request_id, "-" if caller is None else caller.name,
                 )  # fmt: skip
+
+
+def as_get(scope: Scope, send: Send) -> tuple[Scope, Send]:
+    """Return a HEAD request as the GET request whose headers it gets, and a `send` that omits the body."""
+
+    async def send_head(message: Message) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    # A copy, as the server reads the method of its own scope to frame the response.
+    return {**scope, "method": "GET", HEAD: True}, send_head
 
 
 def has_body(scope: Scope) -> bool:
@@ -103,23 +115,17 @@ class Aborted(RuntimeError):
     """Ends a connection whose response cannot be completed."""
 
 
-def report(error: Exception, request_id: str) -> None:
-    """Log an unexpected error: its type and where it was raised, without its message, which may quote a run."""
-    where = "".join(traceback.format_tb(error.__traceback__))
-    log.error("request %s failed with %s at\n%s", request_id, type(error).__name__, where)
-
-
 async def answer(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
     """Send a problem as the response; a socket without that extension is closed."""
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 4403})
         return
-    await problem.response(scope[REQUEST_ID])(scope, receive, send)
+    await response_of(problem, scope[REQUEST_ID])(scope, receive, send)
 
 
 def method_of(scope: Scope) -> str:
     """Return the method; "-" for one that does not exist."""
-    method = scope.get("method", "WS")
+    method = "HEAD" if HEAD in scope else scope.get("method", "WS")
     return method if method in _METHODS or method == "WS" else "-"
 
 
@@ -144,20 +150,10 @@ def check_head(scope: Scope, settings: ServerSettings) -> None:
 
 def is_trusted(host: str, settings: ServerSettings) -> bool:
     """Whether a `Host` header is a loopback address or a trusted name, with any port."""
-    found = _HOST.fullmatch(host)
-    if found is None:
-        return False
-    name = found["name"].strip("[]").lower()
-    return is_loopback(name) or any(name == each.strip("[]").lower() for each in settings.trusted_hosts)
-
-
-@lru_cache(maxsize=64)
-def is_loopback(name: str) -> bool:
-    """Whether a host name or address is of this machine only."""
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    name = host_name(host)
+    return name is not None and (
+        is_loopback(name) or any(name == each.strip("[]").lower() for each in settings.trusted_hosts)
+    )
 
 
 class RequestChecks:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .access import HEADER, Tokens, cookie_name, is_own
+from .documents import OPEN
 from .errors import Problem
 from .models import Body
 from .state import state_of
@@ -30,7 +31,7 @@ class SignIn(Body):
         return self
 
 
-@router.post("/session")
+@router.post("/session", openapi_extra=OPEN)
 async def sign_in(request: Request, body: SignIn) -> Response:
     """Set the cookie of a browser."""
     access = state_of(request).access
@@ -51,10 +52,13 @@ async def sign_in(request: Request, body: SignIn) -> Response:
     return response
 
 
-@router.delete("/session", status_code=204)
+@router.delete("/session", status_code=204, openapi_extra=OPEN)
 async def sign_out(request: Request) -> Response:
-    """Clear the cookie of a browser."""
+    """Clear the cookie of a browser, and end it: a copy of it is not valid any more."""
     _check_page(request)
+    tokens = state_of(request).access.authenticate
+    if isinstance(tokens, Tokens):
+        tokens.sign_out(request.cookies.get(cookie_name(request), ""))
     response = Response(status_code=204)
     response.delete_cookie(cookie_name(request), path=_path(request), httponly=True, samesite="strict")
     return response

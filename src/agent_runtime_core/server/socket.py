@@ -21,7 +21,7 @@ from .._core.validation import must, unknown
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
 from .access import Caller
-from .errors import Problem, problem_of, safe_text
+from .errors import Problem, log_text, problem_of, safe_text
 from .frames import event_text, socket_frame
 from .open_streams import DRAINING, REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
 from .security import check_json
@@ -282,7 +282,7 @@ class Socket(Reader):
     async def _send_error(self, error: Exception, ref: Any, run_id: str | None = None) -> None:
         problem = Problem(410, REPLACED) if isinstance(error, Replaced) else problem_of(error)
         if problem.status == 500:
-            log.error("a frame of the socket failed: %s", type(error).__name__)
+            log.error("a frame of the socket failed: %s", log_text(error))
         field = problem.errors[0]["field"] if problem.errors else None
         shown = {"status": problem.status, "title": problem.title, "detail": problem.detail or None, "field": field}
         await self._send(socket_frame("error", ref=ref, run_id=run_id, **shown))

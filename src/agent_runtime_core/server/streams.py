@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fnmatch
 import logging
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final
 
@@ -20,29 +18,24 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .._core.context_vars import start_soon
-from .._views.wire import event_json, sse_frames
+from .._views.events import Chosen, events_page, sequence_of, type_filter
+from .._views.wire import sse_frames
 from ..errors import UnknownRun
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
 from .access import Caller, require
 from .documents import Page, answers
-from .errors import Problem, problem_of
+from .errors import log_text, problem_of
 from .frames import COMMENT, SLICE, START, bye_frame, end_frame, error_frame, position_frame, slices
 from .models import EventQuery
 from .open_streams import REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
-from .security import SEND
+from .security import HEAD, SEND
 from .state import ServerState, state_of, visible_row
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 router: APIRouter = APIRouter(tags=["runs"])
 
-FURTHEST: Final = 2**53  # JavaScript represents integers exactly up to here
-PAGE_BYTES: Final = (1 << 20) - 100  # of one page of JSON, unless its first event is larger
 CONFIRM_BYTES: Final = 16_384  # a quarter of the transport's high-water mark
-MOST_TYPES: Final = 20  # patterns of event types
-MOST_READ: Final = 8192  # events that one page of JSON reads, if `types` removes most of them
-
-Chosen = Callable[[Event], bool]
 
 _ANSWERS: Final = answers(404, ok_200=Page, ok_204=None)
 _ANSWERS[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -60,12 +53,13 @@ async def run_events(
 ) -> Response:
     """Stream the events of a run, or return one page of them."""
     state = state_of(request)
-    position = _position("Last-Event-ID", last_event_id) if last_event_id else _position("after", query.after)
-    chosen = _filter(query.types)
+    position = sequence_of("Last-Event-ID", last_event_id) if last_event_id else sequence_of("after", query.after)
+    chosen = type_filter(query.types)
     row = await visible_row(state, caller, id, "read")
     start = 0 if position is None else position + 1
     if not query.follow or _wants_json(request):
-        return await _json_page(state, row, start, chosen)
+        body = await events_page(state.runner.event_bus, row.run_id, start, chosen)
+        return Response(body, media_type="application/json", headers=_HEADERS)
     if position is not None and row.status not in LIVE and start >= await state.runner.event_bus.head(row.run_id):
         return Response(status_code=204, headers=_HEADERS)
     return EventStream(state, open_streams_of(request), row, caller.name, start, chosen, query.named)
@@ -74,57 +68,9 @@ async def run_events(
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def _position(name: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= FURTHEST:
-        return int(text)
-    message = f"{name} must be an integer from 0 to 2^53."
-    raise Problem.of(400, message, errors=[{"field": name, "message": message}])
-
-
-def _filter(types: Sequence[str] | None) -> Chosen | None:
-    if not types:
-        return None
-    if len(types) > MOST_TYPES:  # each event is compared with all of them
-        message = f"There must be at most {MOST_TYPES} of them."
-        raise Problem.of(422, f"types: {message}", type="urn:agent-runtime:invalid-argument",
-                         errors=[{"field": "types", "message": message}])  # fmt: skip
-    fits = re.compile("|".join(map(fnmatch.translate, dict.fromkeys(types)))).match
-    return lambda event: fits(event.event_type) is not None
-
-
 def _wants_json(request: Request) -> bool:
     accepted = request.headers.get("accept", "")
     return "application/json" in accepted and "text/event-stream" not in accepted
-
-
-async def _json_page(state: ServerState, row: RunRow, start: int, chosen: Chosen | None) -> Response:
-    """Return events from `start` on; `next` is the value of `after` for the next page, null at the end of the log."""
-    stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    stored.set_result(None)
-    items: list[bytes] = []
-    size, read, position = 0, 0, start
-    async with contextlib.aclosing(state.runner.event_bus.pages(row.run_id, start, until=stored)) as pages:
-        async for page in pages:
-            if read >= MOST_READ:
-                return _page_of(items, position - 1)
-            for event in page:
-                if chosen is None or chosen(event):
-                    encoded = event_json(event)
-                    if items and size + len(encoded) > PAGE_BYTES:
-                        return _page_of(items, position - 1)
-                    items.append(encoded)
-                    size += len(encoded) + 1
-                position = event.sequence + 1
-            read += len(page)
-    return _page_of(items, None)
-
-
-def _page_of(items: Sequence[bytes], position: int | None) -> Response:
-    after = b"null" if position is None else b"%d" % position
-    body = b'{"items":[%b],"next":%b}' % (b",".join(items), after)
-    return Response(body, media_type="application/json", headers=_HEADERS)
 
 
 class EventStream(Response, Reader):
@@ -157,6 +103,10 @@ class EventStream(Response, Reader):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream until the run has finished, the client is gone, or the server shuts down."""
+        if HEAD in scope:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body"})
+            return
         with self._state.limits.stream(self._caller), self._open.opened(self):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             # The middleware changes only the start of a response, and each delivery would pass all of it.
@@ -234,7 +184,7 @@ class EventStream(Response, Reader):
             return error_frame({"status": 410, "title": REPLACED}, restart=True)
         problem = problem_of(error)
         if problem.status == 500:
-            log.error("event stream of run %s failed: %s", self._row.run_id, type(error).__name__)
+            log.error("event stream of run %s failed: %s", self._row.run_id, log_text(error))
         return error_frame(
             {"status": problem.status, "title": problem.title, "detail": problem.detail},
             restart=isinstance(error, UnknownRun),

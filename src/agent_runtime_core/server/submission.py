@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._core.validation import must, unknown
+from .._views.problems import invalid
 from ..errors import IdempotencyConflict, InvalidArgument, UnknownAgent
 from ..orchestrator import RunCreate
 from ..queue.records import RunRow
 from .access import Caller
-from .errors import Problem, safe_text
+from .errors import Problem
 from .models import AgentRun, PromptRun
 from .state import ServerState, is_visible
 
@@ -112,14 +113,6 @@ def taken() -> Problem:
     )  # fmt: skip
 
 
-def invalid(field: str, error: InvalidArgument) -> Problem:
-    """Return the problem for an invalid field or parameter."""
-    message = safe_text(str(error))
-    return Problem.of(
-        422, message, type="urn:agent-runtime:invalid-argument", errors=[{"field": field, "message": message}]
-    )
-
-
 def invalid_in(error: InvalidArgument, names: Mapping[str, str]) -> Problem | InvalidArgument:
     """Return the problem for the field that the message begins with, by the name of the argument.
 
@@ -127,9 +120,3 @@ def invalid_in(error: InvalidArgument, names: Mapping[str, str]) -> Problem | In
     """
     field = names.get(str(error).partition(" ")[0].partition("[")[0])
     return error if field is None else invalid(field, error)
-
-
-def check_order(since: float | None, until: float | None) -> None:
-    """Raise Problem 422 for a time that ends before it starts."""
-    if since is not None and until is not None and since > until:
-        raise invalid("since", InvalidArgument("since must not be after until"))

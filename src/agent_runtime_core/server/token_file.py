@@ -150,10 +150,16 @@ def _parsed(text: str) -> tuple[Token, ...]:
 
 
 def default_path(runner: AgentRunner) -> Path:
-    """Return the path of the token file: next to the runner's SQLite file, else in the user's state directory."""
-    path = getattr(runner.queue.commits, "path", None)
+    """Return the path of the token file: next to the runner's SQLite file, else in the user's state directory.
+
+    A runner that only reads creates nothing next to the file.
+    """
+    engine = runner.queue.commits
+    path = getattr(engine, "path", None)
     if isinstance(path, str | os.PathLike):
-        return Path(f"{os.fspath(path)}.token")
+        beside = Path(f"{os.fspath(path)}.token")
+        if not getattr(engine, "read_only", False) or beside.exists():
+            return beside
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     folder = Path(state) / "agent-runtime"
     try:

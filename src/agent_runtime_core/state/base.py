@@ -13,8 +13,9 @@ from .._core.codec.json import decode_dict, encode_as
 from .._core.ids import stored_id, unbroken
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
+from .._error_text import brief_kind
 from .._journal.record import Record, outcome_of
-from ..errors import StorageCorrupt, UnserialisableResult, brief
+from ..errors import StorageCorrupt, UnserialisableResult
 
 _FURTHEST: Final = 2**53  # greater than every position, and every store accepts it
 
@@ -70,7 +71,7 @@ class EffectExists(Exception):
 def damaged(run_id: str, column: str, value: object) -> StorageCorrupt:
     """Return the error for a column of a run's state with a value that the library does not write."""
     return StorageCorrupt(
-        f"run {run_id}: the {column} of its state must be a value that this library wrote, got {brief(value)}. "
+        f"run {run_id}: the {column} of its state must be a value that this library wrote, got {brief_kind(value)}. "
         "Restore a backup"
     )
 

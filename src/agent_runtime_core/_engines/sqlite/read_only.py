@@ -19,7 +19,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 from weakref import WeakSet
@@ -311,10 +311,21 @@ def _versions(conn: sqlite3.Connection) -> list[tuple[str, Any]] | None:
 def _copied(path: str, target: str) -> None:
     """Copy the file as it is on disk, and apply its log to the copy."""
     copy_file(path, target)
-    with contextlib.closing(sqlite3.connect(target)) as copy:  # closing it removes its log
+    with _full_at(target), contextlib.closing(sqlite3.connect(target)) as copy:  # closing it removes its log
         copy.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
 def _backed_up(conn: sqlite3.Connection, target: str) -> None:
-    with contextlib.closing(sqlite3.connect(target)) as copy:
+    with _full_at(target), contextlib.closing(sqlite3.connect(target)) as copy:
         conn.backup(copy)
+
+
+@contextlib.contextmanager
+def _full_at(target: str) -> Iterator[None]:
+    """Name the copy in the error of a full disk: the file that it is made of may be on another one."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            raise translate(error, target) from error
+        raise

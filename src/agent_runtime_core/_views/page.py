@@ -1,0 +1,65 @@
+"""The files of the inspector's page, and the headers that they are sent with."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Final, NamedTuple
+
+#: Nothing is loaded from another host, no script or style is inline, and no text becomes markup.
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml", ".txt": "text/plain; charset=utf-8", ".json": "application/json",
+}  # fmt: skip
+_FOLDER: Final = "inspector/static"
+
+
+class PageFile(NamedTuple):
+    """A file of the page, and the headers that it is sent with."""
+
+    content: bytes
+    headers: dict[str, str]
+
+
+@lru_cache(maxsize=1)
+def page_files() -> dict[str, PageFile]:
+    """Return the files by their path below `static/`, such as `pages/runs.js`. The page itself is `index.html`."""
+    contents: dict[str, bytes] = {}
+    _collect(resources.files(__package__.partition(".")[0]).joinpath(_FOLDER), "", contents)
+    found = {path: PageFile(content, _headers(path, content)) for path, content in contents.items()}
+    # The browser otherwise learns of a module only when it has read the one that imports it.
+    modules = (f"<static/{path}>; rel=modulepreload" for path in sorted(found) if path.endswith(".js"))
+    found["index.html"].headers["Link"] = ", ".join(modules)
+    return found
+
+
+def _collect(folder: Traversable, prefix: str, found: dict[str, bytes]) -> None:
+    for each in folder.iterdir():
+        if each.is_dir():
+            _collect(each, f"{prefix}{each.name}/", found)
+        elif _suffix(each.name) in _MEDIA_TYPES:
+            found[prefix + each.name] = each.read_bytes()
+
+
+def _suffix(path: str) -> str:
+    return f".{path.rpartition('.')[2]}"
+
+
+def _headers(path: str, content: bytes) -> dict[str, str]:
+    # `no-cache` means: ask again each time. A new version of the library then never runs with old scripts.
+    return {
+        **HEADERS, "Content-Type": _MEDIA_TYPES[_suffix(path)], "Cache-Control": "no-cache",
+        "ETag": f'"{hashlib.sha256(content).hexdigest()[:20]}"',
+    }  # fmt: skip
