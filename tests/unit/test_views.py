@@ -14,7 +14,7 @@ import pytest
 from agent_runtime_core import AgentRunner, ToolCallingAgent, register_type
 from agent_runtime_core._core.codec.tagged import REGISTRY
 from agent_runtime_core._journal.record import ENDED, STARTED, Record
-from agent_runtime_core._views import usage
+from agent_runtime_core._views import plan, usage
 from agent_runtime_core._views.agents import agents_view
 from agent_runtime_core._views.compare import compare_view
 from agent_runtime_core._views.export import export
@@ -23,7 +23,8 @@ from agent_runtime_core._views.messages import messages_view
 from agent_runtime_core._views.plan import plan_view
 from agent_runtime_core._views.queue import queue_view
 from agent_runtime_core._views.runs import list_view, run_view, summary
-from agent_runtime_core._views.steps import step_views
+from agent_runtime_core._views.steps import step_views, steps_of
+from agent_runtime_core._views.timeline import timeline_view
 from agent_runtime_core._views.usage import usage_view
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.interfaces import RunResult
@@ -154,6 +155,8 @@ async def test_types_that_are_not_registered_here_are_shown(place: str) -> None:
     }
     assert messages["items"] == [{"role": "user", "content": "hello"}]
     assert compared["steps"][0]["run"]["result"] == {"number": 1, "price": "2"}
+    assert compared["runs"]["other"]["input"] == found["input"]
+    assert compared["input_changed"] is False
 
 
 async def test_a_planned_run_has_the_steps_and_the_result_of_its_orchestrator(place: str) -> None:
@@ -385,6 +388,45 @@ async def test_a_graph_of_steps_has_its_dependencies_as_edges(place: str) -> Non
     assert {each["state"] for view in views for each in view["nodes"]} == {"done"}
 
 
+async def test_a_list_that_stopped_has_the_skipped_steps_and_the_number_of_the_others(place: str) -> None:
+    def fail(ctx: Any, state: Any) -> None:
+        raise ValueError("no")
+
+    def good(ctx: Any, state: Any) -> int:
+        return 1
+
+    async def graph(ctx: Any) -> Any:
+        steps = [Step("a", good), Step("b", fail, depends_on=["a"])]
+        steps += [Step("c", good, depends_on=["b"]), Step("d", good, depends_on=["c"])]
+        await StepExecutor(ctx, max_concurrency=1).run(steps)
+
+    async def sequence(ctx: Any) -> Any:
+        await StepExecutor(ctx).run([Step("x", good), Step("y", fail), Step("z", good)])
+
+    async with opened(place) as runner:
+        store = Store(runner)
+        failed = await plan_view(runner, await store.run(graph, "g"))
+        listed = await plan_view(runner, await store.run(sequence, "s"))
+    assert {each["name"]: each["state"] for each in failed["nodes"]} == {
+        "a": "done", "b": "failed", "c": "skipped", "d": "skipped",
+    }  # fmt: skip
+    assert _named_edges(failed) == {("a", "b"), ("b", "c"), ("b", "d")}
+    assert (failed["not_started"], failed["complete"]) == (0, True)
+    assert [each["name"] for each in listed["nodes"]] == ["x", "y"]
+    assert (listed["not_started"], listed["complete"]) == (1, True)
+
+
+async def test_a_plan_has_only_so_many_nodes(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sequence(ctx: Any) -> Any:
+        await StepExecutor(ctx).run([Step(name, lambda ctx, state: 1) for name in "abcde"])
+
+    monkeypatch.setattr(plan, "MOST_NODES", 3)
+    async with opened(place) as runner:
+        found = await plan_view(runner, await Store(runner).run(sequence))
+    assert ([each["name"] for each in found["nodes"]], found["complete"]) == (["a", "b", "c"], False)
+    assert _named_edges(found) == {("a", "b"), ("b", "c")}
+
+
 def _named_edges(view: dict[str, Any]) -> set[tuple[str, str]]:
     names = {each["id"]: each["name"] for each in view["nodes"]}
     return {(names[each["from"]], names[each["to"]]) for each in view["edges"]}
@@ -420,6 +462,52 @@ async def test_a_fork_is_the_same_up_to_its_first_new_step(place: str) -> None:
         other = await runner.queue.require(await runner.fork("one", new_run_id="two"))
         found = await compare_view(runner, row, other)
     assert [(each["name"], each["outcome"]) for each in found["steps"]] == [("fetch", "same"), ("send", "only_in_run")]
+
+
+async def test_a_comparison_says_which_run_is_the_fork(place: str) -> None:
+    async with opened(place) as runner:
+        store = Store(runner)
+        row = await store.run(_two_steps, "one")
+        fork = await runner.queue.require(await runner.fork("one", "fetch", new_run_id="two"))
+        unrelated = await store.run(_two_steps, "three")
+        views = [await compare_view(runner, *pair) for pair in ((row, fork), (fork, row), (row, unrelated))]
+    expected = {"fork": fork.run_id, "source": row.run_id, "step": "fetch"}
+    for view in views[:2]:
+        assert expected.items() <= view["fork_of"].items()
+        assert view["steps"][view["fork_of"]["index"]]["name"] == "fetch"
+    assert views[2]["fork_of"] is None
+
+
+async def test_open_steps_have_the_states_of_the_timeline(place: str) -> None:
+    async def body(ctx: Any) -> Any:
+        await ctx.wait_for_signal("go")
+
+    async with opened(place) as runner:
+        runner.registry.register(Script(body))
+        await runner.submit("script", {}, run_id="r")
+        assert await runner.run_once()
+        states = []
+        for _ in range(2):
+            row = await runner.queue.require("r")
+            records = await runner.state_store.records(row.run_id)
+            views = step_views(row, records)["items"], timeline_view(row, records)["items"], steps_of(row, records)
+            states.append([each[-1]["state"] for each in views])
+            await runner.cancel("r")
+    assert states == [["waiting"] * 3, ["cancelled"] * 3]
+
+
+async def test_a_recorded_value_is_a_step_without_a_row_in_the_timeline(place: str) -> None:
+    async def body(ctx: Any) -> Any:
+        await ctx.step("one", lambda: 1)
+        await ctx.now()
+
+    async with opened(place) as runner:
+        row = await Store(runner).run(body)
+        records = await runner.state_store.records(row.run_id)
+        assert [each["name"] for each in timeline_view(row, records)["items"]] == ["one"]
+        first, second = step_views(row, records)["items"]
+        assert [each["state"] for each in (first, second)] == ["done", "done"]
+        assert [each["name"] for each in steps_of(row, records)] == [first["name"], second["name"]]
 
 
 async def test_usage_is_summed_by_agent_and_day(place: str) -> None:
@@ -486,21 +574,28 @@ async def test_a_property_that_fails_hides_no_agent(place: str) -> None:
 
 
 async def test_a_run_that_waits_for_a_person_says_for_what(place: str) -> None:
+    schema = {"type": "boolean"}
+
     async def body(ctx: Any) -> Any:
-        await ctx.approve(HOSTILE, {"amount": 3})
+        await ctx.approve(HOSTILE, {"amount": 3}, schema=schema)
 
     async with opened(place) as runner:
         runner.registry.register(Script(body))
         await runner.submit("script", {}, run_id="r")
         assert await runner.run_once()
+        [asked] = await runner.approvals()
         row = await runner.queue.require("r")
         found = await run_view(runner, row)
         [item] = (await list_view(runner, RunFilter(limit=5, light=True))).items
         counted = await queue_view(runner)
-        await runner.approve("r", HOSTILE)
+        await runner.approve("r", HOSTILE, True)
         answered = await run_view(runner, await runner.queue.require("r"))
     assert (found["state"], found["status"]) == ("waiting", "running")
     assert found["waiting_for"] == [{"kind": "approval", "name": HOSTILE}]
+    [question] = found["questions"]
+    assert (question["run_id"], question["request_id"]) == (row.run_id, asked.request_id)
+    assert (question["name"], question["details"], question["schema"]) == (HOSTILE, {"amount": 3}, schema)
+    assert answered["questions"] == []
     assert item["waiting_for"] == [HOSTILE]
     assert counted["waiting"] == {"approval": 1}
     assert answered["waiting_for"] == []
@@ -549,10 +644,10 @@ async def test_limits_are_the_strictest_and_then_those_of_resume(place: str) -> 
 
 
 async def test_steps_of_a_plan_that_have_not_started_are_pending(place: str) -> None:
-    plan = Plan([PlanStep(1, "calculator", {"a": 1}), PlanStep(2, "calculator", {"a": "{{step_1.result}}"})], HOSTILE)
+    made = Plan([PlanStep(1, "calculator", {"a": 1}), PlanStep(2, "calculator", {"a": "{{step_1.result}}"})], HOSTILE)
 
     async def body(ctx: Any) -> Any:
-        await ctx.step("plan", lambda: {"plan": plan.to_dict(), "skipped": []})  # as a conversation turn records it
+        await ctx.step("plan", lambda: {"plan": made.to_dict(), "skipped": []})  # as a conversation turn records it
 
     async with opened(place) as runner:
         found = await plan_view(runner, await Store(runner).run(body))

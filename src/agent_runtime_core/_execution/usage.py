@@ -24,10 +24,19 @@ def usage_of(record: Record) -> dict[str, Any]:
     if not isinstance(result, dict):
         return {}  # a user's step happens to be named "model"
     own: dict[str, Any] = {}
+    # Such a step may also return an object with these names and any other values.
     if record.name == "model":
-        calls = (result.get("message") or {}).get("tool_calls") or ()
-        own = {"cost_usd": result.get("cost_usd"), "turns": 1, "tool_calls": len(calls) or None}
-    return total([result.get("usage") or {}, own, reservation_as_usage(result.get("doubted") or {})])
+        calls = _dict(result.get("message")).get("tool_calls")
+        own = {
+            "cost_usd": result.get("cost_usd"),
+            "turns": 1,
+            "tool_calls": (isinstance(calls, list) and len(calls)) or None,
+        }
+    return total([_dict(result.get("usage")), own, reservation_as_usage(_dict(result.get("doubted")))])
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def total(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

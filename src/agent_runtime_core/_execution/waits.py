@@ -90,13 +90,16 @@ class Waits:
             journal.advance(record)
         return record
 
-    async def _begin(self, name: str, key: str, seconds: float | None) -> float | None:
+    async def _begin(self, name: str, key: str, seconds: float | None, approval: bool = False) -> float | None:
         """Return the time limit of a wait: as first recorded, else from now, which is recorded."""
         journal = self._journal
         if (name, key) in journal.view.started:
             return journal.view.wait_deadlines.get((name, key))
         until = None if seconds is None else self._clock.wall() + seconds
-        record = journal.records.started(name, key, quiet=True, info={"until": until, **self._task_info()})
+        info: dict[str, Any] = {"until": until, **self._task_info()}
+        if approval:  # readers of the journal tell it from a plain signal
+            info["approval"] = True
+        record = journal.records.started(name, key, quiet=True, info=info)
         # If the step around this wait is tried again, the wait keeps its limit.
         journal.view.started[name, key], journal.view.wait_deadlines[name, key] = record.seq, until
         await self._writer.buffer(record)
@@ -261,7 +264,7 @@ class Waits:
                 request_id = step_id(self._row.run_id, name, key)
                 if ask is not None and (name, key) not in self._journal.view.started:
                     await ask(request_id, key)
-                until = await self._begin(name, key, timeout)
+                until = await self._begin(name, key, timeout, approval is not None)
                 if ask is None:
                     message = await self._parking.wait(lambda: self._mailbox.find("signal", signal), until, reason)
                 else:

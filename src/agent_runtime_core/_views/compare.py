@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from .._core.ids import step_id
+from .._execution.effects import FORKED_FROM
+from .._execution.step_scope import Identity
 from ..queue.records import RunRow
 from ..runner.run_client import RunClient
+from .attempts import TracedStep, traced_steps
 from .plain import plain_value
 from .results import outcome_in
-from .steps import StepTrace, traces_of
 
 
 async def compare_view(runner: RunClient, row: RunRow, other: RunRow) -> dict[str, Any]:
     """Compare the steps of two runs by name and key.
 
     Returns:
-        {"run_id", "other_id", "first_difference", "runs", "counts", "steps"}. Each of `steps` is {"name", "key",
-        "outcome", "changed", "run", "other"}: the outcome is same, changed, only_in_run or only_in_other, and `changed`
-        names what differs of state, digest (of the arguments), result, duration and cost. Durations and costs differ
-        between runs that do the same, so they do not make a step `changed`. `first_difference` is the index of the
-        first step with another outcome than same, None if there is none.
+        {"run_id", "other_id", "fork_of", "first_difference", "input_changed", "runs", "counts", "steps"}. Each
+        of `steps` is {"name", "key", "outcome", "changed", "run", "other"}: the outcome is same, changed,
+        only_in_run or only_in_other, and `changed` names what differs of state, digest (of the arguments),
+        result, duration and cost. Durations and costs differ between runs that do the same, so they do not make
+        a step `changed`. `first_difference` is the index of the first step with another outcome than same, None
+        if there is none. If one of the runs was forked from the other, `fork_of` is {"fork", "source", "step",
+        "step_id", "index"}: the ids of both runs, and the last step that was copied with its index in `steps`;
+        otherwise None. `input_changed` is True if the inputs of the runs differ.
     """
     store = runner.state_store
-    mine, theirs = traces_of(row, await store.records(row.run_id)), traces_of(other, await store.records(other.run_id))
+    mine, theirs = [traced_steps(each, await store.records(each.run_id)) for each in (row, other)]
     ends = await store.endings([row.run_id, other.run_id])
-    steps = [_compared(mine.get(identity), theirs.get(identity)) for identity in _merged([*mine], [*theirs])]
+    identities = _merged([*mine], [*theirs])
+    steps = [_compared(mine.get(identity), theirs.get(identity)) for identity in identities]
     outcomes = [each["outcome"] for each in steps]
+    inputs = [each.decoded("input", plain_value) for each in (row, other)]
     different = (index for index, outcome in enumerate(outcomes) if outcome != "same")
     return {
-        "run_id": row.run_id, "other_id": other.run_id, "first_difference": next(different, None),
+        "run_id": row.run_id, "other_id": other.run_id,
+        "fork_of": _fork(row, other, identities) or _fork(other, row, identities),
+        "first_difference": next(different, None), "input_changed": inputs[0] != inputs[1],
         "runs": {
-            name: {"state": each.status, "agent": each.agent, "error": error, "usage": usage}
-            for name, each in (("run", row), ("other", other))
+            name: {
+                "key": each.run_key, "state": each.status, "agent": each.agent, "input": given, "error": error,
+                "usage": usage,
+            }
+            for name, each, given in (("run", row, inputs[0]), ("other", other, inputs[1]))
             for error, usage in [outcome_in(each, ends.get(each.run_id))]
         },
         "counts": {each: outcomes.count(each) for each in ("same", "changed", "only_in_run", "only_in_other")},
@@ -39,9 +53,23 @@ async def compare_view(runner: RunClient, row: RunRow, other: RunRow) -> dict[st
     }  # fmt: skip
 
 
-def _merged(mine: list[tuple[str, str]], theirs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _fork(fork: RunRow, source: RunRow, identities: Sequence[Identity]) -> dict[str, Any] | None:
+    """Return after which step `fork` was forked from `source`; None if it was not."""
+    metadata = fork.decoded("metadata", plain_value)
+    about = metadata.get(FORKED_FROM) if isinstance(metadata, dict) else None
+    if not isinstance(about, dict) or about.get("run_id") != source.run_id:
+        return None
+    after = about.get("step_id")
+    ids = [step_id(source.run_id, *each) for each in identities] if after else []
+    return {
+        "fork": fork.run_id, "source": source.run_id, "step": about.get("step"), "step_id": after,
+        "index": ids.index(after) if after in ids else None,
+    }  # fmt: skip
+
+
+def _merged(mine: Sequence[Identity], theirs: Sequence[Identity]) -> list[Identity]:
     """Return the steps of both in the order of the first run; those only in the other one follow their predecessor."""
-    known, merged, before = set(mine), dict[tuple[str, str] | None, list[tuple[str, str]]](), None
+    known, merged, before = set(mine), dict[Identity | None, list[Identity]](), None
     for each in theirs:
         if each in known:
             before = each
@@ -49,11 +77,11 @@ def _merged(mine: list[tuple[str, str]], theirs: list[tuple[str, str]]) -> list[
             merged.setdefault(before, []).append(each)
     found = merged.get(None, [])
     for each in mine:
-        found = [*found, each] if each not in merged else [*found, each, *merged[each]]
+        found += [each, *merged.get(each, ())]
     return found
 
 
-def _compared(mine: StepTrace | None, theirs: StepTrace | None) -> dict[str, Any]:
+def _compared(mine: TracedStep | None, theirs: TracedStep | None) -> dict[str, Any]:
     step = mine or theirs
     assert step is not None
     views = {"run": _side(mine), "other": _side(theirs)}
@@ -66,19 +94,21 @@ def _compared(mine: StepTrace | None, theirs: StepTrace | None) -> dict[str, Any
     return {**fields, "changed": changed, "outcome": "changed" if content else "same", **views}
 
 
-def _value(step: StepTrace, what: str) -> Any:
+def _value(step: TracedStep, what: str) -> Any:
     if what == "state":
         return "done" if step.state == "copied" else step.state
-    return None if step.last is None else getattr(step.last, what)
+    if what == "digest":
+        return step.digest
+    return None if step.last is None else step.last.result
 
 
-def _side(step: StepTrace | None) -> dict[str, Any] | None:
+def _side(step: TracedStep | None) -> dict[str, Any] | None:
     if step is None:
         return None
     last = step.last
     return {
-        "state": step.state, "digest": None if last is None else last.digest,
+        "state": step.state, "digest": step.digest,
         "result": None if last is None else plain_value(last.result),
         "duration_ms": None if last is None or last.kind != "done" else last.ms,
-        "cost_usd": step.usage.get("cost_usd"), "attempts": 1 if last is None else last.attempt, "error": step.error,
+        "cost_usd": step.usage.get("cost_usd"), "attempts": step.number, "error": step.error,
     }  # fmt: skip

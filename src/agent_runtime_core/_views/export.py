@@ -30,13 +30,14 @@ async def export(runner: RunClient, row: RunRow) -> AsyncGenerator[dict[str, Any
     for record in records:
         fields = record_view(record, row.run_id)
         yield {"kind": "record", "record_kind": fields.pop("kind"), **fields}
-    async for event in _events(runner, row):
+    async for event in events_of(runner, row):
         yield {"kind": "event", **event}
-    for message in (await messages_view(runner, row, records=records))["items"]:
+    for message in (await messages_view(runner, row, records=records, invalidated=False))["items"]:
         yield {"kind": "message", "message": message}
 
 
-async def _events(runner: RunClient, row: RunRow) -> AsyncGenerator[dict[str, Any], None]:
+async def events_of(runner: RunClient, row: RunRow) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the events of a run, which are read in pages."""
     since = 0
     while page := await runner.event_bus.get_events(row.run_id, since, _PAGE):
         for event in page:

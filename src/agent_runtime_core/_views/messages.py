@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from .._core.ids import step_id
 from .._execution.result_codec import OmittedHistory
+from .._execution.step_scope import Identity
 from .._journal.record import DONE, Record
 from ..errors import InvalidArgument
 from ..interfaces import SYSTEM_ROLES, RunResult
@@ -15,14 +17,21 @@ from ..persistence.jsonl import json_form
 from ..queue.records import RunRow
 from ..runner.conversation_history import merged_history, restore_history
 from ..runner.run_client import RunClient
+from .invalidated import Invalidated, invalidated_texts
 from .plain import plain_value
 from .results import ended_record, result_in
 
+_LOOP = "k:l:"  # begins the keys of the model and tool calls of an agent loop
+
+_Recorded = tuple[Any, Identity | None]  # a message, and the model or tool call that made it
+_Item = tuple[Any, str | None]  # a message, and the id of that call
+
 
 async def messages_view(
-    runner: RunClient, row: RunRow, after: int = -1, limit: int | None = None, records: Sequence[Record] | None = None
-) -> dict[str, Any]:
-    """Return a page of the messages of a run: {"items", "next"}.
+    runner: RunClient, row: RunRow, after: int = -1, limit: int | None = None,
+    records: Sequence[Record] | None = None, *, invalidated: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Return a page of the messages of a run: {"items", "step_ids", "next"}.
 
     A finished run has the messages of its result. If it has none, and while it is executed, the messages are read from
     its conversation, its input and its journal.
@@ -33,18 +42,28 @@ async def messages_view(
         after: The index of the last message of the page before, -1 for the first page.
         limit: How many messages at most; None for all.
         records: The journal of the run, if it has been read.
+        invalidated: Include text that was streamed in an attempt that failed, as items {"role": "assistant",
+            "content", "invalidated": True, "attempt"}. They are no messages: no model has received them.
 
     Returns:
-        `next` is the `after` of the next page, None for the last one.
+        `step_ids` has the id of the model or tool call of each item, None for other messages. `next` is the `after` of
+        the next page, None for the last one.
     """
+    records = await runner.state_store.records(row.run_id) if records is None else records
     messages = await _final_messages(runner, row)
-    if not messages:
-        records = await runner.state_store.records(row.run_id) if records is None else records
-        given = row.decoded("input", plain_value)
-        messages = recorded_messages(await _initial_messages(runner, given, records), records)
+    if messages:
+        items = _located(row, messages, _recorded(records))
+    else:
+        initial = await _initial_messages(runner, row.decoded("input", plain_value), records)
+        items = [(message, _id(row, call)) for message, call in _conversation(initial, records)]
+    if invalidated and (texts := await invalidated_texts(runner, row, records)):
+        items = _with_invalidated(row, items, records, texts)
     first = max(after + 1, 0)
-    end = len(messages) if limit is None else min(first + limit, len(messages))
-    return {"items": messages[first:end], "next": end - 1 if first < end < len(messages) else None}
+    end = len(items) if limit is None else min(first + limit, len(items))
+    return {
+        "items": [message for message, _ in items[first:end]], "step_ids": [step for _, step in items[first:end]],
+        "next": end - 1 if first < end < len(items) else None,
+    }  # fmt: skip
 
 
 async def _final_messages(runner: RunClient, row: RunRow) -> list[Any]:
@@ -67,13 +86,14 @@ async def _initial_messages(runner: RunClient, given: Any, records: Sequence[Rec
     found = given.get("messages")
     messages = [*found] if isinstance(found, list) else []
     pinned = next((each for each in records if each.kind == DONE and each.name == "history"), None)
-    leaf = None if pinned is None else (plain_value(pinned.result) or {}).get("leaf")
-    if leaf is None or given.get("conversation_id") is None:
+    found = None if pinned is None else plain_value(pinned.result)
+    leaf = found.get("leaf") if isinstance(found, dict) else None  # a user's step may be named "history"
+    if not isinstance(leaf, str) or given.get("conversation_id") is None:
         return messages
     try:
         store = runner.persistence.conversations
         return _plain(await merged_history(store, UUID(given["conversation_id"]), leaf, messages))
-    except InvalidArgument:  # the conversation was deleted since, or changed
+    except (InvalidArgument, ValueError, TypeError):  # the conversation was deleted since, or changed, or it is none
         return messages
 
 
@@ -83,31 +103,61 @@ def _plain(messages: list[Any]) -> list[Any]:
     return plain
 
 
-def recorded_messages(initial: Sequence[Any], records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the initial messages and those of the model and tool calls in a journal, without system prompts."""
+def _recorded(records: Sequence[Record]) -> list[_Recorded]:
+    """Return the messages of the model and tool calls in a journal."""
     done = {(each.name, each.key): each for each in records if each.kind == DONE}
-    found: list[Any] = [*initial]
-    first = True
+    found: list[_Recorded] = []
     for (name, key), record in done.items():
         # A loop inside a step, such as one of a tool, has a conversation of its own.
         if name == "model" and "@" not in key and isinstance(answer := plain_value(record.result), dict):
-            found += _turn(key, answer, done, first=first)
-            first = False
-    return [each for each in found if isinstance(each, dict) and each.get("role") not in SYSTEM_ROLES]
+            found += _turn(key, answer, done, first=not found)
+    return found
+
+
+def _conversation(initial: Sequence[Any], records: Sequence[Record]) -> list[_Recorded]:
+    """Return the initial messages and those of the model and tool calls in a journal, without system prompts."""
+    found = [*((each, None) for each in initial), *_recorded(records)]
+    return [each for each in found if isinstance(each[0], dict) and each[0].get("role") not in SYSTEM_ROLES]
+
+
+def _id(row: RunRow, call: Identity | None) -> str | None:
+    return None if call is None else step_id(row.run_id, *call)
 
 
 def _turn(
-    key: str, answer: dict[str, Any], done: Mapping[tuple[str, str], Record], *, first: bool
-) -> list[dict[str, Any]]:
+    key: str, answer: dict[str, Any], done: Mapping[Identity, Record], *, first: bool
+) -> list[_Recorded]:  # fmt: skip
     """Return what a model call has added: new messages of the loop and of the user, the answer, results of tools."""
     asked, message = answer.get("asked") or {}, answer.get("message")
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or not isinstance(asked, dict):
         return []
-    said = asked.get("said") or []
-    if first and "input" not in asked:
-        said = []  # the whole conversation so far, which begins with the input
-    found = [*said, *(asked.get("received") or []), message]
-    for index, call in enumerate(message.get("tool_calls") or ()):
+    said = [] if first and "input" not in asked else asked.get("said")  # else the whole conversation, with the input
+    lists = [each for each in (said, asked.get("received")) if isinstance(each, list)]
+    added: list[_Recorded] = [(each, None) for some in lists for each in some]
+    added.append((message, ("model", key)))
+    calls = _calls(message)
+    tools = [("tool", f"{key}:{index}") for index in range(len(calls)) if ("tool", f"{key}:{index}") in done]
+    return [*added, *zip(tool_messages(key, message, done), tools, strict=True)]
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tool calls of an answer. A user's step may be named "model", and return anything."""
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) and all(isinstance(each, dict) for each in calls) else []
+
+
+def tool_messages(
+    key: str, message: Mapping[str, Any], done: Mapping[tuple[str, str], Record]
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return the results of the tool calls that a message requested, as far as the journal has them.
+
+    Args:
+        key: The key of the model call in the journal.
+        message: Its answer.
+        done: The records of the completed steps.
+    """
+    found = []
+    for index, call in enumerate(_calls(message)):
         result = done.get(("tool", f"{key}:{index}"))
         if result is None:
             continue
@@ -118,3 +168,60 @@ def _turn(
             each["metadata"] = {"is_error": True}
         found.append(each)
     return found
+
+
+def _located(row: RunRow, messages: Sequence[Any], recorded: Sequence[_Recorded]) -> list[_Item]:
+    """Return the messages of a result with the ids of their model and tool calls.
+
+    The last messages are compared first: earlier turns of the conversation, which are not in this journal, may have
+    the same texts.
+    """
+    calls: dict[str, list[Identity]] = {}
+    for message, call in recorded:
+        if call is not None:
+            calls.setdefault(_content(message), []).append(call)
+    items: list[_Item] = []
+    for message in reversed(messages):
+        known = calls.get(_content(message)) if isinstance(message, dict) else None
+        items.append((message, _id(row, known.pop() if known else None)))
+    return items[::-1]
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    """Return what a message has in a result and in the journal, as a string."""
+    fields = (message.get("role"), message.get("content"), message.get("tool_call_id"), message.get("tool_calls"))
+    return json.dumps(fields, sort_keys=True)
+
+
+def _with_invalidated(
+    row: RunRow, items: Sequence[_Item], records: Sequence[Record], texts: Mapping[str, Sequence[Invalidated]]
+) -> list[_Item]:  # fmt: skip
+    """Add invalidated texts: before the answer of their model call, or at the end if it has none."""
+    left, found = dict(texts), list[_Item]()
+    for message, step in items:
+        found += _struck(step, left.pop(step, ())) if step is not None else []
+        found.append((message, step))
+    for step in _open_calls(row, records):
+        found += _struck(step, left.pop(step, ()))
+    return found
+
+
+def _struck(step: str, texts: Sequence[Invalidated]) -> list[_Item]:
+    return [
+        ({"role": "assistant", "content": text, "invalidated": True, "attempt": attempt}, step)
+        for attempt, text in texts
+    ]
+
+
+def _open_calls(row: RunRow, records: Sequence[Record]) -> list[str]:
+    """Return the ids that model calls without a saved answer can have, one for each loop and one for the next loop.
+
+    The journal has no start of a model call, and the steps of a loop are counted.
+    """
+    turns = {0: 0}
+    for each in records:
+        loop, _, turn = each.key.removeprefix(_LOOP).partition(":")
+        if each.name == "model" and each.key.startswith(_LOOP) and loop.isdecimal() and turn.isdecimal():
+            turns[int(loop)] = max(turns.get(int(loop), 0), int(turn) + (each.kind == DONE))
+    turns[max(turns) + 1] = 0
+    return [step_id(row.run_id, "model", f"{_LOOP}{loop}:{turn}") for loop, turn in sorted(turns.items())]

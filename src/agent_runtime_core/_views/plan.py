@@ -2,39 +2,75 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from .._core.ids import step_id
-from .._journal.record import DONE, Record
+from .._execution.step_scope import Identity
+from .._journal.record import DONE, SKIPPED, Record
 from ..errors import InvalidArgument
 from ..planning.agent import PLANNING
 from ..planning.executor import SCOPE, step_name
 from ..planning.plan import Plan, PlanStep
 from ..queue.records import RunRow
 from ..runner.run_client import RunClient
+from .attempts import LIST, TracedStep, traced_steps
 from .plain import iso_time, plain_value
-from .steps import StepTrace, traces_of
 
-_LIST = "x:"  # begins the step key of all steps of one step list
-_PLAN = f"{_LIST}{SCOPE}/p:0:"
+MOST_NODES: Final = 1_000
+_PLAN = f"{LIST}{SCOPE}/p:0:"
 
 
 async def plan_view(runner: RunClient, row: RunRow, records: Sequence[Record] | None = None) -> dict[str, Any]:
-    """Return {"goal", "nodes", "edges"}; without nodes if the run has no plan and no list of steps.
+    """Return {"goal", "nodes", "edges", "not_started", "complete"}; no nodes if the run has no plan and no step list.
 
     A node is {"id", "name", "list", "state", "started_at", "ended_at", "attempts", "error", "step_id", "kind", "tool",
-    "input", "description"}. Its state is that of the step, or pending. An edge is {"from", "to"} with ids of nodes:
-    the second step needs the first one. Of a list of steps, only those that have started are known.
+    "input", "description"}. Its state is that of the step, pending or skipped (because a dependency failed). An edge is
+    {"from", "to"} with ids of nodes: the second step needs the first one. Of a step list the journal has the number of
+    steps, but no names of those that have not started: `not_started` counts these. `complete` is False if there are
+    more than `MOST_NODES`, and the others are left out.
     """
     records = await runner.state_store.records(row.run_id) if records is None else records
-    traces = traces_of(row, records)
+    traces = traced_steps(row, records)
     planned = _plan_in(records)
-    if planned is not None:
-        return _planned(row, planned, traces)
-    listed = [each for each in traces.values() if each.key.startswith(_LIST)]
+    view = _listed(row, records, traces) if planned is None else _planned(row, planned, traces)
+    kept = view["nodes"][:MOST_NODES]
+    if complete := len(kept) == len(view["nodes"]):
+        return {**view, "complete": complete}
+    known = {each["id"] for each in kept}
+    edges = [each for each in view["edges"] if each["from"] in known and each["to"] in known]
+    return {**view, "nodes": kept, "edges": edges, "complete": complete}
+
+
+def _listed(row: RunRow, records: Sequence[Record], traces: dict[Identity, TracedStep]) -> dict[str, Any]:
+    """Return the steps of all step lists."""
+    listed = [each for each in traces.values() if each.key.startswith(LIST)]
     nodes = [_node(row, each.name, each.key, each) for each in listed]
-    return {"goal": None, "nodes": nodes, "edges": _edges(row, listed)}
+    edges = _edges(row, listed)
+    for (name, key), dependency in _skipped(records).items():
+        if (name, key) in traces:
+            continue  # the list ran again
+        nodes.append(_node(row, name, key, None) | {"state": "skipped"})
+        edges.append({"from": step_id(row.run_id, dependency, key), "to": step_id(row.run_id, name, key)})
+    return {"goal": None, "nodes": nodes, "edges": edges, "not_started": max(_total(records) - len(nodes), 0)}
+
+
+def _skipped(records: Sequence[Record]) -> dict[Identity, str]:
+    """Return the failed dependency of each step that was skipped for this reason."""
+    found: dict[Identity, str] = {}
+    for record in records:
+        if record.kind == SKIPPED and '"dependency"' in (record.info or ""):
+            for name, key, _, *reason in json.loads(record.info or "{}")["steps"]:
+                if reason and "dependency" in reason[0]:
+                    found[name, key] = reason[0]["dependency"]
+    return found
+
+
+def _total(records: Sequence[Record]) -> int:
+    """Return how many steps the step lists have that have begun."""
+    totals = {(each.key, each.digest): each.total for each in records if each.key.startswith(LIST) and each.digest}
+    return sum(totals.values())
 
 
 def _plan_in(records: Sequence[Record]) -> Plan | None:
@@ -51,7 +87,7 @@ def _plan_in(records: Sequence[Record]) -> Plan | None:
     return None
 
 
-def _planned(row: RunRow, plan: Plan, traces: dict[tuple[str, str], StepTrace]) -> dict[str, Any]:
+def _planned(row: RunRow, plan: Plan, traces: dict[Identity, TracedStep]) -> dict[str, Any]:
     by_name = {name: trace for (name, key), trace in traces.items() if key.startswith(_PLAN)}
     nodes, edges = [], []
     for step in plan.steps:
@@ -60,7 +96,8 @@ def _planned(row: RunRow, plan: Plan, traces: dict[tuple[str, str], StepTrace]) 
         key = f"{_PLAN}0" if trace is None else trace.key
         nodes.append(_node(row, name, key, trace) | _described(step))
         edges += [{"from": f"step_{number}", "to": name} for number in step.needs]
-    return {"goal": plan.final_goal or None, "nodes": [each | {"id": each["name"]} for each in nodes], "edges": edges}
+    nodes = [each | {"id": each["name"]} for each in nodes]
+    return {"goal": plan.final_goal or None, "nodes": nodes, "edges": edges, "not_started": 0}
 
 
 def _described(step: PlanStep) -> dict[str, Any]:
@@ -70,26 +107,23 @@ def _described(step: PlanStep) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _node(row: RunRow, name: str, key: str, trace: StepTrace | None) -> dict[str, Any]:
-    last = None if trace is None else trace.last
-    ended = last is not None and last.kind in ("done", "failed")
+def _node(row: RunRow, name: str, key: str, trace: TracedStep | None) -> dict[str, Any]:
     return {
-        "id": step_id(row.run_id, name, key), "name": name, "list": key.removeprefix(_LIST),
+        "id": step_id(row.run_id, name, key), "name": name, "list": key.removeprefix(LIST),
         "state": "pending" if trace is None else trace.state, "step_id": step_id(row.run_id, name, key),
         "started_at": None if trace is None else iso_time(trace.began),
-        "ended_at": iso_time(last.t) if last is not None and ended else None,
-        "attempts": 0 if trace is None else 1 if last is None else last.attempt,
+        "ended_at": None if trace is None else iso_time(trace.ended),
+        "attempts": 0 if trace is None else trace.number,
         "error": None if trace is None else trace.error,
         "kind": "step", "tool": None, "input": None, "description": None,
     }  # fmt: skip
 
 
-def _edges(row: RunRow, steps: Sequence[StepTrace]) -> list[dict[str, str]]:
+def _edges(row: RunRow, steps: Sequence[TracedStep]) -> list[dict[str, str]]:
     """Return the edges of step lists. In a list without dependencies each step needs the one before it."""
-    lists: dict[tuple[str, str | None], dict[int, StepTrace]] = {}
+    lists: dict[tuple[str, str | None], dict[int, TracedStep]] = {}
     for each in steps:
-        number = None if each.last is None else each.last.digest
-        lists.setdefault((each.key, number), {})[each.start.get("pos", 0)] = each
+        lists.setdefault((each.key, each.digest), {})[each.start.get("pos", 0)] = each
     edges = []
     for by_position in lists.values():
         is_graph = any("completed" in each.start for each in by_position.values())

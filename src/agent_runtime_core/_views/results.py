@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from .._journal.record import Record
+from ..errors import StorageCorrupt
 from ..queue.records import LIVE, RunRow
 from ..runner.run_client import RunClient
 from ..state.base import RunEnd
 from .plain import plain_value
+from .problems import safe_text
+
+_Outcome = tuple[dict[str, Any] | None, dict[str, Any]]  # error and usage
 
 
 async def ended_record(runner: RunClient, row: RunRow) -> Record | None:
@@ -35,7 +40,23 @@ def last_error(row: RunRow) -> dict[str, Any] | None:
     return error if error is None or isinstance(error, dict) else {"type": "Error", "message": str(error)}
 
 
-def outcome_in(row: RunRow, end: RunEnd | None) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+async def outcomes_of(runner: RunClient, rows: Sequence[RunRow]) -> list[_Outcome]:
+    """Return error and usage of each run, with one read.
+
+    Damaged data of a run becomes its error: without the list, nobody could find the run, or look at the other ones.
+    """
+    finished = [row.run_id for row in rows if row.status not in LIVE]
+    try:
+        ends = await runner.state_store.endings(finished) if finished else {}
+        return [outcome_in(row, ends.get(row.run_id)) for row in rows]
+    except StorageCorrupt as error:
+        if len(rows) == 1:
+            return [({"type": type(error).__name__, "message": safe_text(str(error))}, {})]
+    middle = len(rows) // 2
+    return [*await outcomes_of(runner, rows[:middle]), *await outcomes_of(runner, rows[middle:])]
+
+
+def outcome_in(row: RunRow, end: RunEnd | None) -> _Outcome:
     """Return error and usage of a run, without its result.
 
     Of a live run it is the error of its last failed attempt.

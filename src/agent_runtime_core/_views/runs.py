@@ -19,9 +19,9 @@ from ..registry import Registry
 from ..runner.run_client import RunClient
 from ..status import failure_reason, short_status
 from .plain import iso_time, plain_value, shortened_error
-from .results import ended_record, last_error, outcome_in, result_in
+from .results import ended_record, last_error, outcome_in, outcomes_of, result_in
 from .steps import step_views
-from .waits import waits_of
+from .waits import questions_of, waits_of
 
 #: Most steps in the view of a run; `step_views` pages over all of them.
 SHOWN_STEPS = 200
@@ -70,10 +70,9 @@ async def list_view(
 
 async def list_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict[str, Any]]:
     """Return the items of a list for these rows, which may be light, with one read."""
-    finished = [row.run_id for row in rows if row.status not in LIVE]
-    ends = await runner.state_store.endings(finished) if finished else {}
+    outcomes = await outcomes_of(runner, rows)
     now = runner.queue.clock.wall()
-    return [_list_item(row, now, *outcome_in(row, ends.get(row.run_id))) for row in rows]
+    return [_list_item(row, now, *outcome) for row, outcome in zip(rows, outcomes, strict=True)]
 
 
 def _list_item(row: RunRow, now: float, error: Any, usage: dict[str, Any]) -> dict[str, Any]:
@@ -134,6 +133,7 @@ async def run_view(
         "usage": _usage(row, records, result), "limits": await _limits(runner, row, agent),
         "trace_id": row.run_id.replace("-", ""), "conversation_id": row.conversation or _conversation(input_),
         "waiting_for": [] if new else (await waits_of(runner, row, records))[0],
+        "questions": await questions_of(runner, row),
         "concurrency_key": row.lane, "queued_behind_key": row.held > 0,
         "priority": row.priority, "metadata": row.decoded("metadata", plain_value), "input": input_,
         "cancel_requested": row.cancel_at is not None, "started_at": iso_time(row.started_at),
@@ -145,6 +145,12 @@ async def run_view(
         if row.status == "succeeded":
             view["result"] = (result.get("final_output") or {}).get("result")
     return view
+
+
+async def result_view(runner: RunClient, row: RunRow) -> dict[str, Any]:
+    """Return the fields of a run that tell its result."""
+    view = await run_view(runner, row)
+    return {name: view[name] for name in ("run_id", "key", "status", "state", "result", "error", "usage")}
 
 
 def _planned_steps(records: Sequence[Record], agent: AgentRuntime | None) -> list[dict[str, Any]] | None:

@@ -10,10 +10,10 @@ from .._core.validation import unknown
 from .._execution.usage import usage_of
 from .._journal.record import DONE, is_copied
 from ..errors import InvalidArgument
-from ..queue.records import LIVE, RunFilter, RunRow
+from ..queue.records import RunFilter, RunRow
 from ..runner.run_client import RunClient
 from .plain import iso_time, plain_value
-from .results import outcome_in
+from .results import outcomes_of
 
 BY: Final = ("agent", "model", "day")
 DEFAULT_SECONDS: Final = 30 * 86_400.0
@@ -77,12 +77,10 @@ async def usage_view(
 async def _used(runner: RunClient, by: str, rows: list[RunRow]) -> list[tuple[RunRow, Iterable[_Item]]]:
     if by == "model":
         return [(row, (await _by_model(runner, row)).items()) for row in rows]
-    finished = [row.run_id for row in rows if row.status not in LIVE]
-    ends = await runner.state_store.endings(finished) if finished else {}
     found: list[tuple[RunRow, Iterable[_Item]]] = []
-    for row in rows:
+    for row, (_, usage) in zip(rows, await outcomes_of(runner, rows), strict=True):
         name = row.agent if by == "agent" else f"{aware(row.created_at):%Y-%m-%d}"
-        found.append((row, [(name, {**outcome_in(row, ends.get(row.run_id))[1], "runs": 1})]))
+        found.append((row, [(name, {**usage, "runs": 1})]))
     return found
 
 

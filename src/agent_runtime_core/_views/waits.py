@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .._core.ids import step_id
 from .._journal.record import DONE, STARTED, Record
 from ..queue.records import IN_DOUBT, LIVE, QUESTION, RunRow, answered_request
+from ..runner.approvals import ApprovalRequest, open_requests_of
 from ..runner.run_client import RunClient
+from .plain import plain_of
 
 
 async def waits_of(
@@ -26,11 +29,10 @@ async def waits_of(
     # The question is stored before the record of its wait.
     waits = dict(requested)
     for record in await runner.state_store.records(row.run_id) if records is None else records:
-        wait = step_id(row.run_id, record.name, record.key)
         if record.kind == STARTED and record.key.startswith("w:") and record.name.startswith("signal:"):
-            waits[wait] = record.name.removeprefix("signal:")
-        elif record.kind == DONE:
-            waits.pop(wait, None)
+            waits[step_id(row.run_id, record.name, record.key)] = record.name.removeprefix("signal:")
+        elif record.kind == DONE and waits:
+            waits.pop(step_id(row.run_id, record.name, record.key), None)
     for each in mail:
         waits.pop(answered_request(each.msg_id) or "", None)
     of_reason = row.reason.removeprefix("approval ")  # also if the run has asked under an older release
@@ -39,3 +41,18 @@ async def waits_of(
         for wait, name in waits.items()
     ]
     return kinds, set(requested.values())
+
+
+async def questions_of(runner: RunClient, row: RunRow) -> list[dict[str, Any]]:
+    """Return what a run asks people now, the oldest question first."""
+    return [question_view(each) for each in await open_requests_of(runner.queue, row)]
+
+
+def question_view(asked: ApprovalRequest) -> dict[str, Any]:
+    """Return an open question with its details and the schema of its answer."""
+    return {
+        "run_id": str(asked.run_id), "key": asked.run_key, "agent": asked.agent_key, "name": asked.name,
+        "request_id": asked.request_id, "details": plain_of(asked.details),
+        "schema": plain_of(asked.schema), "asked_at": asked.asked_at.isoformat(),
+        "approved_before": asked.approved_before,
+    }  # fmt: skip

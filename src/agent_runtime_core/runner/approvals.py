@@ -7,7 +7,8 @@ import datetime as _dt
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from .._core.clock import aware
@@ -16,7 +17,7 @@ from .._core.ids import known_uuid
 from .._core.json_schema import misfit
 from .._core.validation import must
 from .._execution.reviews import ANSWER_SCHEMA, reviewed
-from ..errors import InvalidArgument, brief
+from ..errors import InvalidArgument, UnserialisableResult, brief
 from ..events.base import EventBus
 from ..queue.base import RunQueue
 from ..queue.records import (
@@ -27,6 +28,7 @@ from ..queue.records import (
     RunRow,
     answer_id,
     answered_request,
+    damaged,
     open_questions,
 )
 
@@ -117,8 +119,19 @@ async def open_requests(queue: RunQueue, limit: int, after: str | None, agent: s
     return found
 
 
+async def open_requests_of(queue: RunQueue, row: RunRow) -> list[ApprovalRequest]:
+    """Return the open questions of one run, the oldest first."""
+    found = sorted(_in([row], None), key=itemgetter(0))
+    mail = {each.msg_id: each for each in await queue.mail(row.run_id) if each.kind == QUESTION} if found else {}
+    return [
+        _request(position, row, message)
+        for position, row, question in found
+        if (message := mail.get(question.request_id)) is not None
+    ]
+
+
 def _request(position: _Position, row: RunRow, message: MailboxMessage) -> ApprovalRequest:
-    payload = _payload(message)
+    payload = _payload(row.run_id, message)
     details, schema = payload.get("details"), payload.get("schema")
     if _is_review(payload):
         details, schema = {name: payload.get(name) for name in ("step_name", "step_id")}, ANSWER_SCHEMA
@@ -136,8 +149,14 @@ def _request(position: _Position, row: RunRow, message: MailboxMessage) -> Appro
     )
 
 
-def _payload(message: MailboxMessage) -> dict[str, Any]:
-    return cast("dict[str, Any]", decode_known(message.payload))
+def _payload(run_id: object, message: MailboxMessage) -> dict[str, Any]:
+    try:
+        payload = decode_known(message.payload)
+    except UnserialisableResult:
+        payload = None
+    if not isinstance(payload, dict):
+        raise damaged(run_id, f"the question {message.msg_id}", payload)
+    return payload
 
 
 def _is_review(payload: dict[str, Any]) -> bool:
@@ -168,7 +187,7 @@ class AskedRequests:
         A run that asked under an older release has them in its event log only.
         """
         mail = await queue.mail(run_id)
-        payloads = {each.msg_id: _payload(each) for each in mail if each.kind == QUESTION and each.name == name}
+        payloads = {each.msg_id: _payload(run_id, each) for each in mail if each.kind == QUESTION and each.name == name}
         if not payloads:
             payloads = {
                 event.payload["request_id"]: event.payload
