@@ -1,0 +1,104 @@
+// One run: its head, its open questions, its actions, and the tab that the URL names.
+import { html, useEffect, useState } from "../ui.js";
+import { between, count, duration, localTime, runName, shortId, usd } from "../format.js";
+import { href } from "../router.js";
+import { isLive, useQuery } from "../queries.js";
+import { runPath, source } from "../source.js";
+import { Question, RunActions } from "../actions.js";
+import { Timeline } from "./timeline.js";
+import { EventsTab, JournalTab } from "./logs.js";
+import { MessagesTab } from "./messages.js";
+import { PlanTab } from "./plan.js";
+import { Ago, Empty, Facts, Failed, Json, Loading, Notice, PageHead, RunLink, State } from "../parts.js";
+
+const TABS = { timeline: Timeline, events: EventsTab, messages: MessagesTab, plan: PlanTab, journal: JournalTab };
+
+export function RunPage({ route, runId, tab = "timeline" }) {
+  const [every, setEvery] = useState(2000);
+  const query = useQuery(runPath(runId), {}, { every });
+  const [notice, setNotice] = useState(null);
+  const run = query.data;
+  const live = Boolean(run) && isLive(run.state);
+  useEffect(() => {
+    if (run) setEvery(live ? 2000 : 15000); // a finished run may be resumed elsewhere
+  }, [live, !run]);
+  if (!run) {
+    return query.error ? html`<${PageHead} title=${shortId(runId)} /><${Failed} error=${query.error} retry=${query.reload} />` : html`<${Loading} />`;
+  }
+  const done = (text) => {
+    setNotice(text);
+    query.reload();
+  };
+  const Tab = Object.hasOwn(TABS, tab) && TABS[tab];
+  return html`
+    <${PageHead} title=${runName(run)} note=${html`<${State} state=${run.state} /><${RunsLink} filter=${{ agent: run.agent }}>${run.agent}<//>`}>
+      <${RunActions} run=${run} live=${live} onDone=${done} />
+    <//>
+    ${query.error && html`<${Failed} error=${query.error} retry=${query.reload} />`}
+    ${live && html`<${Waits} run=${run} />`}
+    ${(run.questions || []).map((each) => html`<${Question} key=${each.request_id} question=${each} onDone=${() => done("The answer is stored.")} />`)}
+    ${run.error_info && html`<section class="run-error" aria-label="Error">
+      <p><strong class="failed-title">${live ? "Last error: " : ""}${run.error_info.type}:</strong> ${run.error_info.message}</p>
+      ${run.error_info.stack && html`<details><summary>Traceback</summary><${Json} value=${run.error_info.stack} lines=${1000} /></details>`}</section>`}
+    <${Facts} pairs=${factsOf(run)} />
+    <div class="folds">${[["Input", run.input], ["Result", run.result], ["Metadata", run.metadata]].filter(([, value]) => hasValue(value)).map(([name, value]) =>
+      html`<details key=${name}><summary>${name}</summary><${Json} value=${value} lines=${24} /></details>`)}</div>
+    <nav class="tabs" aria-label="Parts of the run">${Object.keys(TABS).map((name) =>
+      html`<a key=${name} href=${href(["runs", runId, name])} aria-current=${name === tab ? "page" : null}>${name[0].toUpperCase() + name.slice(1)}</a>`)}</nav>
+    ${Tab
+      ? html`<${Tab} key=${run.run_id} run=${run} runId=${runId} route=${route} live=${live} />`
+      : html`<${Empty} title="A run has no such part.">See its <a href=${href(["runs", runId])}>timeline</a>.<//>`}
+    ${notice && html`<${Notice} text=${notice} onClose=${() => setNotice(null)} />`}`;
+}
+
+const hasValue = (value) => value !== null && value !== undefined && (typeof value !== "object" || Object.keys(value).length > 0);
+
+/** What the run waits for, and why it does not run although it could. */
+function Waits({ run }) {
+  const asked = (run.questions || []).map((each) => each.name);
+  const waits = run.waiting_for.filter((each) => !asked.includes(each.name));
+  const lines = [
+    ...waits.map((each) => html`Waits for the ${each.kind} <strong class="break">${each.name}</strong>.`),
+    !waits.length && !asked.length && run.reason && `Waits: ${run.reason}.`,
+    run.state === "pending" && Date.parse(run.scheduled_at) > Date.now() && `Starts at ${localTime(run.scheduled_at)}.`,
+    run.queued_behind_key && html`Another run has the concurrency key <strong class="break">${run.concurrency_key}</strong>.`,
+    run.cancel_requested && "Cancellation is requested.",
+  ].filter(Boolean);
+  return lines.length > 0 && html`<ul class="standing">${lines.map((each) => html`<li>${each}</li>`)}</ul>`;
+}
+
+const used = (value, limit, format) => (limit ? `${format(value || 0)} of ${format(limit)}` : format(value));
+
+/** A link to the runs with something in common. An exported file has no list of runs. */
+function RunsLink({ filter, children }) {
+  return source.exported ? html`<span class="break">${children}</span>` : html`<a class="break" href=${href(["runs"], filter)}>${children}</a>`;
+}
+
+function factsOf(run) {
+  const usage = run.usage || {};
+  const limits = run.limits || {};
+  const forked = run.metadata && run.metadata.forked_from;
+  const conversation = run.conversation_id;
+  return [
+    ["Run id", html`<span class="mono">${run.run_id}</span>`],
+    ["Created", html`<${Ago} time=${run.created_at} />`],
+    ["Started", run.started_at && html`<${Ago} time=${run.started_at} />`],
+    ["Duration", between(run.started_at, run.ended_at)],
+    ["Attempt", run.attempt],
+    ["Generation", run.generation > 1 && run.generation],
+    ["Worker", run.worker],
+    ["Tokens", used(usage.total_tokens, limits.max_tokens, count)],
+    ["Cost", used(usage.cost_usd, limits.max_cost_usd, usd)],
+    ["Model calls", used(usage.turns, limits.max_turns, count)],
+    ["Tool calls", used(usage.tool_calls, limits.max_tool_calls, count)],
+    ["Time limit", limits.max_seconds && duration(limits.max_seconds)],
+    ["Conversation", conversation && html`<${RunsLink} filter=${{ conversation }}>${shortId(conversation)}<//>`],
+    ["Parent", run.parent && html`<${RunLink} run=${{ run_id: run.parent }} />`],
+    ["Child runs", run.children.length > 0 && html`${run.children.slice(0, 5).map((each) => html`<${State} key=${each.run_id} state=${each.state}><${RunLink} run=${each} /><//> `)}
+      ${run.children.length > 5 && html`<${RunsLink} filter=${{ parent: run.run_id }}>all ${count(run.children.length)}<//>`}`],
+    ["Forked from", forked && forked.run_id && html`<${RunLink} run=${{ run_id: forked.run_id }} /> <span class="quiet">after ${forked.step || "all steps"}</span>`],
+    ["Deadline", run.deadline && localTime(run.deadline)],
+    ["Concurrency key", run.concurrency_key],
+    ["Priority", run.priority || null],
+  ];
+}
