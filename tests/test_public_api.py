@@ -54,6 +54,7 @@ WHERE = {
     ".loop": "run_turn_loop TurnState CancellationToken LoopResult Hooks agent_tool",
     ".limits": "RunLimits",
     ".agents": "ToolCallingAgent",
+    ".inspector": "run_html",
     ".turns": "AuditEvent ConfigChanged ConfigLoader ContextManager EventEnvelope EventPublisherSubscriber InvalidTurn "
     "PlanExecutor PlanRequest Remembered StepEvent StepKind StepMetrics StepProcessor StepResultChunk StepState "
     "TopicStats Turn TurnEvent TurnManager MemorySettings PackSet PersonalityInstance PersonalityPackManager "

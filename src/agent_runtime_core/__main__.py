@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from .cli.main import main
-
 if __name__ == "__main__":
+    try:
+        from .cli.main import main
+    except KeyboardInterrupt:  # Ctrl-C right after the start
+        sys.exit(130)
     sys.exit(main())

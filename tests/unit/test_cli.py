@@ -194,6 +194,9 @@ def test_runs_are_listed_and_filtered(run: Run, url: str) -> None:
         return [each["run_key"] for each in json.loads(out)]
 
     assert keys("--status", "dead") == ["poison", "toxic"]
+    both = ("--status", "dead", "--status", "failed", "--status", "dead")
+    assert sorted(keys(*both)) == sorted([*keys("--status", "dead"), *keys("--status", "failed")])
+    assert keys("--status", "failed")
     assert keys("--agent", "bad") == ["bad"]
     assert keys("--limit", "2") == ["toxic", "queued"], "the last ones"
     assert keys("--agent", "stranger") == []
@@ -802,6 +805,14 @@ def test_ctrl_c_in_the_last_moment_of_a_command_ends_it_like_any_other(
         return 0
 
     monkeypatch.setattr("agent_runtime_core.cli.runs.runs", command)
+    assert main(["runs"]) == 130
+
+
+def test_ctrl_c_while_the_arguments_are_read_ends_the_command_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agent_runtime_core.cli.main.parsed", interrupted)
     assert main(["runs"]) == 130
 
 

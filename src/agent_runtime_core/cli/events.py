@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from .._core.event_types import EventType
 from .._core.validation import did_you_mean
+from .._views.plain import without_secrets
 from ..events.event import Event
-from .output import human_time, json_line, print_columns, print_json, warn, without_secrets
+from .output import human_time, json_line, print_columns, print_json, warn
 from .runs import event_fields
 from .store import existing_store, require_run
 

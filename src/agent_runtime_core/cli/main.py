@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
@@ -54,8 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the parent process closed it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
-    args = parsed(argv)
+    args = Namespace(debug=False)
     try:
+        args = parsed(argv)
         command = cast("Callable[..., Coroutine[Any, Any, int]]", load(args.command, package=__package__))
         code = _run(command(args), getattr(args, "loop", None))
         sys.stdout.flush()

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from .._core.clock import SYSTEM, shown_duration
 from .._core.validation import redacted
-from .._views.plain import iso_time
+from .._views.plain import iso_time, without_secrets
 
 #: Fields that are times.
 _TIMES: Final = ("created_at", "scheduled_at", "started_at", "ended_at", "deadline", "timestamp")
@@ -147,17 +147,6 @@ def _escaped(character: str) -> str:
     """Return the JSON escapes of a character. json.dumps() leaves U+007F as it is."""
     code = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{code[at : at + 4]}" for at in range(0, len(code), 4))
-
-
-def without_secrets(value: Any) -> Any:
-    """Return a copy of a JSON tree in which every string is redacted."""
-    if isinstance(value, str):
-        return redacted(value)
-    if isinstance(value, Mapping):
-        return {redacted(key) if isinstance(key, str) else key: without_secrets(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_secrets(item) for item in value]
-    return value
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:

@@ -105,6 +105,7 @@ def parser() -> Parser:
     _add_worker(commands, store)
     _add_serve(commands, plain)
     _add_submit(commands, store)
+    _add_inspect(commands, plain)
     _add_inspection(commands, store)
     _add_export(commands, store)
     _add_control(commands, store)
@@ -213,6 +214,29 @@ serve my_agents:agents --url redis://localhost:6379/0 --host 0.0.0.0 --trusted-h
         ("--trusted-proxy", "ADDRESS", "believe the X-Forwarded headers of the proxy with this address"),
     ):
         serving.add_argument(name, action="append", default=[], metavar=metavar, help=f"{what}; repeatable")
+    serving.add_argument("--max-pending", type=positive_int, metavar="N",
+                         help="reject a new run with 429 while N runs are pending (default: no limit)")  # fmt: skip
+    serving.add_argument("--max-body", type=positive_int, default=1 << 20, metavar="BYTES",
+                         help="largest body of a request, at most 16777216 (default: 1048576)")  # fmt: skip
+
+
+def _add_inspect(commands: Any, plain: argparse.ArgumentParser) -> None:
+    inspecting = _command(
+        commands, "inspect", ".inspect:inspect", "show the runs of a store in the browser, and change nothing",
+        "inspect agents.db --open", [plain],
+        "Serve pages that show the runs of a store, for this machine only, until SIGTERM or Ctrl-C. The store is "
+        "opened\nread-only: neither its file nor its directory is written.",
+    )  # fmt: skip
+    inspecting.add_argument(
+        "store",
+        nargs="?",
+        metavar="FILE",
+        help="SQLite file of the runs, or the URL of a store; default: AGENT_RUNTIME_BACKEND_URL",
+    )
+    inspecting.add_argument("--open", action="store_true", dest="open_browser", help="open the default browser")
+    inspecting.add_argument(
+        "--port", type=port, default=0, metavar="N", help="port to listen on; 0 chooses a free one (default: 0)"
+    )
 
 
 def _add_agent_path(command: argparse.ArgumentParser) -> None:
@@ -250,8 +274,8 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser) -> None:
         commands, "runs", ".runs:runs", "list runs, newest last", "runs --status failed --limit 20 --url agents.db",
         [store],
     )  # fmt: skip
-    listing.add_argument("--status", choices=_STATUSES, metavar="STATUS",
-                         help=f"only runs with this status: {', '.join(_STATUSES)}")  # fmt: skip
+    listing.add_argument("--status", action="append", choices=_STATUSES, metavar="STATUS",
+                         help=f"only runs with this status: {', '.join(_STATUSES)}; repeatable")  # fmt: skip
     listing.add_argument("--agent", metavar="KEY", help="only runs of the agent with this key")
     listing.add_argument("--since", type=time_ago, metavar="TIME",
                          help="only runs created at or after this: a duration ago, or an ISO 8601 time")  # fmt: skip
@@ -286,12 +310,20 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser) -> None:
 def _add_export(commands: Any, store: argparse.ArgumentParser) -> None:
     exporting = _command(
         commands, "export", ".export:export", "write a run with its steps, journal, events and messages",
-        "export order-7 --jsonl --url agents.db > order-7.jsonl", [store],
-        "Write a run with all that is stored of it, one JSON object on each line. The `kind` of an object is run,\n"
-        "step, record, event or message. Secrets in URLs are replaced by ***.",
+        """export order-7 --jsonl --url agents.db > order-7.jsonl
+export order-7 --html --redact --output order-7.html --url agents.db""", [store],
+        "Write a run with all that is stored of it, as JSON or as an HTML file. As JSON it is one object on each\n"
+        "line, whose `kind` is run, step, record, event or message. An HTML file shows the run and its child runs in\n"
+        "a browser, without a network. Secrets in URLs are replaced by ***.",
     )  # fmt: skip
     exporting.add_argument("id", metavar="RUN", help=_RUN)
-    exporting.add_argument("--jsonl", action="store_true", help="one JSON object on each line (the default)")
+    form = exporting.add_mutually_exclusive_group()
+    form.add_argument("--jsonl", action="store_true", help="one JSON object on each line (the default)")
+    form.add_argument("--html", action="store_true", help="an HTML file that shows the run in a browser")
+    exporting.add_argument("--redact", action="store_true",
+                           help="leave out inputs, outputs, payloads, messages, error messages and metadata, and "
+                           "replace keys by a hash; needs --html")  # fmt: skip
+    exporting.add_argument("--output", metavar="FILE", help="file to write (default: stdout)")
 
 
 def _add_control(commands: Any, store: argparse.ArgumentParser) -> None:

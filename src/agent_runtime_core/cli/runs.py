@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from typing import Any
 
+from .._views.plain import without_secrets
 from .._views.runs import summary
 from .._views.steps import steps_of
 from .._views.waits import waits_of
@@ -18,7 +19,6 @@ from .output import (
     table,
     warn,
     with_human_times,
-    without_secrets,
 )
 from .store import answer_command, existing_store, newest_rows, require_run, similar_agent
 
@@ -30,7 +30,7 @@ _EVENTS = ("sequence", "timestamp", "event_type", "payload")
 async def runs(args: Namespace) -> int:
     async with existing_store(args, reads=True) as runner:
         wanted = RunFilter(
-            None if args.status is None else (args.status,), args.agent, args.since or 0.0, until=args.until,
+            args.status and tuple(dict.fromkeys(args.status)), args.agent, args.since or 0.0, until=args.until,
             prefix=args.prefix, conversation=args.conversation, light=True,
         )  # fmt: skip
         newest = [row async for row in newest_rows(runner, wanted, args.limit)]

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .._core.validation import must
+from .._views.hosts import is_loopback
 from ..config import get_config
 from ..errors import InvalidArgument
 from ..orchestrator import Orchestrator
@@ -22,9 +24,8 @@ from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from ..server.access import Caller, Tokens
 from ..server.app import create_app
-from ..server.security import is_loopback
 from ..server.serving import Server, listening_socket, url_of
-from ..server.settings import ServerSettings
+from ..server.settings import MOST_BODY_BYTES, ServerSettings
 from ..server.state import ServerState
 from ..server.token_file import Token, default_path
 from ..turns.manager import TurnManager
@@ -148,7 +149,12 @@ def _settings(args: Namespace) -> ServerSettings:
             "Add --trusted-host NAME for each name or address of this server"
         )
     trusted = [*args.trusted_host, *([args.host] if args.host not in _ANY_ADDRESS else [])]
-    return ServerSettings(cors=args.cors, trusted_hosts=trusted, trusted_proxies=args.trusted_proxy)
+    if args.max_body > MOST_BODY_BYTES:
+        raise must("--max-body", f"be at most {MOST_BODY_BYTES}", args.max_body)
+    return ServerSettings(
+        cors=args.cors, trusted_hosts=trusted, trusted_proxies=args.trusted_proxy, max_pending=args.max_pending,
+        max_body_bytes=args.max_body,
+    )  # fmt: skip
 
 
 def _authentication(args: Namespace, runner: AgentRunner, settings: ServerSettings) -> Tokens | None:
@@ -192,6 +198,8 @@ def _print_ready(args: Namespace, runner: AgentRunner, url: str, tokens: Tokens 
             f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, {worker}"
         )
         print_line(f"listening on {url}")
+        if tokens is not None and sys.stdout.isatty():  # a log that is kept must not have a code that signs in
+            print_line(f"open {sign_in} to sign in")
         if file is not None:
             print_line(f"token file {file}")
     sys.stdout.flush()

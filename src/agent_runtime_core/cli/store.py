@@ -92,11 +92,11 @@ def _may_write(path: str) -> bool:
     return not path or all(os.access(each, os.W_OK) for each in (path, os.path.dirname(os.path.realpath(path))))
 
 
-def require_file(url: str) -> None:
+def require_file(url: str, fix: str = "Use --url to name an existing file") -> None:
     """Raise InvalidArgument for a missing SQLite file: opening it would create it."""
     path = _file_of(url)
     if path and not os.path.exists(path):
-        raise InvalidArgument(f"store {brief(_readable(path), 500)} not found. Use --url to name an existing file")
+        raise InvalidArgument(f"store {brief(_readable(path), 500)} not found. {fix}")
 
 
 async def require_run(runner: AgentRunner, run_id: str) -> RunRow:
