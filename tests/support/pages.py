@@ -6,8 +6,8 @@ Python blocks share one namespace. `console` and `bash` blocks run in a shell, i
     ```console     lines that begin with "$ " are commands, the lines below a command are its output
     ```bash        commands whose output is not compared
 
-A server that a shell block starts in the background, `agent-runtime serve` or `uvicorn`, gets a free port instead of
-8000, in all blocks of the page. The next block runs when the server answers.
+A server that a shell block starts in the background (`agent-runtime serve`, `agent-runtime inspect`, `uvicorn`) gets a
+free port instead of 8000, in all blocks of the page. The next block runs when the server answers.
 
 In an expected output, `...` matches any text, and a line that is only `...` matches any lines. A comment line before
 a block directs it:
@@ -52,7 +52,7 @@ SHELL_TIMEOUT = 120.0
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _DIRECTIVE = re.compile(r"<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
 _VERBS = {"skip-run", "file", "setup", "needs"}
-_SERVER = re.compile(r"^(agent-runtime serve|uvicorn)\b.*&$", re.MULTILINE)
+_SERVER = re.compile(r"^(agent-runtime (serve|inspect)|uvicorn)\b.*&$", re.MULTILINE)
 _KILLED = re.compile(r"^\S*bash: line \d+: +\d+ Killed.*$", re.MULTILINE)
 
 
@@ -229,7 +229,7 @@ class Shell:
             ("python", "", ""), ("agent-runtime", "-m agent_runtime_core ", ""), ("uvicorn", "-m uvicorn ", port),
         ):  # fmt: skip
             path = binaries / name
-            serves = f'[ "$1" = serve ] && set -- "$@" {port}\n' if name == "agent-runtime" else ""
+            serves = f'case "$1" in serve|inspect) set -- "$@" {port};; esac\n' if name == "agent-runtime" else ""
             path.write_text(f'#!/bin/sh\n{serves}exec {shlex.quote(sys.executable)} {arguments}"$@" {after}\n')
             path.chmod(0o755)
 
