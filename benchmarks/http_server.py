@@ -196,3 +196,6 @@ def rows(size: Size) -> Iterator[Line]:
     yield from _fan_out(size)
     yield from _paced(size)
     yield from _posts(size)
+    from . import http_socket  # needs websockets
+
+    yield from http_socket.rows(size)

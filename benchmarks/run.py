@@ -23,6 +23,7 @@ from . import (
     http_server,
     idle,
     imports,
+    inspector,
     jobs,
     loop,
     memory,
@@ -50,6 +51,7 @@ ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
     "conversation": conversation.rows,
     "vectors": vectors.rows,
     "http": http_server.rows,
+    "inspector": inspector.rows,
     "drain": queue.drain,
     "claims": queue.claims,
 }

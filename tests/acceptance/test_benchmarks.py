@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import http_server, page, run
+from benchmarks import http_server, inspector, page, run
 from benchmarks.floor import Line, Size
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import server
@@ -27,6 +27,8 @@ def _measured(name: str, where: Path) -> dict[str, Line]:
 @pytest.mark.parametrize("name", [name for name in run.ROWS if name not in {*run.PARTS, "chain", "imports"}])
 def test_a_row_measures_something(name: str, tmp_path: Path) -> None:
     if name == "http" and (absent := http_server.missing()):
+        pytest.skip(f"needs {', '.join(absent)}")
+    if name == "inspector" and (absent := inspector.missing()):
         pytest.skip(f"needs {', '.join(absent)}")
     lines = _measured(name, tmp_path)
     assert lines
