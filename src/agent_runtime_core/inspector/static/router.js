@@ -1,5 +1,5 @@
 // Pages are addressed by the fragment: #/runs?state=failed. The filters of a list are in the URL, so it can be shared.
-import { useEffect, useState } from "./ui.js";
+import { useEffect, useMemo, useState } from "./ui.js";
 import { withQuery } from "./source.js";
 
 /** Return { path: ["runs", id, "events"], params: URLSearchParams } of the current URL. */
@@ -33,11 +33,12 @@ export function go(path, params, { replace = false } = {}) {
 }
 
 export function useRoute() {
-  const [route, setRoute] = useState(currentRoute);
+  const [hash, setHash] = useState(location.hash);
   useEffect(() => {
-    const changed = () => setRoute(currentRoute());
+    const changed = () => setHash(location.hash);
+    changed(); // it may have changed since the first rendering
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);
-  return route;
+  return useMemo(currentRoute, [hash]);
 }
