@@ -11,8 +11,8 @@ from functools import lru_cache
 from html.parser import HTMLParser
 from typing import Any, Final, NamedTuple
 
+from .._core.validation import Shown, must
 from .._views.page import page_files
-from ..errors import InvalidArgument
 from .script_bundle import bundled
 
 #: The id of the element with the data, which source.js reads.
@@ -53,7 +53,7 @@ def _page() -> _Parts:
     )
     charset = '<meta charset="utf-8">'
     if charset not in index.kept or "</body>" not in index.kept or "</head>" not in index.kept:
-        raise InvalidArgument(f"index.html must have {charset}, </head> and </body>, got a page without one of them")
+        raise must("index.html", f"have {charset}, </head> and </body>", Shown("a page without one of them"))
     # The policy applies to what follows it.
     page = index.kept.replace(
         charset,
@@ -74,7 +74,7 @@ def _hash(text: str) -> str:
 
 def _style(path: str, text: str) -> str:
     if found := _FOREIGN_STYLE.search(text):
-        raise InvalidArgument(f"{path} must have no {found[0]}, because the page is also one file. Use a data: URL")
+        raise must(path, "load nothing, because the page is also one file", found[0], "Use a data: URL")
     return text
 
 
@@ -102,7 +102,5 @@ class _Index(HTMLParser):
         elif tag == "link" and given.get("rel") == "icon":
             self.icon = path
         else:
-            raise InvalidArgument(
-                f"index.html must load a module, style sheets and an icon only, got {tag} {address!r}"
-            )
+            raise must("index.html", "load a module, style sheets and an icon only", Shown(f"{tag} {address!r}"))
         self.kept = self.kept.replace(f"{self.get_starttag_text()}{end}\n", "", 1)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from .._core.validation import must
+from .._core.validation import Shown, must
 from ..errors import InvalidArgument
 from .script_words import UnreadableScript, Word, words_in
 
@@ -83,7 +83,7 @@ def _collect(files: Mapping[str, str], path: str, importing: tuple[str, ...], mo
     if path in modules:
         return
     if path in importing:
-        raise InvalidArgument(f"modules must not import each other in a circle, got {' > '.join((*importing, path))}")
+        raise must("modules", "not import each other in a circle", Shown(" > ".join((*importing, path))))
     module = _parsed(path, files[path])
     for each in module.imports:
         if each.path not in files:
