@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import shutil
 import signal
@@ -257,11 +258,18 @@ def fields(reply: bytes) -> dict[str, str]:
     return {name: value for name, colon, value in lines if colon}
 
 
+_NUMBERS = itertools.count()
+
+
 def free_port(below: int = 65535) -> int:
-    """A port of loopback that nobody listens on, this moment."""
-    while True:
-        with contextlib.closing(socket.socket()) as probe:
-            probe.bind((HOST, 0))
-            port: int = probe.getsockname()[1]
+    """A port of loopback that nobody listens on, this moment.
+
+    The system gives ports from 32768 on to every connection, so one of those may be taken before a server uses it.
+    """
+    for number in _NUMBERS:
+        port = 10_000 + (os.getpid() * 101 + number) % 20_000
+        with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
             if port <= below:
                 return port
+    raise AssertionError("no port is free")

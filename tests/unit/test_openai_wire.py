@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
+import socket
 import sys
 import threading
 import traceback
@@ -1019,12 +1021,13 @@ async def test_what_a_failure_in_a_stream_means(answer: Script, kind: type[Provi
 
 
 async def test_nobody_listens() -> None:
-    async with serving(Script()) as server:
-        url = server.url
-    client = OpenAIClient(KEY, base_url=url, retries=ONCE)
-    with pytest.raises(ProviderUnavailable, match="the connection failed"):
-        await client.generate(ASK)
-    await client.close()
+    # Bound, so that no other server gets the port meanwhile.
+    with contextlib.closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))
+        client = OpenAIClient(KEY, base_url=f"http://127.0.0.1:{bound.getsockname()[1]}/v1", retries=ONCE)
+        with pytest.raises(ProviderUnavailable, match="the connection failed"):
+            await client.generate(ASK)
+        await client.close()
 
 
 async def test_an_error_that_is_not_the_providers_stays_as_it_is() -> None:
