@@ -180,7 +180,7 @@ def traced_steps(row: RunRow, records: Sequence[Record]) -> dict[Identity, Trace
 
 
 def _mark_approvals(row: RunRow, steps: Iterable[TracedStep]) -> None:
-    """Set the kind of open approvals, which the journal does not tell from waits for signals."""
+    """Set the kind of open approvals. In the journal, they look like waits for signals."""
     asked = {each.request_id for each in open_questions(row) if not each.name.startswith(IN_DOUBT)}
     for each in steps if asked else ():
         if each.kind == "wait" and step_id(row.run_id, each.name, each.key) in asked:

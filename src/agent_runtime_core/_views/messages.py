@@ -149,7 +149,7 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 def tool_messages(
     key: str, message: Mapping[str, Any], done: Mapping[tuple[str, str], Record]
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return the results of the tool calls that a message requested, as far as the journal has them.
+    """Return the results in the journal of the tool calls that a message requested.
 
     Args:
         key: The key of the model call in the journal.

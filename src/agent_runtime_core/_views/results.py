@@ -43,7 +43,7 @@ def last_error(row: RunRow) -> dict[str, Any] | None:
 async def outcomes_of(runner: RunClient, rows: Sequence[RunRow]) -> list[_Outcome]:
     """Return error and usage of each run, with one read.
 
-    Damaged data of a run becomes its error: without the list, nobody could find the run, or look at the other ones.
+    Damaged data of a run becomes its error, so that one damaged run does not make the whole list fail.
     """
     finished = [row.run_id for row in rows if row.status not in LIVE]
     try:

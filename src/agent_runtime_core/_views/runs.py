@@ -148,7 +148,7 @@ async def run_view(
 
 
 async def result_view(runner: RunClient, row: RunRow) -> dict[str, Any]:
-    """Return the fields of a run that tell its result."""
+    """Return the fields of a run for its result."""
     view = await run_view(runner, row)
     return {name: view[name] for name in ("run_id", "key", "status", "state", "result", "error", "usage")}
 

@@ -189,7 +189,7 @@ class _Timeline:
         return None
 
     def _request(self, step: TracedStep) -> dict[str, Any] | None:
-        """Return {"messages", "complete"} of a model call, as far as the journal and the input of the run have them."""
+        """Return {"messages", "complete"} of a model call, from the journal and the input of the run."""
         loop, _, _ = step.key.rpartition(":")
         given = self.row.decoded("input", plain_value)
         initial = _list(given.get("messages") if isinstance(given, dict) else None)

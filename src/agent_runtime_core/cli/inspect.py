@@ -37,7 +37,7 @@ async def inspect(args: Namespace) -> int:
                     print_line(f"inspecting {place} on {server.url}")
                     sys.stdout.flush()
                 if args.open_browser:
-                    # In a thread that nobody waits for: some browsers run until their window is closed.
+                    # In a daemon thread: some browsers run until their window is closed, and must not delay the end.
                     open_page = cast("Callable[[str], bool]", load("webbrowser:open"))
                     threading.Thread(target=open_page, args=(server.url,), daemon=True).start()
                 await stopped.wait()
