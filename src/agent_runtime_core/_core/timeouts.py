@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Final
 
 from .context_vars import start_soon
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
+from .log import log
 
 GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it is abandoned
 

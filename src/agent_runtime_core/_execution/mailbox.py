@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
+from .._core.log import log
 from ..queue.base import RunQueue
 from ..queue.records import CLOSED, QUESTION, MailboxMessage, answered_request
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 def consumed_numbers(info: str | None) -> Sequence[int]:

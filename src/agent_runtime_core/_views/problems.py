@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from .._core.log import log
 from .._core.validation import redacted
 from ..errors import (
     AgentRuntimeError,
@@ -30,8 +30,6 @@ from ..errors import (
     UnknownTool,
     UnserialisableResult,
 )
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_SECONDS: Final = 1  # after a busy store

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from .._core.clock import SYSTEM, shown_duration
 from .._core.validation import redacted
-from .._views.plain import iso_time, without_secrets
+from .._views.plain import without_secrets
 
 #: Fields that are times.
 _TIMES: Final = ("created_at", "scheduled_at", "started_at", "ended_at", "deadline", "timestamp")
@@ -92,19 +92,6 @@ class LogFormatter(logging.Formatter):
 
     def formatStack(self, stack_info: str) -> str:
         return _lines(super().formatStack(stack_info)).rstrip("\n")
-
-
-class JsonLogFormatter(logging.Formatter):
-    """Writes a record as JSON on one line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, Any] = {
-            "timestamp": iso_time(record.created, "seconds"), "level": record.levelname.lower(), "logger": record.name,
-            "message": record.getMessage(),
-        }  # fmt: skip
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return json_text(fields)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ It answers GET and HEAD. Each connection has a thread, which has the event loop 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socketserver
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any, Final, Self
 from urllib.parse import unquote
 
 from .._core.ids import new_ulid
+from .._core.log import log
 from .._core.validation import redacted
 from .._views.hosts import host_name, is_loopback
 from .._views.page import HEADERS, page_files
@@ -27,8 +27,6 @@ from ..errors import InvalidArgument, StorageError
 from ..runner.run_client import RunClient
 from .local_routes import ROUTES, Asked, Reply
 from .query_parameters import checked
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 HOST: Final = "127.0.0.1"
 MAX_URL_BYTES: Final = 8 * 1024

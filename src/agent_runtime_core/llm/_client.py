@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, cast
 
+from .._core.chat_messages import messages_in
 from .._core.clock import SYSTEM, Clock
+from .._core.log import log
 from .._core.validation import Shown, must
 from ..config import get_config
 from ..errors import AgentRuntimeError, NotConfigured, ProviderError, ProviderTimeout, StreamCut
-from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
+from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ._circuit_breaker import SHARED, Breakers
 from ._error_messages import explained
 from ._fallbacks import Fallbacks
@@ -22,7 +23,6 @@ from ._retries import RETRY_BUDGET, Retries, RetryBudget, RetryState
 
 __all__ = ["RETRY_BUDGET", "ChatClient", "Retries", "RetryBudget", "Timeouts", "forbid_remote"]
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 T = TypeVar("T")
 

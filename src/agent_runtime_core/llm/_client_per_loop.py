@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
+from .._core.log import log
 
 # Seconds that closing the connections of a client may take.
 _CLOSING = 5.0

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
+from .._core.log import log
 
 Price: TypeAlias = Mapping[str, float]
 """USD per million tokens: `input` and `output`, optionally `cached_input` and `cache_write` (default: `input`)."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from .._core.clock import Clock
+from .._core.log import log
 from .._core.settings import POSITIVE, SECONDS
 from ..errors import ProviderError
 from ..retry import Backoff
 from ._circuit_breaker import Breakers, Key
 from ._provider import Timeouts
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 @dataclass(frozen=True, init=False)

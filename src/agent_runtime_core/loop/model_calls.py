@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from .._core.clock import Clock
 from .._core.event_types import EventType
+from .._core.log import log
 from .._core.validation import must
 from .._execution.recorded_calls import UNRECORDED
 from ..config import get_config
@@ -22,8 +22,6 @@ from ..llm._recording import recorded_form, require_price, traced
 from .received import INTERRUPTED
 from .session import Cancelled, LoopSession
 from .state import TurnState
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 DELTA_EVERY = 0.02  # seconds of a streamed answer that are published as one event
 MOST_OF_DELTA = 32_768  # characters of one delta, unless the client's chunk has more: readers wait for whole events

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .._core.context_vars import start_helper
+from .._core.log import log
 from .._execution.inbox import message_of
 from .._execution.recorded_calls import RecordedCalls
 from ..errors import AgentRuntimeError, LimitExceeded
 from ..limits import Budget
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 T = TypeVar("T")
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from .._core.clock import Clock
 from .._core.context_vars import start_helper
 from .._core.ids import ULID_RANDOM_LENGTH, new_ulid
+from .._core.log import log
 from .._engines.base import Committer, Op
 from ..errors import AgentRuntimeError
 from .records import RunRow
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 MAX_UNCONFIRMED = 8  # most claims without a reply, which may be waiting or have claimed runs
 RETRY_SECONDS = 1.0  # seconds between attempts to subscribe

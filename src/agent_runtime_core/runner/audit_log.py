@@ -8,12 +8,12 @@ failure of an audit store is logged, and fails no run.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid5
 
+from .._core.log import log
 from .._journal.record import event_id
 from ..errors import LeaseLost, UnserialisableResult, holds
 from ..events.event import Event, id_of
@@ -29,8 +29,6 @@ from ..persistence.models import (
 )
 from ..queue.records import RunRow
 from .backends import Backends
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 MAX_ENTRIES_READ = 100_000  # entries of one run that are read to find the missing ones
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 from uuid import UUID
 
+from .._core.log import about_run, log
 from .._engines.base import LOWEST_TOKEN, Op, end_fence
 from .._execution.claim_writer import BUSY_ATTEMPTS
 from .._execution.event_publisher import missing_events
@@ -19,8 +19,6 @@ from ..registry import Registry
 from ..status import RunStatus
 from .backends import Backends
 from .completion_hooks import CompletionHook, call_on_end, completion_operations
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 class End(NamedTuple):
@@ -67,7 +65,10 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
         if each.status == "running":
             queue.notify_cancelled(each.run_id)
     for end in ends:
-        log.info("run %s of agent %r finished: cancelled", end.row.run_key or end.row.run_id, end.row.agent)
+        log.info(
+            "run %s of agent %r finished: cancelled", end.row.run_key or end.row.run_id, end.row.agent,
+            extra=about_run(end.row.run_id, end.row.attempt),
+        )  # fmt: skip
         await _after_end(backends, end, now, recorded=not separate)
     for each in earlier:  # a cancellation before may have been interrupted
         await cancel_with_children(backends, registry, each)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 from .._core.clock import Clock, aware
 from .._core.codec.json import encode
 from .._core.ids import known_uuid, new_ulid
+from .._core.log import log
 from .._engines.base import Op
 from .._execution.claim_writer import ClaimWriter
 from .._execution.result_codec import OmittedHistory, encode_result, error_payload
@@ -28,8 +28,6 @@ from .backends import Backends
 from .completion_hooks import CompletionHook, call_on_end, completion_operations
 from .heartbeat import Heartbeat, LeasedRun
 from .settings import RunnerConfig
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: Seconds between setting `ctx.cancelled()` and cancelling the task, so that code which checks it can return by itself.
 NOTICE_SECONDS = 0.05
@@ -273,17 +271,14 @@ class HeldClaim:
     def log_end(self, status: str, error: str) -> None:
         """Log how the run finished: the type of its error, and no message, which may hold contents."""
         row = self.row
-        run, extra = row.run_key or row.run_id, {"run_id": row.run_id}
+        run = row.run_key or row.run_id
         if status in (RunStatus.SUCCEEDED, RunStatus.CANCELLED):
-            log.info("run %s of agent %r finished: %s", run, row.agent, status, extra=extra)
+            log.info("run %s of agent %r finished: %s", run, row.agent, status)
             return
         if not error.replace(".", "_").isidentifier():  # an agent may put any text into the type of its ErrorInfo
             error = "unnamed error"
         words = {"failed": "failed", "timed_out": "timed out"}.get(status, "is dead")
-        log.warning(
-            "run %s of agent %r %s: %s in attempt %d", run, row.agent, words, error, row.attempt,
-            extra=extra,
-        )  # fmt: skip
+        log.warning("run %s of agent %r %s: %s in attempt %d", run, row.agent, words, error, row.attempt)
 
     async def _completion_operations(self, result: RunResult) -> list[Op]:
         """Return what the agent adds to the commit of this end."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from .._core.log import about_run, log
 from .._engines.base import Op
 from ..interfaces import RunResult
 from ..queue.records import RunRow
 from .settings import RunInfo
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 ON_END_TIMEOUT = 25.0  # seconds that `on_end` may take
 
@@ -47,7 +45,10 @@ async def completion_operations(agent: CompletionHook, row: RunRow, result: RunR
     try:
         return [*await agent.operations(RunInfo.of(row), result)]
     except Exception:  # the run ends nevertheless
-        log.exception("operations() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id)
+        log.exception(
+            "operations() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id,
+            extra=about_run(row.run_id, row.attempt),
+        )  # fmt: skip
         return []
 
 
@@ -57,4 +58,7 @@ async def call_on_end(agent: CompletionHook, row: RunRow, result: RunResult) -> 
         async with asyncio.timeout(ON_END_TIMEOUT):
             await agent.on_end(RunInfo.of(row), result)
     except Exception:  # the run ends nevertheless
-        log.exception("on_end() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id)
+        log.exception(
+            "on_end() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id,
+            extra=about_run(row.run_id, row.attempt),
+        )  # fmt: skip

@@ -8,28 +8,27 @@ user, marked as unanswered, under the ids that they also have if the run is resu
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 from uuid import UUID, uuid5
 
+from .._core.chat_messages import SYSTEM_ROLES
 from .._core.clock import Clock, aware
 from .._core.codec.json import decode, encode
+from .._core.log import about_run, log
 from .._core.validation import Shown, must
 from .._execution.context import Context
 from .._execution.effects import FORKED_FROM
 from .._execution.result_codec import OmittedHistory, encode_result
 from ..errors import InvalidArgument
-from ..interfaces import SYSTEM_ROLES, RunResult
+from ..interfaces import RunResult
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.chat_format import chat_of, message_of, paired, same_chat
 from ..persistence.message_tree import history
 from ..persistence.models import Conversation, ConversationMessage
 from ..queue.records import RunRow
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON up to which a saved result contains the history
 #: Keys in the metadata of a message whose run failed. A rejected message is not sent to a model again: the provider
@@ -256,6 +255,7 @@ async def restore_history(store: ConversationStore, result: RunResult, omitted: 
         log.warning(
             "conversation %s has changed since run %s: the result of the run does not contain it",
             omitted.conversation_id, result.run_id,
+            extra=None if result.run_id is None else about_run(str(result.run_id)),
         )  # fmt: skip
     return result
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import inspect
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from .._core.clock import Clock
 from .._core.context_vars import start_soon
+from .._core.log import log
 from .._core.timeouts import done_in_time, ended_in_time
 from .._execution.run_control import RunControl
 from .._execution.sync_context import is_async, run_plain
@@ -20,7 +20,6 @@ from .outcomes import TimeLimitReached
 
 T = TypeVar("T")
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: Seconds a call may take at least when the run is leaving, and again to stop after it was cancelled.
 LEAVE_SECONDS = 0.75

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .._core.context_vars import start_helper
+from .._core.log import log
 from .._core.per_loop import call_in_loop
 from .._engines.base import Op
 from .._execution.run_control import RunControl
 from ..queue.base import RunQueue
 from ..queue.records import RunRow
 from .settings import RunnerConfig
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LOOP_STALL_SECONDS = 60.0  # seconds of a blocked event loop after which its leases are not extended any more
 NEWS_INTERVAL = 0.1  # seconds between two reads of a queue that cannot notify

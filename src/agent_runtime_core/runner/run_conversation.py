@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextvars
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from .._core.log import log
 from .._execution.context import Context
 from .._execution.run_control import RunRecorder
 from ..errors import ContextOverflow, LeaseLost, RequestRefused, StorageBusy, StorageFull, deciding_error, text_of
@@ -14,8 +14,6 @@ from ..interfaces import RunResult
 from ..status import RunStatus
 from .guarded_calls import GuardedCalls
 from .outcomes import NotSaved
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: Temporary errors, after which the run resumes.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)

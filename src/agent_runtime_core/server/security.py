@@ -23,7 +23,6 @@ from .settings import ServerSettings
 from .state import ServerState
 
 access_log: logging.Logger = logging.getLogger("agent_runtime_core.access")
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 PREFIX: Final = "/api/v1"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from fastapi import APIRouter, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
 from .._core.context_vars import start_soon
+from .._core.log import log
 from .._core.validation import must, unknown
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
@@ -28,7 +28,6 @@ from .security import check_json
 from .state import ServerState, state_of, visible_row
 from .submission import insert_turn
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 router: APIRouter = APIRouter()
 
 UNAUTHENTICATED: Final = 4401

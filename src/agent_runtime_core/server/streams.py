@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .._core.context_vars import start_soon
+from .._core.log import about_run, log
 from .._views.events import Chosen, events_page, sequence_of, type_filter
 from .._views.wire import sse_frames
 from ..errors import UnknownRun
@@ -32,7 +32,6 @@ from .open_streams import REPLACED, OpenStreams, Reader, Replaced, abort, first_
 from .security import HEAD, SEND
 from .state import ServerState, state_of, visible_row
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 router: APIRouter = APIRouter(tags=["runs"])
 
 CONFIRM_BYTES: Final = 16_384  # a quarter of the transport's high-water mark
@@ -184,7 +183,12 @@ class EventStream(Response, Reader):
             return error_frame({"status": 410, "title": REPLACED}, restart=True)
         problem = problem_of(error)
         if problem.status == 500:
-            log.error("event stream of run %s failed: %s", self._row.run_id, log_text(error))
+            log.error(
+                "event stream of run %s failed: %s",
+                self._row.run_id,
+                log_text(error),
+                extra=about_run(self._row.run_id),
+            )
         return error_frame(
             {"status": problem.status, "title": problem.title, "detail": problem.detail},
             restart=isinstance(error, UnknownRun),

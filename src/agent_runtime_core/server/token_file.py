@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import os
 import re
 import secrets
@@ -12,11 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from .._core.log import log
 from .._core.validation import must, unknown
 from ..errors import InvalidArgument
 from ..runner.runner import AgentRunner
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 SCOPES: Final = ("read", "run", "act", "admin", "metrics")
 FIRST_NAME: Final = "default"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
 
+from .._core.log import log
 from .._core.validation import is_number, must
 from ..errors import (
     EffectAlreadyDone,
@@ -27,7 +27,6 @@ from ..errors import (
 
 __all__ = ["RetryDelay", "RetryOn", "check_retries", "delay_before_retry", "is_retried"]
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 RetryOn: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 #: Seconds, or a function such as `Backoff()`, which gets the number of the failed attempt and a source of randomness.

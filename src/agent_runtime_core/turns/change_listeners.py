@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from .._core.context_vars import start_helper
+from .._core.log import log
 from .._core.per_loop import call_in_loop
 from .._core.validation import must
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 T = TypeVar("T")
 

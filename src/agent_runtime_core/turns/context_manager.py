@@ -10,13 +10,13 @@ from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import MAX_WHOLE, decode, encode
+from .._core.log import log
 from .._execution.context import conversation_id as as_conversation
 from ..errors import LeaseLost, UnserialisableResult, holds
 from ..persistence.chat_format import chat_of, paired
 from ..persistence.manager import PersistenceManager
 from ..planning.memory_operations import RESERVED
 from ..retry import Backoff
-from .logs import log
 from .turn import StepState, Turn
 
 T = TypeVar("T")

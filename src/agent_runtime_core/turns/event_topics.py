@@ -14,6 +14,7 @@ from uuid import UUID, uuid5
 
 from .._core.clock import aware
 from .._core.ids import new_ulid
+from .._core.log import log
 from .._core.settings import COUNT
 from .._core.validation import Shown, must, unknown
 from .._engines.base import Op
@@ -23,7 +24,6 @@ from ..events.event import Event
 from ..state.base import StateStore
 from ..tracing.tracer import Tracer
 from .events import TOPICS, EventEnvelope, Payload, invalid
-from .logs import log
 
 # The ids of stored logs derive from this value: with another one, stored topics would not be found.
 _TOPICS = UUID("1d5e0f6a-9c2b-5a71-8f34-6b0f7c1a2e95")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
+from .._core.log import log
 
 
 class TurnLog(logging.LoggerAdapter[logging.Logger]):

@@ -14,6 +14,7 @@ from .._core.clock import aware
 from .._core.codec.json import encode
 from .._core.context_vars import start_soon
 from .._core.ids import run_uuid, trace_id
+from .._core.log import log
 from .._core.settings import DURATION, POSITIVE, SECONDS, check_known
 from .._core.validation import sentence
 from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult
@@ -38,7 +39,7 @@ from .distributed_steps import StepAgent
 from .event_topics import EventPublisherSubscriber
 from .events import RESULTS, TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent, invalid
 from .hooks import Hooks
-from .logs import TurnLog, log
+from .logs import TurnLog
 from .personality import PackSet, PersonalityPackManager
 from .personality_instance import PersonalityInstance
 from .planner import PlanExecutor

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .._core.log import log
 from .._core.settings import COUNT, POSITIVE, TABLE, TEXT, TRUTH, SettingType, check_all, check_known
 from .._core.validation import Shown, must
 from ..errors import InvalidArgument, brief
@@ -17,8 +17,6 @@ from ..limits import RunLimits
 from ..loop.model_settings import OF_PERSONALITIES
 from .personality_instance import MemorySettings, PersonalityInstance, Sampling
 from .settings_files import Mark, Reading, mark_of, read_file, read_until_stable, tables_in, text_in
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 FILE = "pack.toml"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 import tomllib
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from .._core.clock import Clock
+from .._core.log import log
 from .._core.settings import POSITIVE_SECONDS
 from .._core.threads import in_thread
 from .._core.validation import Shown, must
 from ..errors import InvalidArgument
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: The largest settings file, in bytes.
 MAX_BYTES = 256 * 1024

@@ -7,12 +7,12 @@ from typing import Any
 
 from .._core.clock import aware
 from .._core.ids import trace_id
+from .._core.log import log
 from .._execution.context import Context
 from ..interfaces import RunResult
 from ..runner.settings import RunInfo
 from ..status import RunStatus, StepStatus
 from .events import AuditEvent, EventEnvelope
-from .logs import log
 from .services import TurnServices
 from .turn import Turn
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ..._core.clock import SYSTEM, Clock
+from ..._core.log import log
 from ..._core.per_loop import PerLoop
 from ..._core.validation import Shown, must
 from ...errors import LeaseLost, StorageBusy, StorageError
@@ -31,8 +31,6 @@ from .safety_checks import ASKED, DAY, SafetyFinding, check, identity, log_daily
 from .script import Codec, RedisOperationSet, Script, joined, packed, prepared, unpacked
 from .subscription import Subscription
 from .url import RedisAddress, redis_place
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 COMMIT_TIMEOUT = 3.0  # seconds that a commit may take in all; well under a third of the shortest sensible lease
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 from typing import Any
 
+from ..._core.log import log
 from ..notifier import Notifier
 from .connection import connection, reconnect_delay
 from .url import RedisAddress
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 QUIET = 5.0  # seconds without a message after which the server is sent a PING
 _POLL = 1.0  # seconds between checks whether the notifier was closed

@@ -7,15 +7,13 @@ that it could be.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from ..._core.log import log
 from ...errors import UnsafeRedis
 from .url import RedisAddress
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 OLDEST = (6, 2)
 #: The names for CONFIG GET, one command each: before Redis 7 it takes a single name.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sqlite3
 import threading
@@ -20,6 +19,7 @@ from weakref import WeakSet
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
+from ..._core.log import log
 from ..._core.per_loop import call_in_loop
 from ..._core.validation import Shown, must
 from ...errors import StorageBusy, StorageClosed, StorageError, brief
@@ -37,8 +37,6 @@ from .readers import Readers, answer, view
 from .transaction import DRIVER_ERRORS, RowCache, translate
 from .wal import WriteAheadLog
 from .writer import Writer
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LARGE = 64 << 20  # bytes of a file; to compact a larger one may take so long that live runs lose their leases
 

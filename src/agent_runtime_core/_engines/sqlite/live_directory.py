@@ -7,7 +7,6 @@ and only files with names that this library gives are opened or deleted.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import stat
@@ -15,10 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from ..._core.log import log
 from ...errors import StorageError
 from ..os_errors import NO_LINK
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 COMMIT: Final = "commit.lock"
 

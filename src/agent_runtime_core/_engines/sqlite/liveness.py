@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import select
 import time
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..._core.clock import Clock
+from ..._core.log import log
 from ...errors import StorageError
 from .live_directory import COMMIT, list_holders, make_fifo, open_fifo, open_lock, remove
 
@@ -26,7 +26,6 @@ try:
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 RESCAN = 0.05  # seconds between scans for FIFOs of new processes
 _RETRY = 0.001  # seconds between tries to get a lock that another process holds

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, ClassVar, Final, TypedDict
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
+from ..._core.log import log
 from ..._core.validation import must
 from ...errors import StorageError
 from ..documents.base import Collection, DocumentStore, storable
 from ..models import Scope
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: Seconds after its last write that a session is kept, if it can outlive its process.
 SESSION_TTL = 30 * 24 * 3600.0
@@ -50,6 +48,8 @@ class DocumentHome:
 
     sessions_expire: ClassVar[bool] = False
     """Whether a session can outlive its process, so that its documents need a time to live."""
+    closes_documents: ClassVar[bool] = True
+    """Whether `close` closes the document stores, because this home has opened them."""
 
     def __init__(
         self, *, session_id: str | None = None, project: str = "", session_ttl: float = SESSION_TTL,
@@ -113,7 +113,7 @@ class DocumentHome:
             if self._session_begun and not self.shared_session:
                 await self._end_session()
         finally:
-            for documents in self.document_stores():
+            for documents in self.document_stores() if self.closes_documents else ():
                 await documents.close()
 
     async def _end_session(self) -> None:

@@ -1,0 +1,57 @@
+"""The logger of this library. Its records about a run have the fields of that run."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple
+
+from .current_step import CURRENT_STEP
+
+log: Final = logging.getLogger("agent_runtime_core")
+
+
+class LoggedRun(NamedTuple):
+    """The run that log records of the current task are about."""
+
+    run_id: str
+    attempt: int
+
+
+#: Set while a run is executed, also for the helper tasks of the library.
+LOGGED_RUN: ContextVar[LoggedRun | None] = ContextVar("agent_runtime_logged_run", default=None)
+
+FIELDS: Final = ("run_id", "step", "attempt", "trace_id")
+
+
+def about_run(run_id: str, attempt: int | None = None, step: str | None = None) -> dict[str, Any]:
+    """Return the fields of a run, as `extra` of a log call whose task does not execute that run."""
+    return {"run_id": run_id, "step": step, "attempt": attempt, "trace_id": run_id.replace("-", "")}
+
+
+def current_fields() -> dict[str, Any]:
+    """Return the fields of the run and the step that the calling code belongs to; None for those it has not."""
+    step, run = CURRENT_STEP.get(), LOGGED_RUN.get()
+    if step is not None:  # of a child run in the same process, if that is the inner one
+        return about_run(step.token.run_id, step.attempt, step.name)
+    return dict.fromkeys(FIELDS) if run is None else about_run(*run)
+
+
+class RunFields(logging.Filter):
+    """Adds `run_id`, `step`, `attempt` and `trace_id` to log records.
+
+        handler.addFilter(RunFields())
+
+    The records of this library have these fields without it. On a handler it also adds them to what your own loggers
+    log inside a run. A record that is not about a run has None in each.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the fields that the record does not have, and let it pass."""
+        fields = record.__dict__
+        if "run_id" not in fields:
+            fields.update({name: fields.get(name, value) for name, value in current_fields().items()})
+        return True
+
+
+log.addFilter(RunFields())
