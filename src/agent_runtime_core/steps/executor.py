@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from .._core.codec.json import MAX_RESULT
 from .._core.ids import unbroken
+from .._core.typed_steps import typed_blocking_map, typed_map
 from .._core.validation import Shown, is_number, must, shown
 from .._execution.run_writer import StepWriter
 from .._execution.step_journal import StepJournal
@@ -157,6 +158,7 @@ class StepExecutor:
                 return await GraphRun(self.options, journal, scope).run(graph, initial_state, resume)
             return await StepSequence(self.options, journal, scope).run(steps, initial_state, resume)
 
+    @typed_map
     async def map(
         self,
         name: str,
@@ -228,6 +230,7 @@ class StepExecutor:
         """`run` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`."""
         return cast("dict[str, Any]", self._call(self.run, steps, initial_state=initial_state, resume=resume))
 
+    @typed_blocking_map
     def map_sync(self, name: str, fn: Callable[..., Any], items: Iterable[Any], **options: Any) -> list[Any]:
         """`map` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`."""
         return cast("list[Any]", self._call(self.map, name, fn, items, **options))

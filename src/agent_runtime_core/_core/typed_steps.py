@@ -1,0 +1,214 @@
+"""Types of the methods that call a function as a step: the result has the type that the function returns.
+
+A method is written once, with its parameters and its docstring. Its decorator gives it the overloads below for type
+checkers, and returns it unchanged. Arguments are not checked, because a function may have a parameter for the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
+
+F = TypeVar("F")
+
+
+def _unchanged(method: F) -> F:
+    return method
+
+
+if TYPE_CHECKING:
+    I = TypeVar("I")  # noqa: E741 - an item
+    R = TypeVar("R")
+    T = TypeVar("T")
+    T_co = TypeVar("T_co", covariant=True)
+    Ts = TypeVarTuple("Ts")
+
+    class _Partial(Protocol[T_co]):
+        """`functools.partial`; Pyright matches a partial coroutine function with several of the other overloads."""
+
+        @property
+        def func(self) -> Callable[..., object]: ...
+        def __call__(self, /, *args: Any, **kwargs: Any) -> T_co: ...
+
+    class _Attempts(TypedDict, total=False):
+        retries: int
+        retry_delay: float
+        timeout: float | None
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+        backoff: Callable[[int, Any], float] | None
+        on_in_doubt: str | Callable[..., Any]
+        max_result_bytes: int
+
+    class StepOptions(_Attempts, total=False):
+        """The options of `step`, except `returns`."""
+
+        key: str | None
+        on_changed_input: str
+        description: str | None
+
+    class MapOptions(_Attempts, total=False):
+        """The options of `map`, except `returns`."""
+
+        key: Callable[[Any], str] | None
+
+    # In this order: `returns` decides, then a function whose parameters match, so that a generic function is resolved,
+    # then any function. The type of a union in `returns` cannot be expressed yet.
+
+    # fmt: off
+    class _Steps(Protocol):
+        @overload
+        async def step(
+            self, name: str, fn: Callable[..., object], *args: Any,
+            returns: type[R], **options: Unpack[StepOptions],
+        ) -> R: ...
+        @overload
+        async def step(
+            self, name: str, fn: _Partial[Awaitable[T]], *args: Any,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        async def step(
+            self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        async def step(
+            self, name: str, fn: Callable[[*Ts], T], *args: *Ts,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        async def step(
+            self, name: str, fn: Callable[..., Awaitable[T]], *args: Any,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        async def step(
+            self, name: str, fn: Callable[..., T], *args: Any,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        async def step(
+            self, name: str, fn: Callable[..., object], *args: Any,
+            returns: Any, **options: Unpack[StepOptions],
+        ) -> Any: ...
+
+    class _BlockingSteps(Protocol):
+        @overload
+        def step(
+            self, name: str, fn: Callable[..., object], *args: Any,
+            returns: type[R], **options: Unpack[StepOptions],
+        ) -> R: ...
+        @overload
+        def step(
+            self, name: str, fn: _Partial[Awaitable[T]], *args: Any,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        def step(
+            self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        def step(
+            self, name: str, fn: Callable[[*Ts], T], *args: *Ts,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        def step(
+            self, name: str, fn: Callable[..., Awaitable[T]], *args: Any,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        def step(
+            self, name: str, fn: Callable[..., T], *args: Any,
+            returns: None = None, **options: Unpack[StepOptions],
+        ) -> T: ...
+        @overload
+        def step(
+            self, name: str, fn: Callable[..., object], *args: Any,
+            returns: Any, **options: Unpack[StepOptions],
+        ) -> Any: ...
+
+    class _Maps(Protocol):
+        @overload
+        async def map(
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
+            returns: type[R], **options: Unpack[MapOptions],
+        ) -> list[R]: ...
+        @overload
+        async def map(
+            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        async def map(
+            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        async def map(
+            self, name: str, fn: Callable[[I], T], items: Iterable[I], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        async def map(
+            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        async def map(
+            self, name: str, fn: Callable[..., T], items: Iterable[Any], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        async def map(
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
+            returns: Any, **options: Unpack[MapOptions],
+        ) -> list[Any]: ...
+
+    class _BlockingMaps(Protocol):
+        @overload
+        def map_sync(
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
+            returns: type[R], **options: Unpack[MapOptions],
+        ) -> list[R]: ...
+        @overload
+        def map_sync(
+            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        def map_sync(
+            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        def map_sync(
+            self, name: str, fn: Callable[[I], T], items: Iterable[I], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        def map_sync(
+            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        def map_sync(
+            self, name: str, fn: Callable[..., T], items: Iterable[Any], *,
+            returns: None = None, **options: Unpack[MapOptions],
+        ) -> list[T]: ...
+        @overload
+        def map_sync(
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
+            returns: Any, **options: Unpack[MapOptions],
+        ) -> list[Any]: ...
+
+    # fmt: on
+    def _typed_as(method: F) -> Callable[[Callable[..., Any]], F]: ...
+
+    typed_step = _typed_as(_Steps.step)
+    typed_blocking_step = _typed_as(_BlockingSteps.step)
+    typed_map = _typed_as(_Maps.map)
+    typed_blocking_map = _typed_as(_BlockingMaps.map_sync)
+else:
+    typed_step = typed_blocking_step = typed_map = typed_blocking_map = _unchanged
