@@ -289,12 +289,28 @@ class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
 
 
 class StepExecutionError(AgentRuntimeError):
-    """A step failed after its last attempt: `attempts` counts them, `message` is of the last failure."""
+    """A step failed after its last attempt.
+
+    The error of the step's function is the `__cause__`. It is None if the class of that error cannot be rebuilt.
+
+    Attributes:
+        step_name: The name of the step.
+        message: The message of the last failure.
+        attempts: The number of attempts.
+        error_type: The class of the function's error as a traceback prints it, such as `ValueError`; "" if unknown.
+        error_args: The arguments of that error.
+        error_attributes: The attributes of that error by name, without those that cannot be stored.
+    """
 
     def __init__(self, step_name: str, message: str, attempts: int = 1) -> None:
         self.step_name: str = step_name
         self.message: str = message
         self.attempts: int = attempts
+        self.error_type: str = ""
+        self.error_args: tuple[Any, ...] = ()
+        self.error_attributes: dict[str, Any] = {}
+        #: The description of the function's error, for the record of a step around this one.
+        self.recorded_cause: dict[str, Any] = {}
         super().__init__(f"step {step_name!r} failed after {attempts} attempt{'s' * (attempts != 1)}: {message}")
 
 

@@ -20,20 +20,19 @@ from ..errors import (
     NotSupported,
     Postponed,
     StepCancelledError,
-    StepExecutionError,
     StorageError,
     UnserialisableResult,
     brief,
     deciding_error,
     holds,
-    text_of,
 )
 from .journal_view import CONCURRENT_INFO, was_concurrent
 from .run_control import RunControl
 from .run_writer import OUTCOME_UNKNOWN
+from .step_failure import Failure, failure_info
 from .step_function import StepFunction, call, step_function
 from .step_journal import RunJournal
-from .step_policy import NEVER_RETRIED, Policy
+from .step_policy import CONTROL_FLOW, NEVER_RETRIED, Policy
 from .step_runner import StepCall, result_not_serializable, run_step
 from .step_scope import CURRENT_STEP, StepScope
 
@@ -108,8 +107,9 @@ class ContextSteps:
         )  # fmt: skip
         try:
             value = await run_step(journal, work, journal.records.completion)
-        except asyncio.CancelledError:  # by the caller, who may call the step again
-            journal.keys.reuse_key(name, key, digest, CURRENT_STEP.get())
+        except BaseException as error:
+            if isinstance(error, (asyncio.CancelledError, *CONTROL_FLOW)):  # the caller may call the step again
+                journal.keys.reuse_key(name, key, digest, CURRENT_STEP.get())
             raise
         journal.advance()
         return value
@@ -227,20 +227,21 @@ class ContextSteps:
             if holds(error, (*NEVER_RETRIED, StorageError, Postponed)):
                 raise
             cause = deciding_error(error)
-            message = text_of(cause)
-            await self._record_failure(name, key, position, message, type(cause).__name__)
-            raise StepExecutionError(name, message, 1) from error
+            about = failure_info(cause)
+            failure = Failure(name, error, about, 1)
+            await self._record_failure(name, key, position, about | failure.info)
+            raise failure.to_raise()  # noqa: B904 - it has its cause, or the context shows what happened
         done = journal.view.completed[name, key] = record._replace(result=text)
         journal.advance()
         await self._writer.publish_events(done)
         return done
 
-    async def _record_failure(self, name: str, key: str, position: int, message: str, error_type: str) -> None:
+    async def _record_failure(self, name: str, key: str, position: int, info: dict[str, Any]) -> None:
         """Record a failed transaction, so that code which continues without it does the same when it is resumed."""
         about = self._journal.about_failure(CURRENT_STEP.get(), self._journal.running_steps)
         record = self._journal.records.failed(
             FAILED, name, key, attempt=1, pos=position, total=0, tries=1,
-            info={"error": message, "type": error_type, **about},
+            info=info | about,
         )  # fmt: skip
         await self._journal.publish(record)
 
