@@ -60,8 +60,11 @@ TREE = {
         (3, {"allOf": [{"minimum": 3}, {"exclusiveMaximum": 4}]}),
         (3, {"oneOf": [{"type": "string"}, {"type": "integer"}]}),
         ({"left": 1, "right": {"left": {}}}, TREE),
-        ("x", {"$ref": "https://example.com/schema"}),
-        ("x", {"$ref": "#/nowhere/at/all"}),
+        (1, {"$ref": "#whole", "$defs": {"a": {"$anchor": "whole", "type": "integer"}}}),
+        (1, {"$ref": "whole", "$defs": {"a": {"$id": "whole", "type": "integer"}}}),
+        (1, {"$id": "https://example.com/a", "$ref": "https://example.com/a#/$defs/b", "$defs": {"b": {"maximum": 1}}}),
+        (1, {"anyOf": [{"type": "integer"}, {"$ref": "#/anyOf/0"}]}),
+        ("x", {"default": {"$ref": "#/no/reference"}}),
         ("anything", {"type": "unheard of", "format": "email"} | {"type": ["string", "unheard of"]}),
     ],
 )

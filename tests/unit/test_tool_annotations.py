@@ -155,7 +155,7 @@ def test_what_no_value_can_be_built_of_is_told_with_its_path(value: Any, hint: A
 )
 def test_a_class_that_no_model_could_fill_is_refused_at_once(hint: Any, why: str) -> None:
     with pytest.raises(InvalidArgument, match=f"here.*{why}|here{why}"):
-        schema_of(hint, "here", ())
+        schema_of(hint, "here")
 
 
 def test_a_default_that_is_no_json_is_not_told() -> None:

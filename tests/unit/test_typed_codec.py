@@ -428,7 +428,7 @@ def test_what_a_provider_s_package_gave_is_not_stored() -> None:
 
 def test_register_type_refuses_what_it_cannot_rebuild() -> None:
     for wrong in (Widget, Point(1), int, Pair, "Point", Color.RED):
-        with pytest.raises(InvalidArgument, match="a dataclass or an Enum class"):
+        with pytest.raises(InvalidArgument, match="a dataclass, an Enum class or a model of pydantic"):
             register_type(wrong)  # type: ignore[type-var]
     with pytest.raises(
         InvalidArgument, match="field 'seed' of NeedsMore must be stored or have a default, got an InitVar without one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,7 +11,9 @@ from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
-from ..errors import brief
+from ..errors import MissingDependency, brief
+from .lazy_import import load
+from .validation import Shown, must
 
 _TYPES: Final[Mapping[str, Any]] = {
     "string": str,
@@ -26,6 +29,36 @@ _ABOUT_PLAIN: Final = frozenset({"type", "description", "title", "default"})
 _ABOUT_PLAIN_OBJECT: Final = frozenset(
     {"type", "description", "title", "properties", "required", "additionalProperties"}
 )
+#: Keywords whose values are no schemas.
+_VALUES: Final = frozenset({"const", "default", "enum", "examples"})
+#: Keywords that are checked only with the package `jsonschema`.
+_OTHERS: Final = frozenset(
+    {
+        "contains",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "if",
+        "maxProperties",
+        "minProperties",
+        "not",
+        "oneOf",
+        "patternProperties",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)
+#: What follows "must" for those that are common.
+_CONSTRAINTS: Final = {
+    "contains": "have an item that matches {}",
+    "maxProperties": "have at most {} properties",
+    "minProperties": "have at least {} properties",
+    "not": "not match {}",
+    "oneOf": "match only one schema in oneOf",
+    "propertyNames": "have only property names that match {}",
+}
 #: Above this, several integers are read as the same float: 9007199254740993.0 is read as …992.
 LARGEST_EXACT: Final = 2**53 - 1
 #: Nested schemas. A schema that refers to itself would have no end.
@@ -41,8 +74,9 @@ def misfit(value: Any, schema: Mapping[str, Any], path: str = "$") -> str | None
 
     Checks type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems, maxItems,
     minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, minLength, maxLength, pattern, allOf, anyOf, oneOf
-    (as anyOf) and a $ref into the schema itself (JSON Schema 2020-12). Other keywords are ignored, and so is a pattern
-    that is not a regular expression of Python.
+    (as anyOf) and a $ref into the schema itself (JSON Schema 2020-12). The package `jsonschema`, if it is installed,
+    checks the other keywords. Without it they are ignored. A pattern that is not a regular expression of Python is
+    always ignored.
     """
     return next(misfits(value, schema, path), None)
 
@@ -70,7 +104,12 @@ def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
 def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[str]:
     """Yield each mismatch between `value` and `schema`, with its path. The path "" is that of a call's arguments."""
     try:
-        yield from _Check(schema).of(value, schema, path, 0)
+        found = False
+        for mismatch in _Check(schema).of(value, schema, path, 0):
+            found = True
+            yield mismatch
+        if not found and _names_others(schema):
+            yield from _misfits_of_others(value, schema, path)
     except RecursionError:
         yield f"{path or _ARGUMENTS} must be less deeply nested to be checked, got {_got(value)}"
 
@@ -81,6 +120,71 @@ def choice(value: Any, choices: Sequence[Any]) -> int | None:
         if each == value and isinstance(each, bool) is isinstance(value, bool):
             return index
     return None
+
+
+def require_references(schema: Any, where: str) -> None:
+    """Raise InvalidArgument if a $ref in the schema names nothing in it; `where` is the subject of the message."""
+    for reference in _references(schema):
+        if referred(schema, reference) is None:
+            fix = "Define it there: references to other documents are not followed"
+            raise must(f"{where}: $ref", "name a part of the schema", Shown(repr(reference)), fix)
+
+
+def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield each object in a schema, except those in values such as defaults. Not recursive: it may be deep."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping):
+            yield part
+            left.extend(each for name, each in part.items() if name not in _VALUES)
+        elif isinstance(part, (list, tuple)):
+            left.extend(part)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    return (part["$ref"] for part in _parts(schema) if isinstance(part.get("$ref"), str))
+
+
+def _names_others(schema: Any) -> bool:
+    """Whether the schema has a keyword that only `jsonschema` checks."""
+    return _jsonschema() is not None and any(not _OTHERS.isdisjoint(part) for part in _parts(schema))
+
+
+@functools.cache
+def _jsonschema() -> Any:
+    try:
+        return load("jsonschema")
+    except MissingDependency:
+        return None
+
+
+def _misfits_of_others(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    package = _jsonschema()
+    # An empty registry, because the usual one requests references from the network.
+    registry = load("referencing:Registry")()  # type: ignore[operator]
+    kind = package.validators.validator_for(schema, default=package.Draft202012Validator)
+    try:
+        errors = list(islice(kind(schema, registry=registry).iter_errors(value), _NEAREST))
+    except RecursionError:
+        raise
+    except Exception:  # noqa: BLE001 - the schema is invalid, and is checked as far as it is understood
+        return
+    for found in errors:
+        place = path
+        for step in found.absolute_path:
+            place = f"{place}[{step}]" if isinstance(step, int) else _inside(place, step)
+        if found.validator == "uniqueItems":
+            continue  # a parameter that is a set accepts equal items
+        # The words of this module, if it knows the keyword: `then` may hold any.
+        known = None
+        if found.validator not in _OTHERS and isinstance(found.schema, Mapping):
+            inner = {name: each for name, each in found.schema.items() if name not in _OTHERS and name != "$ref"}
+            known = next(_Check(schema).of(found.instance, inner, place, 0), None)
+        constraint = _CONSTRAINTS.get(found.validator, f"match {found.validator} {{}}").format(
+            brief(found.validator_value)
+        )
+        yield known or f"{place or _ARGUMENTS} must {constraint}, got {_got(found.instance)}"
 
 
 class _Check:
@@ -101,7 +205,10 @@ class _Check:
             yield f"{path:.200} must be less deeply nested to be checked, got {_got(value)}"
             return
         if "$ref" in schema:
-            yield from self.of(value, self._referred(schema["$ref"]), path, depth + 1)
+            if (target := referred(self._root, schema["$ref"])) is None:
+                yield f"{path or _ARGUMENTS} cannot be checked: the schema does not contain {brief(schema['$ref'])}"
+                return
+            yield from self.of(value, target, path, depth + 1)
         kinds = schema.get("type")
         if kinds is not None and not _is(value, kinds):
             yield f"{path or _ARGUMENTS} must be {_a(kinds)}, got {_got(value)}"
@@ -189,25 +296,35 @@ class _Check:
         for _ in range(_NEAREST):
             if not isinstance(option, Mapping) or "$ref" not in option:
                 break
-            option = self._referred(option["$ref"])
+            option = referred(self._root, option["$ref"])
         kinds = option.get("type") if isinstance(option, Mapping) else None
         return kinds is None or _is(value, kinds)
 
-    def _referred(self, reference: Any) -> Any:
-        """Return the schema that a $ref names; True if it is not in the root schema."""
-        found = referred(self._root, reference)
-        return True if found is None else found
-
 
 def referred(root: Any, reference: Any) -> Any:
-    """Return the schema that a $ref into `root` names, or None."""
-    place: Any = root
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    """Return the schema that a $ref into `root` names: by its path, its $anchor or its $id; None if there is none."""
+    if not isinstance(reference, str) or not isinstance(root, Mapping):
         return None
-    for step in reference[1:].split("/")[1:]:
-        name = unquote(step).replace("~1", "/").replace("~0", "~")
-        place = place.get(name) if isinstance(place, Mapping) else None
-    return place
+    document, _, fragment = reference.partition("#")
+    place: Any = root if document in ("", root.get("$id")) else _named(root, "$id", document)
+    if not fragment or fragment.startswith("/"):
+        for step in fragment.split("/")[1:]:
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            place = _at(place, name)
+        return place
+    found = _named(place, "$anchor", unquote(fragment))
+    return _named(place, "$dynamicAnchor", unquote(fragment)) if found is None else found
+
+
+def _at(place: Any, name: str) -> Any:
+    if isinstance(place, Mapping):
+        return place.get(name)
+    is_index = isinstance(place, (list, tuple)) and name.isdecimal() and int(name) < len(place)
+    return place[int(name)] if is_index else None
+
+
+def _named(root: Any, keyword: str, name: str) -> Any:
+    return next((part for part in _parts(root) if part.get(keyword) == name), None)
 
 
 def _is(value: Any, kinds: Any) -> bool:

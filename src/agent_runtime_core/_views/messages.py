@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from .._core.chat_messages import SYSTEM_ROLES
 from .._core.ids import step_id
 from .._execution.result_codec import OmittedHistory
 from .._execution.step_scope import Identity
 from .._journal.record import DONE, Record
 from ..errors import InvalidArgument
-from ..interfaces import SYSTEM_ROLES, RunResult
+from ..interfaces import RunResult
 from ..persistence.jsonl import json_form
 from ..queue.records import RunRow
 from ..runner.conversation_history import merged_history, restore_history

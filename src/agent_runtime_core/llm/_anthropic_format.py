@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._core.chat_messages import SYSTEM_ROLES
 from .._core.codec.json import loads_strict
 from .._core.validation import Shown, must
-from ..interfaces import SYSTEM_ROLES
 from ._anthropic_content import PROVIDER, THINKING, Block, is_blank, parts, plain_or_blocks, refused, with_mark
 from ._anthropic_turns import arranged
 from ._openai_format import INVALID, as_unreadable, text_of_answer

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._core.ids import HALF
 from ._finish_reasons import COMPLETE
+from ._tool_images import with_text_of_tools
 
 #: Standard fields of assistant messages. Other fields belong to the provider.
 _KNOWN = frozenset({"role", "content", "tool_calls", "function_call", "refusal"})
@@ -29,9 +30,9 @@ def outgoing(messages: Iterable[Mapping[str, Any]], provider: str) -> list[dict[
     """Return the messages for `provider`: with its own fields merged in, without those of other providers.
 
     An assistant message without text and tool calls is left out, because many servers reject it, and so is a system
-    message without content.
+    message without content. An image in the result of a tool is sent in a message of the user after it.
     """
-    return [_outgoing(message, provider) for message in messages if not is_empty(message)]
+    return [_outgoing(message, provider) for message in with_text_of_tools(messages) if not is_empty(message)]
 
 
 def is_empty(message: Mapping[str, Any]) -> bool:

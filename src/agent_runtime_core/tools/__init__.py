@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .invocation import ToolAnswer as ToolAnswer
     from .invocation import answer_call as answer_call
     from .names import tool_name as tool_name
+    from .parts import ContentParts as ContentParts
     from .registry import ToolRegistry as ToolRegistry
     from .registry import ToolTimeout as ToolTimeout
     from .registry import UnknownTool as UnknownTool
@@ -32,6 +33,7 @@ _MODULES = {
     "calculator": "CalculatorTool",
     "invocation": "ToolAnswer answer_call",
     "names": "tool_name",
+    "parts": "ContentParts",
     "registry": "ToolRegistry ToolTimeout UnknownTool",
     "todo": "Todo TodoStoreTool",
 }

@@ -10,12 +10,14 @@ import typing
 from collections import abc
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from .._core.codec.tagged import Turn
 from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import Policy, build, codec_of, is_union
-from .._core.json_schema import LARGEST_EXACT, SCALARS, choice, misfit
+from .._core.json_schema import LARGEST_EXACT, SCALARS, choice, misfit, referred
+from .._core.pydantic_types import adapter_of, from_json, is_pydantic_dataclass, needs_pydantic, reason_of
+from .._core.schema_references import hoisted
 from .._core.validation import Path, Shown, must, not_encodable
 from ..errors import InvalidArgument, UnserialisableResult, brief
 from .annotation_metadata import keywords_of
@@ -51,20 +53,27 @@ def with_default(schema: dict[str, Any], value: Any) -> dict[str, Any]:
 # -- type hint to JSON Schema
 
 
-def schema_of(hint: Any, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the JSON Schema of a type; `outer` are the classes that contain it, and `where` names it in errors."""
+def schema_of(hint: Any, where: str) -> dict[str, Any]:
+    """Return the JSON Schema of a type; `where` names it in errors."""
+    return hoisted(_schema_of(hint, where, ()))
+
+
+def _schema_of(hint: Any, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the JSON Schema of a type; `outer` are the classes that contain it."""
+    if _is_for_pydantic(hint):
+        return _pydantic_schema(hint, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or hint is object:
         return {}
     if origin is typing.Annotated:
-        schema = schema_of(args[0], where, outer)
+        schema = _schema_of(args[0], where, outer)
         return schema | keywords_of(args[1:], schema)
     if origin in _WRAPPERS:
-        return schema_of(args[0], where, outer)
+        return _schema_of(args[0], where, outer)
     if hint in SCALARS:
         return {"type": SCALARS[hint]}
     if is_union(hint):
-        return {"anyOf": [schema_of(option, where, outer) for option in args]}
+        return {"anyOf": [_schema_of(option, where, outer) for option in args]}
     if origin is Literal:
         return _choices(args, where)
     if (origin or hint) in _ARRAYS:
@@ -75,16 +84,32 @@ def schema_of(hint: Any, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
         return _class(hint, where, outer)
     alias = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
     if alias is not None:
-        return schema_of(alias, where, outer)
+        return _schema_of(alias, where, outer)
     raise _no_schema(hint, where)
+
+
+def _is_for_pydantic(hint: Any) -> bool:
+    return needs_pydantic(hint) or is_pydantic_dataclass(hint)
+
+
+def _pydantic_schema(hint: Any, where: str) -> dict[str, Any]:
+    try:
+        schema = cast("dict[str, Any]", adapter_of(hint).json_schema())
+    except Exception as error:  # a type in it may have no JSON Schema, or may not be defined
+        got = Shown(getattr(hint, "__name__", None) or brief(hint))
+        raise must(where, "have a type with a JSON Schema", got, reason_of(error)) from error
+    if schema.keys() == {"$ref", "$defs"}:
+        # A model that contains itself. Providers need an object at the root.
+        return {**referred(schema, schema["$ref"]), "$defs": schema["$defs"]}
+    return schema
 
 
 def _array(origin: Any, args: tuple[Any, ...], where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "array"}
     if origin is tuple and args and args[-1] is not Ellipsis:
-        items = [schema_of(item, where, outer) for item in args]
+        items = [_schema_of(item, where, outer) for item in args]
         return schema | {"prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    schema["items"] = schema_of(args[0], where, outer) if args else {}
+    schema["items"] = _schema_of(args[0], where, outer) if args else {}
     if origin in (set, frozenset):
         schema["uniqueItems"] = True
     return schema
@@ -95,7 +120,7 @@ def _mapping(args: tuple[Any, ...], where: str, outer: tuple[Any, ...]) -> dict[
         return {"type": "object"}
     if args[0] is not str:
         raise must(f"{where}: the keys of a dict", "be str", args[0])
-    return {"type": "object", "additionalProperties": schema_of(args[1], where, outer) or True}
+    return {"type": "object", "additionalProperties": _schema_of(args[1], where, outer) or True}
 
 
 def _class(hint: type, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
@@ -108,7 +133,7 @@ def _class(hint: type, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
     if typing.is_typeddict(hint):
         fields = _hints(hint, where)
         required = [name for name, field in fields.items() if _is_required(hint, name, field)]
-        return _object({name: schema_of(field, where, inside) for name, field in fields.items()}, required)
+        return _object({name: _schema_of(field, where, inside) for name, field in fields.items()}, required)
     if dataclasses.is_dataclass(hint):
         return _dataclass(hint, where, inside)
     raise _no_schema(hint, where)
@@ -121,7 +146,7 @@ def _dataclass(hint: type, where: str, inside: tuple[Any, ...]) -> dict[str, Any
     for field in dataclasses.fields(hint):
         if not field.init:
             continue
-        properties[field.name] = schema_of(hints[field.name], where, inside)
+        properties[field.name] = _schema_of(hints[field.name], where, inside)
         if isinstance(description := field.metadata.get("description"), str):
             properties[field.name]["description"] = description
         if field.default is field.default_factory is dataclasses.MISSING:
@@ -177,8 +202,8 @@ def _no_schema(hint: Any, where: str) -> InvalidArgument:
         where,
         "have a type with a JSON Schema",
         Shown(getattr(hint, "__name__", None) or brief(hint)),
-        "Use str, int, float, bool, list, dict, Literal, an Enum, a dataclass or a TypedDict, or pass a JSON Schema "
-        "(a tool's parameters=, a dict as output_type)",
+        "Use str, int, float, bool, list, dict, Literal, an Enum, a dataclass, a TypedDict or a model of pydantic, or "
+        "pass a JSON Schema (a tool's parameters=, a dict as output_type)",
     )
 
 
@@ -206,6 +231,10 @@ def typed(value: Any, hint: Any, name: str | None = None) -> Any:
 
 
 def _special(hint: Any) -> Turn | None:
+    if is_pydantic_dataclass(hint):
+        return partial(_dataclass_of_pydantic, hint)
+    if needs_pydantic(hint):
+        return None  # pydantic chooses the member of a union
     if hint is int or hint is float:
         return partial(_number, hint)
     options = tuple(option for option in typing.get_args(hint) if option is not type(None))
@@ -215,6 +244,15 @@ def _special(hint: Any) -> Turn | None:
 
 
 _FROM_JSON: Final = Policy(enums_by_value=True, special=_special)
+
+
+def _dataclass_of_pydantic(hint: Any, value: Any, at: Path | None, back: bool) -> Any:
+    if isinstance(value, hint):
+        return value
+    try:
+        return from_json(hint, value)
+    except Exception as error:  # validators are the user's
+        raise not_encodable(at, f"{hint.__name__} could not be constructed: {reason_of(error)}") from error
 
 
 def _number(hint: type, value: Any, at: Path | None, back: bool) -> Any:
@@ -252,6 +290,6 @@ def _first_matching(options: tuple[Any, ...], value: Any, at: Path | None, back:
 
 def _matches(value: Any, hint: Any) -> bool:
     try:
-        return misfit(value, schema_of(hint, "$", ())) is None
+        return misfit(value, schema_of(hint, "$")) is None
     except InvalidArgument:  # no schema can express this type
         return False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .._core.codec.json import encode
+from .._core.codec.json import decode, encode
+from .._core.log import log
 from .._core.validation import MAX_DEPTH
 from ..errors import (
     JournalMismatch,
@@ -24,13 +24,13 @@ from ..errors import (
 )
 from .arguments import BadArguments, check_arguments, read_arguments
 from .base import output_of
+from .parts import ContentParts, text_of_parts
 from .registry import CallsTool, ToolRegistry, unknown_tool
 from .results import in_json, text_of_result
 from .tool import Tool
 
 __all__ = ["BAD_ARGUMENTS", "FAILED", "NO_RESULT", "TIMED_OUT", "UNKNOWN_TOOL", "ToolAnswer", "answer_call"]
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 UNKNOWN_TOOL: Final = "unknown_tool"
 BAD_ARGUMENTS: Final = "bad_arguments"
@@ -56,12 +56,14 @@ class ToolAnswer:
             it cannot be stored; `content` then says that the tool ran.
         error: None, or "unknown_tool", "bad_arguments", "failed", "timed_out" or "no_result". The tool did not run for
             the first two. For "no_result" it succeeded, and only its result is missing.
+        parts: The content parts for the model, if the tool returned `ContentParts`. `content` is their text.
     """
 
     content: str
     ok: bool
     result: Any = None
     error: str | None = None
+    parts: list[dict[str, Any]] | None = None
 
 
 async def answer_call(
@@ -150,6 +152,9 @@ def answer_of(tool: Tool, result: Any) -> ToolAnswer:
     if type(result) is str and len(result) <= _SURELY_SMALL:
         return ToolAnswer(_sendable(result), True, result)
     try:
+        if isinstance(result, ContentParts):
+            parts: Any = decode(encode([*result], max_bytes=_LARGEST))
+            return ToolAnswer(_sendable(text_of_parts(parts)), True, parts, None, parts)
         stored, text = in_json(tool, result, _LARGEST)
         if text.count("[") + text.count("{") >= MAX_DEPTH:
             encode([stored])  # nested as in the event and the record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import datetime as _dt
 import json
@@ -18,6 +19,7 @@ from uuid import UUID
 from .._core.codec.json import MAX_BYTES, decode, encode
 from .._core.codec.type_hints import returns_of
 from .._core.codec.typed import codec_for
+from .._core.pydantic_types import is_model, mentions_pydantic
 from .._core.validation import Path, descend, not_encodable, type_name, unsupported_type
 from ..errors import InvalidArgument, UnserialisableResult
 from .base import ToolResult
@@ -58,6 +60,8 @@ def _in_json(tool: Tool, result: Any, max_bytes: int) -> tuple[Any, str]:
         if error.max_bytes is not None:
             raise
         annotation = returns_of(tool.handler)
+        if mentions_pydantic(annotation):
+            annotation = None  # the JSON of a model has its computed fields, which the stored result of a step lacks
         try:
             if annotation is None or annotation is ToolResult:  # it does not name the type of its output
                 raise
@@ -121,7 +125,10 @@ def _of_object(value: Any, at: Path | None) -> Any:
         raise not_encodable(at, unsupported_type(value))
     if dataclasses.is_dataclass(value):
         return _fields({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, at)
-    if callable(getattr(value, "model_dump", None)):  # pydantic
+    if is_model(type(value)):
+        with contextlib.suppress(Exception):  # bytes that are not UTF-8, for example, which have a form below
+            return as_plain(value.model_dump(mode="json"), descend(at, value))
+    if callable(getattr(value, "model_dump", None)):  # pydantic, also its first version
         return as_plain(_dumped(value.model_dump, at), descend(at, value))
     names = getattr(type(value), "__struct_fields__", None)  # msgspec
     if names is None and hasattr(type(value), "__attrs_attrs__"):

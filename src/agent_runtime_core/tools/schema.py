@@ -11,6 +11,7 @@ from typing import Any
 
 from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import is_union
+from .._core.schema_references import hoisted
 from .._core.validation import Shown, must
 from ..errors import InvalidArgument, brief
 from .annotation_metadata import FieldDefault, field_default, keywords_of
@@ -66,7 +67,7 @@ def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
             got, fix = Shown("the function of a class"), "Pass it from an instance, as in Tool.from_function(shop.buy)"
             raise must(_name(fn), "be a method of an object", got, fix)
         if parameter.kind is parameter.VAR_KEYWORD:
-            others = schema_of(hint, where, ()) or True
+            others = schema_of(hint, where) or True
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             kind = "*args" if parameter.kind is parameter.VAR_POSITIONAL else "a positional-only parameter"
@@ -74,14 +75,15 @@ def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
         properties[name], is_required = _property(parameter, hint, where, descriptions.get(name))
         if is_required:
             required.append(name)
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": others}
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": others}
+    return hoisted(schema)
 
 
 def _property(
     parameter: inspect.Parameter, hint: Any, where: str, description: str | None
 ) -> tuple[dict[str, Any], bool]:
     """Return the schema of one parameter, and whether it has no default."""
-    schema = schema_of(hint, where, ())
+    schema = schema_of(hint, where)
     default = parameter.default
     field = field_default(default)
     if field is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from .._core.codec.json import MAX_PARSED, encode, loads_strict
-from .._core.json_schema import misfit
+from .._core.json_schema import misfit, require_references
 from ..errors import InvalidArgument, UnserialisableResult
 from .annotations import schema_of, typed
 from .json_in_text import json_texts, prose_of
@@ -33,8 +33,9 @@ class Output:
     def __init__(self, wanted: Any) -> None:
         self._type: Any = None if isinstance(wanted, Mapping) else wanted
         self._value_schema: dict[str, Any] = (
-            dict(wanted) if isinstance(wanted, Mapping) else schema_of(wanted, "the output type", ())
+            dict(wanted) if isinstance(wanted, Mapping) else schema_of(wanted, "the output type")
         )
+        require_references(self._value_schema, "output_type")
         self.schema: dict[str, Any]
         self.schema, self._wrapped = _as_object(self._value_schema)
         # Providers accept only such names of schemas.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+from .._core.json_schema import require_references
 from .._core.validation import Shown, is_number, must
 from .names import check_name
 from .retries import RetryDelay, RetryOn, check_retries
@@ -39,7 +40,8 @@ class Tool:
             that end the run, are never retried.
 
     Raises:
-        InvalidArgument: The name is invalid, `timeout` is not a number above 0, or a setting of the retries is invalid.
+        InvalidArgument: The name is invalid, a `$ref` in the parameters names nothing, `timeout` is not a number above
+            0, or a setting of the retries is invalid.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Tool:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        require_references(self.parameters, f"tool {self.name!r}: parameters")
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             constraint = "be a number of seconds above 0, or None for no limit"
             raise must(f"tool {self.name!r}: timeout", constraint, self.timeout)

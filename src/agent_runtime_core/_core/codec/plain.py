@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ...errors import UnserialisableResult
 from .json import plain_text
-from .tagged import REVIVE, TAG
+from .tagged import FOREIGN, REVIVE, STATE, TAG
 
 _MOMENTS: Final = frozenset({"datetime", "time"})
 _QUOTED: Final = f'"{TAG}"'
@@ -19,9 +19,9 @@ def plain_json(text: str) -> str:
     """Return stored JSON text as JSON without tags of types, on one line and in ASCII.
 
     Text without tags is returned unchanged. A UUID, Decimal, datetime, date or time becomes a string, bytes a string in
-    Base64, a timedelta its number of seconds, a tuple or set a list, a dataclass a dict of its fields, and an Enum the
-    name of its member (a Flag its number). No type needs to be registered. NaN and infinities, which this library never
-    stores, become null.
+    Base64, a timedelta its number of seconds, a tuple or set a list, a dataclass or model a dict of its fields, and an
+    Enum the name of its member (a Flag its number). No type needs to be registered. NaN and infinities, which this
+    library never stores, become null.
 
     Raises:
         UnserialisableResult: The text is no JSON.
@@ -61,9 +61,13 @@ def plain_tree(tree: Any) -> Any:
             return "".join(form)
         if tag == "timedelta":
             return _dt.timedelta(*form).total_seconds()
+        if tag == FOREIGN:
+            return plain_tree(form[1])
+        if tag == STATE:
+            return plain_tree(form[1]) | plain_tree(form[0])
         if tag in _MOMENTS and type(form) is list:
             return _moment(tag, form)
-    except (TypeError, ValueError, OverflowError):
+    except (LookupError, TypeError, ValueError, OverflowError):
         pass  # a form that a later version wrote, or a changed one
     return plain_tree(form)
 

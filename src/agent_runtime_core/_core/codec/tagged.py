@@ -6,6 +6,7 @@ import binascii
 import datetime as _dt
 import functools
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from enum import Enum
@@ -17,11 +18,16 @@ from zoneinfo import ZoneInfo
 
 from ...errors import UnserialisableResult
 from ..lazy_import import load
+from ..pydantic_types import is_pydantic
 from ..validation import Path, descend, not_encodable, short, type_name, unsupported_type
 
 # The tag of a registered type is its `module.qualname`, which has a dot; the tags below have none. A dict of the
 # user's that holds "$" is itself written with a tag.
 TAG: Final = "$"
+#: Tags of a registered model of pydantic, [name, form], and of the state of a model, [fields, extra, private, given].
+#: A process without pydantic reads both as dicts.
+FOREIGN: Final = "pydantic"
+STATE: Final = "model"
 #: Weight of a byte around a part or of a number; a byte of a string weighs 1. Many parts take long, a long string not.
 PART: Final = 16
 MAX_PARTS: Final = 1024 * 1024  # bytes around parts in a value of usual size
@@ -84,6 +90,23 @@ OWN: Final = {
 _OWN_TAGS: Final = {place.replace(":", "."): tag for tag, place in OWN.items()}
 #: In the metadata of a field that cannot be stored: it is decoded as its default.
 NOT_STORED: Final = object()
+
+
+class ModelState(dict[str, Any]):
+    """The stored state of a model of pydantic: a dict of its fields, for a process that does not have the model.
+
+    Attributes:
+        fields: The JSON form of each field.
+        extra: The values of names that are no fields.
+        private: The JSON form of each private attribute.
+        given: The names of the fields that were set, in contrast to those with a default.
+    """
+
+    def __init__(
+        self, fields: dict[str, Any], extra: dict[str, Any], private: dict[str, Any], given: list[str]
+    ) -> None:
+        super().__init__({**extra, **fields})
+        self.fields, self.extra, self.private, self.given = fields, extra, private, given
 
 
 class _Registry:
@@ -181,8 +204,8 @@ class TagEncoder:
             return {TAG: "dict", "v": tree} if TAG in tree else tree
         if kind is list:
             return self.of_items(value, at)
-        if kind in _TAGGING:
-            tag, form = _TAGGING[kind]
+        if kind in TAGGING:
+            tag, form = TAGGING[kind]
             return {TAG: tag, "v": form(self, value, at)}
         return self.of_registered(value, at)
 
@@ -224,9 +247,14 @@ class TagEncoder:
         if tag is None:
             raise not_encodable(at, unsupported_type(value))
         plain = _codecs()(type(value)).convert(value, at, False)
+        if is_pydantic(type(value)):
+            return {TAG: FOREIGN, "v": [tag, self.of(plain, at)]}
         if type(plain) is dict:
             plain = self.of_dict(plain, descend(at, value))
         return {TAG: tag, "v": plain}
+
+    def of_state(self, value: ModelState, at: Path | None) -> object:
+        return [self.of(part, at) for part in (value.fields, value.extra, value.private, value.given)]
 
     def of_moment(self, value: Any, at: Path | None) -> object:
         # ISO text if that is complete, else [text, fold, zone], because ISO text has no fold and no zone name.
@@ -264,7 +292,7 @@ class TagEncoder:
         return text
 
 
-_TAGGING: Final[dict[type, tuple[str, Callable[[TagEncoder, Any, Path | None], object]]]] = {
+TAGGING: Final[dict[type, tuple[str, Callable[[TagEncoder, Any, Path | None], object]]]] = {
     UUID: ("uuid", TagEncoder.of_text),
     _dt.datetime: ("datetime", TagEncoder.of_moment),
     _dt.date: ("date", TagEncoder.of_text),
@@ -275,6 +303,7 @@ _TAGGING: Final[dict[type, tuple[str, Callable[[TagEncoder, Any, Path | None], o
     tuple: ("tuple", TagEncoder.of_items),
     set: ("set", TagEncoder.of_set),
     frozenset: ("frozenset", TagEncoder.of_set),
+    ModelState: (STATE, TagEncoder.of_state),
 }
 
 
@@ -303,19 +332,35 @@ def untag(value: Any, at: Path | None) -> Any:
     form = value["v"]
     if tag == "dict" and type(form) is dict:
         return _revived_inside(form, form.items(), at)
+    if tag == FOREIGN:
+        return _revive_foreign(form, at)
     revive = REVIVE.get(tag)
     if revive is None and (cls := REGISTRY.type_of(tag)) is not None:
         return _codecs()(cls).convert(_revived_inside(form, form.items(), at) if type(form) is dict else form, at, True)
     if revive is None:
-        way = f"Call register_type({tag.rsplit('.', 1)[-1]}) before reading it"
-        out = way if "." in tag else "A later version of agent-runtime-core wrote it: upgrade"
-        raise not_encodable(at, f"the type {short(tag)} is not registered in this process. {out}")
+        raise _unregistered(tag, at)
     try:
         return revive(untag(form, at))
     except UnserialisableResult:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, OSError) as error:
         raise not_encodable(at, f"the stored {tag} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _unregistered(tag: str, at: Path | None) -> UnserialisableResult:
+    way = f"Call register_type({tag.rsplit('.', 1)[-1]}) before reading it"
+    out = way if "." in tag else "A later version of agent-runtime-core wrote it: upgrade"
+    return not_encodable(at, f"the type {short(tag)} is not registered in this process. {out}")
+
+
+def _revive_foreign(form: Any, at: Path | None) -> object:
+    tag, stored = form
+    plain, cls = untag(stored, at), REGISTRY.type_of(tag)
+    if cls is not None:
+        return _codecs()(cls).convert(plain, at, True)
+    if "pydantic" in sys.modules:
+        raise _unregistered(tag, at)
+    return plain
 
 
 def _revived_inside(value: Any, items: Iterable[tuple[Any, Any]], at: Path | None) -> Any:
@@ -364,4 +409,5 @@ REVIVE: Final[dict[str, Callable[[Any], object]]] = {
     "tuple": lambda form: tuple(_only(list, form)),
     "set": lambda form: set(_only(list, form)),
     "frozenset": lambda form: frozenset(_only(list, form)),
+    STATE: lambda form: ModelState(*_only(list, form)),
 }

@@ -16,15 +16,18 @@ from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 from uuid import UUID
 
 from ...errors import UnserialisableResult, brief
+from ..pydantic_types import is_model, needs_pydantic
 from ..validation import Path, Shown, descend, must, not_encodable, type_name, unknown
 from .json import MAX_BYTES, MAX_RESULT, decode, encode
-from .tagged import DICTS, NOT_STORED, REGISTRY, Turn
+from .models import model_from_json, model_to_json
+from .tagged import DICTS, NOT_STORED, REGISTRY, TAGGING, Turn
 from .type_hints import hints_of
 
 _MISSING: Final = dataclasses.MISSING
 _SEQUENCES: Final = {list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable}
 _MAPPINGS: Final = {dict, abc.Mapping, abc.MutableMapping}
 _WRAPPERS: Final = {typing.Annotated, typing.Final, typing.Required, typing.NotRequired}
+_PLAIN_TYPES: Final = {bool, int, float, str, list, dict, type(None), object, Any}
 _C = TypeVar("_C", bound=type)
 
 
@@ -122,7 +125,9 @@ _ENCODE: Final = partial(encode, max_bytes=MAX_RESULT, exact=True)
 
 
 def register_type(cls: _C) -> _C:
-    """Register a dataclass or an Enum, so that results may hold its values anywhere. Also a decorator.
+    """Register a dataclass, an Enum or a model of pydantic, so that results may hold its values anywhere.
+
+    Also a decorator.
 
     The class is stored by its name, `module.qualname`. A later definition of the same name replaces it, as when a
     notebook cell runs again or a module is reloaded; stored values are decoded into the newest definition. A process
@@ -135,18 +140,20 @@ def register_type(cls: _C) -> _C:
         The class.
 
     Raises:
-        InvalidArgument: It is no dataclass or Enum class, or cannot be rebuilt from its fields.
+        InvalidArgument: It is no dataclass, Enum class or model of pydantic, or cannot be rebuilt from its fields.
     """
     given: object = cls
     if not _registrable(given):
-        raise must("the argument of register_type", "be a dataclass or an Enum class", given)
+        raise must("the argument of register_type", "be a dataclass, an Enum class or a model of pydantic", given)
     codec_of(given)
     REGISTRY.add(given)
     return cls
 
 
 def _registrable(given: object) -> TypeGuard[type]:
-    return isinstance(given, type) and (dataclasses.is_dataclass(given) or issubclass(given, enum.Enum))
+    return isinstance(given, type) and (
+        dataclasses.is_dataclass(given) or issubclass(given, enum.Enum) or is_model(given)
+    )
 
 
 def is_union(annotation: Any) -> bool:
@@ -195,6 +202,8 @@ def _unchecked_codec(annotation: Any, policy: Policy) -> Codec:
         return Codec(partial(_convert_alias, annotation, policy))
     if origin in _WRAPPERS:
         return codec_of(args[0], policy)
+    if needs_pydantic(annotation) and not _is_optional(annotation):
+        return Codec(partial(_convert_model, annotation, policy.restore))
     if is_union(annotation):
         return _union([arg for arg in args if arg is not type(None)], policy)
     cls = annotation if origin is None else origin
@@ -209,6 +218,11 @@ def _unchecked_codec(annotation: Any, policy: Policy) -> Codec:
     if issubclass(cls, enum.Enum):
         return Codec(partial(_convert_enum, cls, policy.enums_by_value))
     return _container(cls, args, policy)
+
+
+def _is_optional(annotation: Any) -> bool:
+    """Whether this is `A | None`: a union with one member besides None."""
+    return is_union(annotation) and sum(arg is not type(None) for arg in typing.get_args(annotation)) == 1
 
 
 def _union(members: list[Any], policy: Policy) -> Codec:
@@ -294,6 +308,27 @@ def _convert_checked(kinds: tuple[type, ...], convert: Turn, value: Any, at: Pat
 def _convert_alias(annotation: Any, policy: Policy, value: Any, at: Path | None, back: bool) -> Any:
     # A `type` alias may name itself: looked into on use.
     return codec_of(annotation.__value__, policy).convert(value, at, back)
+
+
+def _convert_model(annotation: Any, by_name: bool, value: Any, at: Path | None, back: bool) -> Any:
+    """A model of pydantic, another type with a schema in pydantic, or a union that contains one."""
+    if value is None or (type(value) is not annotation and _passes(value)):
+        return value
+    if is_model(annotation) and type(value) is not annotation:
+        if back and isinstance(value, annotation):
+            return value
+        if not back:
+            raise _mismatch(at, annotation.__name__, value)
+    if not back:
+        return model_to_json(annotation, value, at, _turn_of_field)
+    return model_from_json(annotation, value, at, _turn_of_field, by_name)
+
+
+def _turn_of_field(annotation: Any) -> Turn:
+    """Return the conversion of a field of a model, which may have types that only pydantic knows, such as Path."""
+    codec = codec_of(annotation)
+    is_foreign = isinstance(annotation, type) and annotation not in TAGGING and annotation not in _PLAIN_TYPES
+    return partial(_convert_model, annotation, True) if is_foreign and not codec.needed else codec.convert
 
 
 def _convert_items(kind: Any, first: list[Turn], rest: Turn, value: Any, at: Path | None, back: bool) -> Any:
