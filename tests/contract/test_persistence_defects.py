@@ -20,7 +20,7 @@ from agent_runtime_core.persistence.documents.base import (
     next_rank,
 )
 from agent_runtime_core.persistence.documents.memory import CONCERN, MemoryDocuments
-from tests.contract.persistence.documents import CASES
+from agent_runtime_core.testing.contracts.persistence.documents import CASES
 
 Ops = dict[str, Callable[..., Any]]
 ALL = {case.__name__: case for case in CASES}
@@ -160,30 +160,30 @@ class _Itself:
 
 
 DEFECTS: list[tuple[type[MemoryDocuments], str]] = [
-    (broken({"documents.put": _expects_nothing}), "of_racing_writers_one_wins"),
-    (broken({"documents.put": _same_text_is_same_write}), "a_repeated_put_has_happened_already"),
-    (broken({"documents.put": _no_repeat}), "a_repeated_put_has_happened_already"),
-    (broken({"documents.put": _version_of_text}), "a_text_that_was_there_before_is_no_version_that_was"),
-    (broken({"documents.add": _ranks_of_the_kind}), "ranks_of_racing_writers_have_no_gap"),
-    (broken({"documents.add": _adds_over}), "a_taken_key_is_left_as_it_is"),
+    (broken({"documents.put": _expects_nothing}), "one_of_many_concurrent_writers_succeeds"),
+    (broken({"documents.put": _same_text_is_same_write}), "a_repeated_put_succeeds_once_more"),
+    (broken({"documents.put": _no_repeat}), "a_repeated_put_succeeds_once_more"),
+    (broken({"documents.put": _version_of_text}), "an_equal_text_is_not_the_same_version"),
+    (broken({"documents.add": _ranks_of_the_kind}), "ranks_of_concurrent_writers_have_no_gap"),
+    (broken({"documents.add": _adds_over}), "add_does_not_replace_a_document"),
     (broken({"documents.touch": _touch_lowers}), "touching_never_lowers_a_rank"),
-    (broken({"documents.touch": _touch_forgets_the_end}), "documents_with_a_time_to_live_live_from_their_last_write"),
+    (broken({"documents.touch": _touch_forgets_the_end}), "a_time_to_live_begins_at_the_last_write"),
     (broken({"documents.clear": _clears_all}), "a_group_is_cleared_alone"),
     (broken({"documents.drop": _drops_one_kind}), "a_space_is_dropped_with_all_its_kinds"),
-    (broken(reads={"find": _never_expires}), "what_has_expired_is_absent"),
-    (broken(reads={"find": _pattern}), "a_prefix_is_no_pattern"),
+    (broken(reads={"find": _never_expires}), "an_expired_document_is_absent"),
+    (broken(reads={"find": _pattern}), "a_prefix_is_not_a_pattern"),
     (broken(reads={"find": _high_is_in}), "ranks_of_any_size_are_in_order"),
-    (broken(reads={"find": _offset_is_dropped}), "found_is_what_is_asked_for"),
-    (broken(reads={"find": _keys_upwards}), "found_is_what_is_asked_for"),
-    (broken(reads={"get": _any_order}), "get_answers_in_the_order_of_the_keys"),
-    (broken(reads={"get": _folded_keys}), "keys_and_groups_are_told_apart"),
-    (broken(reads={"words": _any_word}), "words_are_found_in_any_case_and_order"),
-    (broken({"documents.put": _words_of_old}), "words_follow_their_document"),
+    (broken(reads={"find": _offset_is_dropped}), "find_returns_the_documents_of_the_query"),
+    (broken(reads={"find": _keys_upwards}), "find_returns_the_documents_of_the_query"),
+    (broken(reads={"get": _any_order}), "documents_are_returned_in_the_order_of_the_keys"),
+    (broken(reads={"get": _folded_keys}), "keys_and_groups_are_distinct"),
+    (broken(reads={"words": _any_word}), "words_match_in_any_case_and_order"),
+    (broken({"documents.put": _words_of_old}), "the_index_follows_the_documents"),
     (broken(commits=_Itself(), commit=_no_guard), "a_superseded_claim_writes_nothing"),
     (broken(applied={"documents.put": lambda *_: (1, 1.0)}), "a_superseded_claim_writes_nothing"),
-    (broken(applied={"documents.touch": lambda *_: None}), "a_lost_reply_is_repeated_without_harm"),
+    (broken(applied={"documents.touch": lambda *_: None}), "a_write_may_be_repeated_after_a_lost_reply"),
     (broken(commits=_Itself(), commit=_one_by_one), "a_commit_is_all_or_nothing"),
-    (broken(commits=_Itself(), commit=_no_install), "a_zombie_writes_nothing"),
+    (broken(commits=_Itself(), commit=_no_install), "a_stale_worker_writes_nothing"),
 ]
 
 

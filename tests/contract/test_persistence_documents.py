@@ -12,7 +12,7 @@ import pytest
 
 from agent_runtime_core._core.lazy_import import pick
 from agent_runtime_core.persistence.documents.base import Collection, DocumentStore
-from tests.contract.persistence.documents import CASES, Case, Make, refuses_a_zombie
+from agent_runtime_core.testing.contracts.persistence.documents import CASES, Case, Make, rejects_a_stale_worker
 from tests.support.storage import places
 
 DOCUMENTS = {
@@ -52,10 +52,10 @@ async def test_contract(case: Case, make: Make) -> None:
 
 
 @pytest.mark.parametrize("kinds", [_marked(*kinds) for kinds in itertools.product(DOCUMENTS, repeat=2)])
-async def test_a_zombie_is_refused_wherever_its_queue_is(
+async def test_a_stale_worker_is_rejected_wherever_its_queue_is(
     kinds: tuple[str, str], new: Callable[..., DocumentStore]
 ) -> None:
     documents, queue = (new(kind) for kind in kinds)
-    await refuses_a_zombie(Collection(documents, "project", "thing"), queue.commits, f"another {kinds[1]} engine")
+    await rejects_a_stale_worker(Collection(documents, "project", "thing"), queue.commits, f"another {kinds[1]} engine")
     await documents.close()
     await queue.close()

@@ -10,7 +10,7 @@ from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing.contracts import events, queue, runs, state
-from tests.contract.persistence import documents
+from agent_runtime_core.testing.contracts.persistence import documents
 
 SUITES: dict[str, list[Any]] = {
     "queue": queue.CASES,

@@ -25,6 +25,7 @@ _CONTRACTS: Final = {
     "events": ("events.base:EventBus", "events"),
     "state": ("state.base:StateStore", "state"),
     "llm": ("interfaces:LLMClient", "llm"),
+    "documents": ("persistence.documents.base:DocumentStore", "persistence.documents"),
     "audit": ("persistence.base.audit:AuditStore", "persistence.audit"),
     "conversations": ("persistence.base.conversations:ConversationStore", "persistence.conversations"),
     "knowledge": ("persistence.base.knowledge:KnowledgeStore", "persistence.knowledge"),

@@ -38,6 +38,16 @@ if TYPE_CHECKING:
     from .base.memory import MemoryStore as MemoryStore
     from .base.preferences import PreferencesStore as PreferencesStore
     from .base.tasks import TaskStore as TaskStore
+    from .documents.base import Collection as Collection
+    from .documents.base import Document as Document
+    from .documents.base import DocumentMissing as DocumentMissing
+    from .documents.base import DocumentStore as DocumentStore
+    from .documents.base import Entry as Entry
+    from .documents.base import Query as Query
+    from .documents.base import VersionConflict as VersionConflict
+    from .documents.operations import DocumentTransaction as DocumentTransaction
+    from .documents.operations import document_operations as document_operations
+    from .documents.operations import document_replays as document_replays
     from .manager import PersistenceConfig as PersistenceConfig
     from .manager import PersistenceManager as PersistenceManager
     from .manager import configure_persistence as configure_persistence
@@ -62,6 +72,7 @@ if TYPE_CHECKING:
     from .models import TaskState as TaskState
     from .models import ToolCall as ToolCall
     from .models import ToolResult as ToolResult
+    from .open_documents import open_document_store as open_document_store
 
 #: The module of each backend, and the prefix of its class names. `KINDS` are the rest of the names.
 TECHNOLOGIES = {
@@ -76,6 +87,8 @@ _MODELS = (
     "AuditEntry AuditEventType Conversation ConversationMessage Embedding ErrorRecord ErrorSeverity Fact FactType "
     "Message PerformanceMetric Scope Summary Task TaskList TaskState ToolCall ToolResult"
 )
+_DOCUMENTS = "Collection Document DocumentMissing DocumentStore Entry Query VersionConflict"
+_OPERATIONS = "DocumentTransaction document_operations document_replays"
 _LAZY = {
     "AuditStore": ".base.audit:AuditStore",
     "Branch": ".message_tree:Branch",
@@ -90,6 +103,9 @@ _LAZY = {
     "TaskStore": ".base.tasks:TaskStore",
     "configure_persistence": ".manager:configure_persistence",
     "get_persistence_manager": ".manager:get_persistence_manager",
+    "open_document_store": ".open_documents:open_document_store",
+    **{name: f".documents.base:{name}" for name in _DOCUMENTS.split()},
+    **{name: f".documents.operations:{name}" for name in _OPERATIONS.split()},
     **{name: f".models:{name}" for name in _MODELS.split()},
     **{
         f"{prefix}{kind}Store": f"{module}:{prefix}{kind}Store"

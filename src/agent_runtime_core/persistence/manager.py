@@ -18,7 +18,7 @@ from .._core.lazy_import import load
 from .._core.validation import must, unknown
 from .._engines.base import Engine
 from .._engines.memory import MemoryEngine
-from ..config import SETTINGS, get_config, place_of
+from ..config import INSTALLED, SETTINGS, get_config, place_of
 from ..errors import InvalidArgument, UnknownSetting
 from .backends.files import FileConversationStore, FileMemoryStore, FilePreferencesStore, FileTaskStore
 from .base.audit import AuditStore
@@ -29,9 +29,10 @@ from .base.preferences import PreferencesStore
 from .base.tasks import TaskStore
 from .document_stores.base import DocumentBackedStore
 from .documents.base import DocumentStore
+from .open_documents import has_documents, open_document_store
 
 KINDS = ("memory", "conversation", "task", "preferences", "knowledge", "audit")
-_PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis"}
+_PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis", "documents": "Document"}
 
 
 @dataclass
@@ -47,6 +48,7 @@ class PersistenceConfig:
         project_dir: The files of a project are in `<project_dir>/.agent_runtime`. None is the current directory. The
             files of Scope.GLOBAL are in `.agent_runtime` of the user's home directory.
         session_id: The session of Scope.SESSION. None starts a new session, which `close()` deletes.
+        documents: The document store that `at` opened at the URL of an installed package. `close()` closes it.
     """
 
     memory_store_class: type[Any] | None = FileMemoryStore
@@ -75,6 +77,7 @@ class PersistenceConfig:
     audit_store_factory: Callable[[], Any] | None = None
     project_dir: str | os.PathLike[str] | None = None
     session_id: str | None = None
+    documents: DocumentStore | None = field(default=None, repr=False)
 
     @classmethod
     def at(
@@ -83,7 +86,8 @@ class PersistenceConfig:
         """Configure all six stores with one store URL.
 
         Args:
-            path_or_url: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`.
+            path_or_url: `memory://`, `sqlite:///path`, the path of a SQLite file, `redis://host`, or a URL of an
+                installed package that has document stores.
             durability: Of a SQLite file, "full" or "normal". None means the configured one.
             **more: Further settings.
 
@@ -93,6 +97,9 @@ class PersistenceConfig:
         backend, options = place_of(path_or_url)
         if durability is not None:
             SETTINGS["durability"].check("durability", durability)
+        if backend == INSTALLED:
+            documents = open_document_store(options["url"])
+            return cls.on(documents, documents=documents, **more)
         if backend == "sqlite":
             options["durability"] = get_config().durability if durability is None else durability
             # The stores open the file on first use, which may be in the middle of a run.
@@ -101,8 +108,16 @@ class PersistenceConfig:
         return cls._all(backend, {"engine": MemoryEngine()} if backend == "memory" else options, more)
 
     @classmethod
-    def on(cls, engine: Engine, **more: Any) -> PersistenceConfig:
-        """Configure all six stores on an engine that a queue, an event bus or a state store uses too."""
+    def on(cls, engine: Engine | DocumentStore, **more: Any) -> PersistenceConfig:
+        """Configure all six stores on an engine or a document store.
+
+        Args:
+            engine: The engine of a queue, an event bus or a state store, or a document store. The stores do not close a
+                document store.
+            **more: Further settings.
+        """
+        if isinstance(engine, DocumentStore):
+            return cls._all("documents", {"documents": engine}, more)
         return cls._all(engine.kind, {"engine": engine}, more)
 
     @classmethod
@@ -278,6 +293,8 @@ class PersistenceManager:
             self._created = {}
         closed: list[Any] = []
         async with AsyncExitStack() as closing:  # if one close fails, the others are still closed
+            if self.config.documents is not None:
+                closing.push_async_callback(self.config.documents.close)
             for store in stores:
                 if store is not None and not any(store is each for each in closed):
                     closed.append(store)
@@ -317,17 +334,21 @@ def configure_persistence(**settings: Any) -> PersistenceConfig:
     return config
 
 
+def _keeps_data(url: str) -> bool:
+    return place_of(url)[0] != INSTALLED or has_documents(url)
+
+
 def get_persistence_manager() -> PersistenceManager:
     """Return the manager of this process.
 
-    It uses the configuration of `configure_persistence`. Without one, it uses the setting `backend_url`, and without
-    that, files.
+    It uses the configuration of `configure_persistence`. Without one, it uses the setting `backend_url`. Without that,
+    or if the installed package that adds the scheme of the URL has no document stores, it uses files.
     """
     with _default.lock:
         if _default.manager is None:
             config = _default.config
             url = get_config().backend_url
-            if config is None and url is not None:
+            if config is None and url is not None and _keeps_data(url):
                 config = PersistenceConfig.at(url)
             _default.manager = PersistenceManager(config)
         return _default.manager

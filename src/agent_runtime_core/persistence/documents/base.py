@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -100,6 +100,24 @@ class Query(NamedTuple):
     descending: bool = False
     offset: int = 0
     limit: int | None = None
+
+    def listed(self, documents: Iterable[Document]) -> list[Document]:
+        """Return those of `documents`, all of this space and kind, that the query finds, in its order.
+
+        For a store without indexes.
+        """
+        found = sorted(filter(self.admits, documents), key=lambda each: (each.rank, each.key), reverse=self.descending)
+        return found[self.offset :][: self.limit]
+
+    def admits(self, document: Document) -> bool:
+        """Return whether a document has not expired, and has the group, the prefix and a rank of the query."""
+        return (
+            (document.expires is None or document.expires > self.now)
+            and (self.group is None or document.group == self.group)
+            and document.key.startswith(self.prefix)
+            and (self.low is None or document.rank >= self.low)
+            and (self.high is None or document.rank < self.high)
+        )
 
 
 class VersionConflict(Exception):

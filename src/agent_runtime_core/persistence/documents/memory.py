@@ -97,16 +97,7 @@ def _get(tx: MemoryTx, space: str, kind: str, keys: Sequence[str], now: float) -
 
 
 def _find(tx: MemoryTx, query: Query) -> list[Document]:
-    found = [
-        each
-        for each in _live(tx, (query.space, query.kind), query.now).values()
-        if (query.group is None or each.group == query.group)
-        and each.key.startswith(query.prefix)
-        and (query.low is None or each.rank >= query.low)
-        and (query.high is None or each.rank < query.high)
-    ]
-    found.sort(key=lambda each: (each.rank, each.key), reverse=query.descending)
-    return found[query.offset :][: query.limit]
+    return query.listed(_live(tx, (query.space, query.kind), query.now).values())
 
 
 def _words(tx: MemoryTx, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:

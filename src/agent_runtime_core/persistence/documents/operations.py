@@ -34,7 +34,10 @@ class DocumentWrites(ABC):
 
 
 class DocumentTransaction(DocumentWrites):
-    """The transaction that all operations use."""
+    """One transaction of a document store, which `document_operations` uses to apply operations.
+
+    A subclass looks documents up and stores them. It gets the caller's transaction as its only argument.
+    """
 
     @abstractmethod
     def remove(self, space: str, kind: str, key: str) -> None:
@@ -164,3 +167,32 @@ def on(transaction: Callable[[Any], DocumentWrites], operations: Operations) -> 
         return lambda tx, *args: operation(transaction(tx), *args)
 
     return {name: adapted(operation) for name, operation in operations.items()}
+
+
+def document_operations(transaction: Callable[[Any], DocumentTransaction]) -> dict[str, Callable[..., Any]]:
+    """Return the functions of `documents.put`, `documents.add` and the others, by name.
+
+    The first argument of each is your transaction, and the rest are the arguments of the operation.
+
+    Args:
+        transaction: A subclass of DocumentTransaction. It is called with your transaction.
+
+    Returns:
+        A dict by the name of the operation.
+    """
+    return on(transaction, OPS)
+
+
+def document_replays(transaction: Callable[[Any], DocumentTransaction]) -> dict[str, Callable[..., Any]]:
+    """Return functions that return the result of an operation that was applied before, by name.
+
+    Use them for a commit whose guard does not match. They raise `NotApplied` if the operation was not applied. An
+    operation without a function counts as not applied.
+
+    Args:
+        transaction: A subclass of DocumentTransaction. It is called with your transaction.
+
+    Returns:
+        A dict by the name of the operation.
+    """
+    return on(transaction, APPLIED)
