@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from ._core.installed_schemes import BUILT_IN, installed_schemes
+from ._core.log import log
 from ._core.settings import (
     POSITIVE,
     POSITIVE_SECONDS,
@@ -32,7 +33,6 @@ from .errors import InvalidArgument, brief
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 PREFIX = "AGENT_RUNTIME_"
 _SECTIONS_OF_FILES = ("turns_", "personality_")  # read by ConfigLoader
@@ -46,9 +46,9 @@ _LOCATION_OPTIONS = frozenset({"engine", "path", "db_path", "url", "redis_url"})
 class RuntimeConfig:
     """Every setting of this library. Times are in seconds. Its repr hides keys and passwords.
 
-    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`) selects the queue, events, state and persistence
-    backends together and overrides the `*_backend` settings. Each of those is a built-in name, such as "sqlite", or
-    `"their_package.module:Class"`.
+    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`, or a URL of an installed package) selects the queue,
+    events, state and persistence backends together and overrides the `*_backend` settings. Each of those is a built-in
+    name, such as "sqlite", or `"their_package.module:Class"`.
 
     Raises:
         UnknownSetting: A setting does not exist.
@@ -111,6 +111,8 @@ class RuntimeConfig:
         """
         if backend is None and self.backend_url is not None:
             backend, location = place_of(self.backend_url)
+            if backend == INSTALLED:
+                raise _needs_all_three(setting, self.backend_url)
             if not _LOCATION_OPTIONS & options.keys():
                 options = {**location, **options}
         name = getattr(self, setting) if backend is None else backend
@@ -145,6 +147,8 @@ def refuse_half_a_url(text: str) -> None:
         raise must("store URL", "contain '://'", scheme + colon, fix)
 
 
+#: What `place_of` returns as the backend of a URL whose scheme another installed package adds.
+INSTALLED = "installed"
 _SQLITE_URLS = "Use sqlite:///relative.db or sqlite:////absolute/path.db"
 
 
@@ -152,7 +156,8 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """Return the backend name and the location options of a store URL or path.
 
     Args:
-        path_or_url: `memory://`, `sqlite:///path`, `redis://host:port/db`, or the path of a SQLite file.
+        path_or_url: `memory://`, `sqlite:///path`, `redis://host:port/db`, the path of a SQLite file, or a URL whose
+            scheme an installed package adds. Its backend is `INSTALLED`.
 
     Raises:
         InvalidArgument: It is neither, or its scheme is not supported.
@@ -181,8 +186,18 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
             return "sqlite", {"path": unquote(rest[1:])}
         case "redis" | "rediss" | "unix":
             return "redis", {"url": text}
+    added = installed_schemes()
+    if scheme.lower() in added:
+        return INSTALLED, {"url": text}
     schemes = "memory://, sqlite:///path, redis://host:port/db, rediss://host:port/db, unix:///path/of.sock"
-    raise must("store URL", f"be {schemes} or the path of a SQLite file", shown)
+    more = "".join(f", {each}://" for each in sorted(added.keys() - BUILT_IN))
+    raise must("store URL", f"be {schemes}{more} or the path of a SQLite file", shown)
+
+
+def _needs_all_three(setting: str, url: str) -> InvalidArgument:
+    shown = Shown(brief(redacted_url(url), 500))
+    fix = "Use AgentRunner.open, or pass all three backends to AgentRunner"
+    return must(setting.removesuffix("_backend"), "be opened together with the others of its store URL", shown, fix)
 
 
 class _StoreURL(SettingType):

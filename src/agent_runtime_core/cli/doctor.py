@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 from .._core.clock import SYSTEM, shown_duration
+from .._core.installed_schemes import BUILT_IN, check_scheme, installed_schemes, package_of
 from .._core.lazy_import import EXTRAS, load
 from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, misspelt, place_of
 from ..errors import AgentRuntimeError, brief
@@ -34,7 +35,7 @@ async def doctor(args: Namespace) -> int:
     """Print one line for each check; return 1 if there is an error."""
     settings: list[dict[str, Any]] = []
     with only_errors_logged():
-        findings = [*_versions(), *_unknown_variables(os.environ)]
+        findings = [*_versions(), *_schemes(), *_unknown_variables(os.environ)]
         try:
             settings = _settings(os.environ)
         except AgentRuntimeError as error:
@@ -69,6 +70,19 @@ def _versions() -> Iterator[Finding]:
     found = ", ".join(f"{extra} {version}" for extra, version in versions.items() if version)
     missing = ", ".join(extra for extra, version in versions.items() if not version)
     yield Finding(OK, "extras", f"installed: {found or 'none'}; not installed: {missing or 'none'}")
+
+
+def _schemes() -> Iterator[Finding]:
+    """Return a finding for each store scheme that another package adds."""
+    for scheme, points in installed_schemes().items():
+        package = " and ".join(map(package_of, points))
+        if scheme in BUILT_IN:
+            text = f"store scheme {scheme!r} of the package {package} is not used: it is one of this library"
+            yield Finding(WARNING, "scheme", text, "Ask its authors for another name")
+        elif (error := check_scheme(scheme)) is not None:
+            yield Finding(WARNING, "scheme", str(error))
+        else:
+            yield Finding(OK, "scheme", f"{scheme}:// of the package {package}")
 
 
 def _version(package: str) -> str | None:

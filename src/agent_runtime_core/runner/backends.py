@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 from .._core.clock import Clock
 from .._core.lazy_import import load
 from .._core.validation import must
-from .._engines.base import Backend
+from .._engines.base import Backend, Engine
 from .._engines.memory import MemoryEngine
 from .._engines.read_only import ReadOnlyEngine, refused
-from ..config import SETTINGS, RuntimeConfig, place_of
+from ..config import INSTALLED, SETTINGS, RuntimeConfig, place_of
 from ..events import get_event_bus
 from ..events.base import EventBus
 from ..interfaces import TraceSink
@@ -24,6 +24,7 @@ from ..state.base import StateStore
 from ..tracing import get_trace_sink
 from ..tracing.noop import NoopTraceSink
 from ..tracing.tracer import Tracer
+from .installed_stores import open_installed
 
 _Opened = TypeVar("_Opened", bound=Backend)
 
@@ -41,6 +42,11 @@ class Backends(NamedTuple):
         return not all(
             isinstance(getattr(backend, "engine", None), MemoryEngine) for backend in (self.queue, self.state)
         )
+
+    @property
+    def hold_documents(self) -> bool:
+        """Whether the six stores can be on the engine of these backends."""
+        return isinstance(getattr(self.queue, "engine", None), Engine)
 
     @property
     def together(self) -> bool:
@@ -95,8 +101,10 @@ def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> T
 def open_url(
     path_or_url: str | os.PathLike[str], *, durability: str = "full", max_retries: int = 3, read_only: bool = False
 ) -> Backends:
-    """Open the backends at `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
+    """Open the backends at a store URL; see `place_of`."""
     name, where = place_of(path_or_url)
+    if name == INSTALLED:
+        return Backends(*open_installed(where["url"], max_retries=max_retries, read_only=read_only))
     if read_only:
         engine = _read_only_engine(name, where)
         try:
