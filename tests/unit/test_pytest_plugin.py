@@ -37,7 +37,7 @@ FAR = """
         return asyncio.run(client.generate([{"role": "user", "content": "a"}])).message["content"]
 """
 LIVE = "\n    @pytest.fixture\n    def client():\n        print('client made')\n"
-LIVE += "\n    @pytest.mark.live\n    def test_live(client):\n        assert ask() == 'asked'\n"
+LIVE += "\n    @pytest.mark.agent_runtime_live\n    def test_live(client):\n        assert ask() == 'asked'\n"
 
 
 @pytest.fixture
@@ -74,7 +74,10 @@ def test_a_model_beyond_this_machine_is_refused_in_every_test(run: Run) -> None:
         assert ask(remote=False) == "asked"
     """)
     result.assert_outcomes(passed=1, failed=2, errors=1)
-    result.stdout.fnmatch_lines(["*NotConfigured: a test must not call a remote model*@pytest.mark.live*--live*"])
+    refusal = (
+        "*NotConfigured: a test must not call a remote model*@pytest.mark.agent_runtime_live*--agent-runtime-live*"
+    )
+    result.stdout.fnmatch_lines([refusal])
 
 
 def test_the_ban_ends_with_the_test(run: Run) -> None:
@@ -92,7 +95,10 @@ def test_the_ban_ends_with_the_test(run: Run) -> None:
     ).stdout.fnmatch_lines(["*asked after the last test*"])
 
 
-@pytest.mark.parametrize("arguments", [["--live"], ["-m", "live"], ["-m", "slow or (live and not slow)"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--agent-runtime-live"], ["-m", "agent_runtime_live"], ["-m", "slow or (agent_runtime_live and not slow)"]],
+)
 def test_a_live_test_runs_when_asked_for_with_a_key(
     run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +106,9 @@ def test_a_live_test_runs_when_asked_for_with_a_key(
     run(LIVE, *arguments, "-o", "markers=slow").assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize("arguments", [[], ["-m", "not slow"], ["-m", "not (slow and live)"], ["-k", "live"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["-m", "not slow"], ["-m", "not (slow and agent_runtime_live)"], ["-k", "live"]]
+)
 def test_a_live_test_is_skipped_unless_asked_for(
     run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,29 +116,44 @@ def test_a_live_test_is_skipped_unless_asked_for(
     result = run(LIVE, *arguments, "-s", "-o", "markers=slow")
     result.assert_outcomes(skipped=1)
     result.stdout.no_fnmatch_line("*client made*")
-    result.stdout.fnmatch_lines(["*a live test needs --live or -m live*"])
+    result.stdout.fnmatch_lines(["*a live test needs --agent-runtime-live or -m agent_runtime_live*"])
 
 
 def test_a_live_test_is_skipped_without_a_key(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(LIVE, "--live")
+    result = run(LIVE, "--agent-runtime-live")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*a live test needs OPENAI_API_KEY or ANTHROPIC_API_KEY to be set*"])
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    result = run(LIVE.replace("live\n", "live('openai', 'gemini')\n", 1), "--live")
+    result = run(LIVE.replace("live\n", "live('openai', 'gemini')\n", 1), "--agent-runtime-live")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*a live test needs GEMINI_API_KEY to be set*"])
     monkeypatch.setenv("GEMINI_API_KEY", "k")
-    run(LIVE.replace("live\n", "live('openai', 'gemini')\n", 1), "--live").assert_outcomes(passed=1)
+    run(LIVE.replace("live\n", "live('openai', 'gemini')\n", 1), "--agent-runtime-live").assert_outcomes(passed=1)
 
 
 def test_asking_for_live_tests_frees_no_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    result = run(LIVE + "\n    def test_far():\n        ask()\n", "--live")
+    result = run(LIVE + "\n    def test_far():\n        ask()\n", "--agent-runtime-live")
     result.assert_outcomes(passed=1, failed=1)
 
 
 def test_the_marker_is_registered(run: Run) -> None:
-    run("", "--markers").stdout.fnmatch_lines(["@pytest.mark.live(*providers): calls a real model*"])
+    run("", "--markers").stdout.fnmatch_lines(["@pytest.mark.agent_runtime_live(*providers): calls a real model*"])
+
+
+def test_a_project_may_have_its_own_option_and_marker_live(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("""
+        def pytest_addoption(parser):
+            parser.addoption("--live", action="store_true")
+    """)
+    tests = """
+    @pytest.mark.live
+    def test_its_own(request):
+        assert request.config.getoption("--live")
+        with pytest.raises(Exception, match="must not call a remote model"):
+            ask()
+    """
+    run(tests, "--live", "-o", "markers=live").assert_outcomes(passed=1)
 
 
 def test_loading_the_plugin_loads_next_to_nothing_of_the_library() -> None:
