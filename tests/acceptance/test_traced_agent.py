@@ -188,7 +188,7 @@ async def test_a_run_whose_worker_died_shows_each_call_once(receiver: Receiver, 
     await agent.hung.wait()
     first.heartbeat.drop(str(run_id))
     for drive in tuple(first._worker._executions.values()):
-        drive.control.closed = True
+        drive.control.closed = drive.control.lost = True
     # Its lease ends now, so that the next worker need not wait for long.
     row = await first.queue.require(str(run_id))
     await first.queue.extend_lease(row.run_id, "first", 0.001, claim_id=row.claim_id)

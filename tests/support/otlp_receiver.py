@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -47,6 +47,7 @@ class Receiver:
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    on_arrival: Callable[[list[Seen]], None] | None = None
 
     def of(self, kind: str) -> list[Seen]:
         """The observations of one type, in the order in which they began."""
@@ -58,8 +59,11 @@ class Receiver:
         self.paths.append(path)
         self.headers.append(headers)
         self.bodies.append(body)
-        if path == PATH:
-            self.spans += _decoded(body)
+        if path in (PATH, "/v1/traces"):
+            arrived = [*_decoded(body)]
+            self.spans += arrived
+            if self.on_arrival is not None:
+                self.on_arrival(arrived)
 
 
 @contextmanager
@@ -98,9 +102,8 @@ def clients_let_go() -> Iterator[None]:
     yield
     resources: Any = load("langfuse._client.resource_manager:LangfuseResourceManager")
     for each in resources._instances.values():
-        for processor in each.tracer_provider._active_span_processor._span_processors:
-            processor.span_exporter.shutdown()
-        each.tracer_provider.shutdown()
+        if each.tracer_provider is not None:
+            each.tracer_provider.shutdown()
     resources.reset()
 
 

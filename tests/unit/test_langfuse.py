@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from agent_runtime_core._core.lazy_import import load
+from agent_runtime_core._core.traceparent import RunTrace
 from agent_runtime_core.config import configure
 from agent_runtime_core.errors import MissingDependency, NotConfigured
 from agent_runtime_core.interfaces import ErrorInfo
@@ -31,7 +32,25 @@ RUN = UUID("0192f000-0000-7000-8000-00000000000a")
 CONVERSATION = UUID("0192f000-0000-7000-8000-0000000000cc")
 SOON = 20.0  # seconds after which a test gives up
 CANARY = "sk-lf-canary-5f3a"
-Make = Callable[..., LangfuseTraceSink]
+
+
+class Sink(LangfuseTraceSink):
+    """A sink that is told of runs without a tracer."""
+
+    def begin(self, run_id: UUID, about: dict[str, Any]) -> None:
+        self._tell("start_run", run_id, about)
+
+    def log(self, run_id: UUID, kind: str, payload: dict[str, Any]) -> None:
+        self._tell(kind, run_id, payload)
+
+    def finish(self, run_id: UUID, outcome: str, about: dict[str, Any] | None = None) -> None:
+        self._tell("end_run", run_id, {"outcome": outcome, **(about or {})})
+
+    def _tell(self, kind: str, run_id: UUID, about: dict[str, Any]) -> None:
+        self.trace({"time": self._clock.wall(), **about, "type": kind, "run_id": str(run_id)})
+
+
+Make = Callable[..., Sink]
 
 START_RUN: dict[str, Any] = {
     "agent_key": "calculator",
@@ -61,9 +80,9 @@ def make(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Make:
     for name in ("PUBLIC_KEY", "SECRET_KEY", "HOST", "BASE_URL", "TRACING_ENVIRONMENT"):
         monkeypatch.delenv(f"LANGFUSE_{name}", raising=False)
 
-    def sink(**options: Any) -> LangfuseTraceSink:
+    def sink(**options: Any) -> Sink:
         keys = {"public_key": f"pk-lf-{uuid4()}", "secret_key": CANARY, "host": receiver.url}
-        return LangfuseTraceSink(**{"clock": VirtualClock(), "content": True, **keys, **options})
+        return Sink(**{"clock": VirtualClock(), "content": True, **keys, **options})
 
     return sink
 
@@ -101,10 +120,11 @@ def tool(turn: int, name: str, **about: Any) -> dict[str, Any]:
     }
 
 
-def three_turns(sink: LangfuseTraceSink | Tracer, run_id: UUID = RUN, **start: Any) -> None:
+def three_turns(sink: Sink | Tracer, run_id: UUID = RUN, **start: Any) -> None:
     """Two turns that call tools, the second one two of them, and an answer."""
-    log = sink.event if isinstance(sink, Tracer) else sink.log_event
-    sink.start_run(run_id, {**START_RUN, **start})
+    log = sink.event if isinstance(sink, Tracer) else sink.log
+    begin = sink.start_run if isinstance(sink, Tracer) else sink.begin
+    begin(run_id, {**START_RUN, **start})
     log(run_id, "run.started", {"attempt": 1})
     log(run_id, "llm.call", call(1, {"role": "assistant", "tool_calls": [{"id": "call-1"}]}))
     log(run_id, "tool.call", {"tool_name": "add", "tool_args": {"a": 1}, "tool_call_id": "call-1"})
@@ -119,9 +139,9 @@ def three_turns(sink: LangfuseTraceSink | Tracer, run_id: UUID = RUN, **start: A
     log(run_id, "tool.done", tool(2, "sub", started_at=START + 23.5, error="ZeroDivisionError: by 0", output=None))
     log(run_id, "llm.call", call(3, {"role": "assistant", "content": "it is 5"}))
     log(run_id, "assistant.message", {"content": "it is 5"})
-    log(run_id, "step.completed", {"step_id": "llm-3"})
     about = {"output": {"response": "it is 5"}, "usage": {"total_tokens": 670}, "error": None, "time": START + 40}
-    sink.end_run(run_id, "succeeded", about)
+    finish = sink.end_run if isinstance(sink, Tracer) else sink.finish
+    finish(run_id, "succeeded", about)
 
 
 def of(receiver: Receiver, kind: str) -> list[Seen]:
@@ -153,8 +173,7 @@ def test_a_three_turn_tool_agent_is_there_in_full(make: Make, receiver: Receiver
     # One trace; everything below the one agent, which is the trace's root.
     assert {span.trace for span in receiver.spans} == {trace_of(RUN)}
     assert {span.parent for span in calls + tools} == {root.id}
-    assert root.parent not in {span.id for span in receiver.spans}
-    assert root.about["langfuse.internal.as_root"] is True
+    assert root.parent == ""
     assert {span.about["session.id"] for span in receiver.spans} == {str(CONVERSATION)}
     assert {span.about["langfuse.trace.name"] for span in receiver.spans} == {"calculator"}
 
@@ -224,19 +243,19 @@ def test_the_time_of_a_run_without_told_times_is_the_clocks(make: Make, receiver
 
 def test_a_resumed_run_goes_into_the_same_trace_and_tells_nothing_twice(make: Make, receiver: Receiver) -> None:
     first, later = make(), make()  # as two processes would have them
-    first.start_run(RUN, START_RUN)
-    first.log_event(RUN, "llm.call", call(1, {}))
-    first.end_run(RUN, "parked", {"time": START + 12})
-    later.start_run(RUN, {**START_RUN, "attempt": 2, "time": START + 30})
-    later.log_event(RUN, "run.resumed", {"reason": "time came"})
-    later.log_event(RUN, "llm.call", call(4, {}))
-    later.end_run(RUN, "succeeded", {"time": START + 50})
+    first.begin(RUN, START_RUN)
+    first.log(RUN, "llm.call", call(1, {}))
+    first.finish(RUN, "parked", {"time": START + 12})
+    later.begin(RUN, {**START_RUN, "attempt": 1, "time": START + 30, "trace": RunTrace(str(RUN), resumes=1)})
+    later.log(RUN, "run.resumed", {"reason": "time came"})
+    later.log(RUN, "llm.call", call(4, {}))
+    later.finish(RUN, "succeeded", {"time": START + 50})
     first.flush()
     later.flush()
     assert {span.trace for span in receiver.spans} == {trace_of(RUN)}
     before, after = of(receiver, "agent")
     assert before.id != after.id
-    assert before.parent == after.parent
+    assert before.parent == after.parent == ""
     assert before.json("metadata.outcome") == "parked"
     assert "langfuse.observation.level" not in before.about
     assert [span.parent for span in of(receiver, "generation")] == [before.id, after.id]
@@ -247,10 +266,10 @@ def test_a_resumed_run_goes_into_the_same_trace_and_tells_nothing_twice(make: Ma
 
 def test_a_run_taken_up_again_before_it_was_let_go_leaves_no_agent_open(make: Make, receiver: Receiver) -> None:
     sink = make()
-    sink.start_run(RUN, START_RUN)
-    sink.start_run(RUN, {**START_RUN, "time": START + 9})
-    sink.end_run(RUN, "succeeded", {"time": START + 10})
-    sink.end_run(RUN, "succeeded", {"time": START + 11})
+    sink.begin(RUN, START_RUN)
+    sink.begin(RUN, {**START_RUN, "time": START + 9})
+    sink.finish(RUN, "succeeded", {"time": START + 10})
+    sink.finish(RUN, "succeeded", {"time": START + 11})
     sink.flush()
     before, after = of(receiver, "agent")
     assert (before.end, after.end) == (near(START + 9), near(START + 10))
@@ -261,18 +280,18 @@ def test_a_run_taken_up_again_before_it_was_let_go_leaves_no_agent_open(make: Ma
 def test_runs_whose_end_never_comes_do_not_pile_up(
     make: Make, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.tracing.langfuse.OPEN", 3)
+    monkeypatch.setattr("agent_runtime_core.tracing.spans.MAX_OPEN", 3)
     sink = make()
     runs = [uuid4() for _ in range(5)]
     for run in runs:
-        sink.start_run(run, START_RUN)
+        sink.begin(run, START_RUN)
     sink.flush()
     assert {span.trace for span in receiver.spans} == {trace_of(run) for run in runs[:2]}
 
 
 def test_what_comes_for_a_run_nobody_started_is_in_its_trace(make: Make, receiver: Receiver) -> None:
     sink = make()
-    sink.log_event(RUN, "llm.call", call(1, {}))
+    sink.log(RUN, "llm.call", call(1, {}))
     sink.flush()
     [span] = receiver.spans
     assert (span.kind, span.trace) == ("generation", trace_of(RUN))
@@ -295,8 +314,8 @@ def test_how_a_run_ended(
     make: Make, receiver: Receiver, outcome: str, error: Any, level: str | None, message: str | None
 ) -> None:
     sink = make()
-    sink.start_run(RUN, START_RUN)
-    sink.end_run(RUN, outcome, {"output": None, "usage": {}, "error": error})
+    sink.begin(RUN, START_RUN)
+    sink.finish(RUN, outcome, {"output": None, "usage": {}, "error": error})
     sink.flush()
     [root] = receiver.spans
     assert root.about.get("langfuse.observation.level") == level
@@ -307,9 +326,9 @@ def test_how_a_run_ended(
 
 def test_a_failed_model_call_is_an_error(make: Make, receiver: Receiver) -> None:
     sink = make()
-    sink.start_run(RUN, START_RUN)
+    sink.begin(RUN, START_RUN)
     failed = {"output": None, "usage": None, "cost_usd": None, "error": "RateLimited: slow down"}
-    sink.log_event(RUN, "llm.call", {**call(1, {}), **failed})
+    sink.log(RUN, "llm.call", {**call(1, {}), **failed})
     sink.flush()
     [span] = receiver.spans
     assert span.failed
@@ -320,20 +339,25 @@ def test_a_failed_model_call_is_an_error(make: Make, receiver: Receiver) -> None
 
 def test_events_with_nothing_else_to_show_them_are_events(make: Make, receiver: Receiver) -> None:
     sink = make()
-    sink.start_run(RUN, START_RUN)
-    for quiet in ("run.started", "run.heartbeat", "assistant.delta", "state.checkpoint", "step.started", "tool.call"):
-        sink.log_event(RUN, quiet, {"n": 1})
-    sink.log_event(RUN, "step.failed", {"step_id": "s", "error": "it broke"})
-    sink.log_event(RUN, "order.shipped", {"order": 7})
-    sink.end_run(RUN, "succeeded")
+    sink.begin(RUN, START_RUN)
+    for quiet in ("run.started", "run.heartbeat", "assistant.delta", "state.checkpoint", "tool.call"):
+        sink.log(RUN, quiet, {"n": 1})
+    sink.log(RUN, "step.started", {"step_id": "s", "step_name": "pay", "attempt": 1})
+    sink.log(
+        RUN, "step.retrying", {"step_id": "s", "step_name": "pay", "attempt": 1, "error": "it broke", "retry_delay": 1}
+    )
+    sink.log(RUN, "order.shipped", {"order": 7})
+    sink.finish(RUN, "succeeded")
     sink.flush()
     [root] = of(receiver, "agent")
     events = {span.name: span for span in of(receiver, "event")}
-    assert set(events) == {"step.failed", "order.shipped"}
+    assert set(events) == {"order.shipped"}
     assert {span.parent for span in events.values()} == {root.id}
     assert events["order.shipped"].json("input") == {"order": 7}
-    assert events["step.failed"].about["langfuse.observation.level"] == "WARNING"
-    assert events["step.failed"].about["langfuse.observation.status_message"] == "it broke"
+    [step] = of(receiver, "span")
+    assert (step.name, step.parent) == ("pay", root.id)
+    assert step.about["langfuse.observation.level"] == "WARNING"
+    assert step.about["langfuse.observation.status_message"] == "it broke"
 
 
 # -- what is left out
@@ -342,9 +366,9 @@ def test_events_with_nothing_else_to_show_them_are_events(make: Make, receiver: 
 def test_without_content_nothing_that_was_said_leaves(make: Make, receiver: Receiver) -> None:
     sink = make(content=False)
     three_turns(sink)
-    sink.log_event(RUN, "order.shipped", {"order": "parcel"})
+    sink.log(RUN, "order.shipped", {"order": "parcel"})
     why = "Error: tool 'pay': card must be 'none', got '4111 1111'"
-    sink.log_event(RUN, "tool.done", tool(4, "pay", output=why, error=why))
+    sink.log(RUN, "tool.done", tool(4, "pay", output=why, error=why))
     sink.flush()
     assert len(receiver.spans) == 9
     assert [each.about.get("langfuse.observation.level") for each in of(receiver, "tool")][-2:] == ["ERROR", "ERROR"]
@@ -369,9 +393,9 @@ def test_a_file_is_sent_as_its_kind_and_a_long_text_is_cut(make: Make, receiver:
     sink = make()
     image = "data:image/png;base64," + base64.b64encode(b"\x89PNG" * 1000).decode()
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}}]}]
-    sink.start_run(RUN, {**START_RUN, "input": messages})
-    sink.log_event(RUN, "tool.done", tool(1, "read", output="ab" * 150_000))
-    sink.end_run(RUN, "succeeded")
+    sink.begin(RUN, {**START_RUN, "input": messages})
+    sink.log(RUN, "tool.done", tool(1, "read", output="ab" * 150_000))
+    sink.finish(RUN, "succeeded")
     sink.flush()
     [root], [read] = of(receiver, "agent"), of(receiver, "tool")
     url = root.json("input")[0]["content"][0]["image_url"]["url"]
@@ -385,11 +409,9 @@ def test_values_that_json_or_utf8_cannot_hold_cost_no_trace(make: Make, receiver
     sink = make()
     odd = {"when": START_RUN, "lone": "\ud800", ("a", "key"): 1, "object": object(), "nan": float("nan")}
     metadata = {f"key {n}": n for n in range(500)} | {"run_id": "not the run's"}
-    sink.start_run(RUN, {**START_RUN, "agent_key": "a\udfff", "metadata": metadata, "input": odd})
-    sink.log_event(
-        RUN, "llm.call", call(1, {}, model="m\ud800", input="plain \ud800 text", usage={"prompt_tokens": "many"})
-    )
-    sink.end_run(RUN, "failed", {"error": "\ud800"})
+    sink.begin(RUN, {**START_RUN, "agent_key": "a\udfff", "metadata": metadata, "input": odd})
+    sink.log(RUN, "llm.call", call(1, {}, model="m\ud800", input="plain \ud800 text", usage={"prompt_tokens": "many"}))
+    sink.finish(RUN, "failed", {"error": "\ud800"})
     sink.flush()
     [root], [span] = of(receiver, "agent"), of(receiver, "generation")
     assert root.name == root.about["langfuse.trace.name"] == span.about["langfuse.trace.name"] == "a?"
@@ -449,8 +471,8 @@ def test_keys_come_from_the_configuration_then_from_langfuses_own_variables(
     monkeypatch.setenv("LANGFUSE_TRACING_ENVIRONMENT", "nightly")
     found = LangfuseTraceSink()
     for sink in (configured, given, found):
-        sink.start_run(RUN, START_RUN)
-        sink.end_run(RUN, "succeeded")
+        sink.trace({**START_RUN, "type": "start_run", "run_id": str(RUN)})
+        sink.trace({"type": "end_run", "run_id": str(RUN), "outcome": "succeeded", "time": START})
         sink.flush()
     keys = [base64.b64decode(each["authorization"].split()[1]).decode().split(":")[1] for each in receiver.headers]
     assert keys == ["sk-configured", CANARY, "sk-variable"]
@@ -462,25 +484,28 @@ def test_a_second_sink_with_the_same_key_sends_too(make: Make, receiver: Receive
     other = make(public_key="pk-lf-twice")
     runs = [uuid4(), uuid4()]
     for sink, run in zip((one, other), runs, strict=True):
-        sink.start_run(run, START_RUN)
-        sink.end_run(run, "succeeded")
+        sink.begin(run, START_RUN)
+        sink.finish(run, "succeeded")
     gc.collect()
+    one.flush()
     other.flush()
     assert {span.trace for span in receiver.spans} == {trace_of(run) for run in runs}
 
 
-def test_a_client_of_their_own_keeps_its_settings(receiver: Receiver) -> None:
-    exporter: Any = load("opentelemetry.sdk.trace.export.in_memory_span_exporter:InMemorySpanExporter")
-    provider: Any = load("opentelemetry.sdk.trace:TracerProvider")
-    memory = exporter()
-    client = langfuse.Langfuse(
-        public_key=f"pk-lf-{uuid4()}", secret_key=CANARY, tracer_provider=provider(), span_exporter=memory
-    )
-    sink = LangfuseTraceSink(client=client, content=True)
+def test_a_client_of_their_own_is_the_client(make: Make) -> None:
+    client = object()
+    assert make(client=client).client is client
+
+
+def test_the_client_is_made_at_its_first_use_and_sends_no_spans(make: Make, receiver: Receiver) -> None:
+    sink = make()
+    client = sink.client
+    assert isinstance(client, langfuse.Langfuse)
     assert sink.client is client
-    three_turns(sink)
-    sink.flush()
-    assert len(memory.get_finished_spans()) == 7
+    with client.start_as_current_observation(name="own"):
+        pass
+    client.flush()
+    assert receiver.spans == []
     client.shutdown()
 
 
@@ -488,8 +513,8 @@ def test_the_processs_own_tracing_is_left_alone(make: Make) -> None:
     current: Any = load("opentelemetry.trace:get_tracer_provider")
     before = current()
     sink = make()
-    sink.start_run(RUN, START_RUN)
-    sink.end_run(RUN, "succeeded")
+    sink.begin(RUN, START_RUN)
+    sink.finish(RUN, "succeeded")
     assert current() is before
 
 

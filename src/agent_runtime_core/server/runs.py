@@ -78,7 +78,7 @@ async def submit(request: Request, body: NewRun, caller: Submitter) -> Response:
     """
     state = state_of(request)
     try:
-        row = row_of(state, body, request.headers.get("idempotency-key"))
+        row = row_of(state, body, request.headers.get("idempotency-key"), request.headers.get("traceparent"))
     except InvalidArgument as error:
         names = {"idempotency_key": "Idempotency-Key", **{each: each for each in AgentRun.model_fields}}
         raise invalid_in(error, names) from None

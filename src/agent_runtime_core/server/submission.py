@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._core.traceparent import parsed
 from .._core.validation import must, unknown
 from .._views.problems import invalid
 from ..errors import IdempotencyConflict, InvalidArgument, UnknownAgent
@@ -16,8 +17,8 @@ from .models import AgentRun, PromptRun
 from .state import ServerState, is_visible
 
 
-def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None) -> RunRow:
-    """Return the row of the run that a request asks for.
+def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None, traceparent: str | None = None) -> RunRow:
+    """Return the row of the run that a request asks for, in the span that its `traceparent` header names.
 
     Raises:
         InvalidArgument: A value is invalid, or this server does not plan prompts.
@@ -33,7 +34,7 @@ def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None) -> R
     return state.runner.new_run(
         body.agent, _input_of(body), run_id=body.run_id, idempotency_key=key, priority=body.priority,
         delay=body.delay, expires_in=body.expires_in, deadline=body.deadline, metadata=body.metadata,
-        concurrency_key=body.concurrency_key,
+        concurrency_key=body.concurrency_key, traceparent=None if parsed(traceparent) is None else traceparent,
     )  # fmt: skip
 
 

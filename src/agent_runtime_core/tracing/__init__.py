@@ -10,14 +10,32 @@ from ..config import get_config
 if TYPE_CHECKING:
     from ..interfaces import TraceSink
     from .langfuse import LangfuseTraceSink
+    from .logs import JsonFormatter, RunFields
     from .noop import NoopTraceSink
+    from .opentelemetry import OpenTelemetrySink
     from .tracer import Tracer
 
-__all__ = ["TRACING", "LangfuseTraceSink", "NoopTraceSink", "TraceSink", "Tracer", "get_trace_sink"]
+__all__ = [
+    "TRACING",
+    "JsonFormatter",
+    "LangfuseTraceSink",
+    "NoopTraceSink",
+    "OpenTelemetrySink",
+    "RunFields",
+    "TraceSink",
+    "Tracer",
+    "get_trace_sink",
+]
 
-TRACING = {"noop": ".noop:NoopTraceSink", "langfuse": ".langfuse:LangfuseTraceSink"}
+TRACING = {
+    "noop": ".noop:NoopTraceSink",
+    "langfuse": ".langfuse:LangfuseTraceSink",
+    "opentelemetry": ".opentelemetry:OpenTelemetrySink",
+}
 
 _LAZY = {
+    "JsonFormatter": ".logs:JsonFormatter",
+    "RunFields": ".logs:RunFields",
     "TraceSink": "..interfaces:TraceSink",
     "Tracer": ".tracer:Tracer",
 } | {dotted.partition(":")[2]: dotted for dotted in TRACING.values()}
@@ -27,8 +45,8 @@ def get_trace_sink(backend: str | None = None, **options: Any) -> TraceSink:
     """Create a trace sink.
 
     Args:
-        backend: "noop", "langfuse" or `"their_package.module:Class"`. None for the configured tracing_backend, else
-            "langfuse" if langfuse_enabled is set, else "noop".
+        backend: "noop", "langfuse", "opentelemetry" or `"their_package.module:Class"`. None for the configured
+            tracing_backend, else "langfuse" if langfuse_enabled is set, else "noop".
         **options: Arguments of the sink's constructor.
 
     Raises:

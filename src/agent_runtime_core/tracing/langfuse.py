@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import atexit
-import dataclasses
+import base64
 import json
 import os
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
-from uuid import UUID
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from .._core.event_types import EventType
 from .._core.lazy_import import load
+from .._core.validation import redacted
 from ..config import get_config
 from ..errors import NotConfigured
-from ..interfaces import ErrorInfo, TraceSink
+from ..interfaces import TraceSink
+from .span_sender import SpanSender
+from .spans import Span, SpanBuilder, reason_of
 
 LONGEST = 200_000  # characters of an input or output that are sent
 BATCH = 100  # spans in a request; with LONGEST it keeps below the exporter's limit of 64 MiB
-OPEN = 10_000  # runs that may be open at the same time
+SEND_SECONDS = 2  # for one request; a server that does not answer must not hold up the end of the process
+FLUSH_SECONDS = 1.5  # less than the tracer waits for its sinks at exit
+CLOUD = "https://cloud.langfuse.com"
 METADATA = 60  # keys; a span with more than 128 attributes of all kinds loses the first ones
 SHORT = 200  # characters that Langfuse allows in the attributes of a trace
 
-#: Events with the same information as a generation, a tool or the run itself, or with progress only.
+#: Events with the same information as a step, a generation, a tool or the run itself.
 _SHOWN_OTHERWISE = frozenset(each.value for each in EventType) - {
     EventType.RUN_RESUMED.value,
-    EventType.STEP_FAILED.value,
-    EventType.STEP_RETRYING.value,
     EventType.PROGRESS_UPDATE.value,
 }
-_WARNINGS = frozenset({EventType.STEP_FAILED.value, EventType.STEP_RETRYING.value})
 _FAILURES = frozenset({"failed", "timed_out", "dead"})
 _INLINE = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=_-]{64,})")
-
-
-class _Root(NamedTuple):
-    """The observation for one claim of a run."""
-
-    span: Any
-    context: Any
-    trace: dict[str, Any]
 
 
 class LangfuseTraceSink(TraceSink):
@@ -49,21 +41,19 @@ class LangfuseTraceSink(TraceSink):
 
         runner = AgentRunner(trace_sinks=[LangfuseTraceSink(content=True)])
 
-    Each run is one trace, also when it is resumed. Each process that executes it adds an "agent" observation, with a
-    "generation" for each model call and a "tool" for each tool call. Other events, such as an agent's own, are "event"
-    observations. The runs of a conversation share its id as their session.
+    Each run is one trace, also when it is resumed. Each execution of it adds an "agent" observation, with a "span" for
+    each step, a "generation" for each model call and a "tool" for each tool call. Other events, such as an agent's own,
+    are "event" observations. The runs of a conversation share its id as their session.
 
     Args:
         public_key: By default the setting langfuse_public_key, else Langfuse's own variable.
         secret_key: By default the setting langfuse_secret_key, else Langfuse's own variable.
         host: By default the setting langfuse_host, else Langfuse's own variable.
-        client: A Langfuse client to use, instead of a new one.
+        client: What `client` returns, instead of a new Langfuse client. The sink itself sends without one.
         environment: The environment of the traces, by default LANGFUSE_TRACING_ENVIRONMENT.
         content: Whether to send inputs, outputs and event payloads, by default the setting langfuse_content. A file in
             a message is sent as its type and size; other texts are cut at 200,000 characters.
         clock: Source of time, for tests.
-
-    A process has one Langfuse client for each public key: a second sink with that key sends to the server of the first.
 
     Raises:
         NotConfigured: There is no key.
@@ -84,182 +74,162 @@ class LangfuseTraceSink(TraceSink):
         content: bool | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        #: The Langfuse client, for scores, prompts and the like.
-        self.client: Any = client if client is not None else _connect(public_key, secret_key, host)
-        self._tracer: Any = self.client._otel_tracer
-        self._otel: Any = load("opentelemetry.trace", needed_by="LangfuseTraceSink")
+        public, secret = _keys(public_key, secret_key)
+        self._host = (host or get_config().langfuse_host or _variable("HOST", "BASE_URL") or CLOUD).rstrip("/")
+        package: Any = load("langfuse:Langfuse", needed_by="LangfuseTraceSink")
+        self._create_trace_id = package.create_trace_id
+        # A closure, because an attribute would show the secret in vars().
+        self._new_client: Callable[[], Any] = lambda: package(
+            # It sends no spans: with a tracer provider it would replace the one of the process.
+            public_key=public, secret_key=secret, base_url=self._host, tracing_enabled=False,
+        )  # fmt: skip
+        self._client = client
         self._environment = environment or os.environ.get("LANGFUSE_TRACING_ENVIRONMENT")
         self._content = get_config().langfuse_content if content is None else content
         self._clock = clock
-        self._runs: dict[UUID, _Root] = {}
+        self._builder = SpanBuilder()
+        self._sender = SpanSender(_processor(f"{public}:{secret}", self._host), needed_by="LangfuseTraceSink")
+
+    @property
+    def client(self) -> Any:
+        """A Langfuse client with the same keys, for scores, prompts and the like; created at the first use."""
+        if self._client is None:
+            self._client = self._new_client()
+        return self._client
 
     # -- called by the tracer
 
-    def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None:
-        previous = self._runs.pop(run_id, None)
-        if previous is not None:
-            self._end(
-                previous, metadata, level="WARNING", status_message="claimed again before the previous execution ended"
-            )
-        elif len(self._runs) >= OPEN:
-            self._end(self._runs.pop(next(iter(self._runs))), metadata)
-        agent = str(metadata.get("agent_key") or "agent")
-        trace = _present(
-            {
-                "langfuse.trace.name": _short(agent),
-                "langfuse.environment": self._environment,
-                "session.id": _short(metadata.get("conversation_id")),
-            }
-        )
-        context = self._trace_of(run_id)
-        details = {"run_id": str(run_id), "agent_key": agent, "attempt": metadata.get("attempt")}
-        attributes = {
-            **trace,
-            # Its parent only carries the trace id and is never sent.
-            "langfuse.internal.as_root": True,
-            **_described(details | _mapping(metadata.get("metadata")) | details),
-            **self._contents(input=metadata.get("input")),
-        }
-        span = self._span(context, agent, "agent", attributes, metadata.get("time"))
-        self._runs[run_id] = _Root(span, self._otel.set_span_in_context(span, context), trace)
-
-    def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
-        if event_type == "llm.call":
-            self._generation(run_id, payload)
-        elif event_type == "tool.done":
-            self._tool(run_id, payload)
-        elif event_type not in _SHOWN_OTHERWISE:
-            level = {"level": "WARNING", "status_message": _reason(payload)} if event_type in _WARNINGS else {}
-            attributes = _described({"step_id": payload.get("step_id")}) | self._contents(input=payload)
-            now = self._clock.wall()
-            self._observe(run_id, event_type, "event", attributes, {"started_at": now, "ended_at": now}, **level)
-
-    def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
-        root = self._runs.pop(run_id, None)
-        if root is None:
-            return
-        about = metadata or {}
-        root.span.set_attributes(
-            _described({"outcome": outcome, "usage": about.get("usage") or None})
-            | self._contents(output=about.get("output"))
-        )
-        message = _reason(about.get("error"))
-        if outcome in _FAILURES:
-            self._end(root, about, level="ERROR", status_message=message or outcome)
-        elif message or outcome == "cancelled":
-            self._end(root, about, level="WARNING", status_message=message or outcome)
-        else:
-            self._end(root, about)
+    def trace(self, event: dict[str, Any]) -> None:  # type: ignore[override] # the tracer awaits only what is awaitable
+        """Send the observations that end with this event."""
+        for span in self._builder.spans(event):
+            if span.kind != "event" or span.name not in _SHOWN_OTHERWISE:
+                self._send(span)
 
     def flush(self) -> None:
-        """Send finished observations and wait for the reply: some seconds if the server is not available."""
-        self.client.flush()
+        """Send finished observations and wait for the reply, for at most 1.5 seconds."""
+        self._sender.flush(FLUSH_SECONDS)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(host={redacted(self._host)!r})"
 
     # -- observations
 
-    def _generation(self, run_id: UUID, call: dict[str, Any]) -> None:
-        model = _encodable(str(call.get("model") or ""))
-        cost = call.get("cost_usd")
-        attributes = _present(
-            {
-                "langfuse.observation.model.name": model or None,
-                "langfuse.observation.model.parameters": _json(call.get("model_parameters") or None),
-                "langfuse.observation.usage_details": _json(_usage(_mapping(call.get("usage"))) or None),
-                "langfuse.observation.cost_details": None if cost is None else _json({"total": cost}),
-                **_described({"step_id": call.get("step_id"), "provider": call.get("provider")}),
-                **self._contents(input=call.get("input"), output=call.get("output")),
-            }
-        )
-        self._observe(run_id, model or "llm", "generation", attributes, call, **_level(call.get("error")))
-
-    def _tool(self, run_id: UUID, call: dict[str, Any]) -> None:
-        attributes = _described({"step_id": call.get("step_id"), "tool_call_id": call.get("tool_call_id")})
-        attributes |= self._contents(input=call.get("input"), output=call.get("output"))
-        name = str(call.get("tool_name") or "tool")
-        # The error text may repeat arguments and results, so without `content` it is not sent.
-        error = call.get("error") and (call["error"] if self._content else "the call failed")
-        self._observe(run_id, name, "tool", attributes, call, **_level(error))
-
-    def _observe(
-        self, run_id: UUID, name: str, kind: str, attributes: dict[str, Any], times: Mapping[str, Any], **level: str
-    ) -> None:
-        root = self._runs.get(run_id)
-        context, trace = (self._trace_of(run_id), {}) if root is None else (root.context, root.trace)
-        span = self._span(context, name, kind, trace | attributes, times.get("started_at"))
-        self._finish(span, times.get("ended_at"), **level)
-
-    def _span(self, context: Any, name: str, kind: str, attributes: dict[str, Any], started: Any) -> Any:
-        return self._tracer.start_span(
-            _encodable(name),
-            context=context,
-            attributes={"langfuse.observation.type": kind, **attributes},
-            start_time=self._nanoseconds(started),
-        )
-
-    def _end(self, root: _Root, about: Mapping[str, Any], **level: str) -> None:
-        self._finish(root.span, about.get("time"), **level)
-
-    def _finish(self, span: Any, ended: Any, *, level: str = "", status_message: str = "") -> None:
+    def _send(self, span: Span) -> None:
+        trace_id = int(self._create_trace_id(seed=span.run_id), 16)
+        type_, own = _OBSERVATIONS[span.kind]
+        attributes = {
+            "langfuse.observation.type": type_,
+            "langfuse.trace.name": _short(span.run.get("agent_key") or None),
+            "langfuse.environment": self._environment,
+            "session.id": _short(span.run.get("conversation_id")),
+            **own(span),
+            **self._contents(span),
+        }
+        level, message = self._level(span)
         if level:
-            text = _text(status_message)
-            span.set_attributes(
-                {
-                    "langfuse.observation.level": level,
-                    "langfuse.observation.status_message": text,
-                }
-            )
-            if level == "ERROR":
-                span.set_status(self._otel.Status(self._otel.StatusCode.ERROR, text))
-        span.end(end_time=self._nanoseconds(ended))
+            attributes["langfuse.observation.level"] = level
+            attributes["langfuse.observation.status_message"] = message
+        parent = None if span.kind == "agent" or span.parent is None else span.parent._replace(trace_id=trace_id)
+        self._sender.send(
+            _encodable(span.name), span.at._replace(trace_id=trace_id, sampled=True), parent, span.start, span.end,
+            attributes, error=message if level == "ERROR" else None,
+        )  # fmt: skip
 
-    def _trace_of(self, run_id: UUID) -> Any:
-        """Return the context of observations without a parent in the trace of this run."""
-        trace = int(self.client.create_trace_id(seed=str(run_id)), 16)
-        # Only the trace id matters; its first half is the parent id, the same one for every claim of the run.
-        about = self._otel.SpanContext(trace, trace >> 64, is_remote=False, trace_flags=self._otel.TraceFlags(1))
-        return self._otel.set_span_in_context(self._otel.NonRecordingSpan(about))
+    def _level(self, span: Span) -> tuple[str, str]:
+        """Return the level of an observation and the reason for it; both are empty for a success."""
+        about = span.about
+        if span.kind == "agent":
+            outcome = str(about.get("outcome") or "")
+            message = _text(reason_of(about.get("error")))
+            if outcome in _FAILURES:
+                return "ERROR", message or outcome
+            is_odd = message or outcome in ("cancelled", "crashed", "superseded")
+            return ("WARNING", message or outcome) if is_odd else ("", "")
+        if not span.error:
+            return "", ""
+        # The error of a tool may repeat arguments and results, so without `content` it is not sent.
+        message = span.error if self._content or span.kind != "tool" else "the call failed"
+        return "WARNING" if span.kind == "step" and "retry_delay" in about else "ERROR", _text(message)
 
-    def _contents(self, **values: Any) -> dict[str, str]:
+    def _contents(self, span: Span) -> dict[str, str]:
         if not self._content:
             return {}
+        about = span.about
+        values = {"input": about} if span.kind == "event" else {name: about.get(name) for name in ("input", "output")}
         return {
             f"langfuse.observation.{name}": _text(value if isinstance(value, str) else _json(value))
             for name, value in values.items()
             if value is not None
         }
 
-    def _nanoseconds(self, seconds: Any) -> int:
-        is_time = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        return int((seconds if is_time else self._clock.wall()) * 1_000_000_000)
 
-
-def _connect(public_key: str | None, secret_key: str | None, host: str | None) -> Any:
+def _keys(public_key: str | None, secret_key: str | None) -> tuple[str, str]:
     config = get_config()
     public = public_key or config.langfuse_public_key or os.environ.get("LANGFUSE_PUBLIC_KEY")
     secret = secret_key or config.langfuse_secret_key or os.environ.get("LANGFUSE_SECRET_KEY")
-    if not public or not secret:
-        lacking = [name for name, key in (("public_key", public), ("secret_key", secret)) if not key]
-        raise NotConfigured(
-            f"LangfuseTraceSink has no {' and no '.join(lacking)}. Pass "
-            + " and ".join(
-                f"{name}=, configure(langfuse_{name}=...) or AGENT_RUNTIME_LANGFUSE_{name.upper()}" for name in lacking
-            )
+    if public and secret:
+        return public, secret
+    lacking = [name for name, key in (("public_key", public), ("secret_key", secret)) if not key]
+    raise NotConfigured(
+        f"LangfuseTraceSink has no {' and no '.join(lacking)}. Pass "
+        + " and ".join(
+            f"{name}=, configure(langfuse_{name}=...) or AGENT_RUNTIME_LANGFUSE_{name.upper()}" for name in lacking
         )
-    make: Any = load("langfuse:Langfuse", needed_by="LangfuseTraceSink")
-    provider: Any = load("opentelemetry.sdk.trace:TracerProvider", needed_by="LangfuseTraceSink")
-    client = make(
-        public_key=public,
-        secret_key=secret,
-        base_url=host or config.langfuse_host,
-        # Without a provider of its own the client would replace the one of the process.
-        tracer_provider=(own := provider(shutdown_on_exit=False)),
-        flush_at=BATCH,
     )
-    resources = getattr(client, "_resources", None)
-    if resources is not None and resources.tracer_provider is own:
-        # At exit the client would wait without limit for a server that is down. The tracer calls flush() instead.
-        atexit.unregister(resources.shutdown)
-    return client
+
+
+def _variable(*names: str) -> str | None:
+    return next((found for name in names if (found := os.environ.get(f"LANGFUSE_{name}"))), None)
+
+
+def _processor(keys: str, host: str) -> Any:
+    """Return a span processor that sends to the OpenTelemetry endpoint of Langfuse."""
+    make: Any = load(
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter", needed_by="LangfuseTraceSink"
+    )
+    batch: Any = load("opentelemetry.sdk.trace.export:BatchSpanProcessor", needed_by="LangfuseTraceSink")
+    basic = base64.b64encode(keys.encode()).decode()
+    headers = {"Authorization": f"Basic {basic}", "x-langfuse-ingestion-version": "4"}
+    exporter = make(f"{host}/api/public/otel/v1/traces", headers=headers, timeout=SEND_SECONDS)
+    return batch(exporter, max_export_batch_size=BATCH)
+
+
+def _agent(span: Span) -> dict[str, Any]:
+    about = span.about
+    details = {"run_id": span.run_id, "agent_key": span.name, "attempt": about.get("attempt")}
+    known = {"outcome": about.get("outcome"), "usage": about.get("usage") or None}
+    return _described(details | known | _mapping(about.get("metadata")) | details | known)
+
+
+def _generation(span: Span) -> dict[str, Any]:
+    call = span.about
+    model, cost = _encodable(str(call.get("model") or "")), call.get("cost_usd")
+    return {
+        "langfuse.observation.model.name": model or None,
+        "langfuse.observation.model.parameters": _json(call.get("model_parameters") or None),
+        "langfuse.observation.usage_details": _json(_usage(_mapping(call.get("usage"))) or None),
+        "langfuse.observation.cost_details": None if cost is None else _json({"total": cost}),
+        **_described({"step_id": call.get("step_id"), "provider": call.get("provider")}),
+    }
+
+
+def _tool(span: Span) -> dict[str, Any]:
+    return _described({"step_id": span.about.get("step_id"), "tool_call_id": span.about.get("tool_call_id")})
+
+
+def _step(span: Span) -> dict[str, Any]:
+    return _described({name: span.about.get(name) for name in ("step_id", "attempt", "step_index")})
+
+
+def _event(span: Span) -> dict[str, Any]:
+    return _described({"step_id": span.about.get("step_id")})
+
+
+#: The type of the observation for a kind of span, and its attributes.
+_OBSERVATIONS: Mapping[str, tuple[str, Callable[[Span], dict[str, Any]]]] = {
+    "agent": ("agent", _agent), "chat": ("generation", _generation), "tool": ("tool", _tool), "step": ("span", _step),
+    "event": ("event", _event),
+}  # fmt: skip
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
@@ -281,29 +251,10 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
     return details
 
 
-def _level(error: Any) -> dict[str, str]:
-    return {} if not error else {"level": "ERROR", "status_message": _reason(error)}
-
-
-def _reason(error: Any) -> str:
-    """Return an error, in any form, as one line."""
-    if isinstance(error, ErrorInfo):
-        error = dataclasses.asdict(error)
-    if not isinstance(error, Mapping):
-        return str(error or "")
-    message = str(error.get("message") or error.get("error") or "")
-    kind = str(error.get("type") or "")
-    return f"{kind}: {message}" if kind and message else kind or message
-
-
 def _described(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the attributes for metadata of an observation; Langfuse expects their values as JSON."""
     items = [(name, value) for name, value in metadata.items() if value is not None][:METADATA]
     return {f"langfuse.observation.metadata.{_encodable(str(name))}": _text(_json(value)) for name, value in items}
-
-
-def _present(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _mapping(value: Any) -> dict[str, Any]:

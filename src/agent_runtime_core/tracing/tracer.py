@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import atexit
 import inspect
-import logging
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
+from .._core.log import log
 from .._core.per_loop import call_in_loop
+from .._core.traceparent import checked
 from ..interfaces import TraceSink
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 MAX_WAITING = 10_000  # traces that may wait for the sinks
 MAX_FAILURES = 20  # failures in a row after which a sink is paused
 PAUSE = 60.0  # seconds that a failing sink is paused
+BATCH = 64  # traces that are passed on before tasks of the sinks continue
+GATHER_SECONDS = 0.02  # how long traces are gathered before they are passed on
 CALL_TIMEOUT = 10.0  # seconds that a coroutine of a sink may take for one trace
 _EVENT_FIELDS = ("type", "run_id", "time")
 
@@ -75,6 +77,11 @@ class Tracer:
     def __init__(self, sinks: Sequence[TraceSink] = (), *, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._sinks = tuple(caller for caller in (_SinkCaller(sink, clock) for sink in sinks) if caller.wants)
+        self._activate = [
+            (type(each).__name__, activate) for each in sinks if (activate := _overridden(each, "activate")) is not None
+        ]
+        self._activation_failed: set[str] = set()
+        self._sources = [each for each in sinks if _overridden(each, "current_traceparent") is not None]
         self._waiting: deque[_Trace] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -87,6 +94,35 @@ class Tracer:
         self.dropped: int = 0
 
     # -- called by the runner
+
+    @property
+    def activates(self) -> bool:
+        """Whether a sink makes spans of runs current while their code runs."""
+        return bool(self._activate)
+
+    def activated(self, traceparent: str) -> ExitStack:
+        """Return a context manager in which this span is the current one for each sink that wants that.
+
+        A sink that fails is logged once, and the code runs without it.
+        """
+        stack = ExitStack()
+        for name, activate in self._activate:
+            try:
+                if (manager := activate(traceparent)) is not None:
+                    stack.enter_context(manager)
+            except Exception as error:
+                if name not in self._activation_failed:
+                    self._activation_failed.add(name)
+                    log.warning("trace sink %s failed in activate(); logged once", name, exc_info=error)
+        return stack
+
+    def current_traceparent(self) -> str | None:
+        """Return the current span of the calling code, as the first sink that has one names it."""
+        for sink in self._sources:
+            with suppress(Exception):  # a run is submitted nevertheless
+                if (found := sink.current_traceparent()) is not None:
+                    return checked(found)
+        return None
 
     def start_run(self, run_id: UUID, about: dict[str, Any]) -> None:
         """Trace that this process began to execute the run."""
@@ -171,11 +207,11 @@ class Tracer:
         self._loop = asyncio.get_running_loop()
         while True:
             while self._waiting:
-                trace = self._waiting.popleft()
-                for sink in self._sinks:
-                    await sink.send(trace)
-                # Let tasks of the sinks and the threads of the runs continue.
-                await asyncio.sleep(0)
+                for _ in range(min(BATCH, len(self._waiting))):
+                    trace = self._waiting.popleft()
+                    for sink in self._sinks:
+                        await sink.send(trace)
+                await asyncio.sleep(0)  # let tasks of the sinks continue
             if self._closed:
                 break
             wake_event.clear()
@@ -184,6 +220,9 @@ class Tracer:
             if not self._waiting and not self._closed:
                 await wake_event.wait()
             self._asleep = False
+            if not self._closed:
+                # A run produces traces one by one. Waking for each would cost it more than the trace itself.
+                await asyncio.sleep(GATHER_SECONDS)
         if self.dropped:
             log.warning("dropped traces: %d; the trace sinks are too slow", self.dropped)
         for sink in self._sinks:

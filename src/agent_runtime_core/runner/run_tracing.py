@@ -1,0 +1,94 @@
+"""Report the executions of a run to the trace sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+from .._core.codec.json import decode_known
+from .._core.ids import known_uuid
+from .._core.traceparent import RunTrace
+from .._execution.result_codec import error_payload
+from .._execution.run_control import RunControl
+from .._execution.tracing import trace_of
+from .._journal.record import RESUMED, Record, is_copied
+from ..interfaces import RunResult
+from ..queue.records import RunRow
+from ..status import RunStatus
+from ..tracing.tracer import Tracer
+from .claim import HeldClaim
+
+
+class RunTracing:
+    """The traces of one execution.
+
+    Args:
+        claim: The claim of the execution.
+        tracer: Passes the traces on; None if there are no trace sinks.
+    """
+
+    def __init__(self, claim: HeldClaim, tracer: Tracer | None) -> None:
+        self._claim, self._tracer = claim, tracer
+        self._started = False
+        #: The place of the present attempt in the trace of the run; None before it starts, and without trace sinks.
+        self.trace: RunTrace | None = None
+
+    def start(self, records: Sequence[Record]) -> None:
+        """Report that the execution begins. Another attempt in the same execution reports itself by its event.
+
+        Args:
+            records: The journal of the run, as it is before the attempt.
+        """
+        tracer, row = self._tracer, self._claim.row
+        if tracer is None:
+            return
+        self.trace = trace = trace_of(row, records)
+        if self._started:
+            return
+        self._started = True
+        input_ = cast("dict[str, Any]", decode_known(row.input))
+        about = {
+            "agent_key": row.agent, "attempt": row.attempt, "conversation_id": input_.get("conversation_id"),
+            "metadata": decode_known(row.metadata), "input": input_.get("messages") or input_,
+            "trace": trace, "previous": _previous(row, trace, records),
+        }  # fmt: skip
+        tracer.start_run(known_uuid(row.run_id), about)
+
+    def end(self, result: RunResult | None, control: RunControl) -> None:
+        """Report that the execution has ended.
+
+        Args:
+            result: The result of the run; None if it has none yet.
+            control: Says why it has none.
+        """
+        if self._tracer is None or not self._started:
+            return
+        self._started = False
+        run_id = known_uuid(self._claim.row.run_id)
+        if result is None:
+            self._tracer.end_run(run_id, "waiting" if control.parked else "lost" if control.lost else "given back")
+            return
+        about = {"output": result.final_output, "usage": result.usage, "error": error_payload(result.error)}
+        self._tracer.end_run(run_id, (result.status or RunStatus.FAILED).value, about)
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return a context manager in which the span of the execution is the current one."""
+        if self._tracer is None or not self._tracer.activates or self.trace is None:
+            return nullcontext()
+        return self._tracer.activated(self.trace.execution.text)
+
+
+def _previous(row: RunRow, trace: RunTrace, records: Sequence[Record]) -> dict[str, Any] | None:
+    """Return the execution before this one: its place in the trace, its time, and whether it crashed."""
+    own = [each for each in records if each.claim_id and not is_copied(each)]
+    if trace.resumes:
+        before = trace._replace(resumes=trace.resumes - 1)
+    elif row.stalls and not row.parked and trace.crashes:  # this claim took the run over
+        attempt = row.attempt - 1
+        resumes = sum(each.kind == RESUMED and each.attempt == attempt for each in own)
+        before = trace._replace(crashes=trace.crashes - 1, resumes=resumes)
+    else:
+        return None
+    last = [each.t for each in own if each.claim_id == own[-1].claim_id] or [row.started_at or row.created_at]
+    return {"trace": before, "crashed": not trace.resumes, "started_at": last[0], "ended_at": last[-1]}

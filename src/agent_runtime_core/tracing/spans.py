@@ -1,0 +1,208 @@
+"""Build finished spans from what a trace sink receives, for any tracing system.
+
+A run is a trace. Each execution of it is a span, and so is each step attempt, model call and tool call. Nothing stays
+open while a run waits: the execution that resumes it links to the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+from .._core.event_types import EventType
+from .._core.traceparent import RunTrace, TraceParent, span_id
+from ..interfaces import ErrorInfo
+
+MAX_OPEN: Final = 10_000  # executions of this process that may be open at the same time
+
+Kind = Literal["agent", "chat", "tool", "step", "event"]
+
+_STEP_STARTED, _RUN_STARTED = EventType.STEP_STARTED.value, EventType.RUN_STARTED.value
+_STEP_ENDS: Final = frozenset({
+    EventType.STEP_COMPLETED.value, EventType.STEP_FAILED.value, EventType.STEP_RETRYING.value,
+})  # fmt: skip
+_ENVELOPE: Final = frozenset({"type", "run_id", "time"})
+FAILURES: Final = frozenset({"failed", "timed_out", "dead", "crashed"})
+_FINAL: Final = frozenset({"succeeded", "cancelled", "failed", "timed_out", "dead"})
+
+
+class Span(NamedTuple):
+    """A finished span.
+
+    Attributes:
+        run_id: Its run.
+        run: What `start_run` said about the execution.
+        at: Its trace and its id.
+        parent: The parent span; None for a root.
+        kind: What it is about.
+        name: Name of the agent, model, tool, step or event.
+        start: Seconds since 1970.
+        end: Seconds since 1970.
+        about: The payload of its event; of an execution, what `start_run` and `end_run` said.
+        links: Related spans.
+        error: Why it failed, or "".
+    """
+
+    run_id: str
+    run: Mapping[str, Any]
+    at: TraceParent
+    parent: TraceParent | None
+    kind: Kind
+    name: str
+    start: float
+    end: float
+    about: Mapping[str, Any]
+    links: Sequence[TraceParent] = ()
+    error: str = ""
+
+
+@dataclass
+class _Execution:
+    """An execution whose end was not reported yet."""
+
+    trace: RunTrace
+    run: Mapping[str, Any]
+    start: float
+    links: Sequence[TraceParent] = ()
+    steps: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # the start events of open steps, by step id
+    others: int = 0  # spans that are no execution and no step
+
+    @property
+    def attempt(self) -> int:
+        return self.run.get("attempt") or 1
+
+    def step(self, step_id: str, attempt: Any) -> TraceParent:
+        return self.trace.step(step_id, attempt if isinstance(attempt, int) else 1)
+
+    def enclosing(self, step_id: Any) -> TraceParent:
+        """Return the span of the open step with that id, else the span of the execution."""
+        known = self.steps.get(step_id) if isinstance(step_id, str) else None
+        return self.trace.execution if known is None else self.step(step_id, known.get("attempt"))
+
+    def another(self) -> TraceParent:
+        """Return a span that nothing refers to."""
+        self.others += 1
+        own = self.trace.execution
+        return own._replace(span_id=span_id(f"{own.span_id:x}", str(self.others)))
+
+    def span(self, at: TraceParent, parent: TraceParent, kind: Kind, name: Any, times: tuple[float, float],
+             about: Mapping[str, Any], error: str = "") -> Span:  # fmt: skip
+        return Span(self.trace.run_id, self.run, at, parent, kind, str(name or kind), *times, about, (), error)
+
+    def ended(self, time: float, about: Mapping[str, Any], error: str = "") -> Span:
+        """Return the span of the execution itself."""
+        name, trace, known = str(self.run.get("agent_key") or "agent"), self.trace, {**self.run, **about}
+        return Span(trace.run_id, self.run, trace.execution, trace.parent, "agent", name, self.start, time, known,
+                    self.links, error)  # fmt: skip
+
+
+class SpanBuilder:
+    """Builds the spans of one process. Not thread-safe: the tracer calls its sinks from one thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Execution] = {}
+
+    def spans(self, event: Mapping[str, Any]) -> list[Span]:
+        """Return the spans that end with this trace.
+
+        Args:
+            event: What `TraceSink.trace` receives.
+        """
+        kind, run_id, time = event["type"], str(event["run_id"]), event["time"]
+        payload = event.get("payload") or {name: each for name, each in event.items() if name not in _ENVELOPE}
+        if kind == "start_run":
+            return self._start(run_id, time, payload)
+        if kind == "end_run":
+            return self._end(run_id, time, payload)
+        execution = self._open.get(run_id) or _Execution(RunTrace(run_id), {}, time)
+        if kind == _RUN_STARTED and payload.get("attempt", 1) > execution.attempt:
+            return self._retried(run_id, time, payload["attempt"])
+        if kind == _STEP_STARTED and "step_id" in payload:
+            execution.steps[payload["step_id"]] = {**payload, "time": time}
+            return []
+        if kind in _STEP_ENDS and "step_id" in payload:
+            return [_step_ended(execution, kind, payload, time)]
+        if kind == "llm.call":
+            return [_call(execution, payload, time, "chat", payload.get("model"))]
+        if kind == "tool.done":
+            return [_call(execution, payload, time, "tool", payload.get("tool_name"))]
+        parent = execution.enclosing(payload.get("step_id"))
+        return [execution.span(execution.another(), parent, "event", kind, (time, time), payload)]
+
+    # -- executions
+
+    def _start(self, run_id: str, time: float, run: Mapping[str, Any]) -> list[Span]:
+        # The end of this execution was not reported: its process goes on, and another one took the run over.
+        spans = self._end(run_id, time, {"outcome": "superseded"})
+        if len(self._open) >= MAX_OPEN:
+            spans += self._end(next(iter(self._open)), time, {"outcome": "not finished"})
+        previous = run.get("previous")
+        links = []
+        if previous is not None:
+            links.append(previous["trace"].execution)
+            if previous["crashed"] and not spans:  # reported by the execution that resumes the run
+                known = {**run, "attempt": (run.get("attempt") or 2) - 1}
+                crashed = _Execution(previous["trace"], known, previous["started_at"])
+                spans.append(crashed.ended(previous["ended_at"], {"outcome": "crashed"}, "crashed"))
+        self._open[run_id] = _Execution(run.get("trace") or RunTrace(run_id), run, time, links)
+        return spans
+
+    def _retried(self, run_id: str, time: float, attempt: int) -> list[Span]:
+        """Return the span of an attempt that failed and is repeated in the same process."""
+        failed = self._open.get(run_id)
+        if failed is None:
+            return []
+        trace = failed.trace._replace(failures=failed.trace.failures + attempt - failed.attempt, resumes=0)
+        spans = self._end(run_id, time, {"outcome": "failed"})
+        self._open[run_id] = _Execution(trace, {**failed.run, "attempt": attempt}, time, [failed.trace.execution])
+        return spans
+
+    def _end(self, run_id: str, time: float, about: Mapping[str, Any]) -> list[Span]:
+        execution = self._open.pop(run_id, None)
+        if execution is None:
+            return []
+        outcome = str(about.get("outcome") or "")
+        if outcome == "lost":  # the execution that has taken the run over reports this one
+            return []
+        spans = []
+        if outcome in _FINAL:  # else the same attempts of the open steps are made again
+            for step_id, start in execution.steps.items():
+                parent = execution.enclosing(start.get("parent_id"))
+                at = execution.step(step_id, start.get("attempt"))
+                times = (start["time"], time)
+                spans.append(execution.span(at, parent, "step", start.get("step_name"), times, start, outcome))
+        error = (reason_of(about.get("error")) or outcome) if outcome in FAILURES else ""
+        return [*spans, execution.ended(time, about, error)]
+
+
+def _step_ended(execution: _Execution, kind: str, payload: Mapping[str, Any], time: float) -> Span:
+    step_id = payload["step_id"]
+    start = execution.steps.pop(step_id, None) or {"time": time - (payload.get("duration_ms") or 0) / 1000}
+    attempt = start.get("attempt") or payload.get("attempt") or payload.get("attempts")
+    error = reason_of(payload.get("error")) or ("" if kind == EventType.STEP_COMPLETED else "failed")
+    return execution.span(
+        execution.step(step_id, attempt), execution.enclosing(start.get("parent_id")), "step",
+        payload.get("step_name"), (start["time"], time), {**start, **payload, "attempt": attempt}, error,
+    )  # fmt: skip
+
+
+def _call(execution: _Execution, payload: Mapping[str, Any], time: float, kind: Kind, name: Any) -> Span:
+    """Return the span of a model call or tool call: that of its own step, or one inside a step of the user."""
+    step_id, start, end = payload.get("step_id"), payload.get("started_at"), payload.get("ended_at")
+    if isinstance(step_id, str) and step_id not in execution.steps:
+        at, parent = execution.step(step_id, payload.get("attempt")), execution.enclosing(payload.get("parent_id"))
+    else:
+        at, parent = execution.another(), execution.enclosing(step_id)
+    times = (time if start is None else start, time if end is None else end)
+    return execution.span(at, parent, kind, name, times, payload, reason_of(payload.get("error")))
+
+
+def reason_of(error: Any) -> str:
+    """Return an error, in any form, as one line."""
+    if isinstance(error, ErrorInfo):
+        error = asdict(error)
+    if not isinstance(error, Mapping):
+        return str(error or "")
+    message, kind = str(error.get("message") or error.get("error") or ""), str(error.get("type") or "")
+    return f"{kind}: {message}" if kind and message else kind or message
