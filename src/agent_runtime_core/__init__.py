@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from .interfaces import ToolDefinition as ToolDefinition
     from .interfaces import ToolRegistry as ToolRegistry
     from .interfaces import TraceSink as TraceSink
+    from .interfaces import current_run as current_run
     from .limits import RunLimits as RunLimits
     from .loop import CancellationToken as CancellationToken
     from .loop import TurnState as TurnState
@@ -153,7 +154,7 @@ else:
         "StorageTooNew StreamCut TaskNotHeld TooManyVectors ToolFailed ToolTimeout UnknownAgent "
         "UnknownPrice UnknownRun UnknownSetting UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
-        "RunResult Tool ToolDefinition ToolRegistry TraceSink",
+        "RunResult Tool ToolDefinition ToolRegistry TraceSink current_run",
         "limits": "RunLimits",
         "loop": "CancellationToken TurnState agent_tool run_turn_loop",
         "persistence": "Conversation ConversationMessage ConversationStore FileConversationStore FileMemoryStore "

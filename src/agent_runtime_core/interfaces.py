@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from uuid import UUID
 
+from ._core.chat_messages import Message
 from ._core.codec.tagged import NOT_STORED, stored_as_dict
+from ._core.context_vars import ACTIVE_RUN
 from ._core.event_types import EventType
+from ._core.trace_sink import TraceSink
+from ._core.typed_steps import typed_step
 from ._core.validation import Shown, must
 from .errors import NotSupported, OutputMismatch, RunFailed, deciding_error, shortened, text_of
 from .retry import Delay
@@ -34,33 +39,10 @@ __all__ = [
     "ToolDefinition",
     "ToolRegistry",
     "TraceSink",
+    "current_run",
 ]
 
 T = TypeVar("T")
-
-
-class Message(TypedDict, total=False):
-    """A chat message in OpenAI's format."""
-
-    role: str
-    content: str | list[Any] | dict[str, Any] | None
-    name: str
-    tool_call_id: str
-    tool_calls: list[dict[str, Any]]
-    metadata: dict[str, Any]
-
-
-#: Two names of the role of a prompt.
-SYSTEM_ROLES: Final = ("system", "developer")
-
-
-def messages_in(given: Any) -> list[Any]:
-    """Return the messages as a new list; InvalidArgument unless they are a list of dicts."""
-    no_list = isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable)
-    messages = [] if no_list else list(given)
-    if no_list or not all(isinstance(each, Mapping) for each in messages):
-        raise must("messages", "be a list of dicts", given, "Example: [{'role': 'user', 'content': 'hi'}]")
-    return messages
 
 
 @dataclass
@@ -253,6 +235,10 @@ class RunContext(Protocol):
         """The number of this run attempt, from 1; each failure or crash adds one."""
 
     @property
+    def traceparent(self) -> str | None:
+        """The span of the step this code runs in, or of the run, as a W3C `traceparent`; None without trace sinks."""
+
+    @property
     def trace_id(self) -> str:
         """The trace id of the run, as its events carry it."""
 
@@ -267,6 +253,18 @@ class RunContext(Protocol):
     @property
     def persistence(self) -> Any:
         """The run's PersistenceManager. It rejects writes after the run has lost its lease."""
+
+    def charge(
+        self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
+        turns: int = 1, tool_calls: int = 0,
+    ) -> None:  # fmt: skip
+        """Count, inside a step, a model call that this library did not make, against the limits of the run."""
+
+    def check_limits(self) -> None:
+        """Raise LimitExceeded if a limit of the run is reached, so that no further model call may begin."""
+
+    def trace(self, kind: str, payload: dict[str, Any]) -> None:
+        """Report something to the trace sinks that is no event of the run."""
 
     def own_conversation(self) -> None:
         """Declare, between steps, that the agent stores the conversation itself: the runner appends nothing."""
@@ -286,6 +284,7 @@ class RunContext(Protocol):
     def is_cancelled(self) -> bool:
         """Return whether the run is being cancelled; the same as `cancelled`."""
 
+    @typed_step
     async def step(
         self,
         name: str,
@@ -447,6 +446,19 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
         def key(self) -> str:
             """The key of this agent, unique in its registry."""
 
+    def lifespan(self) -> AbstractAsyncContextManager[Any]:
+        """Return an async context manager around all runs of this agent in a process; does nothing by default.
+
+            @asynccontextmanager
+            async def lifespan(self):
+                async with httpx.AsyncClient() as self.client:
+                    yield
+
+        A runner enters it before the agent's first run in an event loop, and leaves it when `run_loop` ends, when the
+        runner is closed, or when the event loop ends. What entering raises is an error of the run.
+        """
+        return nullcontext()
+
     def _check_attributes(self) -> None:  # noqa: B027
         """Raise UnknownSetting for an attribute that would be ignored; called when the agent is registered."""
 
@@ -560,34 +572,16 @@ class LLMClient(ABC):
         return NotSupported(f"{type(self).__name__} does not support {operation}(). Use a client that does")
 
 
-class TraceSink:
-    """Base class of trace sinks. Every method does nothing by default; override the ones you need.
+def current_run() -> RunContext | None:
+    """Return the context of the run that the calling code belongs to, or None outside of runs.
 
-        class PrintSink(TraceSink):
-            def log_event(self, run_id, event_type, payload):
-                print(run_id, event_type)
+        ctx = current_run()
+        if ctx is not None:
+            rows = await ctx.step("query", query, sql)
 
-        runner = AgentRunner(trace_sinks=[PrintSink()])
-
-    The methods are called by a thread of the tracer, never by the run itself.
+    Code that gets no context as an argument finds it here, for example code that a framework calls. It is found in
+    steps and tools, in tasks that the run has started, and in the threads of plain functions and of
+    `asyncio.to_thread`. In a thread, call its coroutine functions with `portal.from_thread(ctx.step, ...)`.
     """
-
-    def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None:
-        """A process began to execute the run; `metadata` has `time` in seconds since 1970."""
-
-    def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
-        """An event of the run, a model call (`llm.call`) or a tool call (`tool.done`)."""
-
-    def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
-        """The process stopped executing the run; `outcome` says why."""
-
-    def flush(self) -> None:
-        """Send what is buffered; called when the tracer closes."""
-
-    async def trace(self, event: dict[str, Any]) -> None:
-        """Handle any of these as one dict.
-
-        Args:
-            event: `type` ("start_run", "end_run" or the event type), `run_id`, `time` in seconds since 1970, and the
-                payload.
-        """
+    active = ACTIVE_RUN.get()
+    return None if active is None else active.context()

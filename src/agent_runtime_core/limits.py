@@ -154,7 +154,7 @@ class Budget:
     @property
     def begun(self) -> bool:
         """Whether any of the budget was used."""
-        return bool(self.turns or self.usage or self.estimated_tokens)
+        return bool(self.turns or self.tool_calls or self.usage or self.estimated_tokens)
 
     # -- checks: raise LimitExceeded if a limit is reached
 
@@ -181,6 +181,19 @@ class Budget:
         self.before_call()
         if self.outer is not None:
             self.outer.before_turn()
+
+    def exceeded(self) -> LimitExceeded | None:
+        """Return the first limit of which more was used than it allows."""
+        for each in self._chain:
+            used = {
+                "max_turns": each.turns, "max_tool_calls": each.tool_calls, "max_tokens": each._tokens,
+                "max_cost_usd": each._cost,
+            }  # fmt: skip
+            for name, amount in used.items():
+                allowed = getattr(each.limits, name)
+                if allowed is not None and amount > allowed:
+                    return _reached(name, allowed, amount)
+        return None
 
     @property
     def is_last_turn(self) -> bool:

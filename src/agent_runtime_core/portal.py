@@ -21,7 +21,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
-from ._core.context_vars import start_soon
+from ._core.context_vars import ACTIVE_RUN, start_soon
 from ._core.threads import AGENT_CONTEXT, HOME_LOOP, in_thread, name_of, refuse_at_exit, run_in_thread
 from ._core.validation import shown
 from .errors import PortalMisuse
@@ -122,7 +122,8 @@ def from_thread(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     """Call `fn` on the event loop that started this thread, and wait for its result.
 
-    Works only inside a plain (not async) step function, tool, or `run` of an agent.
+    Works in the threads of a run: inside a plain (not async) step function, tool, or `run` of an agent, and inside
+    `asyncio.to_thread`.
 
     Args:
         fn: A function or a coroutine function.
@@ -130,15 +131,17 @@ def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         kwargs: Its keyword arguments.
 
     Raises:
-        PortalMisuse: `fn` is not a function, this thread was not started by a loop, or the interpreter shuts down.
+        PortalMisuse: `fn` is not a function, this thread belongs to no run, or the interpreter shuts down.
     """
     takes_function("from_thread", fn)
     refuse_at_exit("from_thread", fn)
     loop = HOME_LOOP.get(None)
+    if loop is None and (active := ACTIVE_RUN.get()) is not None:
+        loop = active.loop
     if loop is None:
         raise PortalMisuse(
-            f"from_thread({name_of(fn)}) must be called in a plain step function, tool or run(). "
-            "Elsewhere use portal.call"
+            f"from_thread({name_of(fn)}) must be called in a thread of a run: in a plain step function, tool or run(), "
+            "or in asyncio.to_thread. Elsewhere use portal.call"
         )
     if _running() is loop:
         raise PortalMisuse(f"from_thread({name_of(fn)}) on the event loop would deadlock. Await the call")

@@ -654,6 +654,14 @@ def test_a_broken_store_does_not_conform(broken: str, capsys: pytest.CaptureFixt
     assert all(each["error"] for each in told["cases"] if each["outcome"] == "failed")
 
 
+def test_a_document_store_conforms(capsys: pytest.CaptureFixture[str]) -> None:
+    target = "agent_runtime_core.persistence.documents.sqlite:SQLiteDocuments"
+    code, out, err = Commands(capsys)("conformance", target, "--option", "path={tmp}/a.db", "--case", "claim")
+    assert (code, err) == (0, ""), out
+    assert "documents tests passed" in out
+    assert "a_superseded_claim_writes_nothing" in out
+
+
 def test_options_of_a_backend(broken: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = Commands(capsys)
     options = ("--option", "path={tmp}/{n}.db", "--option", "flag=[1]", "--case", "checkpoint")
@@ -761,4 +769,4 @@ def test_a_worker_writes_json(tmp_path: Path) -> None:
     assert (child.returncode, out) == (0, "")
     logged = [json.loads(line) for line in err.splitlines()]
     assert logged[-1]["message"] == f"worker {ready['worker']} has stopped"
-    assert {*logged[-1]} == {"timestamp", "level", "logger", "message"}
+    assert {*logged[-1]} == {"time", "level", "logger", "message"}

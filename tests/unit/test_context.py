@@ -432,7 +432,7 @@ async def test_from_thread_works_only_inside_a_plain_step_function() -> None:
     async with Rig() as rig:
 
         async def body(ctx: Any) -> None:
-            with pytest.raises(PortalMisuse, match="plain step function"):
+            with pytest.raises(PortalMisuse, match="on the event loop would deadlock"):
                 from_thread(ctx.emit, "x", {})
 
             def plain() -> Any:

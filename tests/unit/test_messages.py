@@ -40,10 +40,10 @@ from agent_runtime_core import (
     register_type,
     testing,
 )
+from agent_runtime_core._core.chat_messages import messages_in
 from agent_runtime_core._core.ids import parse_ulid
 from agent_runtime_core._engines.redis.url import redis_place
 from agent_runtime_core.events import get_event_bus
-from agent_runtime_core.interfaces import messages_in
 from agent_runtime_core.orchestrator import Orchestrator, OrchestratorSettings, RunCreate
 from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue, get_queue
 from agent_runtime_core.registry import Registry
@@ -381,7 +381,7 @@ ARGUMENTS: list[Triggered] = [
     ),
     Triggered(
         lambda: register_type(3),
-        "the argument of register_type must be a dataclass or an Enum class, got 3.",
+        "the argument of register_type must be a dataclass, an Enum class or a model of pydantic, got 3.",
     ),
     Triggered(
         lambda: Step("", fetch),

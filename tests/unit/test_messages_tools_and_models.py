@@ -217,8 +217,8 @@ CASES = [
     Triggered(
         lambda: Tool.from_function(of_bytes),
         "parameter 'data' of of_bytes must have a type with a JSON Schema, got bytes. Use str, int, "
-        "float, bool, list, dict, Literal, an Enum, a dataclass or a TypedDict, or pass a JSON Schema (a "
-        "tool's parameters=, a dict as output_type)",
+        "float, bool, list, dict, Literal, an Enum, a dataclass, a TypedDict or a model of pydantic, or "
+        "pass a JSON Schema (a tool's parameters=, a dict as output_type)",
     ),
     Triggered(
         lambda: Tool.from_function(gw.handler, name="fs.read"),

@@ -561,6 +561,36 @@ async def test_an_unknown_agent_names_the_nearest() -> None:
 # -- through the queue
 
 
+async def test_submit_merges_params_as_execute_does(place: Path | None) -> None:
+    async def body(ctx: Any) -> Any:
+        return dict(ctx.params)
+
+    async with Rig(place) as rig:
+        rig.register(body)
+        given = {"params": {"a": 1, "b": 1}}
+        run_id = await rig.runner.submit("script", given, params={"b": 2}, run_id="queued")
+        assert await rig.runner.submit("script", given, params={"b": 2}, run_id="queued") == run_id
+        with pytest.raises(IdempotencyConflict):
+            await rig.runner.submit("script", given, params={"b": 3}, run_id="queued")
+        assert given == {"params": {"a": 1, "b": 1}}
+        await rig.runner.run_once()
+        queued = await rig.runner.wait(run_id)
+        here = await rig.runner.execute("script", None, given, params={"b": 2})
+        alone = await rig.runner.execute("script", await rig.runner.submit("script", params={"b": 2}), params={"b": 2})
+    assert queued.final_output == here.final_output == {"value": {"a": 1, "b": 2}}
+    assert alone.final_output == {"value": {"b": 2}}
+
+
+async def test_submit_names_the_argument_that_is_no_mapping() -> None:
+    async with Rig() as rig:
+        with pytest.raises(InvalidArgument, match="params must be"):
+            await rig.runner.submit("script", params=[1])  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"^input\['params'\] must be"):
+            await rig.runner.submit("script", {"params": 1}, params={"a": 1})
+        with pytest.raises(InvalidArgument, match=r"^input must be"):
+            await rig.runner.submit("script", [1], params={"a": 1})  # type: ignore[arg-type]
+
+
 async def test_a_submitted_run_is_stored_claimed_and_waited_for(place: Path | None) -> None:
     async with Rig(place) as rig:
         agent = rig.register(answer)

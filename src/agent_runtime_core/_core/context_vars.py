@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import Context, ContextVar, Token
 from typing import Any, Final, Protocol, TypeVar
 
@@ -27,7 +27,23 @@ class Run(Protocol):
 RUN: ContextVar[Run | None] = ContextVar("agent_runtime_run")
 
 
-def current_run() -> Run | None:
+class ActiveRun(Protocol):
+    """What leads from the code of a run to its context."""
+
+    @property
+    def context(self) -> Callable[[], Any]:
+        """Return the context of the run; None if it is gone."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of the run, once it has begun."""
+
+
+#: The run whose code this is, also in blocks of `open_run`, whose tasks belong to the caller. None in helper tasks.
+ACTIVE_RUN: ContextVar[ActiveRun | None] = ContextVar("agent_runtime_active_run", default=None)
+
+
+def claimed_run() -> Run | None:
     """Return the run that the current task belongs to."""
     return RUN.get(None)
 
@@ -35,7 +51,7 @@ def current_run() -> Run | None:
 @contextlib.contextmanager
 def queued() -> Iterator[None]:
     """Inside the block the current task waits for other tasks of its run: it does no work of its own."""
-    run, task = current_run(), asyncio.current_task()
+    run, task = claimed_run(), asyncio.current_task()
     if run is None or task is None:
         yield
         return
@@ -50,6 +66,7 @@ def outside_run() -> Context:
     """Return a copy of the current context that names no run."""
     context = contextvars.copy_context()
     context.run(RUN.set, None)
+    context.run(ACTIVE_RUN.set, None)
     return context
 
 

@@ -12,6 +12,7 @@ from typing import Final, TypeGuard
 from uuid import UUID
 
 from ..errors import InvalidArgument, UnserialisableResult, brief
+from .pydantic_types import is_model
 
 MAX_DEPTH: Final = 100
 
@@ -202,7 +203,7 @@ def unsupported_type(value: object) -> str:
     name = kind.__name__
     if isinstance(value, type):
         return f"the class {value.__name__} is not JSON-serializable. Use its name"
-    if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value):
+    if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value) or is_model(kind):
         out = f"Annotate the return type, pass returns={name}, or call register_type({name})"
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
         out = "Use value._asdict() or tuple(value)"

@@ -12,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, cast
 
-from .._core.context_vars import current_run, restore
+from .._core.context_vars import claimed_run, restore
 from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, run_in_thread
 from .._core.timeouts import when_left
 from ..portal import run_and_wait
@@ -79,7 +79,7 @@ class AgentThread:
             try:
                 request = await self._next()
             except asyncio.CancelledError:
-                if current_run() is None:  # outside of a runner, as in a test, a task has no grace
+                if claimed_run() is None:  # outside of a runner, as in a test, a task has no grace
                     raise
                 pending = True
                 for task in tuple(self._tasks):  # the thread may wait for the threads that made these calls

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from .._core.clock import Clock
 from .._core.codec.json import decode
+from .._core.current_step import step_position
 from .._core.former_names import renamed_attribute
 from .._engines.base import INSTALL, Committer, Guard, Op, end_fence
 from .._journal.record import (
@@ -31,6 +32,7 @@ from ..queue.base import RunQueue
 from ..queue.records import LIVE, QUESTION, MailboxMessage, RunRow, RunUpdate
 from ..state.base import APPROVED, BEGUN, HAPPENED, TAKEN, EffectRow, StateStore
 from .event_publisher import EventPublisher, publish_op
+from .fence_check import require_separate_fences
 from .run_writer import OUTCOME_UNKNOWN, Row, UnconfirmedWrite
 from .write_buffer import WriteBuffer, records_of
 
@@ -106,9 +108,10 @@ class ClaimWriter:
         Args:
             fresh: The run never started: there is nothing to read.
         """
-        for target in {id(target): target for target in (self._state, self._bus, self._queue)}.values():
-            if target is not self._queue:
-                await self._commit_repeatedly(target, None, [Op(INSTALL, (self.run_id, self.claim_id))])
+        others = {id(each.commits): each for each in (self.state, self.bus) if each.commits is not self._queue}
+        for backend in others.values():
+            await require_separate_fences(self.queue, backend, self.guard)
+            await self._commit_repeatedly(backend.commits, None, [Op(INSTALL, (self.run_id, self.claim_id))])
         records = [] if fresh else await self.state.records(self.run_id)
         self._buffer.start_at(records[-1].seq + 1 if records else 0)
         if self._publisher is not None and records:
@@ -229,6 +232,8 @@ class ClaimWriter:
                 if includes_start(record):  # reported when the start was buffered
                     events = events[1 if record.kind == ENDED else start_events(record.total) :]
                 for kind, payload in events:
+                    if kind == "step.started":  # reported in the task of the step
+                        payload["parent_id"] = step_position(payload["step_id"])["parent_id"]
                     self.on_event(kind, payload)
 
     def _report_rows(self, rows: Sequence[Row], sequences: Sequence[int]) -> None:

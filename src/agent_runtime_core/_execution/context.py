@@ -13,6 +13,7 @@ from .._core.clock import Clock
 from .._core.codec.json import MAX_RESULT, decode, digest, encode_as
 from .._core.event_types import EventType
 from .._core.ids import known_uuid, trace_id
+from .._core.typed_steps import typed_step
 from .._core.validation import Shown, must, type_name
 from ..errors import NotSupported
 from ..events.base import agent_event_type
@@ -21,6 +22,7 @@ from ..limits import Budget, RunLimits
 from ..queue.records import RunRow
 from ..retry import Delay
 from ..tools.registry import ToolRegistry
+from .charging import charge, charge_of
 from .context_steps import ContextSteps
 from .inbox import Inbox
 from .run_control import RunControl, Services
@@ -29,6 +31,7 @@ from .step_journal import RunJournal
 from .step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
 from .step_scope import StepScope
 from .sync_context import blocking_form
+from .tracing import make_steps_current
 from .waits import Waits
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ class Context:
         self._steps = ContextSteps(journal, services.clock, control)
         self._waits: Waits | None = None
         control.context = ref(self)
+        make_steps_current(journal, services.tracer)
         input_ = cast("dict[str, Any]", decode(row.input))
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
@@ -137,6 +141,8 @@ class Context:
         if self._budget is None:
             limits = RunLimits.of(self._services.limits).stricter(self.input.get("limits"))
             self._budget = Budget(limits, overrides=self._overrides)
+            for charged in self.journal.view.charged_by_failures:  # of earlier claims: the code does not run again
+                self._budget.recalled(charged)
         return self._budget
 
     @property
@@ -162,7 +168,9 @@ class Context:
     @property
     def usage(self) -> dict[str, Any]:
         """The usage of all agent loops of this run so far; empty if none has begun."""
-        return {} if self._budget is None or not self._budget.begun else self._budget.reported_usage()
+        if self._budget is None and not self.journal.view.charged_by_failures:
+            return {}
+        return self.budget.reported_usage() if self.budget.begun else {}
 
     def cancelled(self) -> bool:
         """Return whether the run is being cancelled."""
@@ -172,8 +180,64 @@ class Context:
         """Return whether the run is being cancelled."""
         return self.control.cancelled
 
+    def charge(
+        self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
+        turns: int = 1, tool_calls: int = 0,
+    ) -> None:  # fmt: skip
+        """Count a model call that this library did not make, against the limits of the run.
+
+            async def ask(question: str) -> str:
+                answer = await client.ask(question)
+                current_run().charge(model="m-1", input_tokens=answer.input, output_tokens=answer.output)
+                return answer.text
+
+        What is counted belongs to the enclosing step: a resumed run counts it again from the record of the step,
+        without calling the function. It is part of the usage of the run's result, and of an `llm.call` trace.
+
+        Args:
+            model: The model. Its price in `model_prices` gives the cost, if you pass none.
+            input_tokens: Tokens of the prompt.
+            output_tokens: Tokens of the answer.
+            cost_usd: The cost in USD.
+            turns: How many model calls to count; 0 for what is no model call.
+            tool_calls: How many tool calls to count.
+
+        Raises:
+            LimitExceeded: The run has now used more than one of its limits allows. The call is counted.
+            InvalidArgument: The call is between steps, where a resumed run would count it twice, or after the step
+                has ended, or a number is negative.
+        """
+        charge(self, model, charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls))
+
+    def check_limits(self) -> None:
+        """Raise if a limit of the run is reached, so that no further model call may begin.
+
+        Raises:
+            LimitExceeded: A limit is reached.
+        """
+        self.budget.before_turn()
+
+    @property
+    def traceparent(self) -> str | None:
+        """The span of the step this code runs in, or of the run, as a W3C `traceparent`; None without trace sinks."""
+        trace, scope = self.journal.trace, self._scope
+        if trace is None:
+            return None
+        return (trace.execution if scope is None else trace.step(scope.step_id, scope.attempt)).text
+
     def trace(self, kind: str, payload: dict[str, Any]) -> None:
-        """Report something to the trace sinks that is no event of the run."""
+        """Report something to the trace sinks that is no event of the run.
+
+            ctx.trace("cache.hit", {"key": key})
+
+        Nothing is stored, and a resumed run that executes the code again reports it again.
+
+        Args:
+            kind: What it is. Sinks get it as the event type.
+            payload: Its fields. With the kind "llm.call", sinks show a model call: `model`, `provider`, `input`,
+                `output`, `usage` (`prompt_tokens`, `completion_tokens`, `total_tokens`), `cost_usd`, `started_at` and
+                `ended_at` in seconds since 1970, `error`.
+        """
         tracer = self._services.tracer
         if tracer is not None:
             tracer.event(self.run_id, kind, payload)
@@ -230,6 +294,7 @@ class Context:
         await self.control.ensure_open()
         return await self._steps.patched(name)
 
+    @typed_step
     async def step(
         self,
         name: str,
@@ -383,6 +448,10 @@ class Context:
             payload = {**self._steps.where(), **payload}
             position = f"s:{scope.step_id}:{self._writer.claim_id}.{scope.attempt}:{scope.emitted}"
             scope.emitted += 1
+        elif (task := journal.keys.task_scope()) is not None:
+            # A resumed run does not repeat the tasks that are done, so what it publishes is always new.
+            position = f"t:{task.scope_id}:{self._writer.claim_id}:{task.emitted}"
+            task.emitted += 1
         elif journal.is_replaying:
             return None
         else:

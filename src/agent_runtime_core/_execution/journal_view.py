@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, PROBE, RESUMED, Record, is_copied
 from .step_failure import recorded_error
 from .step_scope import Identity
-from .usage import reservation_as_usage, total, usage_of
+from .usage import charged_by, reservation_as_usage, total, usage_of
 
 _POS = itemgetter(10)
 _READ = itemgetter(1, 2, 3, 9, 10, 15, 16)  # kind, name, key, state, pos, next and digest of a record
@@ -67,6 +67,8 @@ class JournalView:
         swallowed_failures: Imperative steps that failed for good and whose caller continued.
         ordered: Imperative steps that were not concurrent, in the order of their start.
         last_seq: The number of the last end of a step.
+        ended_tries: Steps whose last attempt failed, and that have not started again.
+        charged_by_failures: What `ctx.charge` has counted in step attempts that failed.
     """
 
     def __init__(self, run_id: str, records: Sequence[Record], wall: Callable[[], float]) -> None:
@@ -88,9 +90,10 @@ class JournalView:
         self.swallowed_failures: dict[Identity, Record] = {}
         self.ordered: list[Record] = []
         self.last_seq: int = -1
+        self.charged_by_failures: list[dict[str, Any]] = []
         self._own_states: dict[tuple[str, str | None], tuple[int, str]] = {}  # the last state of each list
         self._failures: list[Record] = []  # no record shows yet whether their callers continued
-        self._ended_tries: set[Identity] = set()
+        self.ended_tries: set[Identity] = set()
         self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
@@ -160,7 +163,7 @@ class JournalView:
                     self.lost_reservations[identity] = self.in_doubt_usage(identity)
                     self.reservations.pop(identity, None)
                 self.started[identity] = record.seq
-                self._ended_tries.discard(identity)
+                self.ended_tries.discard(identity)
                 if record.info is not None and '"until"' in record.info:
                     self.wait_deadlines[identity] = json.loads(record.info).get("until")
                 if record.info is not None and '"reserve"' in record.info:
@@ -171,11 +174,13 @@ class JournalView:
                     self._started_in_tasks[identity] = record.digest
             case "retrying" | "failed":
                 self.started.pop(identity, None)
+                if charged := charged_by(record):
+                    self.charged_by_failures.append(charged)
                 if _has_info(record, ONLY_STEP) or _has_info(record, MAIN_TASK):
                     self._failures.append(record)
                     if is_copied(record):  # a fork copies a failure only if the code continued after it
                         self.swallowed_failures[identity] = record
-                self._ended_tries.add(identity)
+                self.ended_tries.add(identity)
             case "forked":
                 info = json.loads(record.info or "{}")
                 self.origin = info.get("origin") or record.claim_id.removeprefix(COPIED)
@@ -193,7 +198,7 @@ class JournalView:
         for record in carriers:
             after = json.loads(cast(str, record.next))
             identity = (after["name"], after["key"])
-            if identity not in self.completed and identity not in self._ended_tries:
+            if identity not in self.completed and identity not in self.ended_tries:
                 self.started.setdefault(identity, record.seq)
 
     # -- usage
@@ -215,7 +220,7 @@ class JournalView:
         for identity in self.started.keys() | self.lost_reservations.keys():
             if identity[0] == "model" and identity not in self.completed:
                 found.append(reservation_as_usage(self.in_doubt_usage(identity)))
-        return total(found)
+        return total([*found, *self.charged_by_failures])
 
     # -- steps
 

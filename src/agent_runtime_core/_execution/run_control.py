@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core.clock import Clock
-from .._core.context_vars import current_run
+from .._core.context_vars import claimed_run
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor, tasks_of
 from ..errors import JournalMismatch
@@ -94,6 +94,8 @@ class Services:
     recorder: Callable[[RunRow], RunRecorder | None] | None = None
     #: Called with each run whose messages neither the runner nor the agent appends to its conversation.
     not_kept: Callable[[RunRow], None] | None = None
+    #: Enters the lifespan of an agent; returns what to call when the run needs it no more.
+    enter_lifespan: Callable[[AgentRuntime], Awaitable[Callable[[], None] | None]] | None = None
     #: The slots of the worker. A run that only waits releases its slot to another run.
     slots: Slots | None = None
     #: Called with each published delta: (run id, sequence, bytes). Returns what to await before the next one.
@@ -153,6 +155,11 @@ class RunControl:
     paused_seconds: float = 0.0  # time that does not count against the time limit
     paused_at: float | None = None  # boot time since which the timer is paused
     _notified: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of the run, once it has begun."""
+        return None if self.task is None else self.task.get_loop()
 
     @property
     def in_main_task(self) -> bool:
@@ -216,7 +223,7 @@ class RunControl:
         """Do what `ensure_open` does for a closed run."""
         if self.refusal is not None:
             raise self.refusal()
-        if self.clearing and current_run() is self:
+        if self.clearing and claimed_run() is self:
             await asyncio.sleep(0)
             raise asyncio.CancelledError  # otherwise a `finally` block would wait here until its task is abandoned
         await asyncio.get_running_loop().create_future()

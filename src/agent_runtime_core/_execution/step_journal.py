@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from operator import itemgetter
 from typing import Any, Generic, TypeGuard, TypeVar
 
 from .._core.ids import unbroken
+from .._core.traceparent import RunTrace
 from .._engines.base import Op
 from .._journal.record import FAILED, RETRYING, Record
 from ..errors import JournalMismatch, StorageBusy
@@ -15,11 +16,14 @@ from .record_factory import RecordFactory
 from .run_control import RunControl
 from .run_writer import RunWriter, StepWriter
 from .step_keys import StepKeys
-from .step_scope import CURRENT_STEP, Identity, JournalToken, StepScope
+from .step_scope import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, scope_id
 from .unconfirmed_writes import UnconfirmedWrites
-from .usage import NestedUsage
+from .usage import RecordedUsage
 
 _SEQ = itemgetter(0)
+
+#: Makes one attempt of a step. Receives its number, counted from 1.
+StepAttempt = Callable[[int], Awaitable[Any]]
 
 W_co = TypeVar("W_co", bound=StepWriter, covariant=True)
 
@@ -45,6 +49,8 @@ class StepJournal(Generic[W_co]):
         task_lists: The same for lists in tasks of their own, by key and names.
         maps: Digests of the items of the maps that this claim has run.
         carried: Items of maps that have not started and whose start is in a record of this claim.
+        trace: The place of the execution in its trace; None if there are no trace sinks.
+        around_step: Wraps the call of each attempt of a step; None if no trace sink wants that.
     """
 
     def __init__(self, writer: W_co, records: Sequence[Record], control: RunControl | None = None) -> None:
@@ -67,7 +73,9 @@ class StepJournal(Generic[W_co]):
         self.task_lists: dict[tuple[str, ...], str] = {}
         self.maps: dict[str, list[str | None]] = {}
         self.carried: set[Identity] = set()
-        self._nested_usage = NestedUsage(self.view.completed)
+        self.trace: RunTrace | None = None
+        self.around_step: Callable[[StepScope, StepAttempt], StepAttempt] | None = None
+        self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`
         self._last_read = records[-1].seq if records else -1  # the number of the last record of earlier claims
         self._replayed_seq = -1  # the number of the last record that this claim has replayed
@@ -89,9 +97,10 @@ class StepJournal(Generic[W_co]):
     def is_concurrent(self) -> bool:
         """Whether the calling code runs while a step runs, or in a task that is not the main task of the run.
 
-        The order of such code may be another one after a resume.
+        The same holds for code in a task of a framework, which a resumed run may not repeat. The order of such code
+        may be another one after a resume.
         """
-        return self.running_steps > 0 or not self.control.in_main_task
+        return self.running_steps > 0 or not self.control.in_main_task or self.keys.task_scope() is not None
 
     def in_child_task(self) -> bool:
         """Whether the calling code runs in a task that is not the main task of the run.
@@ -167,7 +176,7 @@ class StepJournal(Generic[W_co]):
         if scope is None or scope.token is not self.token:  # code inside a completed step does not run on a resume
             self.boundary += len(recorded) or 1
             self.emitted = 0
-        if recorded and (usage := self._nested_usage.usage_of(recorded, self.writer.claim_id)):
+        if recorded and (usage := self._recorded_usage.usage_of(recorded, self.writer.claim_id)):
             self.control.add_recorded_usage(usage)
         # On replay the code of a recorded step does not run, so steps nested in it are replayed as well.
         if not recorded:
@@ -177,6 +186,18 @@ class StepJournal(Generic[W_co]):
         self._replayed_seq = max(self._replayed_seq, newest)
         if newest > self._replayed_in_main_task and self.control.in_main_task:
             self._replayed_in_main_task = newest
+
+    def recall_tasks(self) -> None:
+        """Count what steps in tasks of a framework have charged, because a resumed run may not repeat these tasks.
+
+        A step that is repeated from its record later is not counted again.
+        """
+        view = self.view
+        steps = {scope_id(*each) for each in (*view.completed, *view.started, *view.ended_tries)}
+        inside = ((SCOPE_SUFFIX.search(key), record) for (_, key), record in view.completed.items() if "@" in key)
+        records = [record for found, record in inside if found is not None and found[1] not in steps]
+        if usage := self._recorded_usage.usage_of(records, self.writer.claim_id):
+            self.control.add_recorded_usage(usage)
 
     def has_later_records(self) -> bool:
         """Whether an earlier claim recorded something that the main task of the run has not reached yet.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from .._core.context_vars import queued
-from .step_scope import CURRENT_STEP, Identity, JournalToken, StepScope
+from .step_scope import CURRENT_STEP, FRAMEWORK_TASKS, Identity, JournalToken, StepScope
 
 
 def _next_occurrence(counts: dict[tuple[str, str], int], space: str, name: str) -> int:
@@ -59,6 +59,7 @@ class StepKeys:
         #: Identities in use now. The event is set at the end of the use; it exists only if a task waits for it.
         self.locked_keys: dict[Identity, asyncio.Event | None] = {}
         self._counts: dict[tuple[str, str], int] = {}  # of the calls between steps
+        self._tasks: dict[str, tuple[object, StepScope]] = {}  # by the key of a framework's task: its last attempt
 
     def next_key(self, space: str, name: str, arguments_digest: str | None = None) -> str:
         """Return the key of the next call of `name` without an explicit key.
@@ -66,7 +67,7 @@ class StepKeys:
         Each step counts its own calls. After a resume, the code inside a completed step does not run, and concurrent
         steps may run in another order; one count for the whole run would then give other keys.
         """
-        scope = self.scope()
+        scope = self.counting_scope()
         if self.reusable_keys:
             occurrence, digest = self.reusable_keys.pop((scope, space, name), (0, ""))
             if digest == arguments_digest:
@@ -85,7 +86,7 @@ class StepKeys:
         For a call that was cancelled, or whose commit has an unknown outcome: the repeated call must find the same
         record. Applies only if this was the last call of `name` and the next one has the same arguments.
         """
-        scope = None if scope is None or scope.token is not self.token else scope
+        scope = self.task_scope() or (None if scope is None or scope.token is not self.token else scope)
         space, _, occurrence = key.partition("@")[0].partition(":")
         if occurrence.isdecimal() and self._counts_in(scope).get((space, name)) == int(occurrence) + 1:
             self.reusable_keys[scope, space, name] = int(occurrence), arguments_digest
@@ -94,6 +95,25 @@ class StepKeys:
         """Return the step of this run that the calling code is in, or None between steps."""
         scope = CURRENT_STEP.get()
         return None if scope is None or scope.token is not self.token else scope
+
+    def task_scope(self) -> StepScope | None:
+        """Return the scope of the framework's task that the calling code is in; None if it is in none, or in a step."""
+        if not FRAMEWORK_TASKS:
+            return None
+        scope = self.scope()
+        for find in FRAMEWORK_TASKS:
+            if (task := find(self.token.run_id, scope)) is None:
+                continue
+            attempt, known = self._tasks.get(task.key, (None, None))
+            if known is None or attempt is not task.attempt:
+                known = StepScope(self.token, "task", f"t:{task.key}", 1, scope)
+                self._tasks[task.key] = task.attempt, known
+            return known
+        return None
+
+    def counting_scope(self) -> StepScope | None:
+        """Return the scope in which the calling code's calls are counted, or None between steps."""
+        return self.task_scope() or self.scope()
 
     def _counts_in(self, scope: StepScope | None) -> dict[tuple[str, str], int]:
         if scope is None:
@@ -112,5 +132,5 @@ class StepKeys:
 
     def scope_suffix(self) -> str:
         """Return the suffix for the keys of step lists and maps inside the current step; "" between steps."""
-        scope = self.scope()
+        scope = self.counting_scope()
         return "" if scope is None else f"@{scope.scope_id}"

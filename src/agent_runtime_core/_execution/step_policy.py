@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from .._core.log import log
 from .._core.validation import is_number, must
 from ..errors import (
     EffectAlreadyDone,
     InvalidArgument,
     JournalMismatch,
     LeaseLost,
+    LimitExceeded,
     NotSupported,
     PortalMisuse,
     StepCancelledError,
@@ -23,8 +24,6 @@ from ..errors import (
     leaves_of,
 )
 from ..retry import Delay, at_least_zero
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: These errors are never retried: another attempt would fail in the same way, or do harm.
 NEVER_RETRIED = (
@@ -38,6 +37,10 @@ NEVER_RETRIED = (
     NotSupported,
     PortalMisuse,
 )
+
+#: Exceptions by which the code of a framework leaves a step on purpose, such as a question to a person. The step has
+#: not failed: they are raised unchanged, without another attempt, and the step runs again when it is called again.
+CONTROL_FLOW: Final[list[type[Exception]]] = []
 
 #: Policies of a fork for a guarded step that another run of its lineage has done.
 EFFECTS: Final = ("refuse", "reuse", "ask", "repeat")
@@ -114,7 +117,7 @@ class Policy:
             attempt: The number of that attempt, counted from 1.
             random: The source of random numbers for `backoff`.
         """
-        if attempt > self.retries or holds(error, NEVER_RETRIED):
+        if attempt > self.retries or holds(error, (*NEVER_RETRIED, LimitExceeded)):
             return None
         try:
             if not self._retries_on(error) and not all(map(self._retries_on, leaves_of(error))):

@@ -14,9 +14,9 @@ from .._engines.base import Op
 from .._journal.record import FAILED, RETRYING, Record
 from ..errors import (
     LeaseLost,
+    LimitExceeded,
     Postponed,
     RunFailed,
-    StepExecutionError,
     StepInDoubt,
     UnserialisableResult,
     deciding_error,
@@ -26,11 +26,12 @@ from ..state.base import EffectExists
 from .effects import GuardedStep
 from .journal_view import CONCURRENT_INFO
 from .run_writer import StepWriter
-from .step_failure import cause_info, failure_info
+from .step_failure import Failure, failure_info
 from .step_function import call, step_function
 from .step_journal import RunJournal, StepJournal, has_run
-from .step_policy import NEVER_RETRIED, AlreadyDone, Policy
+from .step_policy import CONTROL_FLOW, NEVER_RETRIED, AlreadyDone, Policy
 from .step_scope import CURRENT_STEP, StepScope
+from .usage import with_charged
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -184,11 +185,12 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
             await _record_start(journal, work, 1, in_doubt)
         while True:
             attempt, since = scope.attempt, boot()
+            call_step = work.call if journal.around_step is None else journal.around_step(scope, work.call)
             try:
                 if timeout is None:
-                    value = await work.call(attempt)
+                    value = await call_step(attempt)
                 else:
-                    value = await with_time_limit(work.call(attempt), timeout, f"step {work.name!r}")
+                    value = await with_time_limit(call_step(attempt), timeout, f"step {work.name!r}")
                 try:
                     text = work.encode(value)
                 except UnserialisableResult as error:
@@ -196,6 +198,9 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.
                 result = _decoded(work, value, text)
+                scope.ended = True
+                if scope.charged is not None:
+                    work.info = with_charged(work.info, scope.charged)
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
             except Exception as error:  # noqa: BLE001 - _record_failure raises it, unless there is another attempt
@@ -275,24 +280,35 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
 
 async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, attempt: int, error: Exception) -> None:
     """Record a failed attempt and wait for the next one, or raise its error."""
-    delay = work.policy.delay(error, attempt, journal.writer.clock.random)
+    leaves = bool(CONTROL_FLOW) and isinstance(error, tuple(CONTROL_FLOW))
+    delay = None if leaves else work.policy.delay(error, attempt, journal.writer.clock.random)
     cause = deciding_error(error)
     info = failure_info(cause)
     if isinstance(cause, LeaseLost):
         raise error
+    scope = CURRENT_STEP.get()
+    if scope is not None:
+        scope.ended = True
+        if scope.charged is not None:
+            info["charged"] = scope.charged
     # Without a journal, no runner resumes the run later.
     postponed = cause.after if isinstance(cause, Postponed) and journal.writer.has_journal else None
-    if delay is not None or postponed is not None:
+    if leaves:
+        info["retry_delay"] = 0.0
+    elif delay is not None or postponed is not None:
         info["retry_delay"] = delay if postponed is None else postponed
     # The code may catch an unwrapped Postponed and continue without the step.
-    is_last = delay is None and (postponed is None or work.raise_unwrapped)
-    if is_last and work.key[:2] in ("s:", "k:") and not holds(error, NEVER_RETRIED):
-        scope = CURRENT_STEP.get()
-        info |= cause_info(error) | journal.about_failure(
-            None if scope is None else scope.outer, journal.running_steps - 1
-        )
+    is_last = delay is None and not leaves and (postponed is None or work.raise_unwrapped)
+    failure = None
+    is_group_of_limit = isinstance(cause, LimitExceeded) and cause is not error  # `except*` of the caller gets it
+    if is_last and not holds(error, NEVER_RETRIED) and not is_group_of_limit:
+        failure = Failure(work.name, error, info, attempt)
+        if work.key[:2] in ("s:", "k:"):  # other steps run again when the run is resumed
+            info |= failure.info | journal.about_failure(
+                None if scope is None else scope.outer, journal.running_steps - 1
+            )
     record: Record = journal.records.failed(
-        FAILED if delay is None and postponed is None else RETRYING,
+        FAILED if delay is None and postponed is None and not leaves else RETRYING,
         work.name,
         work.key,
         attempt=attempt,
@@ -303,14 +319,13 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
         quiet=work.no_events,
     )
     await journal.publish(record)
+    if failure is not None:
+        raise failure.to_raise_unwrapped() if work.raise_unwrapped else failure.to_raise()
     if postponed is not None:
         raise error  # the runner resumes the run later
-    if delay is not None:
-        await journal.writer.clock.sleep(delay)
-        return
-    if work.raise_unwrapped or isinstance(error, StepExecutionError) or holds(error, NEVER_RETRIED):
+    if delay is None:
         raise error
-    raise StepExecutionError(work.name, info["error"], attempt) from error
+    await journal.writer.clock.sleep(delay)
 
 
 async def _apply_in_doubt_policy(
@@ -342,7 +357,7 @@ async def _apply_in_doubt_policy(
     else:
         assert callable(policy)
         journal.running_steps += 1
-        token = CURRENT_STEP.set(StepScope(journal.token, work.name, work.key, 1, CURRENT_STEP.get()))
+        token = CURRENT_STEP.set(StepScope(journal.token, work.name, work.key, 1, CURRENT_STEP.get(), ended=True))
         try:
             await journal.regain_slot()
             answer = await call(policy, step_function(policy), (), journal.control.context())

@@ -1,12 +1,14 @@
-"""The step that code is running in, as a context variable."""
+"""The scope of a step: what the code inside it shares with the journal."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple, cast
 
+from .._core import current_step
 from .._core.codec.json import digest
 from .._core.ids import step_id
 
@@ -35,6 +37,8 @@ class StepScope:
     outer: StepScope | None = None
     emitted: int = 0
     counts: dict[tuple[str, str], int] | None = None  # calls of each name inside this step
+    charged: dict[str, dict[str, Any]] | None = None  # what `ctx.charge` has counted in this attempt, by model
+    ended: bool = False  # the record of the attempt is made: what code charges now would be in no record
 
     @property
     def step_id(self) -> str:
@@ -56,4 +60,24 @@ def scope_id(name: str, key: str) -> str:
 #: Matches the id of the enclosing step in the key of a step.
 SCOPE_SUFFIX: Final = re.compile("@([0-9a-f]{16})(?::|$)")
 
-CURRENT_STEP: ContextVar[StepScope | None] = ContextVar("agent_runtime_step", default=None)
+#: The scope of the step that code is running in.
+CURRENT_STEP: Final = cast("ContextVar[StepScope | None]", current_step.CURRENT_STEP)
+
+
+class FrameworkTask(NamedTuple):
+    """A task of a framework that saves its own progress, and resumes a run in the middle of the run's code.
+
+    The calls inside the task are counted separately, because a resumed run does not repeat the tasks before it.
+
+    Attributes:
+        key: Identifies the task among those of the run. It is the same after a resume.
+        attempt: An object that differs in each attempt of the task.
+    """
+
+    key: str
+    attempt: object
+
+
+#: Functions of integrations. Each returns the task that the calling code is in, or None. Their arguments are the id of
+#: the run, and the step of the run that the calling code is in.
+FRAMEWORK_TASKS: Final[list[Callable[[str, StepScope | None], FrameworkTask | None]]] = []

@@ -7,6 +7,7 @@ import concurrent.futures
 import datetime as _dt
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
@@ -14,6 +15,7 @@ from uuid import UUID
 from .._core.codec.json import MAX_RESULT
 from .._core.event_types import EventType
 from .._core.threads import AGENT_CONTEXT, AgentContext, in_thread, name_of
+from .._core.typed_steps import typed_blocking_step
 from .._core.validation import Shown, must
 from ..errors import PortalMisuse
 from ..interfaces import AgentRuntime, RunContext, RunResult
@@ -41,6 +43,11 @@ class Caller(Protocol):
         self, ctx: AgentContext, fn: Callable[..., Awaitable[Any]], args: Sequence[Any], kwargs: Mapping[str, Any], /
     ) -> Any:
         """Return the result of `await fn(*args, **kwargs)`."""
+
+
+async def _called(fn: Callable[[], None]) -> None:
+    """Call a plain function that changes what only the event loop may change."""
+    fn()
 
 
 class SyncRunContext:
@@ -144,6 +151,10 @@ class SyncRunContext:
         return self._ctx.attempt
 
     @property
+    def traceparent(self) -> str | None:
+        return self._ctx.traceparent
+
+    @property
     def trace_id(self) -> str:
         return self._ctx.trace_id
 
@@ -161,6 +172,19 @@ class SyncRunContext:
 
     # -- what needs no loop
 
+    def charge(
+        self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
+        turns: int = 1, tool_calls: int = 0,
+    ) -> None:  # fmt: skip
+        charge = partial(
+            self._ctx.charge, model=model, input_tokens=input_tokens, output_tokens=output_tokens, cost_usd=cost_usd,
+            turns=turns, tool_calls=tool_calls,
+        )  # fmt: skip
+        self.call_on_loop(_called, charge)
+
+    def check_limits(self) -> None:
+        self.call_on_loop(_called, self._ctx.check_limits)
+
     def own_conversation(self) -> None:
         self._ctx.own_conversation()
 
@@ -174,7 +198,7 @@ class SyncRunContext:
         self._ctx.renamed(old, new)
 
     def trace(self, kind: str, payload: dict[str, Any]) -> None:
-        cast("Any", self._ctx).trace(kind, payload)
+        self._ctx.trace(kind, payload)
 
     def started_without(self, name: str) -> bool:
         return cast("bool", cast("Any", self._ctx).started_without(name))
@@ -190,6 +214,7 @@ class SyncRunContext:
     def get_state(self) -> dict[str, Any] | None:
         return self.call_on_loop(self._ctx.get_state)
 
+    @typed_blocking_step
     def step(
         self,
         name: str,
@@ -208,7 +233,7 @@ class SyncRunContext:
         max_result_bytes: int = MAX_RESULT,
     ) -> Any:
         return self.call_on_loop(
-            self._ctx.step,
+            cast("Any", self._ctx.step),
             name,
             fn,
             *args,

@@ -4,24 +4,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 from .._journal.record import Record, is_copied
 from .step_scope import SCOPE_SUFFIX, Identity, scope_id
 
-_NAME = itemgetter(0)
+_CHARGED: Final = '"charged":'
+_OF_LOOP: Final = "k:l:"  # begins the key of all model calls, tool calls and child runs of an agent loop
+
+
+def with_charged(info: str | None, charged: dict[str, Any]) -> str:
+    """Return the `info` of a DONE record with what its step has charged, by model."""
+    field = f"{_CHARGED}{json.dumps(charged)}"
+    return f"{{{field}}}" if info is None else f"{info[:-1]},{field}}}"
+
+
+def charged_by_model(record: Record) -> dict[str, dict[str, Any]]:
+    """Return what `ctx.charge` has counted in the step attempt that this record ends, by model; "" if it is unknown."""
+    if record.info is None or _CHARGED not in record.info or is_copied(record):
+        return {}
+    return _dict(json.loads(record.info).get("charged"))
+
+
+def charged_by(record: Record) -> dict[str, Any]:
+    """Return what `ctx.charge` has counted in the step attempt that this record ends, for all models together."""
+    return total(charged_by_model(record).values())
 
 
 def usage_of(record: Record) -> dict[str, Any]:
-    """Return the usage in the record of a model call or child run.
+    """Return the usage in the record of a model call or child run, and what another step has charged.
 
-    Other records, and those that were copied from another run, have none.
+    Records that were copied from another run have none.
     """
-    if (record.name != "model" and not record.name.startswith("call:")) or is_copied(record):
+    if record.name != "model" and not record.name.startswith("call:"):
+        return charged_by(record)
+    return total([reported_by(record), charged_by(record)])
+
+
+def reported_by(record: Record) -> dict[str, Any]:
+    """Return the usage in the record of a model call or child run, without what its code has charged."""
+    if is_copied(record):
         return {}
     result = json.loads(record.result or "{}")
-    if not isinstance(result, dict):
+    if not isinstance(result, dict) or record.key.startswith("s:"):
         return {}  # a user's step happens to be named "model"
     own: dict[str, Any] = {}
     # Such a step may also return an object with these names and any other values.
@@ -54,8 +79,8 @@ def reservation_as_usage(reserve: Mapping[str, Any]) -> dict[str, Any]:
     return {"estimated_tokens": reserve.get("tokens"), "estimated_cost_usd": reserve.get("usd")}
 
 
-class NestedUsage:
-    """Usage of steps inside recorded steps.
+class RecordedUsage:
+    """Usage that recorded steps have charged, and that of the steps inside them.
 
     When a step is replayed from its record, the code inside it does not run, so nothing else counts that usage.
     """
@@ -63,17 +88,32 @@ class NestedUsage:
     def __init__(self, completed: Mapping[Identity, Record]) -> None:
         self._completed = completed
         self._by_scope: dict[str, list[Record]] | None = None  # records by the scope id of the enclosing step
+        self._has_any = False
+        self._counted: set[int] = set()  # numbers of the records whose own charges were returned
 
     def usage_of(self, records: Iterable[Record], claim_id: str) -> dict[str, Any]:
-        """Return the usage of the agent loops inside these steps, at any depth. Each loop is returned only once.
+        """Return what these steps have charged, and the usage of the agent loops inside them, at any depth.
+
+        The usage of a record is returned only once.
 
         Steps that ran under this claim are left out, because their usage was counted when they ran.
         """
         if self._by_scope is None:
-            self._by_scope = self._nested_records() if "model" in map(_NAME, self._completed) else {}
-        if not self._by_scope:
+            self._has_any = any(
+                record.name == "model" or (record.info is not None and _CHARGED in record.info)
+                for record in self._completed.values()
+            )
+            self._by_scope = self._nested_records() if self._has_any else {}
+        if not self._has_any:
             return {}
-        return total([self._used(record) for record in records if record.claim_id != claim_id])
+        found = []
+        for record in records:
+            if record.claim_id != claim_id:
+                if record.seq not in self._counted:
+                    self._counted.add(record.seq)
+                    found.append(charged_by(record))
+                found.append(self._used(record))
+        return total(found)
 
     def _nested_records(self) -> dict[str, list[Record]]:
         nested: dict[str, list[Record]] = {}
@@ -86,8 +126,11 @@ class NestedUsage:
         assert self._by_scope is not None
         found = []
         for each in self._by_scope.pop(scope_id(record.name, record.key), ()):
+            self._counted.add(each.seq)
+            if each.name.startswith("call:") and not each.key.startswith(_OF_LOOP):
+                continue  # what a child run of `ctx.call` uses counts in that run only
             usage = usage_of(each)
-            if each.name != "model":
+            if each.name.startswith("call:"):
                 usage.pop("turns", None)  # the model calls of a child run count in that run
             found += [usage, self._used(each)]
         return total(found)

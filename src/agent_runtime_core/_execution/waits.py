@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from .._core.clock import TOO_LATE
 from .._core.codec.json import MAX_WHOLE, arguments_digest, decode, encode
 from .._core.ids import child_run_id, step_id, unbroken
-from .._core.json_schema import misfit
+from .._core.json_schema import misfit, require_references
 from .._core.validation import must
 from .._engines.base import Op
 from .._journal.record import Record
@@ -31,6 +31,7 @@ from .run_writer import OUTCOME_UNKNOWN
 from .step_journal import RunJournal
 from .step_policy import AlreadyDone
 from .step_scope import CURRENT_STEP
+from .tracing import with_traceparent
 
 ADOPTION_SECONDS: Final = 5.0  # seconds for which the parent claims a child, to release it to workers
 
@@ -173,6 +174,7 @@ class Waits:
     ) -> Any:
         """Publish a request for approval and wait for its answer."""
         name = unbroken("approval name", name)
+        require_references(schema, f"approval {name!r}: schema")
         request = {**self._where(), "name": name, "details": details, "schema": schema}
         approval = arguments_digest(details) or ""
 
@@ -386,7 +388,8 @@ class Waits:
         child = str(child_run_id(step_id(self._row.run_id, name, key)))
         inline = self._services.run_child
         row = queue.new_row(
-            child, agent_key, input, None, self._row.priority, parent_run_id=self._row.run_id,
+            child, agent_key, input, with_traceparent(None, self._services.tracer), self._row.priority,
+            parent_run_id=self._row.run_id,
             origin="inline" if inline else "",
         )  # fmt: skip
         called_before = (name, key) in journal.view.started

@@ -100,7 +100,8 @@ def record_size(record: Record) -> int:
 def with_start_info(info: str | None, start: Record) -> str:
     """Return the `info` of a DONE record that includes the start of its step, which has no record of its own."""
     began = start.info or "{}"
-    if info is None or began.startswith('{"tool":'):  # the start of a tool call has all fields of the call
+    # The start of a tool call has all fields of the call.
+    if info is None or (began.startswith('{"tool":') and '"charged":' not in info):
         return f'{{"began":{began}}}'
     return f'{info[:-1]},"began":{began}}}'
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from .._core.ids import step_id
 from .._execution.step_scope import SCOPE_SUFFIX, Identity, scope_id
-from .._execution.usage import usage_of
+from .._execution.usage import charged_by, total, usage_of
 from .._journal.record import ATTEMPT, DONE, ENDED, FAILED, RETRYING, STARTED, Record, includes_start, is_copied
 from ..queue.records import IN_DOUBT, LIVE, RunRow, open_questions
 
@@ -101,8 +101,11 @@ class TracedStep:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """What its model call or child run has used."""
-        return usage_of(self.last) if self.last is not None and self.last.kind == DONE else {}
+        """What its model call or child run has used, and what all of its attempts have charged."""
+        ends = [each.end for each in self.attempts if each.end is not None]
+        if len(ends) == 1:
+            return usage_of(ends[0]) if ends[0].kind == DONE else charged_by(ends[0])
+        return total(usage_of(each) if each.kind == DONE else charged_by(each) for each in ends)
 
     def read(self, record: Record) -> None:
         """Add one of its records."""

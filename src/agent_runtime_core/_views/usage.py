@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from .._core.clock import aware
 from .._core.validation import unknown
-from .._execution.usage import usage_of
-from .._journal.record import DONE, is_copied
+from .._execution.usage import charged_by_model, reported_by
+from .._journal.record import DONE, Record, is_copied
 from ..errors import InvalidArgument
 from ..queue.records import RunFilter, RunRow
 from ..runner.run_client import RunClient
@@ -39,7 +39,7 @@ async def usage_view(
         {"by", "since", "until", "complete", "items", "total"}. Each item is {<by>, "runs", "tokens", "prompt_tokens",
         "completion_tokens", "cost_usd"}, the most expensive first. `complete` is False if there are more runs than are
         counted; `since` is then the creation of the oldest run that was. By agent and day only finished runs have
-        usage; by model each model call counts, and `runs` are those that called the model.
+        usage; by model each model call and `ctx.charge` counts, and `runs` are those that called the model.
 
     Raises:
         InvalidArgument: `by` is unknown.
@@ -87,14 +87,23 @@ async def _used(runner: RunClient, by: str, rows: list[RunRow]) -> list[tuple[Ru
 async def _by_model(runner: RunClient, row: RunRow) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for record in await runner.state_store.records(row.run_id):
-        if record.kind != DONE or record.name != "model" or is_copied(record):
-            continue
-        answer = plain_value(record.result)
-        if isinstance(answer, dict) and isinstance(answer.get("message"), dict):
-            sums = found.setdefault(str(answer.get("model") or "unknown"), _nothing())
-            _add(sums, {**usage_of(record), "runs": 0})
+        for model, usage in _models_in(record):
+            sums = found.setdefault(model or "unknown", _nothing())
+            _add(sums, {**usage, "runs": 0})
             sums["runs"] = 1
     return found
+
+
+def _models_in(record: Record) -> Iterator[_Item]:
+    """Yield what the model call of a record has used, and what its step has charged, under the names of the models."""
+    if is_copied(record):
+        return
+    yield from charged_by_model(record).items()
+    if record.kind != DONE or record.name != "model":
+        return
+    answer = plain_value(record.result)
+    if isinstance(answer, dict) and isinstance(answer.get("message"), dict):
+        yield str(answer.get("model") or ""), reported_by(record)
 
 
 def _nothing() -> dict[str, Any]:

@@ -34,9 +34,11 @@ _STORE: Final = (
     "store of the runs: agents.db, sqlite:///agents.db, redis://localhost:6379/0; default: AGENT_RUNTIME_BACKEND_URL"
 )
 _STATUSES: Final = [each.value for each in RunStatus]
+_LOG_FORMATS: Final = ("text", "json")
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 CONTRACTS: Final = (
-    "queue", "events", "state", "llm", "audit", "conversations", "knowledge", "memory", "preferences", "tasks",
+    "queue", "events", "state", "llm", "documents", "audit", "conversations", "knowledge", "memory", "preferences",
+    "tasks",
 )  # fmt: skip
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -176,6 +178,8 @@ def _add_worker_options(worker: Parser, *, concurrency: int) -> None:
     worker.add_argument("--log-level", choices=_LOG_LEVELS, default="info", metavar="LEVEL",
                         help=f"least severe log records to write to stderr: {', '.join(_LOG_LEVELS)} "
                         "(default: info)")  # fmt: skip
+    worker.add_argument("--log-format", choices=_LOG_FORMATS, metavar="FORMAT",
+                        help="form of the log on stderr: text or json (default: text, with --json json)")  # fmt: skip
 
 
 def _add_serve(commands: Any, plain: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .._core.log import log
 from .._core.validation import must
 from .._views.hosts import is_loopback
 from ..config import get_config
@@ -33,8 +34,6 @@ from .app_loader import agents_in, loaded
 from .output import json_line, print_line
 from .store import display_name, open_store, refuse_url
 from .worker import end_in_spite_of_tasks, freeze_imports, set_up_logging, worker_name
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 TOKEN_VARIABLE = "AGENT_RUNTIME_TOKEN"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")

@@ -12,15 +12,15 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import Any
 
+from .._core.log import log
 from ..config import get_config
 from ..errors import InvalidArgument
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
+from ..tracing.logs import JsonFormatter
 from .app_loader import agents_of
-from .output import JsonLogFormatter, LogFormatter, json_line, print_line
+from .output import LogFormatter, json_line, print_line
 from .store import display_name, is_in_memory, open_store, refuse_url
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LAST_SECONDS = 0.5  # seconds for tasks that are cancelled when all runs were released
 
@@ -60,7 +60,8 @@ def set_up_logging(args: Namespace) -> None:
     """Write the log of the process to stderr, as text or JSON."""
     handler = logging.StreamHandler()
     text = LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonLogFormatter() if args.json else text)
+    as_json = args.json if args.log_format is None else args.log_format == "json"
+    handler.setFormatter(JsonFormatter() if as_json else text)
     logging.basicConfig(level=args.log_level.upper(), handlers=[handler])
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from .._core.chat_messages import SYSTEM_ROLES
+from .._core.log import log
 from ..errors import ProviderError
-from ..interfaces import SYSTEM_ROLES
 from ._message_order import (
     Messages,
     joined,
@@ -21,8 +21,6 @@ from ._message_order import (
     without_system_messages,
 )
 from ._provider import Request
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: Fields with a model's reasoning, under the names of all servers.
 REASONING_FIELDS = frozenset(

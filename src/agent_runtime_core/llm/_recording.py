@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from .._core.current_step import step_position
 from ..errors import UnknownPrice
 from ..interfaces import LLMResponse
 from ..limits import RunLimits
@@ -46,7 +47,7 @@ async def traced(
         ctx.trace(
             "llm.call",
             {
-                "step_id": ctx.step_id, "parent_id": None, "model": answer.get("model") or model,
+                **step_position(ctx.step_id), "model": answer.get("model") or model,
                 "provider": getattr(client, "provider", type(client).__name__), "input": list(messages),
                 "output": answer.get("message"), "usage": answer.get("usage") or {},
                 "cost_usd": answer.get("cost_usd"), "started_at": started, "ended_at": ctx.clock.wall(),

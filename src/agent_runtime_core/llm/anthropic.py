@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from .._core.lazy_import import load
+from .._core.log import log
 from .._core.validation import unknown
 from ..config import get_config
 from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, StreamCut
@@ -34,7 +34,6 @@ from .openai import as_stream_cut
 
 __all__ = ["AnthropicClient", "AnthropicWire"]
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 DEFAULT_MODEL = "claude-sonnet-5-5"
 # The SDK's own limit: at 128,000 tokens an hour, a longer answer may take more than ten minutes, and some networks

@@ -10,14 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+from .._core.chat_messages import SYSTEM_ROLES
 from .._core.codec.json import MAX_PARSED, arguments_digest, encode, loads_strict
 from .._core.context_vars import start_soon
+from .._core.current_step import step_position
 from .._core.event_types import EventType
 from .._core.validation import Shown, must
 from .._execution.recorded_calls import UNRECORDED
 from .._execution.step_policy import Policy
 from ..errors import LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
-from ..interfaces import SYSTEM_ROLES, RunResult, ToolCallDict
+from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
 from ..tools.invocation import (
@@ -222,7 +224,7 @@ class ToolCalls:
             ctx.trace(
                 "tool.done",
                 {
-                    "step_id": ctx.step_id, "tool_name": call_record["name"], "tool_call_id": call_record["id"],
+                    **step_position(ctx.step_id), "tool_name": call_record["name"], "tool_call_id": call_record["id"],
                     "input": _args(call), "output": answer.content, "started_at": started,
                     "ended_at": session.clock.wall(), "error": None if answer.ok else answer.content,
                 },
@@ -450,8 +452,9 @@ def _call_record(call: ToolCallDict) -> dict[str, Any]:
 
 def _plain(answer: ToolAnswer) -> dict[str, Any]:
     """Return the answer as it is recorded; a result that equals the text is stored once."""
-    plain: dict[str, Any] = {"content": answer.content, "ok": answer.ok, "error": answer.error}
-    if answer.result is not None and answer.result != answer.content:
+    content = answer.content if answer.parts is None else answer.parts
+    plain: dict[str, Any] = {"content": content, "ok": answer.ok, "error": answer.error}
+    if answer.result is not None and answer.result != content:
         plain["result"] = answer.result
     elif not answer.ok or answer.result is None:
         plain["result"] = None

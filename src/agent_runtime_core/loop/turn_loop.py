@@ -6,12 +6,13 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._core.chat_messages import messages_in
 from .._core.codec.json import encode
 from .._core.context_vars import restore
 from .._core.validation import must
 from .._execution.recorded_calls import UNRECORDED
 from ..errors import LimitExceeded, OutputMismatch
-from ..interfaces import LLMClient, RunResult, ToolCallDict, messages_in
+from ..interfaces import LLMClient, RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..llm._finish_reasons import LENGTH, normal_reason
 from ..llm._openai_format import text_of_answer

@@ -42,12 +42,12 @@ def check_messages(input: Any) -> None:
         raise must("input_data['messages']", "be a list of dicts", messages, example)
 
 
-def merged_input(input_data: Any, params: Any) -> dict[str, Any]:
-    """Return the input of a run, with `params` merged into its "params"."""
-    merged = mapping("input_data", input_data)
+def merged_input(input_data: Any, params: Any, *, name: str = "input_data") -> dict[str, Any]:
+    """Return the input of a run, with `params` merged into its "params"; `name` is that of the caller's argument."""
+    merged = mapping(name, input_data)
     check_messages(merged)
     if more := mapping("params", params):
-        merged["params"] = {**mapping("input_data['params']", merged.get("params")), **more}
+        merged["params"] = {**mapping(f"{name}['params']", merged.get("params")), **more}
     return merged
 
 

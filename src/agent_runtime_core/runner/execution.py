@@ -8,20 +8,20 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from copy import copy
 from functools import partial
 from typing import Any, cast
 
-from .._core.codec.json import decode, decode_known
-from .._core.context_vars import RUN, start_soon
-from .._core.ids import known_uuid
+from .._core.codec.json import decode
+from .._core.context_vars import ACTIVE_RUN, RUN, restore, start_soon
+from .._core.log import LOGGED_RUN, LoggedRun, log
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import done_in_time, is_abandoned, wait_cancelled
 from .._core.validation import must
 from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
-from .._execution.result_codec import decode_result, error_payload
+from .._execution.result_codec import decode_result
 from .._execution.run_control import RunControl, RunRecorder, Services
 from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.step_scope import Identity
@@ -61,13 +61,13 @@ from .outcomes import (
     TimeLimitReached,
     deferred_seconds,
     no_usage,
+    with_counted_usage,
     without_result,
 )
 from .run_conversation import RunConversation
+from .run_tracing import RunTracing
 from .settings import RunnerConfig
 from .unread_messages import UnreadMessages
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 _RUNNING = RunStatus.RUNNING.value
 #: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
@@ -110,9 +110,10 @@ class RunExecution:
             self.recorder, self.calls, self.claim.label, self._context,
             keep_unanswered=config.keep_unanswered, not_kept=self._report_not_kept,
         )  # fmt: skip
+        self._leave_lifespan: Callable[[], None] | None = None
         self.started: bool = False  # something was done under this claim
         self.result: RunResult | None = None
-        self._tracing = False
+        self.tracing: RunTracing = RunTracing(self.claim, services.tracer)
         self._deferred_seconds = 0.0  # of the attempt's time limit, used by earlier deferrals
         self._completed: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
         self._completed_at_start = 0
@@ -134,10 +135,9 @@ class RunExecution:
             The run's result; None if it has none yet, because it is parked, released, or lost to another worker.
         """
         self.started = True
-        self.log_claim()
+        token = self.log_claim()
         try:
             self.claim.register()
-            self.trace_start()
             return await self._run()
         except (LeaseLost, RowChanged):
             log.warning(
@@ -161,40 +161,19 @@ class RunExecution:
                 self.control.refusal = partial(_finished_error, self.row.run_key or self.row.run_id)
             self.control.task = None  # a circle of references, which would keep each run for the garbage collector
             self.claim.unregister()
-            self.trace_end()
+            self.tracing.end(self.result, self.control)
+            if self._leave_lifespan is not None:
+                self._leave_lifespan()
             if not self.control.lost:
                 await self._audit()
+            restore(LOGGED_RUN, token)
 
-    def log_claim(self) -> None:
-        """Log that the run was claimed."""
+    def log_claim(self) -> Token[LoggedRun | None]:
+        """Log that the run was claimed. From here on, log records of the current task are about this run."""
+        token = LOGGED_RUN.set(LoggedRun(self.row.run_id, self.row.attempt))
         if log.isEnabledFor(logging.INFO):
             log.info("%s claimed by %s, attempt %d", self.claim.label, self.row.worker, self.row.attempt)
-
-    def trace_start(self) -> None:
-        """Open the run's trace."""
-        tracer, row = self.services.tracer, self.row
-        if tracer is None:
-            return
-        self._tracing = True
-        input_ = cast("dict[str, Any]", decode_known(row.input))
-        about = {
-            "agent_key": row.agent, "attempt": row.attempt, "conversation_id": input_.get("conversation_id"),
-            "metadata": decode_known(row.metadata), "input": input_.get("messages") or input_,
-        }  # fmt: skip
-        tracer.start_run(known_uuid(row.run_id), about)
-
-    def trace_end(self) -> None:
-        """Close the run's trace."""
-        tracer, result = self.services.tracer, self.result
-        if tracer is None or not self._tracing:
-            return
-        self._tracing = False
-        if result is None:
-            outcome = "waiting" if self.control.parked else "lost" if self.control.lost else "given back"
-            tracer.end_run(known_uuid(self.row.run_id), outcome)
-            return
-        about = {"output": result.final_output, "usage": result.usage, "error": error_payload(result.error)}
-        tracer.end_run(known_uuid(self.row.run_id), (result.status or RunStatus.FAILED).value, about)
+        return token
 
     async def _audit(self) -> None:
         """Have the audit store record what happened. If it fails or is slow, the run returns nevertheless."""
@@ -217,10 +196,12 @@ class RunExecution:
             is_first = row.attempt == 1 and row.generation == 1 and row.mark < 0
             fresh = is_first and not row.parked and row.started_at == row.claimed_at
             records = await self.writer.open(fresh=fresh)
+            self.tracing.start(records)
             # Only claims that were taken over may still write. A claim that was released does not.
             if self.recorder is not None and (row.stalls or row.generation > 1):
                 await self.recorder.fence(self.claim.fenced_writes())
             journal = StepJournal(self.writer, records, self.control)
+            journal.trace = self.tracing.trace
             self.check_journal_length(journal)
             if (result := await self.end_without_running(journal)) is not None:
                 return result
@@ -292,6 +273,7 @@ class RunExecution:
         row = self.row
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
         self.claim.attempt_recorded = True
+        LOGGED_RUN.set(LoggedRun(row.run_id, row.attempt))  # after a retry in this process
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s, attempt %d", self.claim.label, "resumed" if row.parked else "started", row.attempt)
         record = journal.records.boundary(kind, row.agent, attempt=row.attempt, nev=1, info=info)
@@ -409,8 +391,8 @@ class RunExecution:
         with contextlib.suppress(TimeLimitReached):
             await self._hook("cancel", ctx, within=False)
         if returned is not None and isinstance(returned.final_messages, list):
-            returned = copy(returned)
-            returned.usage, returned.error = returned.usage or ctx.usage, None
+            returned = copy(with_counted_usage(returned, ctx.usage))
+            returned.error = None
             try:
                 await self.end(End(RunStatus.CANCELLED, returned, {}), ctx)
                 return
@@ -505,6 +487,7 @@ class RunExecution:
         context = contextvars.copy_context()
         context.run(CURRENT_CLAIM.set, self.claim.fenced_writes())
         context.run(RUN.set, self.control)
+        context.run(ACTIVE_RUN.set, self.control)
         context.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), self.row.run_id))
         if self.row.lane is not None:
             context.run(HELD_CONCURRENCY_KEYS.set, {**HELD_CONCURRENCY_KEYS.get({}), self.row.lane: self.row.run_id})
@@ -516,12 +499,15 @@ class RunExecution:
 
     async def _run_agent(self, ctx: Context) -> Any:
         try:
+            if self._leave_lifespan is None and self.services.enter_lifespan is not None:
+                self._leave_lifespan = await self.services.enter_lifespan(self.agent)
             work: Any = run_agent(self.agent, ctx)
             if not inspect.isawaitable(work):  # of a coroutine function that something replaced
                 fix = "Await the wrapped function in async def run, or leave out functools.wraps"
                 raise must(f"run() of agent {self.row.agent!r}", "return an awaitable", work, fix)
             try:
-                result = await work
+                with self.tracing.current():
+                    result = await work
             except Exception as error:
                 await ctx.journal.unconfirmed.resolve_at_end(error)
                 raise

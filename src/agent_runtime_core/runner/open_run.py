@@ -9,9 +9,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import Token
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
+from .._core.context_vars import ACTIVE_RUN, ActiveRun, restore
+from .._core.log import LOGGED_RUN, LoggedRun
 from .._core.threads import AGENT_CONTEXT, HOME_LOOP, AgentContext
 from .._execution.context import Context
 from .._execution.read_only_writer import ReadOnlyWriter
@@ -56,6 +59,8 @@ class OpenRunSession:
         self.control.refusal = self._refusal
         self.finished: bool = False
         self._left = False
+        self._active: Token[ActiveRun | None] | None = None
+        self._logged: Token[LoggedRun | None] | None = None
 
     async def enter(self, ended: bool) -> Context:
         """Start the block's attempt.
@@ -66,12 +71,15 @@ class OpenRunSession:
         execution = self.execution
         writer: RunWriter = execution.writer
         if not ended:
-            execution.log_claim()
+            self._logged = execution.log_claim()
             execution.claim.register()
-            execution.trace_start()
         else:
             writer = ReadOnlyWriter(execution.row, *execution.backends, execution.claim.clock)
-        journal = StepJournal(writer, await writer.open(), self.control)
+        records = await writer.open()
+        if not ended:
+            execution.tracing.start(records)
+        journal = StepJournal(writer, records, self.control)
+        journal.trace = execution.tracing.trace
         self.finished = ended
         if not ended:
             early = await execution.end_without_running(journal)
@@ -82,6 +90,7 @@ class OpenRunSession:
                 await execution.record_start(journal)
         self.control.task = asyncio.current_task()
         overrides = await execution.limit_overrides()
+        self._active = ACTIVE_RUN.set(self.control)
         self.ctx: Context = Context(execution.row, journal, execution.services, self.control, overrides)
         self.fenced_writes: FencedWrites = execution.claim.fenced_writes()
         return self.ctx
@@ -147,7 +156,12 @@ class OpenRunSession:
         """Refuse further calls on the context, and stop extending the lease."""
         self.control.closed = self._left = True
         self.execution.claim.unregister()
-        self.execution.trace_end()
+        self.execution.tracing.end(self.execution.result, self.control)
+        if self._active is not None:
+            restore(ACTIVE_RUN, self._active)
+        if self._logged is not None:
+            restore(LOGGED_RUN, self._logged)
+            self._logged = None
 
 
 async def _open(
@@ -285,6 +299,7 @@ class SyncRun:
         async def run() -> T:
             self.ctx.control.task = asyncio.current_task()
             CURRENT_CLAIM.set(self._claim)
+            ACTIVE_RUN.set(self.ctx.control)
             return await fn(*args, **kwargs)
 
         return call(run)
@@ -307,6 +322,7 @@ def open_run_sync(
         report = run.sync_ctx.step("fetch", fetch)
     """
     runner, session, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key)
+    active = ACTIVE_RUN.set(ctx.control)
     try:
         yield SyncRun(ctx, session.fenced_writes)
     except BaseException as error:
@@ -315,4 +331,6 @@ def open_run_sync(
         if not sys.is_finalizing():
             call(_close, runner, session, error)
         raise
+    finally:
+        restore(ACTIVE_RUN, active)
     call(_close, runner, session, None)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .._core.clock import aware
 from .._core.codec.json import encode
@@ -50,6 +50,10 @@ FINAL_ERRORS = (
     JournalMismatch, StepInDoubt, EffectAlreadyDone, UnserialisableResult, InvalidArgument, NotSupported,
     LimitExceeded, UnknownPrice, OutputMismatch, MissingDependency, IdempotencyConflict,
 )  # fmt: skip
+
+
+#: Sums of the same costs in another order differ by less.
+_ROUNDING: Final = 1 + 1e-9
 
 
 class NotSaved(Exception):
@@ -194,6 +198,7 @@ class OutcomePolicy:
         if not isinstance(result, RunResult):
             fix = "Return RunResult(final_output={...})"
             return AskAgent(must(f"run() of agent {facts.row.agent!r}", "return a RunResult", result, fix))
+        result = with_counted_usage(result, facts.usage())
         if result.error is None:
             return End(RunStatus.SUCCEEDED, result)
         if not isinstance(result.error, ErrorInfo):
@@ -223,7 +228,8 @@ class OutcomePolicy:
         if isinstance(cause, FINAL_ERRORS) or (isinstance(cause, ProviderError) and not cause.retriable):
             info.retriable = False
         partial = cause.result if isinstance(cause, LimitExceeded | OutputMismatch) else None
-        return self.failed(partial if isinstance(partial, RunResult) else RunResult(usage=facts.usage()), info, facts)
+        partial = partial if isinstance(partial, RunResult) else RunResult()
+        return self.failed(with_counted_usage(partial, facts.usage()), info, facts)
 
     def of_cancellation(self, facts: AttemptFacts) -> Decision:
         """Decide what follows when the agent's task was cancelled, by this library or by the agent's own code."""
@@ -298,6 +304,23 @@ class OutcomePolicy:
     ) -> End:  # fmt: skip
         error = ErrorInfo(kind, message, retriable=False, details=details)
         return End(RunStatus.TIMED_OUT, RunResult(usage=facts.usage(), error=error), event)
+
+
+def with_counted_usage(result: RunResult, counted: dict[str, Any]) -> RunResult:
+    """Return the result of a run with what the run has counted.
+
+    The usage of one loop leaves out what tools have charged, and other loops. A usage that says more is kept.
+    """
+    reported = result.usage
+    if not counted or (isinstance(reported, dict) and any(_is_more(*each, counted) for each in reported.items())):
+        return result
+    result = copy(result)
+    result.usage = {**(reported or {}), **counted}
+    return result
+
+
+def _is_more(name: str, value: Any, counted: dict[str, Any]) -> bool:
+    return isinstance(value, (int, float)) and name in counted and value > counted[name] * _ROUNDING
 
 
 def without_result(end: End, refusal: UnserialisableResult) -> End:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
-from .._core.context_vars import RUN, start_soon
+from .._core.context_vars import ACTIVE_RUN, RUN, start_soon
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import wait_cancelled
 from .._engines.base import Op
@@ -123,6 +123,7 @@ async def _replay(
     before = dict(journal.view.started)
     context = contextvars.copy_context()
     context.run(RUN.set, control)
+    context.run(ACTIVE_RUN.set, control)
     task = control.task = start_soon(_run(agent, ctx), context=context)
     in_time = await _reaches_a_new_step(task, ctx, writer, timeout)
     waits = bool(ctx.waiting_tasks)

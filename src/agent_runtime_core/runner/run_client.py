@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as _dt
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
@@ -13,6 +12,7 @@ from .._core.arguments import checked_int, checked_seconds
 from .._core.codec.json import decode_dict, encode
 from .._core.ids import new_ulid, stored_id, unbroken
 from .._core.lazy_import import load
+from .._core.log import about_run, log
 from .._core.validation import must
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
 from .._execution.inbox import checked_when, mailbox_id, mailbox_payload, user_message
@@ -41,8 +41,6 @@ from .settings import RunInfo, RunnerConfig
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 def _manager(name: str) -> Any:
@@ -141,7 +139,7 @@ class RunClient:
                 "conversation of run %s (agent %s) is not stored: its runner was not opened from a URL and has no "
                 "persistence. Pass persistence=PersistenceManager.open(path_or_url) to AgentRunner to keep "
                 "conversations, or persistence=None to turn this warning off",
-                row.run_id, row.agent,
+                row.run_id, row.agent, extra=about_run(row.run_id, row.attempt),
             )  # fmt: skip
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime as _dt
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -16,12 +15,14 @@ from uuid import UUID
 
 from .._core.codec.json import decode
 from .._core.ids import known_uuid
+from .._core.log import log
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor
 from .._core.threads import in_thread
 from .._core.validation import must, type_name, unknown
 from .._execution.result_codec import decode_result, omitted_history_in
 from .._execution.run_control import Services
+from .._execution.tracing import with_traceparent
 from ..config import get_config
 from ..errors import StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import EventBus
@@ -33,21 +34,21 @@ from ..registry import DEFAULT, Registry, key_of
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from .arguments import check_messages, check_parts, concurrency_key_of, merged_input, run_busy_error
+from .arguments import check_parts, concurrency_key_of, merged_input, run_busy_error
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
 from .inline_runs import InlineRuns
+from .lifespans import Lifespans
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
-from .settings import RunnerConfig
+from .settings import SHUTDOWN_SECONDS, RunnerConfig
 from .signals import SHARED
 from .worker import Worker
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 MAX_REFUSED_CLAIMS = 3  # claims of a run in a row whose writes are refused although no other process owns the run
 
@@ -104,7 +105,8 @@ class AgentRunner(RunClient):
                 if given is None:
                     opened(backend)
             super().__init__(backends, config, registry, persistence)
-            self._has_store_url = settings.backend_url is not None and not (queue or event_bus or state_store)
+            at_url = settings.backend_url is not None and not (queue or event_bus or state_store)
+            self._has_store_url = at_url and backends.hold_documents
             self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
             self.tracer: Tracer | None = traced(settings, trace_sinks, backends.queue.clock)
             self._borrowed: bool = False  # the backends are another runner's
@@ -126,7 +128,8 @@ class AgentRunner(RunClient):
         """Create a runner whose runs are stored in a SQLite file, Redis, or memory.
 
         Args:
-            path_or_url: The path of a SQLite file, `sqlite:///path`, `redis://host`, or `memory://`.
+            path_or_url: The path of a SQLite file, `sqlite:///path`, `redis://host`, `memory://`, or a URL whose scheme
+                an installed package adds.
             config: As in `AgentRunner`, like the other arguments.
             tools: As in `AgentRunner`.
             trace_sinks: As in `AgentRunner`.
@@ -165,7 +168,7 @@ class AgentRunner(RunClient):
                 persistence=persistence,
                 registry=registry,
             )
-        runner._has_store_url = True
+        runner._has_store_url = opened_backends.hold_documents
         return runner
 
     def worker_for(self, registry: Registry) -> AgentRunner:
@@ -182,8 +185,15 @@ class AgentRunner(RunClient):
     def _prepare(self) -> None:
         super()._prepare()
         self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config)
+        self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
-        self._worker: Worker = Worker(self.queue, self.config, lambda: self.registry, self.new_execution)
+        self._worker: Worker = Worker(
+            self.queue,
+            self.config,
+            lambda: self.registry,
+            self.new_execution,
+            partial(self._lifespans.leave, idle_only=True),
+        )
         self._monitor: PerLoop[Monitor] = PerLoop(partial(Monitor, clock=self.queue.clock))
         self._inline_runs: InlineRuns = InlineRuns(self.queue.clock, self.config.grace_seconds)
         if not self.backends.durable and "memory" not in _warned:
@@ -209,6 +219,7 @@ class AgentRunner(RunClient):
         await self._worker.close()
         await self._inline_runs.stop(until)
         self._closed = True
+        await self._lifespans.leave()
         self.heartbeat.stop()
         self.watcher.close()
         async with AsyncExitStack() as closing:  # each is closed, even if another one fails
@@ -287,7 +298,7 @@ class AgentRunner(RunClient):
         input_ = merged_input(input_data, params)
         key = await self._free_key(concurrency_key, input_, parent_run_id)
         row = self.queue.new_row(
-            run_id, runtime.key, input_, metadata, parent_run_id=parent_run_id,
+            run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent_run_id,
             concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "",
         )  # fmt: skip
         result = await self._execute(row, runtime, if_running)
@@ -412,6 +423,7 @@ class AgentRunner(RunClient):
             persistence=lambda: self.persistence,
             recorder=recorder,
             not_kept=not_kept,
+            enter_lifespan=self._lifespans.enter,
             slots=None if inline else self._worker.slots,
             backpressure=self._flow.published,
         )
@@ -446,6 +458,8 @@ class AgentRunner(RunClient):
         parent_run_id: UUID | str | None = None,
         metadata: Mapping[str, Any] | None = None,
         concurrency_key: str | None = None,
+        traceparent: str | None = None,
+        params: Mapping[str, Any] | None = None,
     ) -> UUID:
         """Store a run for a worker.
 
@@ -462,6 +476,9 @@ class AgentRunner(RunClient):
             metadata: Stored with the run.
             concurrency_key: 1 to 512 characters. Runs with the same key execute one at a time. None means the
                 conversation of an input with a `conversation_id`, and no key for a child run. "" means no key.
+            traceparent: The span that the run's spans belong to, as a W3C `traceparent`. None: the current span, if a
+                trace sink knows one. It is stored in the metadata.
+            params: Merged into the "params" of the input.
 
         Returns:
             The run's id, once the run is durable.
@@ -469,7 +486,7 @@ class AgentRunner(RunClient):
         row = self.new_run(
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
             idempotency_key=idempotency_key, expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
-            concurrency_key=concurrency_key,
+            concurrency_key=concurrency_key, traceparent=traceparent, params=params,
         )  # fmt: skip
         stored, _ = await self.insert_run(row)
         return stored.decoded("run_id", known_uuid)
@@ -478,12 +495,12 @@ class AgentRunner(RunClient):
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `submit`."""
         self._require_writable()
         key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
-        input = {} if input is None else input
-        check_messages(input)
+        input = merged_input(input, options.pop("params", None), name="input")
         options["concurrency_key"] = concurrency_key_of(
             options.get("concurrency_key"), input, options.get("parent_run_id")
         )
-        return self.queue.new_row(options.pop("run_id", None), key, input, **options)
+        metadata = with_traceparent(options.pop("metadata", None), self.tracer, options.pop("traceparent", None))
+        return self.queue.new_row(options.pop("run_id", None), key, input, metadata, **options)
 
     async def insert_run(self, row: RunRow) -> tuple[RunRow, bool]:
         """Store a row of `new_run`. Return the stored row, and whether this call stored it."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from .._core.arguments import checked_int
 from .._core.context_vars import start_helper
+from .._core.log import about_run, log
 from .._core.per_loop import call_in_loop
 from .._core.validation import Shown, is_number, must
 from ..errors import AgentRuntimeError, StorageClosed
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .execution import RunExecution
     from .settings import RunnerConfig
 
-log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 MAINTENANCE_INTERVAL = 0.1  # seconds after which a busy worker checks expired leases and timers again
 EXTRA_WAIT = 2.0  # seconds that a blocking claim waits longer than until the next poll
@@ -46,6 +45,7 @@ class Worker:
         config: Settings of the runner.
         registry: Returns the agents whose runs are claimed. A turn manager replaces the registry of its runner.
         new_execution: Creates the execution of a claimed run.
+        leave_lifespans: Called when the loop has drained.
     """
 
     def __init__(
@@ -54,11 +54,13 @@ class Worker:
         config: RunnerConfig,
         registry: Callable[[], Registry],
         new_execution: Callable[..., RunExecution],
+        leave_lifespans: Callable[[], Awaitable[None]],
     ) -> None:
         self.queue = queue
         self.config = config
         self._registry = registry
         self._new_execution = new_execution
+        self._leave_lifespans = leave_lifespans
         self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self.wake)
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
         #: Tasks that did not stop on shutdown, referred to until they end. Their runs were released.
@@ -187,8 +189,9 @@ class Worker:
             _ = self._follow(start_helper(execution.release_unstarted()), execution)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error(
-                "execution of %s failed: %s; it is claimed again later", execution.claim.label, error, exc_info=error
-            )
+                "execution of %s failed: %s; it is claimed again later", execution.claim.label, error,
+                exc_info=error, extra=about_run(execution.row.run_id, execution.row.attempt),
+            )  # fmt: skip
 
     def _forget(self, execution: RunExecution) -> None:
         self._suspects.ended(execution)
@@ -221,7 +224,10 @@ class Worker:
                 if (stop_listening := self.queue.listen("work", self._wake_from_thread)) is not None:
                     undo.callback(stop_listening)
                 self._blocking_claims = self.queue.blocking_claims(self.start_delivered)
-                await self._work(wake)
+                try:
+                    await self._work(wake)
+                finally:
+                    await self._leave_lifespans()
             finally:
                 # Not at the start: `stop()` may have been called before the first iteration.
                 self._wake_event, self._stopping, self._hurry = None, False, False
@@ -364,7 +370,10 @@ class Worker:
             await asyncio.wait(releases, timeout=RELEASE_SECONDS)
         finally:
             for execution in left.values():
-                log.warning("%s did not stop when it was cancelled; released to the queue", execution.claim.label)
+                log.warning(
+                    "%s did not stop when it was cancelled; released to the queue", execution.claim.label,
+                    extra=about_run(execution.row.run_id, execution.row.attempt),
+                )  # fmt: skip
                 execution.control.lost = execution.control.closed = True
                 execution.claim.unregister()
                 self._forget(execution)

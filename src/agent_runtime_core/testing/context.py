@@ -20,10 +20,13 @@ from .._core.event_types import EventType
 from .._core.ids import run_uuid, trace_id, unbroken
 from .._core.per_loop import call_in_loop
 from .._core.threads import AGENT_CONTEXT
+from .._core.typed_steps import typed_step
 from .._core.validation import MAX_DEPTH, must
+from .._execution.charging import charge_of
 from .._execution.inbox import checked_when, interrupts, mailbox_payload, message_of, user_message
 from .._execution.step_function import call_in_thread
 from .._execution.sync_context import SyncRunContext, blocking_form, is_async, run_agent
+from .._execution.usage import total
 from ..errors import NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief, deciding_error, text_of
 from ..events.base import agent_event_type, checked_event_name
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
@@ -125,8 +128,13 @@ class MockRunContext:
         self.attempt = 1
         self.step_id: str | None = None
         self.idempotency_key: str | None = None
+        self.traceparent: str | None = None
         #: The budget shared by all agent loops of this context, if the caller set limits.
         self.budget: Budget | None = None
+        #: What `charge` has counted.
+        self.usage: dict[str, Any] = {}
+        #: What `trace` has reported.
+        self.traces: list[tuple[str, dict[str, Any]]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.checkpoints: list[dict[str, Any]] = []
         self.sleeps: list[float] = []
@@ -159,6 +167,26 @@ class MockRunContext:
     def persistence(self, manager: PersistenceManager) -> None:
         self._persistence = manager
 
+    def charge(
+        self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
+        turns: int = 1, tool_calls: int = 0,
+    ) -> None:  # fmt: skip
+        """Count the call in `usage`, and against the limits of `budget`, if there is one."""
+        charged = charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls)
+        self.usage = total([self.usage, charged])
+        if self.budget is not None:
+            self.budget.recalled(charged)
+            if (error := self.budget.exceeded()) is not None:
+                raise error
+
+    def check_limits(self) -> None:
+        if self.budget is not None:
+            self.budget.before_turn()
+
+    def trace(self, kind: str, payload: dict[str, Any]) -> None:
+        """Keep the trace in `traces`."""
+        self.traces.append((kind, _copied(payload)))
+
     def own_conversation(self) -> None:
         """Set `owns_conversation`. There is no runner that appends to a conversation here."""
         self.owns_conversation = True
@@ -182,6 +210,7 @@ class MockRunContext:
     def is_cancelled(self) -> bool:
         return self._cancelled
 
+    @typed_step
     async def step(
         self,
         name: str,

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from .._core.chat_messages import messages_in
 from .._core.validation import must
 from ..errors import brief
-from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
+from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..llm._openai_format import text_of_answer
 from ..loop.answers import flaw_of
 from ..tools.json_in_text import after_thoughts

@@ -1,0 +1,32 @@
+"""Chat messages, and the check of a list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypedDict
+
+from .validation import must
+
+
+class Message(TypedDict, total=False):
+    """A chat message in OpenAI's format."""
+
+    role: str
+    content: str | list[Any] | dict[str, Any] | None
+    name: str
+    tool_call_id: str
+    tool_calls: list[dict[str, Any]]
+    metadata: dict[str, Any]
+
+
+#: Two names of the role of a prompt.
+SYSTEM_ROLES: Final = ("system", "developer")
+
+
+def messages_in(given: Any) -> list[Any]:
+    """Return the messages as a new list; InvalidArgument unless they are a list of dicts."""
+    no_list = isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable)
+    messages = [] if no_list else list(given)
+    if no_list or not all(isinstance(each, Mapping) for each in messages):
+        raise must("messages", "be a list of dicts", given, "Example: [{'role': 'user', 'content': 'hi'}]")
+    return messages
