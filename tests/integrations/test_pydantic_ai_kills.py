@@ -1,0 +1,22 @@
+"""Agents of Pydantic AI, killed at each model call and tool call, repeat no call that is recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.framework_kills import check_kills
+
+pytest.importorskip("pydantic_ai")
+
+STORE = "{folder}/runs.db"
+CALLS = ["model 1", "price tea", "price milk", "model 2", "order 2 tea", "model 3"]
+
+
+def test_recorded_calls_of_an_agent_are_not_repeated(tmp_path: Path) -> None:
+    assert check_kills("tests.integrations.pydantic_ai_program", STORE, tmp_path) == CALLS
+
+
+def test_recorded_calls_of_run_sync_are_not_repeated(tmp_path: Path) -> None:
+    assert check_kills("tests.integrations.pydantic_ai_sync_program", STORE, tmp_path) == CALLS

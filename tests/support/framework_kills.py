@@ -1,0 +1,125 @@
+"""Programs with an agent of a framework, killed at each of its model and tool calls, and resumed.
+
+A program is a module `python -m PROGRAM STORE LOG KILL_AT`. It calls `begin()` first, executes its run with a fixed run
+id (`AgentRunner.execute` resumes a run that crashed), and passes the final output to `finish(output)`. Each real model
+call and tool call calls `called(label)` before it does anything. A label names one call of the run, such as "model 2",
+and must be the same in each process: count the messages of the conversation, not the calls of the process.
+
+KILL_AT is "" for none, "3" to die inside the third call, or "3:recorded" to die before the third call begins, when the
+results of the first two are recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import ROOT
+
+PATIENCE = 120.0  # seconds that one process may take; importing a framework takes some of them
+OUTPUT = "output: "
+
+
+@dataclass
+class _Calls:
+    """Where this process logs its calls, and at which call it dies."""
+
+    log: Path
+    kill_at: int
+    recorded: bool
+
+
+_calls: _Calls | None = None
+
+
+def begin() -> str:
+    """Read the command line of a program; the URL of its store."""
+    global _calls
+    store, log, kill_at = sys.argv[1:4]
+    number, _, mode = kill_at.partition(":")
+    _calls = _Calls(Path(log), int(number or 0), mode == "recorded")
+    return store
+
+
+def called(label: str) -> None:
+    """Log that a real call begins; die here if it is the call to die at."""
+    if _calls is None:  # a test in this process uses the same models and tools
+        return
+    number = len(logged(_calls.log)) + 1
+    dies = number == _calls.kill_at
+    if dies and _calls.recorded:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with _calls.log.open("a") as file:
+        file.write(label + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def finish(output: Any) -> None:
+    """Print the final output."""
+    sys.stdout.write(OUTPUT + json.dumps(output, sort_keys=True) + "\n")
+    sys.stdout.flush()
+
+
+def logged(log: Path) -> list[str]:
+    """The labels of the calls that began."""
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def run_program(program: str, store: str, log: Path, kill_at: str = "") -> Any:
+    """The final output of one process; None if it was killed."""
+    command = [sys.executable, "-m", program, store, str(log), kill_at]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if kill_at and ended.returncode == -signal.SIGKILL:
+        return None
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert not kill_at, f"{program} was not killed at call {kill_at}: {logged(log)}"
+    printed = [line for line in ended.stdout.splitlines() if line.startswith(OUTPUT)]
+    assert len(printed) == 1, ended.stdout
+    return json.loads(printed[0].removeprefix(OUTPUT))
+
+
+def check_kills(program: str, store_url: str, tmp_path: Path, *, at_least: int = 2) -> list[str]:
+    """Kill a program at each of its calls in both ways, resume it, and compare; the labels of the undisturbed calls.
+
+    Each kill has a folder of its own: `{folder}` in `store_url` is replaced by its path, and `{name}` by its name. The
+    final output must be that of the undisturbed run, and no call may begin twice except the one that was killed.
+    """
+    expected, calls = _undisturbed(program, store_url, tmp_path)
+    assert len(calls) >= at_least, calls
+    assert len(set(calls)) == len(calls), f"labels of calls must differ: {calls}"
+    for number in range(1, len(calls) + 1):
+        for mode in ("", ":recorded"):
+            kill_at = f"{number}{mode}"
+            store, log = _place(store_url, tmp_path, f"kill-{number}{mode.replace(':', '-')}")
+            assert run_program(program, store, log, kill_at) is None
+            begun = logged(log)
+            output = run_program(program, store, log)
+            assert output == expected, f"killed at {kill_at}"
+            # A call that was in flight has no result yet, so it is made again. All others are made once.
+            again = [] if mode else begun[-1:]
+            assert sorted(logged(log)) == sorted(calls + again), f"killed at {kill_at}: {logged(log)}"
+    return calls
+
+
+def _undisturbed(program: str, store_url: str, tmp_path: Path) -> tuple[Any, list[str]]:
+    store, log = _place(store_url, tmp_path, "undisturbed")
+    output = run_program(program, store, log)
+    calls = logged(log)
+    assert run_program(program, store, log) == output, "a run that succeeded must return its saved result"
+    assert logged(log) == calls, "a run that succeeded must make no call"
+    return output, calls
+
+
+def _place(store_url: str, tmp_path: Path, name: str) -> tuple[str, Path]:
+    folder = tmp_path / name
+    folder.mkdir()
+    return store_url.format(folder=folder, name=name), folder / "calls.log"
