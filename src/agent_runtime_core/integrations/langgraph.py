@@ -1,0 +1,192 @@
+"""Run graphs of LangGraph inside a run: checkpoints in your store, durable calls, questions to people, limits.
+
+Needs the extra `langgraph`. `run_graph` runs a graph and resumes it where it stopped. Inside its nodes
+`current_run().step(...)` makes single calls durable, and `DurableChatModel` does so for the calls of a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import merge_configs, var_child_runnable_config
+from langgraph.errors import GraphBubbleUp
+from langgraph.types import Command, StateSnapshot
+
+from .._core.context_vars import restore
+from .._core.validation import must
+from .._execution.step_policy import CONTROL_FLOW
+from .._execution.step_scope import CURRENT_STEP, FRAMEWORK_TASKS, FrameworkTask, StepScope
+from ..interfaces import RunContext
+from ._langgraph_model import DurableChatModel as DurableChatModel
+from ._langgraph_saver import AgentRuntimeSaver as AgentRuntimeSaver
+
+__all__ = ["AgentRuntimeSaver", "DurableChatModel", "run_graph"]
+
+CALL = "agent_runtime_call"  # in the metadata of each checkpoint: the call of `run_graph` that wrote it
+_TASK, _SCRATCHPAD = "__pregel_task_id", "__pregel_scratchpad"  # LangGraph's names in the config of a node
+
+
+class _Call(NamedTuple):
+    """A call of `run_graph`: its run, its id, the step that it is in, and an object of its own."""
+
+    run_id: str
+    id: str
+    scope: StepScope | None
+    attempt: object
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("agent_runtime_graph", default=None)
+
+
+async def run_graph(
+    ctx: RunContext, graph: Any, input: Any, config: RunnableConfig | None = None, *,
+    stream_mode: str | Sequence[str] = (), subgraphs: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """Run a compiled graph to its end, and return what its `ainvoke` returns.
+
+    If the run is resumed, the graph continues at its last checkpoint. Each `interrupt(value)` of a node becomes
+    `ctx.approve(NAME_OF_THE_NODE, value)`: the run waits until somebody answers, and the answer is what `interrupt`
+    returns. Several questions at once are asked one after the other.
+
+        builder.compile(checkpointer=AgentRuntimeSaver("agents.db"))
+        ...
+        result = await run_graph(ctx, graph, {"question": "..."})
+
+    Args:
+        ctx: The context of the run.
+        graph: A graph that was compiled with a checkpointer.
+        input: The input of the graph.
+        config: The config of the graph. Without a `thread_id`, the thread has the id of the run.
+        stream_mode: Publish these parts of LangGraph's stream as events of the run, such as "updates" or "messages".
+            The type of an event is `langgraph.updates`, and its payload has the fields `data` and `ns`.
+        subgraphs: Publish the parts of subgraphs too.
+        **options: More arguments of the graph's `astream`.
+
+    Raises:
+        InvalidArgument: The graph has no checkpointer, or the config names a checkpoint.
+    """
+    if not hasattr(graph.checkpointer, "aget_tuple"):
+        fix = "Compile it with builder.compile(checkpointer=AgentRuntimeSaver('agents.db'))"
+        raise must("graph", "have a checkpointer", graph.checkpointer, fix)
+    call_id = str(await ctx.uuid4())
+    config = _configured(ctx, config, call_id)
+    modes = [stream_mode] if isinstance(stream_mode, str) else list(stream_mode)
+    run = _Stream(ctx, graph, config, modes, {"subgraphs": subgraphs, **options})
+    saved = await graph.checkpointer.aget_tuple(config)
+    if saved is not None and saved.metadata.get(CALL) == call_id:
+        input = await _resumed(ctx, graph, config)
+    while True:
+        output = await run.until_stopped(input, call_id)
+        state = await graph.aget_state(config)
+        if not state.interrupts:
+            return output
+        input = Command(resume=await _answers(ctx, state))
+
+
+async def _resumed(ctx: RunContext, graph: Any, config: RunnableConfig) -> Command[Any] | None:
+    """Return the input with which a graph resumes; None to continue. A graph that has ended then returns its output."""
+    journal = getattr(ctx, "journal", None)  # a MockRunContext has none
+    if journal is not None:
+        journal.recall_tasks()
+    state = await graph.aget_state(config)
+    # A node that failed after its question was answered has saved the answer, and LangGraph still lists the question.
+    # Then the node runs before anybody is asked again: a second answer would be that to its next question.
+    failed = any(task.error is not None for task in state.tasks)
+    return Command(resume=await _answers(ctx, state)) if state.interrupts and not failed else None
+
+
+def _configured(ctx: RunContext, config: RunnableConfig | None, call_id: str) -> RunnableConfig:
+    given = (config or {}).get("configurable", {})
+    if given.get("checkpoint_id"):
+        fix = "Use graph.aupdate_state to continue from an earlier checkpoint"
+        raise must("config", "not have a checkpoint_id", given["checkpoint_id"], fix)
+    thread = given.get("thread_id", str(ctx.run_id))
+    return merge_configs(config, {"configurable": {"thread_id": thread}, "metadata": {CALL: call_id}})
+
+
+async def _answers(ctx: RunContext, state: StateSnapshot) -> dict[str, Any]:
+    """Ask for the answers to all questions of a graph; by the id of the interrupt."""
+    names = {each.id: task.name for task in state.tasks for each in task.interrupts}
+    answers = {}
+    for each in state.interrupts:
+        schema = each.response_schema if isinstance(each.response_schema, dict) else None
+        name = names.get(each.id, "interrupt")
+        answers[each.id] = await ctx.approve(name, _plain(each.value), schema=schema, key=each.id)
+    return answers
+
+
+@dataclasses.dataclass
+class _Stream:
+    """Runs a graph, and publishes the parts of its stream."""
+
+    ctx: RunContext
+    graph: Any
+    config: RunnableConfig
+    modes: Sequence[str]
+    options: Mapping[str, Any]
+
+    async def until_stopped(self, input: Any, call_id: str) -> Any:
+        """Run the graph until it ends or asks; its last values."""
+        output = None
+        modes = list(dict.fromkeys([*self.modes, "values"]))
+        scope = CURRENT_STEP.get()
+        scope = scope if scope is not None and scope.token.run_id == _id(self.ctx) else None
+        token = _CALL.set(_Call(_id(self.ctx), call_id, scope, object()))
+        # The values of a checkpoint must be durable before its nodes run: the keys of their steps contain its id.
+        parts = self.graph.astream(
+            input, self.config, **{"durability": "sync", **self.options}, stream_mode=modes, version="v2"
+        )
+        try:
+            async for part in parts:
+                if part["type"] == "values" and not part["ns"]:
+                    output = part["data"]
+                if part["type"] in self.modes:
+                    data = {"ns": list(part["ns"]), "data": _plain(part["data"])}
+                    await self.ctx.emit(f"langgraph.{part['type']}", data)
+        finally:
+            await parts.aclose()
+            restore(_CALL, token)
+        return output
+
+
+def _id(ctx: RunContext) -> str:
+    return str(ctx.run_id)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a graph as JSON."""
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, BaseMessage) or hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return repr(value)
+
+
+def _current_task(run_id: str, scope: StepScope | None) -> FrameworkTask | None:
+    """Return the node of a graph that the calling code is in, between steps.
+
+    The id of a node's task is the same when the graph resumes at the checkpoint before it. Each attempt of the node
+    has a counter of its own.
+    """
+    call = _CALL.get()
+    if call is None or call.run_id != run_id or call.scope is not scope:
+        return None  # also in a run that a node of another run's graph has started
+    configurable = (var_child_runnable_config.get() or {}).get("configurable") or {}
+    if (task := configurable.get(_TASK)) is not None and (pad := configurable.get(_SCRATCHPAD)) is not None:
+        return FrameworkTask(task, pad.interrupt_counter)
+    return FrameworkTask(call.id, call.attempt)
+
+
+FRAMEWORK_TASKS.append(_current_task)
+CONTROL_FLOW.append(GraphBubbleUp)
