@@ -1,0 +1,118 @@
+"""Step keys for agents of OpenAI Agents that run one inside another, or at the same time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from ..errors import StepExecutionError
+from ..interfaces import RunContext
+from ..interfaces import current_run as current_run
+
+T = TypeVar("T")
+
+
+class Scope:
+    """Numbers the model calls of one agent loop.
+
+    The calls of a loop are sequential, so their numbers are the same when the run resumes. Loops that run at the same
+    time have a scope each.
+
+    Args:
+        prefix: The start of all step keys of this scope.
+        root: The scope of the whole run, None if it is this one.
+    """
+
+    def __init__(self, prefix: str = "", root: Scope | None = None) -> None:
+        self.prefix: str = prefix
+        self.root: Scope = root or self
+        self.calls: int = 0
+        self._failures: int = 0
+        self._failed: object = None  # the input of the last model call, if that failed
+        #: How often the run asked people about calls of the current answer.
+        self.questions: int = 0
+        self._children: dict[str, Scope] = {}
+        self._uses: Counter[str] = Counter()
+
+    def next_call(self, given: object) -> str:
+        """Return the step key of the next model call.
+
+        If the last call failed or was cancelled, a call with the same input repeats it and is the same step. A call
+        with another input shows that the code continued. Its key, and all later ones, then contain the number of
+        failures: if the failed call succeeds when the run resumes, it is not followed by answers of another agent.
+
+        Args:
+            given: The input of the call.
+        """
+        if self._failed is not None and self._failed is not given:
+            self._failures += 1
+        self._failed = None
+        self.calls += 1
+        self.questions = 0
+        return f"{self.prefix}{self._number()}"
+
+    def failed(self, given: object) -> None:
+        """Note that the last model call failed or was cancelled."""
+        self.calls -= 1
+        self._failed = given
+
+    def key(self, name: str) -> str:
+        """Return the step key of something that follows the last model call, such as a tool call.
+
+        The number of the model call is part of it, because some servers repeat the ids of tool calls.
+        """
+        return f"{self.prefix}{self._number()}:{name}"
+
+    def _number(self) -> str:
+        return f"{self.calls}~{self._failures}" if self._failures else str(self.calls)
+
+    def next_use(self, name: str) -> str | None:
+        """Return the step key of the next use of a name, None if the name and the number of its use identify it."""
+        if self.root is self:
+            return None
+        self._uses[name] += 1
+        return f"{self.prefix}{self._uses[name]}"
+
+    def child(self, name: str) -> Scope:
+        """Return the scope of a loop inside this one, the same for the same name."""
+        return self._children.setdefault(name, Scope(f"{self.prefix}{name}/", self.root))
+
+
+_CURRENT: ContextVar[Scope | None] = ContextVar("agent_runtime_core_openai_scope", default=None)
+_ROOTS: WeakKeyDictionary[RunContext, Scope] = WeakKeyDictionary()
+
+
+def scope_of(ctx: RunContext) -> Scope:
+    """Return the scope of the calling code."""
+    root = _ROOTS.setdefault(ctx, Scope())
+    scope = _CURRENT.get()
+    # A run that another run executes inherits its context variables.
+    return scope if scope is not None and scope.root is root else root
+
+
+@contextmanager
+def inside(ctx: RunContext, name: str) -> Iterator[Scope]:
+    """Let the code of a block have the child scope of that name."""
+    scope = scope_of(ctx).child(name)
+    token = _CURRENT.set(scope)
+    try:
+        yield scope
+    finally:
+        _CURRENT.reset(token)
+
+
+async def unwrapped(step: Awaitable[T]) -> T:
+    """Return the result of a step, or raise the error of its function, as the SDK would see it without a step.
+
+    If the class of a recorded error is not imported, its StepExecutionError is raised.
+    """
+    try:
+        return await step
+    except StepExecutionError as error:
+        failure = error.__cause__ if error.__cause__ is not None and type(error) is StepExecutionError else error
+    # Outside of the `except` block, so that the error and its context do not refer to each other.
+    raise failure
