@@ -1,0 +1,294 @@
+"""Tools of an MCP server for agents: discovered once for each run, and called as recorded steps.
+
+Needs the extra `mcp`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, cast
+
+from mcp import Client, MCPError
+from mcp.client.stdio import StdioServerParameters
+from mcp.server import Server
+from mcp.server.mcpserver import MCPServer
+from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND, RequestParamsMeta
+from mcp_types import Tool as MCPTool
+
+from .._core.context_vars import start_helper
+from .._core.log import log
+from .._core.per_loop import PerLoop
+from .._core.validation import must
+from ..agents import ToolCallingAgent
+from ..errors import InvalidArgument, ToolFailed, deciding_error
+from ..interfaces import RunContext, RunResult
+from ..tools.names import tool_name
+from ..tools.registry import ToolRegistry
+from ..tools.tool import Tool
+from ._mcp_content import content_of, text_of
+
+__all__ = ["MCPAgent", "MCPTools", "ServerUnreachable"]
+
+
+#: What an MCP server gets in the `_meta` of each call: the same value for each repetition of the call.
+IDEMPOTENCY_KEY: Final = "agent-runtime-core/idempotency-key"
+_PAGES: Final = 100  # of a list of tools; a server whose list has no end must not occupy a run forever
+
+
+class ServerUnreachable(ConnectionError):
+    """No connection to an MCP server could be made. The call was not sent, so repeating it is safe."""
+
+
+class MCPTools:
+    """The tools of an MCP server.
+
+        mcp = MCPTools("http://127.0.0.1:8000/mcp")
+        tools = await mcp.registry(ctx)
+
+    The list of tools is requested once for each run, and recorded. A resumed run gets the recorded list. The server is
+    connected when it is first needed, so a run whose calls are all recorded needs no server. If the connection is lost,
+    the next call makes a new one.
+
+    Args:
+        server: The URL of a server with streamable HTTP, the `StdioServerParameters` of a command, a server object of
+            the SDK, or a function that returns a new `mcp.Client` for each connection.
+        name: Names the server in the journal and in errors.
+        prefix: Begins the name of each tool, such as "files_". Names that a model provider rejects are converted.
+        include: Only the tools with these names of the server. None means all.
+        confirm: Which tools need the approval of a person for each call: True for all, False for none, or a function
+            that decides for an `mcp_types.Tool`. None follows the tool's annotations: all tools except those with
+            `readOnlyHint: true` or `destructiveHint: false`.
+        timeout: Time limit of one call in seconds, or None.
+        retries: How often to try again if no connection to the server can be made.
+        retry_delay: Seconds before each of these attempts.
+        on_in_doubt: What to do about a call with side effects that a crash interrupted: "retry" sends it again with the
+            same idempotency key, "fail" and "review" do not.
+
+    Raises:
+        InvalidArgument: The name is empty. `registry` raises it for a tool whose name is taken.
+    """
+
+    def __init__(
+        self,
+        server: str | StdioServerParameters | Server[Any] | MCPServer | Callable[[], Client],
+        *,
+        name: str = "mcp",
+        prefix: str = "",
+        include: Sequence[str] | None = None,
+        confirm: bool | Callable[[MCPTool], bool] | None = None,
+        timeout: float | None = None,
+        retries: int = 2,
+        retry_delay: float = 1.0,
+        on_in_doubt: str | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise must("name", "be a non-empty string", name)
+        self.name = name
+        self.prefix = prefix
+        self.include: frozenset[str] | None = None if include is None else frozenset(include)
+        self.confirm = confirm
+        self.timeout = timeout
+        self.retries = retries
+        self.retry_delay = retry_delay
+        self.on_in_doubt = on_in_doubt
+        make = server if callable(server) else lambda: Client(server)
+        self._connections: PerLoop[_Connection] = PerLoop(lambda loop: _Connection(name, make))
+
+    async def __aenter__(self) -> MCPTools:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection of this event loop. A later call makes a new one."""
+        await self._connections.here().close()
+
+    async def registry(self, ctx: RunContext | None = None, into: ToolRegistry | None = None) -> ToolRegistry:
+        """Return the server's tools in a registry.
+
+        Args:
+            ctx: The context of the run that records the list. None requests the list from the server.
+            into: The registry to add the tools to. None makes a new one.
+
+        A tool whose schema is invalid is left out, with a warning in the log.
+
+        Raises:
+            ServerUnreachable: No connection to the server could be made.
+        """
+        registry = ToolRegistry() if into is None else into
+        if ctx is None:
+            found = await self._listed()
+        else:
+            found = await ctx.step(
+                f"mcp:{self.name}", self._listed, key="tools", retries=self.retries, retry_delay=self.retry_delay,
+                retry_on=ServerUnreachable, returns=list[dict[str, Any]],
+            )  # fmt: skip
+        for each in found:
+            about = MCPTool.model_validate(each)
+            try:
+                tool = self._tool(about)
+            except InvalidArgument as error:  # such as a reference that names nothing; the others can be used
+                log.warning("tool %r of the MCP server %r is left out: %s", about.name, self.name, error)
+                continue
+            if registry.get(tool.name) is not None:
+                raise must("tool name", "be unique", tool.name, f"Give MCP server {self.name!r} a prefix")
+            registry.register(tool)
+        return registry
+
+    async def _listed(self) -> list[dict[str, Any]]:
+        client = await self._connections.here().client()
+        tools: list[MCPTool] = []
+        cursor = None
+        for _ in range(_PAGES):
+            try:
+                page = await client.list_tools(cursor=cursor)
+            except MCPError as error:
+                await self._connections.here().failed(client, error)
+                if error.code != METHOD_NOT_FOUND:  # a server without tools need not have the method
+                    raise
+                break
+            tools += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        wanted = [each for each in tools if self.include is None or each.name in self.include]
+        return [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in wanted]
+
+    def _tool(self, about: MCPTool) -> Tool:
+        hints = about.annotations
+        read_only = hints is not None and hints.read_only_hint is True
+        # Without hints, a tool counts as destructive: that is the default of the protocol.
+        destructive = not read_only and not (hints is not None and hints.destructive_hint is False)
+        confirm = self.confirm(about) if callable(self.confirm) else self.confirm
+
+        # No argument of a tool may have the name of this parameter.
+        async def call(_run_context_: RunContext | None = None, **arguments: Any) -> Any:
+            return await self._call(about.name, arguments, _run_context_)
+
+        return Tool(
+            name=tool_name(f"{self.prefix}{about.name}"),
+            description=about.description or about.title or about.name,
+            parameters=about.input_schema,
+            handler=call,
+            has_side_effects=not read_only,
+            requires_confirmation=destructive if confirm is None else confirm,
+            metadata={"mcp_server": self.name, "mcp_tool": about.name}
+            | ({} if read_only or self.on_in_doubt is None else {"on_in_doubt": self.on_in_doubt}),
+            timeout=self.timeout,
+            retries=self.retries,
+            retry_delay=self.retry_delay,
+            retry_on=ServerUnreachable,
+        )
+
+    async def _call(self, name: str, arguments: dict[str, Any], ctx: RunContext | None) -> Any:
+        connection = self._connections.here()
+        client = await connection.client()
+        key = None if ctx is None else ctx.idempotency_key
+        meta = None if key is None else cast("RequestParamsMeta", {IDEMPOTENCY_KEY: key})
+        try:
+            result = await client.call_tool(name, arguments, meta=meta)
+        except MCPError as error:
+            await connection.failed(client, error)
+            raise ToolFailed(name, f"the MCP server {self.name!r} reported: {error.message}") from error
+        if result.is_error:
+            raise ToolFailed(name, text_of(result) or "no reason given")
+        return content_of(result)
+
+
+class _Connection:
+    """The connection of one event loop. A task of its own holds it, because the SDK closes it in the same task."""
+
+    def __init__(self, name: str, make: Callable[[], Client]) -> None:
+        self._name = name
+        self._make = make
+        self._lock = asyncio.Lock()
+        self._client: Client | None = None
+        self._closing = asyncio.Event()
+        self._holder: asyncio.Task[None] | None = None
+
+    async def client(self) -> Client:
+        """Return the connected client.
+
+        Raises:
+            ServerUnreachable: No connection could be made.
+        """
+        async with self._lock:
+            if self._client is not None and self._holder is not None and not self._holder.done():
+                return self._client
+            ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+            self._closing = asyncio.Event()
+            self._holder = start_helper(self._hold(ready, self._closing), name=f"mcp:{self._name}")
+            try:
+                self._client = await asyncio.shield(ready)
+            except BaseException:
+                self._closing.set()
+                raise
+            return self._client
+
+    async def _hold(self, ready: asyncio.Future[Client], closing: asyncio.Event) -> None:
+        try:
+            async with self._make() as client:
+                if not ready.done():
+                    ready.set_result(client)
+                await closing.wait()
+        except Exception as error:  # noqa: BLE001 - whatever the SDK and its transports raise
+            if ready.done():
+                log.warning("the connection to the MCP server %r ended: %r", self._name, deciding_error(error))
+                return
+            reason = deciding_error(error)
+            unreachable = ServerUnreachable(
+                f"the MCP server {self._name!r} cannot be reached: {type(reason).__name__}: {reason}. Start it, or "
+                "correct its URL or command"
+            )
+            unreachable.__cause__ = reason
+            ready.set_exception(unreachable)
+
+    async def failed(self, client: Client, error: MCPError) -> None:
+        """Close the connection after an error if it was lost, so that the next call makes a new one."""
+        if error.code == CONNECTION_CLOSED and client is self._client:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the connection and wait until it is closed."""
+        holder, self._holder, self._client = self._holder, None, None
+        self._closing.set()
+        if holder is not None:
+            await asyncio.wait([holder])
+
+
+class MCPAgent(ToolCallingAgent):
+    """A `ToolCallingAgent` whose model may also call the tools of MCP servers.
+
+        class Assistant(MCPAgent):
+            key = "assistant"
+            system_prompt = "You answer questions about files."
+            mcp_servers = [MCPTools("http://127.0.0.1:8000/mcp")]
+
+    Each run has a registry of its own with the tools of the class and those of the servers.
+    """
+
+    #: Further tools, a ToolRegistry.
+    tools: Any = ToolRegistry()
+    #: The servers, a sequence of `MCPTools`.
+    mcp_servers: Any = ()
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        """Execute one run with the tools of the class and of the servers."""
+        tools = ToolRegistry()
+        for each in self.tools.list_tools():
+            tools.register(each)
+        for server in self.mcp_servers:
+            await server.registry(ctx, tools)
+        mine = copy.copy(self)
+        mine.tools = tools
+        return await ToolCallingAgent.run(mine, ctx)
+
+    async def close(self) -> None:
+        """Close the connections to the servers."""
+        async with AsyncExitStack() as stack:
+            for server in self.mcp_servers:
+                stack.push_async_callback(server.close)

@@ -1,0 +1,341 @@
+"""Agents as tools of an MCP server: a call submits a run, and the same `run_id` is the same run.
+
+Needs the extra `mcp`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+from mcp import MCPError
+from mcp.server import Server, ServerRequestContext
+from mcp.server.stdio import stdio_server
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ClientCapabilities,
+    ElicitationCapability,
+    ElicitResult,
+    InputRequests,
+    InputRequiredResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+)
+from mcp_types import Tool as MCPTool
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from .._core.arguments import checked_seconds
+from .._core.context_vars import start_helper
+from .._core.json_schema import misfits
+from .._core.validation import Shown, must
+from ..errors import AgentRuntimeError
+from ..events.event import Event
+from ..interfaces import AgentRuntime
+from ..queue.records import RunRow
+from ..registry import key_of
+from ..runner.approvals import ApprovalRequest
+from ..runner.runner import AgentRunner
+from ..tools.names import tool_name
+from ._mcp_questions import answer, elicitation, questions_of
+from ._mcp_results import RUN_ID, failure, tool_result
+from ._mcp_tasks import RunTasks
+
+__all__ = ["AgentTool", "create_mcp_server", "serve_stdio"]
+
+_Context = ServerRequestContext[Any, Any]
+_RUN_ID: Final = {
+    "type": "string",
+    "description": "Names the run. A call with the run_id of an earlier call returns the result of the same run.",
+}
+_INPUT: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "message": {"type": "string", "description": "The message of the user to the agent."},
+        "params": {"type": "object", "description": "Parameters of the run, for an agent that reads them."},
+    },
+    "additionalProperties": False,
+}
+#: Events that a client needs no progress notification for: there are too many of them.
+_SILENT: Final = ("assistant.delta", "run.heartbeat", "state.checkpoint")
+_LOOK_AGAIN: Final = 1.0  # seconds between two looks for questions of child runs, whose events the run has not
+_CANCEL_SECONDS: Final = 5
+
+
+@dataclass(frozen=True)
+class AgentTool:
+    """An agent as a tool of an MCP server.
+
+    Args:
+        agent: The agent, or the key of a registered one.
+        name: The name of the tool, by default the agent's key.
+        description: What the tool does, by default the first line of the docstring of the agent's class.
+        parameters: JSON Schema of an object, which the agent reads as `ctx.params`. By default the tool has the
+            arguments `message`, which becomes the message of the user, and `params`.
+    """
+
+    agent: AgentRuntime | str
+    name: str | None = None
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+
+
+def create_mcp_server(
+    runner: AgentRunner,
+    agents: Iterable[AgentTool | AgentRuntime | str] | None = None,
+    *,
+    name: str = "agent-runtime",
+    instructions: str | None = None,
+    tasks: bool = True,
+    work: bool = True,
+    concurrency: int = 10,
+    poll_interval: float = 1.0,
+) -> Server[Any]:
+    """Create an MCP server whose tools are agents.
+
+        server = create_mcp_server(AgentRunner.open("agents.db"))
+        app = server.streamable_http_app()  # an ASGI app with the path /mcp
+
+    The server has no users: each client can read, answer and cancel each run whose id it knows. Protect the app as the
+    SDK describes.
+
+    Args:
+        runner: The runner of the runs. The server does not close it.
+        agents: The agents. None means all that the runner's registry has when a client lists the tools.
+        name: The name of the server.
+        instructions: A text about the server for the model of a client.
+        tasks: Whether a call of a client with the extension `io.modelcontextprotocol/tasks` returns a task.
+        work: Whether the server executes runs while it serves. False leaves them to other workers.
+        concurrency: How many runs it executes at once.
+        poll_interval: Seconds after which a client asks for its task again.
+
+    Raises:
+        InvalidArgument: An agent or a schema is invalid, or two tools have the same name.
+    """
+    checked_seconds("poll_interval", poll_interval)
+    calls = _Calls(runner, agents)
+    run_tasks = RunTasks(runner, calls.serves, poll_interval) if tasks else None
+    calls.tasks = run_tasks
+    server: Server[Any] = Server(
+        name, instructions=instructions, lifespan=_Work(runner, concurrency).lifespan if work else _nothing,
+        get_tool_input_schema=calls.schema, on_list_tools=calls.listed, on_call_tool=calls.called,
+    )  # fmt: skip
+    if run_tasks is not None:
+        run_tasks.register(server)
+    return server
+
+
+async def serve_stdio(server: Server[Any]) -> None:
+    """Serve one client on standard input and output until it closes them."""
+    async with stdio_server() as (received, sent):
+        await server.run(received, sent, server.create_initialization_options())
+
+
+@contextlib.asynccontextmanager
+async def _nothing(_: Server[Any]) -> AsyncIterator[dict[str, Any]]:
+    yield {}
+
+
+class _Work:
+    """The worker of a server. Connections within one process enter the lifespan of the server several times."""
+
+    def __init__(self, runner: AgentRunner, concurrency: int) -> None:
+        self._runner = runner
+        self._concurrency = concurrency
+        self._entered = 0
+        self._loop: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Server[Any]) -> AsyncIterator[dict[str, Any]]:
+        self._entered += 1
+        if self._loop is None:
+            self._loop = start_helper(self._runner.run_loop(concurrency=self._concurrency, handle_signals=False))
+        try:
+            yield {}
+        finally:
+            self._entered -= 1
+            loop = self._loop
+            if not self._entered and loop is not None:
+                self._loop = None
+                self._runner.stop()
+                await loop
+
+
+class _Ended(Exception):
+    """The run has finished."""
+
+
+class _Calls:
+    """The tools of a server, and their calls."""
+
+    def __init__(self, runner: AgentRunner, agents: Iterable[AgentTool | AgentRuntime | str] | None) -> None:
+        self._runner = runner
+        self._given = None if agents is None else self._by_name(agents)
+        self.tasks: RunTasks | None = None
+        self._served = {self._key(each) for each in (self._given or {}).values()}
+
+    def serves(self, key: str) -> bool:
+        """Return whether the agent with that key is a tool."""
+        return key in self._served if self._given is not None else self._runner.registry.get(key) is not None
+
+    def schema(self, name: str) -> Mapping[str, Any] | None:
+        """Return the input schema of a tool, or None."""
+        tool = self._tools().get(name)
+        return None if tool is None else _schema_of(tool)
+
+    async def listed(self, ctx: _Context, params: PaginatedRequestParams | None) -> ListToolsResult:
+        """Return the tools."""
+        return ListToolsResult(
+            tools=[
+                MCPTool(name=name, description=self._description(each), input_schema=_schema_of(each))
+                for name, each in self._tools().items()
+            ]
+        )
+
+    async def called(self, ctx: _Context, params: CallToolRequestParams) -> Any:
+        """Submit the run of a call, and return its result, its task, or the questions that it asks."""
+        tool = self._tools().get(params.name)
+        if tool is None:
+            raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}")
+        try:
+            row, named = await self._run_of(tool, params)
+        except AgentRuntimeError as error:
+            return failure(str(error))
+        if self.tasks is not None and self.tasks.requested(ctx):
+            return await self.tasks.created(row)
+        if params.input_responses:
+            asked = await questions_of(self._runner, row)
+            for key, response in params.input_responses.items():
+                if key in asked and isinstance(response, ElicitResult):
+                    await answer(self._runner, asked[key], response)
+        try:
+            return await self._outcome(ctx, row)
+        except asyncio.CancelledError:
+            if not named:  # the client has no way to come back to it
+                with anyio.move_on_after(_CANCEL_SECONDS, shield=True):
+                    await self._runner.cancel(row.run_id)
+            raise
+
+    async def _run_of(self, tool: AgentTool, params: CallToolRequestParams) -> tuple[RunRow, bool]:
+        """Return the stored run of a call, and whether its caller can name it in another call."""
+        key, arguments = self._key(tool), dict(params.arguments or {})
+        if problems := list(misfits(arguments, _schema_of(tool), "")):
+            got = Shown("; ".join(problems[:3]))
+            raise must("arguments", "match the input schema of the tool", got)
+        run_id = arguments.pop("run_id", None)
+        if params.request_state is not None:  # the call is repeated with answers to the questions of its run
+            return await self._stored(key, params.request_state), True
+        if run_id is not None and not arguments:
+            return await self._stored(key, run_id), True
+        row, _ = await self._runner.insert_run(self._runner.new_run(key, _input_of(tool, arguments), run_id=run_id))
+        return row, run_id is not None
+
+    async def _stored(self, key: str, run_id: str) -> RunRow:
+        row = await self._runner.queue.require(run_id)
+        if row.agent != key:
+            raise self._runner.queue.unknown_run(run_id)
+        return row
+
+    async def _outcome(self, ctx: _Context, row: RunRow) -> CallToolResult | InputRequiredResult:
+        """Wait until a run ends or asks a question, and notify the client of its progress."""
+        number = 0
+        events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        # A task of its own follows the run. The SDK interrupts each `await` of a cancelled call, also that of its end.
+        following = start_helper(self._follow(row.run_id, events))
+        try:
+            while True:
+                event: Event | Exception | None = None
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_AGAIN):
+                        event = await events.get()
+                if isinstance(event, _Ended):
+                    return tool_result(await self._runner.wait(row.run_id))
+                if isinstance(event, Exception):
+                    raise event
+                if event is not None and event.event_type not in _SILENT:
+                    number += 1
+                    await ctx.session.report_progress(number, message=_about(event))
+                if event is None or event.event_type in ("approval.requested", "step.in_doubt"):
+                    asked = await questions_of(self._runner, await self._runner.queue.require(row.run_id))
+                    if asked:
+                        return _asking(ctx, row, asked)
+        finally:
+            following.cancel()
+
+    async def _follow(self, run_id: str, events: asyncio.Queue[Event | Exception]) -> None:
+        """Put the events of a run into a queue, and an error after the last one."""
+        try:
+            async with contextlib.aclosing(self._runner.stream(run_id)) as stream:
+                async for event in stream:
+                    events.put_nowait(event)
+        except Exception as error:  # noqa: BLE001 - the call raises it
+            events.put_nowait(error)
+        else:
+            events.put_nowait(_Ended())
+
+    def _tools(self) -> dict[str, AgentTool]:
+        return self._by_name(self._runner.registry.keys()) if self._given is None else self._given
+
+    def _by_name(self, agents: Iterable[AgentTool | AgentRuntime | str]) -> dict[str, AgentTool]:
+        found: dict[str, AgentTool] = {}
+        for each in agents:
+            tool = each if isinstance(each, AgentTool) else AgentTool(each)
+            self._runner.agent(tool.agent)  # raises for an agent that is not registered
+            _schema_of(tool)
+            name = tool_name(tool.name or self._key(tool))
+            if name in found:
+                raise must("tool name", "be unique", name, "Pass AgentTool(agent, name)")
+            found[name] = tool
+        return found
+
+    @staticmethod
+    def _key(tool: AgentTool) -> str:
+        return tool.agent if isinstance(tool.agent, str) else key_of(tool.agent)
+
+    def _description(self, tool: AgentTool) -> str:
+        documented = vars(type(self._runner.agent(tool.agent))).get("__doc__") or ""
+        return tool.description or documented.strip().partition("\n")[0] or f"Runs the agent {self._key(tool)}."
+
+
+def _schema_of(tool: AgentTool) -> dict[str, Any]:
+    schema = dict(_INPUT if tool.parameters is None else tool.parameters)
+    properties = schema.get("properties", {})
+    if schema.get("type") != "object" or not isinstance(properties, Mapping):
+        raise must("parameters", "be the JSON Schema of an object", schema)
+    if "run_id" in properties:
+        raise must("parameters", "have no property run_id", Shown("one"), "The tool has this argument already")
+    return {**schema, "properties": {**properties, "run_id": _RUN_ID}}
+
+
+def _input_of(tool: AgentTool, arguments: dict[str, Any]) -> dict[str, Any]:
+    if tool.parameters is not None:
+        return {"params": arguments}
+    messages = {"messages": [{"role": "user", "content": arguments["message"]}]} if "message" in arguments else {}
+    return {"params": arguments.get("params", {}), **messages}
+
+
+def _about(event: Event) -> str:
+    name = next((event.payload[key] for key in ("step_name", "tool_name", "name") if key in event.payload), None)
+    return event.event_type if name is None else f"{event.event_type}: {name}"
+
+
+def _asking(
+    ctx: _Context, row: RunRow, asked: Mapping[str, ApprovalRequest]
+) -> CallToolResult | InputRequiredResult:  # fmt: skip
+    """Return the questions of a run: as forms if the client shows forms, or else as a text."""
+    wanted = ClientCapabilities(elicitation=ElicitationCapability())
+    if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and ctx.session.check_client_capability(wanted):
+        requests: InputRequests = {key: elicitation(each) for key, each in asked.items()}
+        return InputRequiredResult(input_requests=requests, request_state=row.run_id)
+    names = ", ".join(repr(each.name) for each in asked.values())
+    text = (
+        f"Run {row.run_key or row.run_id} waits for a person to answer {names}. When this is done, call this tool with "
+        f"only run_id={row.run_key or row.run_id!r} to get the result."
+    )
+    return CallToolResult(content=[TextContent(text=text)], _meta={RUN_ID: row.run_id})
