@@ -221,6 +221,7 @@ OPENS: dict[str, dict[str, int]] = {
     # Files of its own in the directory `.live`.
     "_engines/sqlite/live_directory.py": {"_open": 1},
     "_engines/sqlite/one_name.py": {"_is_mounted": 1},  # the table of mounts
+    "runner/installed_stores.py": {"open_installed": 1},  # `open` of the object of another package
     "_engines/redis/script.py": {"joined": 1, "lua_source": 1},  # scripts of ours
     "_engines/sqlite/database.py": {"DatabaseFile._create": 1},  # exclusively: one that is there is not opened
     # A file that no process has open, or of which another user's process has the only readable index.

@@ -28,7 +28,7 @@ LAYERS: list[str] = [
     "_execution",
     "runner steps loop",
     "agents planning testing",
-    "_views orchestrator turns",
+    "_views integrations orchestrator turns",
     "inspector server",
     "cli",
     "__main__ __init__",
@@ -37,15 +37,19 @@ LAYERS: list[str] = [
 # The same for the modules of a package, by their names below it. A subpackage is one unit here.
 ROWS: dict[str, list[str]] = {
     "_core": [
-        "clock context_vars event_types former_names json_schema per_loop threads validation",
-        "lazy_import",
-        "codec ids run_tasks settings timeouts",
-        "arguments",
+        "pydantic_types",
+        "clock context_vars current_step event_types former_names per_loop threads trace_sink typed_steps validation",
+        "chat_messages lazy_import schema_references",
+        "installed_schemes",
+        "codec ids json_schema run_tasks settings",
+        "arguments log traceparent",
+        "timeouts",
     ],
     "_core.codec": [
         "tagged type_hints",
         "json",
-        "plain typed",
+        "models plain",
+        "typed",
     ],
     "_engines": [
         "base notifier os_errors",
@@ -94,7 +98,7 @@ ROWS: dict[str, list[str]] = {
         "fencing models vectors",
         "chat_format documents message_tree model_codec task_order vector_index",
         "base jsonl legacy_files",
-        "document_stores",
+        "document_stores open_documents",
         "backends legacy_models",
         "carry_over manager",
     ],
@@ -115,7 +119,8 @@ ROWS: dict[str, list[str]] = {
     ],
     "llm": [
         "_anthropic_content _api_keys _circuit_breaker _client_per_loop "
-        "_error_messages _error_text _finish_reasons _openai_usage _prices _provider _schemas _stream_body",
+        "_error_messages _error_text _finish_reasons _openai_usage _prices _provider _schemas _stream_body "
+        "_tool_images",
         "_anthropic_options _anthropic_turns _openai_errors _openai_format _recording _retries",
         "_anthropic_errors _anthropic_format _message_order _openai_stream",
         "_anthropic_response _fallbacks",
@@ -124,7 +129,7 @@ ROWS: dict[str, list[str]] = {
         "anthropic litellm",
     ],
     "tools": [
-        "annotation_metadata arguments docstrings expression json_in_text names retries",
+        "annotation_metadata arguments docstrings expression json_in_text names parts retries",
         "annotations",
         "schema structured_output",
         "tool",
@@ -134,23 +139,26 @@ ROWS: dict[str, list[str]] = {
         "invocation",
     ],
     "_execution": [
-        "result_codec reviews run_writer step_failure step_policy step_scope write_buffer",
-        "agent_thread event_publisher read_only_writer record_factory run_control step_function step_keys usage",
+        "result_codec reviews run_writer step_policy step_scope stored_errors write_buffer",
+        "agent_thread event_publisher fence_check read_only_writer record_factory run_control step_failure "
+        "step_function",
+        "step_keys usage",
         "claim_writer journal_view sync_context",
         "unconfirmed_writes",
         "step_journal",
-        "checkpoint_writer effects",
-        "mailbox step_runner",
+        "charging checkpoint_writer effects",
+        "mailbox step_runner tracing",
         "context_steps inbox parking",
         "waits",
         "context",
         "recorded_calls",
     ],
     "runner": [
+        "installed_stores",
         "backends backpressure concurrency conversation_history run_watcher settings signals",
         "approvals arguments audit_log completion_hooks crash_suspects forking heartbeat results retention",
-        "cancellation claim outcomes run_recorder",
-        "guarded_calls run_client unread_messages",
+        "cancellation claim lifespans outcomes run_recorder",
+        "guarded_calls run_client run_tracing unread_messages",
         "run_conversation",
         "execution",
         "inline_runs worker",
@@ -169,6 +177,11 @@ ROWS: dict[str, list[str]] = {
         "session",
         "model_calls tool_calls",
         "turn_loop",
+    ],
+    "integrations": [
+        "_langgraph_saver _mcp_content _mcp_questions _mcp_results _openai_responses _openai_scope _steps",
+        "_langgraph_model _mcp_tasks _openai_durable _openai_session _pydantic_ai_steps mcp",
+        "langgraph mcp_server openai_agents pydantic_ai",
     ],
     "planning": [
         "memory_operations number_words recorded_client references",
@@ -231,7 +244,20 @@ ROWS: dict[str, list[str]] = {
 MAY_IMPORT_PACKAGES = {"__init__", "testing", "agents", "runner.backends"}
 LOADER = "_core.lazy_import"
 #: What the packages of an extra import as they are: other code loads them by name.
-OF_EXTRAS = {"server": {"fastapi", "pydantic", "pydantic_core", "starlette", "uvicorn", "websockets"}}
+OF_EXTRAS = {
+    "integrations": {
+        "agents",
+        "anyio",
+        "langchain_core",
+        "langgraph",
+        "mcp",
+        "mcp_types",
+        "openai",
+        "pydantic",
+        "pydantic_ai",
+    },
+    "server": {"fastapi", "pydantic", "pydantic_core", "starlette", "uvicorn", "websockets"},
+}
 
 #: What the adapters of other people may import. Each is a promised package.
 FOR_ADAPTERS = {"queue", "events", "state", "errors", "persistence", "testing", "llm", "interfaces"}

@@ -70,15 +70,23 @@ TWINS = {(".orchestrator", "RunStatus"), (".tools", "ToolResult"), (".persistenc
 
 
 #: Modules that import the packages of an extra as they are.
-NEED_EXTRAS = re.compile(rf"{ROOT}\.(server(\..*)?|cli\.serve)")
+NEED_EXTRAS = {
+    rf"{ROOT}\.(server(\..*)?|cli\.serve)": "fastapi",
+    rf"{ROOT}\.integrations\..*langgraph.*": "langgraph",
+    rf"{ROOT}\.integrations\..*mcp.*": "mcp",
+    rf"{ROOT}\.integrations\..*openai.*": "agents",
+    rf"{ROOT}\.integrations\..*pydantic_ai.*": "pydantic_ai",
+}
+
+
+def _can_be_imported(name: str) -> bool:
+    return all(find_spec(package) for modules, package in NEED_EXTRAS.items() if re.fullmatch(modules, name))
 
 
 def _public_modules() -> Iterator[str]:
     yield ROOT
     for found in pkgutil.walk_packages(agent_runtime_core.__path__, f"{ROOT}."):
-        if not any(part.startswith("_") for part in found.name.split(".")) and (
-            find_spec("fastapi") or not NEED_EXTRAS.fullmatch(found.name)
-        ):
+        if not any(part.startswith("_") for part in found.name.split(".")) and (_can_be_imported(found.name)):
             yield found.name
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
+from websockets.sync.connection import Connection
 
 from tests.server.conftest import TOKEN, Served
 from tests.server.served_turns import PIECE
@@ -48,7 +49,7 @@ def socket_to(server: Served, **options: Any) -> ClientConnection:
     return connect(url, subprotocols=["agent-runtime", f"bearer.{TOKEN}"], max_size=None, **options)  # type: ignore[list-item]
 
 
-def frames_until(connection: ClientConnection, kind: str) -> Iterator[dict[str, Any]]:
+def frames_until(connection: Connection, kind: str) -> Iterator[dict[str, Any]]:
     while True:
         frame = json.loads(connection.recv(PATIENCE))
         yield frame
