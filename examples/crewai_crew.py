@@ -21,8 +21,8 @@ from typing import Any
 os.environ.setdefault("CREWAI_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("CREWAI_TRACING_ENABLED", "false")
 
-from crewai import LLM, Agent, BaseLLM, Crew, Task
-from crewai.tools import tool
+from crewai import LLM, Agent, BaseLLM, Crew, Task  # pyright: ignore[reportMissingImports]
+from crewai.tools import tool  # pyright: ignore[reportMissingImports]
 from pydantic import PrivateAttr
 
 from agent_runtime_core import (

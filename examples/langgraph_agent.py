@@ -64,7 +64,7 @@ class Shopper(AgentRuntime):
     async def run(self, ctx: RunContext) -> RunResult:
         """Build the graph and run it."""
         builder = StateGraph(Shopping)
-        builder.add_node("price", self.price)
+        builder.add_node("price", self.price)  # pyright: ignore[reportArgumentType]
         builder.add_node("buy", self.buy)
         builder.add_conditional_edges(START, lambda state: [Send("price", fruit) for fruit in PRICES], ["price"])
         builder.add_edge("price", "buy")
