@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._engines.base import INSTALL, Guard, Op
+from agent_runtime_core._engines.base import FORGET, INSTALL, Guard, Op
 from agent_runtime_core._execution.claim_writer import BUSY_ATTEMPTS, ClaimWriter
 from agent_runtime_core._execution.event_publisher import derived_rows, publish_op
 from agent_runtime_core._execution.step_journal import StepJournal
@@ -106,7 +106,8 @@ async def test_a_claim_is_carried_to_the_other_engines_before_the_first_read() -
     backends = Watched(apart=True)
     writer = await backends.claimed()
     await writer.open()
-    assert backends.seen == [("state", [INSTALL]), ("bus", [INSTALL])]
+    # The first claim of a process also checks that the engines have separate fences.
+    assert backends.seen == [("state", [FORGET]), ("state", [INSTALL]), ("bus", [FORGET]), ("bus", [INSTALL])]
     backends.seen.clear()
     backends = Watched(apart=False)
     await (await backends.claimed()).open()

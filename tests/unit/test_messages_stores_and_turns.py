@@ -274,7 +274,7 @@ TURNS = [
     Triggered(
         lambda: with_manager(lambda turns: turns.start_turn("hi", nope=1)),
         "start_turn(): unknown option 'nope'. Known: concurrency_key, deadline, delay, expires_in, "
-        "idempotency_key and 4 more.",
+        "idempotency_key and 5 more.",
     ),
     Triggered(
         lambda: with_manager(lambda turns: turns.start_turn("hi", priorty=1)),
