@@ -122,6 +122,8 @@ class Lifespans:
         Args:
             idle_only: Only those of this event loop that no run uses.
         """
+        if not self._held:  # a coroutine of `run_loop` may be closed when no event loop runs any more
+            return
         here, grace = asyncio.get_running_loop(), self._grace()
         for key, held in reversed(list(self._held.items())):
             if idle_only and (held.runs or held.loop is not here):
