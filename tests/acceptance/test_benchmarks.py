@@ -32,7 +32,8 @@ def test_a_row_measures_something(name: str, tmp_path: Path) -> None:
         pytest.skip(f"needs {', '.join(absent)}")
     lines = _measured(name, tmp_path)
     assert lines
-    assert all(line.ours > 0 for line in lines.values())
+    # A part of a core is the difference of two measurements. On a busy machine it is nothing now and then.
+    assert all(line.ours > 0 or line.unit == "% of a core" for line in lines.values())
     assert list(tmp_path.iterdir()) == []
 
 
