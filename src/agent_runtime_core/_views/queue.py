@@ -34,7 +34,7 @@ async def queue_view(runner: RunClient) -> dict[str, Any]:
     others = [row for status in ("waiting", "pending") for row in await queue.find(
         RunFilter((status,), limit=_MOST_ROWS, light=True)
     )]  # fmt: skip
-    oldest = counts.oldest_pending
+    oldest = min(counts.oldest_pending.values(), default=None)
     return {
         "total": sum(by_status.values()), "by_status": dict(by_status), "by_agent": by_agent,
         "oldest_pending_at": iso_time(oldest),

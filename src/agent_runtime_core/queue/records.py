@@ -184,7 +184,7 @@ class RunCounts(NamedTuple):
     """How many runs a queue stores."""
 
     runs: dict[tuple[str, str], int]  # by status and agent
-    oldest_pending: float | None  # when the oldest pending run was created, wall seconds
+    oldest_pending: dict[str, float]  # when the oldest pending run of each agent was created, wall seconds
     due_later: int  # delayed and waiting runs with a time at which they become ready
     waiting: dict[str, int]  # waiting runs by the first word of their reason
 
@@ -192,9 +192,13 @@ class RunCounts(NamedTuple):
     def of(cls, rows: Iterable[RunRow]) -> RunCounts:
         """Count all stored rows. For a store without indexes."""
         rows = [*rows]
+        oldest: dict[str, float] = {}
+        for row in rows:
+            if row.status == "pending":
+                oldest[row.agent] = min(row.created_at, oldest.get(row.agent, row.created_at))
         return cls(
             dict(Counter((row.status, row.agent) for row in rows)),
-            min((row.created_at for row in rows if row.status == "pending"), default=None),
+            oldest,
             sum(row.due_at > 0 for row in rows),
             dict(Counter(row.reason.partition(" ")[0] for row in rows if row.status == "waiting")),
         )

@@ -370,15 +370,14 @@ end
 
 ops['queue.counts'] = function()
   if not is_listed() then return false end
-  local runs, waiting, oldest = {}, {}, nil
+  local runs, waiting, oldest = {}, {}, {}
   for _, agent in ipairs(call('SMEMBERS', P .. 'agents')) do
     for _, status in ipairs(STATUSES) do
       local key = P .. 'state:' .. status .. ':' .. agent
       local number = call('ZCARD', key)
       if number > 0 then runs[#runs + 1] = {status, agent, number} end
       if number > 0 and status == 'pending' then
-        local first = tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
-        oldest = math.min(oldest or first, first)
+        oldest[#oldest + 1] = {agent, call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]}
       end
     end
   end
@@ -386,7 +385,7 @@ ops['queue.counts'] = function()
     local number = call('ZCARD', P .. 'waiting:' .. word)
     if number > 0 then waiting[#waiting + 1] = {word, number} end
   end
-  return {runs, oldest and text(oldest) or null, call('ZCARD', P .. 'due'), waiting}
+  return {runs, oldest, call('ZCARD', P .. 'due'), waiting}
 end
 
 ops['queue.children'] = function(run, after, limit)

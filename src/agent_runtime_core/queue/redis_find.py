@@ -158,7 +158,7 @@ async def counts(engine: RedisEngine) -> RunCounts:
     runs, oldest, due, waiting = await _listed(engine, "queue.counts")
     return RunCounts(
         {(status, agent): number for status, agent, number in as_list(runs)},
-        None if oldest is None else float(oldest),
+        {agent: float(at) for agent, at in as_list(oldest)},
         due,
         dict(as_list(waiting)),
     )

@@ -282,6 +282,8 @@ def _arrived(view: sqlite3.Connection, wanted: RunFilter) -> list[Condition]:
 def counts(view: sqlite3.Connection) -> RunCounts:
     """Return how many runs are stored."""
     runs: dict[tuple[str, str], int] = {(status, agent): number for status, agent, number in view.execute(_RUNS)}
-    pending = [view.execute(_OLDEST_PENDING, (agent,)).fetchone()[0] for status, agent in runs if status == "pending"]
+    pending = {
+        agent: view.execute(_OLDEST_PENDING, (agent,)).fetchone()[0] for status, agent in runs if status == "pending"
+    }
     [due] = view.execute(_DUE_LATER).fetchone()
-    return RunCounts(runs, min(pending, default=None), due, dict(view.execute(_WAITING).fetchall()))
+    return RunCounts(runs, pending, due, dict(view.execute(_WAITING).fetchall()))
