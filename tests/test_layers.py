@@ -215,7 +215,7 @@ ROWS: dict[str, list[str]] = {
         "state",
         "connections health listing open_streams security submission waiting",
         "frames runs session",
-        "actions overview page socket streams",
+        "actions metrics overview page socket streams",
         "app serving",
     ],
     "_views": [
@@ -233,7 +233,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "cli": [
         "app_loader durations findings output",
-        "arguments database_file store",
+        "arguments database_file metrics store",
         "conformance dead_letters doctor export inspect parser runs submit worker",
         "check completion control events serve",
         "main",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.request import urlopen
 from uuid import UUID
 
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
 from tests.fault.jobs.agents import open_runner
-from tests.support.processes import ROOT, Command, becomes, lines, until
+from tests.support.processes import PATIENCE, ROOT, Command, becomes, lines, until
 
 AGENTS = "tests.fault.jobs.agents:registry"
 
@@ -47,6 +51,47 @@ async def test_a_worker_does_what_another_process_submitted(tmp_path: Path) -> N
         assert {words[2] for words in lines(tmp_path / "effects")} == {str(child.pid)}
         child.send(signal.SIGTERM)
         assert await child.aended() == 0
+
+
+async def test_a_worker_serves_metrics(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    db = tmp_path / "all.db"
+
+    def scraped(url: str) -> dict[str, float]:
+        with urlopen(url, timeout=PATIENCE) as response:
+            families = parser.text_string_to_metric_families(response.read().decode())
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+    with ExitStack() as stack:
+        child = await asyncio.to_thread(worker, stack, db, "--metrics-port", 0)
+        url = child.expect("metrics on")
+        assert url.startswith("http://127.0.0.1:")
+        async with open_runner([db] * 3) as runner:
+            [run] = await submitted(runner, 1, tmp_path)
+            await runner.wait(run, PATIENCE)
+
+        async def counted() -> bool:
+            return (await asyncio.to_thread(scraped, url)).get("agent_runtime_runs_total") == 1
+
+        await becomes(counted, "the run is counted")
+        found = await asyncio.to_thread(scraped, url)
+        assert found["agent_runtime_step_seconds_count"] == 3
+        assert found["agent_runtime_dead"] == 0
+        child.send(signal.SIGTERM)
+        assert await child.aended() == 0
+
+
+def test_a_port_for_metrics_that_is_in_use_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [
+            sys.executable, "-m", "agent_runtime_core", "worker", AGENTS, "--agent-path", str(ROOT),
+            "--url", f"sqlite:///{tmp_path / 'all.db'}", "--metrics-port", str(port),
+        ]  # fmt: skip
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert f"port {port} of '127.0.0.1' cannot be used for metrics: Address already in use" in done.stderr
 
 
 async def test_a_worker_told_to_stop_under_load_loses_nothing_and_uses_no_attempt(tmp_path: Path) -> None:

@@ -64,6 +64,19 @@ def test_it_answers_with_the_token_on_the_printed_url(serve: Serve, tmp_path: Pa
     assert not (tmp_path / "agents.db.token").exists()
 
 
+def test_it_serves_metrics_of_its_runs_and_requests(serve: Serve, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    served = serve("--metrics", "open")
+    with served.client() as client, served.client(None) as scraper:
+        body = {"agent": "orchestrator", "input": PROMPT}
+        run = client.post("/api/v1/runs", json=body).json()["run_id"]
+        assert client.get(f"/api/v1/runs/{run}/result?wait=30").status_code == 200
+        expected = 'agent_runtime_runs_total{agent="orchestrator",state="succeeded"} 1.0'
+        until(lambda: expected in scraper.get("/metrics").text, "the run is counted")
+        text = scraper.get("/metrics").text
+    assert 'agent_runtime_http_requests_total{method="POST",route="/api/v1/runs",status="201"} 1.0' in text
+
+
 def test_in_a_terminal_it_prints_a_url_that_signs_in(tmp_path: Path) -> None:
     terminal, theirs = pty.openpty()
     command = [sys.executable, "-m", "agent_runtime_core", "serve", "--port", "0", "--db", str(tmp_path / "agents.db")]

@@ -246,6 +246,7 @@ async def test_a_reader_that_accepts_nothing_is_disconnected(gated: Gated, app: 
             assert app.state.server.limits.open_streams == 1
             streams.look(2)
             await soon(lambda: app.state.server.limits.open_streams == 0)
+            assert app.state.server.limits.streams_cut == 1
             # Only what the kernel had comes yet: the rest of the frame was dropped with the connection.
             assert len(await reader.read_all()) < 100 * KIB
             gated.finish()

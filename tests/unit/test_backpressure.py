@@ -71,8 +71,10 @@ async def test_a_run_waits_for_an_output_that_is_behind(place: Path | None) -> N
         for _ in range(50):  # it has every chance to go on
             await asyncio.sleep(0.001)
         assert pouring.told <= most + 1
+        assert rig.runner.backpressure_seconds == 0
         assert [int(each[:8]) async for each in reading] == list(range(1, 100))
         await running
+        assert rig.runner.backpressure_seconds >= 0.05
         assert pouring.told == 100
 
 

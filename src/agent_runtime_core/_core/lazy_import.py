@@ -22,6 +22,7 @@ EXTRAS = {
     "mcp": "mcp",
     "openai": "openai",
     "opentelemetry": "otel",
+    "prometheus_client": "metrics",
     "redis": "redis",
     "uvicorn": "server",
     "websockets": "server",

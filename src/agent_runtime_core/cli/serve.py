@@ -31,6 +31,7 @@ from ..server.state import ServerState
 from ..server.token_file import Token, default_path
 from ..turns.manager import TurnManager
 from .app_loader import agents_in, loaded
+from .metrics import metrics_of
 from .output import json_line, print_line
 from .store import display_name, open_store, refuse_url
 from .worker import end_in_spite_of_tasks, freeze_imports, set_up_logging, worker_name
@@ -67,6 +68,7 @@ async def serve(args: Namespace) -> int:
             app = create_app(
                 runner, orchestrator=served.orchestrator, turns=served.turns, settings=settings,
                 authenticate=tokens or (lambda _: Caller("anyone")),
+                metrics=None if args.metrics is None else metrics_of(runner),
             )  # fmt: skip
             freeze_imports()
             server, state = Server(app), app.state.server
@@ -152,7 +154,7 @@ def _settings(args: Namespace) -> ServerSettings:
         raise must("--max-body", f"be at most {MOST_BODY_BYTES}", args.max_body)
     return ServerSettings(
         cors=args.cors, trusted_hosts=trusted, trusted_proxies=args.trusted_proxy, max_pending=args.max_pending,
-        max_body_bytes=args.max_body,
+        max_body_bytes=args.max_body, metrics_open=args.metrics == "open",
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from ..tracing.logs import JsonFormatter
 from .app_loader import agents_of
+from .metrics import served_metrics
 from .output import LogFormatter, json_line, print_line
 from .store import display_name, is_in_memory, open_store, refuse_url
 
@@ -33,27 +34,34 @@ async def work(args: Namespace) -> int:
     set_up_logging(args)
     async with _runner(args) as runner:
         await runner.queue.next_due()  # raises for an unreadable store before the ready line
-        freeze_imports()
-        working = asyncio.create_task(runner.run_loop(args.poll, concurrency=args.concurrency))
-        await asyncio.sleep(0)  # from here on it handles signals
-        if not working.done():
-            keys = runner.registry.keys()
-            place = display_name(runner, args.url)
-            if args.json:
-                json_line({
-                    "worker": runner.config.worker_id, "ready": True, "store": place, "agents": list(keys),
-                    "concurrency": args.concurrency,
-                })  # fmt: skip
-            else:
-                print_line(
-                    f"worker {runner.config.worker_id} is ready: {place}, "
-                    f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, concurrency {args.concurrency}"
-                )
-                sys.stdout.flush()
-        await working
+        with served_metrics(args, runner) as metrics:
+            freeze_imports()
+            working = asyncio.create_task(runner.run_loop(args.poll, concurrency=args.concurrency))
+            await asyncio.sleep(0)  # from here on it handles signals
+            if not working.done():
+                _print_ready(args, runner, metrics)
+            await working
     log.info("worker %s has stopped", runner.config.worker_id)
     await end_in_spite_of_tasks()
     return 0
+
+
+def _print_ready(args: Namespace, runner: AgentRunner, metrics: str | None) -> None:
+    keys, place = runner.registry.keys(), display_name(runner, args.url)
+    if args.json:
+        more = {} if metrics is None else {"metrics": metrics}
+        json_line({
+            "worker": runner.config.worker_id, "ready": True, "store": place, "agents": list(keys),
+            "concurrency": args.concurrency, **more,
+        })  # fmt: skip
+    else:
+        print_line(
+            f"worker {runner.config.worker_id} is ready: {place}, "
+            f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, concurrency {args.concurrency}"
+        )
+        if metrics is not None:
+            print_line(f"metrics on {metrics}")
+        sys.stdout.flush()
 
 
 def set_up_logging(args: Namespace) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 
 from .._core.per_loop import call_in_loop
 
@@ -77,6 +78,8 @@ class Backpressure:
 
     def __init__(self, most: int) -> None:
         self._most = most
+        #: How long runs have waited for readers.
+        self.waited_seconds: float = 0.0
         self._buffers: dict[str, _RunBuffer] = {}
         self._lock = threading.Lock()
 
@@ -105,4 +108,11 @@ class Backpressure:
     def published(self, run_id: str, sequence: int, size: int) -> asyncio.Future[None] | None:
         """Count an event of a run, in bytes, and return what to await before the next one, if anything."""
         buffer = self._buffers.get(run_id)
-        return None if buffer is None else buffer.published(sequence, size)
+        waiter = None if buffer is None else buffer.published(sequence, size)
+        if waiter is not None:
+            waiter.add_done_callback(partial(self._waited, waiter.get_loop().time()))
+        return waiter
+
+    def _waited(self, since: float, waiter: asyncio.Future[None]) -> None:
+        with self._lock:
+            self.waited_seconds += waiter.get_loop().time() - since

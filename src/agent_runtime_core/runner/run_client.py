@@ -79,6 +79,11 @@ class RunClient:
         #: Queue, events and state are at one URL, so the stores are there too.
         self._has_store_url: bool = False
 
+    @property
+    def backpressure_seconds(self) -> float:
+        """How long runs of this process have waited for readers of their answers."""
+        return self._flow.waited_seconds
+
     def _prepare(self) -> None:
         self.watcher: RunWatcher = RunWatcher(self.queue)
         self._closed = False

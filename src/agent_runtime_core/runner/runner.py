@@ -23,7 +23,7 @@ from .._core.validation import must, type_name, unknown
 from .._execution.result_codec import decode_result, omitted_history_in
 from .._execution.run_control import Services
 from .._execution.tracing import with_traceparent
-from ..config import get_config
+from ..config import SETTINGS, get_config
 from ..errors import StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
@@ -181,6 +181,21 @@ class AgentRunner(RunClient):
         return other
 
     beside = worker_for  # its name in 0.6.0
+
+    def add_trace_sink(self, sink: TraceSink) -> None:
+        """Pass traces to one more sink. Runs that this runner already executes may be left out.
+
+        Args:
+            sink: The trace sink.
+
+        Raises:
+            InvalidArgument: It is no trace sink.
+        """
+        SETTINGS["trace_sinks"].check("trace_sinks", [sink])
+        if self.tracer is None:
+            self.tracer = Tracer(clock=self.queue.clock)
+            self._services_cache.clear()
+        self.tracer.add(sink)
 
     def _prepare(self) -> None:
         super()._prepare()

@@ -261,6 +261,14 @@ def check_cookie_request(connection: HTTPConnection) -> None:
         )  # fmt: skip
 
 
+async def permitted(connection: HTTPConnection, scope: str) -> Caller:
+    """Return who makes this request, or raise Problem 401 or 403 without that scope."""
+    found: Caller = await connection.app.state.server.access.caller(connection)
+    if scope not in found.scopes:
+        raise Problem.of(403, f"This request needs a token with the scope {scope}.")
+    return found
+
+
 def require(scope: str) -> Any:
     """Return a dependency that yields the `Caller`, and raises Problem 401 or 403 without that scope.
 
@@ -271,9 +279,7 @@ def require(scope: str) -> Any:
         raise InvalidArgument(unknown("scope", scope, SCOPES))
 
     async def caller(connection: HTTPConnection) -> Caller:
-        found: Caller = await connection.app.state.server.access.caller(connection)
-        if scope not in found.scopes:
-            raise Problem.of(403, f"This request needs a token with the scope {scope}.")
+        found = await permitted(connection, scope)
         # FastAPI reads the path after its dependencies have run.
         parameters = connection.scope.get("path_params", {})
         parameters.update(

@@ -13,11 +13,14 @@ from .._core.lazy_import import load
 from .._core.validation import must
 from ..orchestrator import Orchestrator
 from ..runner.runner import AgentRunner
+from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
 from . import actions, health, overview, page, runs, session, socket, streams
+from . import metrics as metrics_route
 from .access import Access, Authenticate, Tokens, require
 from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, add_handlers
 from .limits import Limits
+from .metrics import prepare
 from .security import PREFIX, Envelope, RequestChecks
 from .settings import ServerSettings
 from .state import ServerState
@@ -33,6 +36,7 @@ def create_app(
     turns: TurnManager | None = None,
     authenticate: Authenticate | None = None,
     settings: ServerSettings | None = None,
+    metrics: PrometheusSink | None = None,
 ) -> FastAPI:
     """Return an ASGI application that serves the runs of `runner`. Run it, or mount it in another application.
 
@@ -49,13 +53,15 @@ def create_app(
             `$XDG_STATE_HOME/agent-runtime/token`; the file is created if it is missing, but not beside a store that is
             only read.
         settings: Limits and trusted names. None means the defaults.
+        metrics: Returned by `/metrics`, with the queue of `runner` and the requests of this application. It becomes a
+            trace sink of `runner`.
 
     Raises:
         InvalidArgument: An argument is invalid, or the token file cannot be used.
     """
     for name, value, kind in (
         ("runner", runner, AgentRunner), ("orchestrator", orchestrator, Orchestrator), ("turns", turns, TurnManager),
-        ("settings", settings, ServerSettings),
+        ("settings", settings, ServerSettings), ("metrics", metrics, PrometheusSink),
     ):  # fmt: skip
         if not isinstance(value, kind) and (name == "runner" or value is not None):
             raise must(name, f"be {'an' if kind.__name__[0] in 'AO' else 'a'} {kind.__name__}", value)
@@ -66,7 +72,9 @@ def create_app(
         raise must("authenticate", "be a function of the request", authenticate)
     limits = Limits(settings, runner.queue.clock)
     access = Access(authenticate, limits)
-    return _application(ServerState(runner, orchestrator, turns, access, settings, limits))
+    state = ServerState(runner, orchestrator, turns, access, settings, limits, metrics)
+    prepare(state)
+    return _application(state)
 
 
 def _application(state: ServerState) -> FastAPI:
@@ -83,6 +91,7 @@ def _application(state: ServerState) -> FastAPI:
     for module in (runs, actions, overview, streams, socket, health, session):
         app.include_router(module.router, prefix=PREFIX)
     app.include_router(page.router)
+    app.include_router(metrics_route.router)
     app.add_api_route("/openapi.json", _openapi, dependencies=[require("read")], include_in_schema=False)
     # The last one added is the first to see a request.
     app.add_middleware(RequestChecks, state=state)

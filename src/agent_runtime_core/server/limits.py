@@ -48,6 +48,8 @@ class Limits:
         self.open_streams: int = 0
         #: Those of them that are sockets.
         self.open_sockets: int = 0
+        #: Those that were closed because their client accepted nothing, since the start.
+        self.streams_cut: int = 0
         #: Sockets that were rejected, and whose clients have not closed them yet.
         self.rejected_sockets: int = 0
 

@@ -13,6 +13,7 @@ from .._core.context_vars import start_helper
 from ..queue.base import RunQueue
 from ..queue.records import RunRow
 from .errors import Problem
+from .limits import Limits
 from .settings import ServerSettings
 from .state import state_of
 
@@ -135,10 +136,12 @@ class OpenStreams:
     Args:
         settings: `keep_alive_seconds` and `stalled_seconds` apply.
         draining: Ends all streams when it is set.
+        limits: Counts the streams that are stopped because their client accepts nothing.
     """
 
-    def __init__(self, settings: ServerSettings, draining: asyncio.Event) -> None:
+    def __init__(self, settings: ServerSettings, draining: asyncio.Event, limits: Limits) -> None:
         self._settings = settings
+        self._limits = limits
         self._draining = draining
         self._readers: set[Reader] = set()
         self._ticking: asyncio.Task[None] | None = None
@@ -182,10 +185,12 @@ class OpenStreams:
         """Look at all readers, `elapsed` seconds after the last time."""
         settings = self._settings
         for reader in tuple(self._readers):
+            stopped = reader.stopped.done()
             if reader.look(elapsed, settings.keep_alive_seconds, settings.stalled_seconds):
                 task = start_helper(reader.comment())
                 self._comments.add(task)
                 task.add_done_callback(self._comments.discard)
+            self._limits.streams_cut += reader.stopped.done() and not stopped
 
     async def _tick(self) -> None:
         time = asyncio.get_running_loop().time
@@ -204,7 +209,7 @@ def open_streams_of(connection: HTTPConnection) -> OpenStreams:
     found = getattr(connection.app.state, "open_streams", None)
     if found is None:
         state = state_of(connection)
-        found = connection.app.state.open_streams = OpenStreams(state.settings, state.draining)
+        found = connection.app.state.open_streams = OpenStreams(state.settings, state.draining, state.limits)
     return cast("OpenStreams", found)
 
 

@@ -44,7 +44,7 @@ class Envelope:
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
-        self._settings = state.settings
+        self._state = state
         self._clock = state.runner.queue.clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,17 +62,19 @@ class Envelope:
             nonlocal status
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
+                self._count(scope, status, started)
                 headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 # A client could send the rest of the body without end.
                 if scope[UNREAD] if UNREAD in scope else has_body(scope):
                     headers.append((b"connection", b"close"))
             elif message["type"] == "websocket.accept":
                 status = 101
+                self._count(scope, status, started)
                 message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id.encode())]}
             await send(message)
 
         try:
-            check_head(scope, self._settings)
+            check_head(scope, self._state.settings)
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # noqa: BLE001 - every failure gets a response without a traceback
             problem = problem_of(error)
@@ -82,13 +84,23 @@ class Envelope:
                 raise Aborted(f"request {request_id} failed after its response had begun") from None
             await answer(problem, scope, receive, send_with_id)
         finally:
-            # Not the files of the page, of which a browser asks for dozens at once.
-            if access_log.isEnabledFor(logging.INFO) and not route_path(scope).startswith("/static/"):
+            if access_log.isEnabledFor(logging.INFO) and not is_static(scope):
                 caller = scope.get(CALLER)
                 access_log.info(
                     "%s %s %d %.1f ms request %s caller %s", method_of(scope), template_of(scope), status,
                     (self._clock.boot() - started) * 1000, request_id, "-" if caller is None else caller.name,
                 )  # fmt: skip
+
+    def _count(self, scope: Scope, status: int, started: float) -> None:
+        """Count a response that begins, so that the duration of a stream is not that of its request."""
+        if self._state.metrics is not None and not is_static(scope):
+            seconds = self._clock.boot() - started
+            self._state.metrics.http_response(method_of(scope), template_of(scope), status, seconds)
+
+
+def is_static(scope: Scope) -> bool:
+    """Whether a file of the page is requested. A browser asks for dozens at once."""
+    return route_path(scope).startswith("/static/")
 
 
 def as_get(scope: Scope, send: Send) -> tuple[Scope, Send]:

@@ -15,6 +15,7 @@ from ..queue.records import RunRow
 from ..registry import Registry
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunInfo
+from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
 from .access import Access, Caller
 from .limits import Limits
@@ -36,6 +37,7 @@ class ServerState:
         access: Authenticates requests.
         settings: The settings.
         limits: Counts requests and streams.
+        metrics: What `/metrics` returns, or None.
     """
 
     runner: AgentRunner
@@ -44,6 +46,7 @@ class ServerState:
     access: Access
     settings: ServerSettings
     limits: Limits
+    metrics: PrometheusSink | None = None
     #: Set when the server shuts down: new requests get 503, and streams end.
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     #: Until when the last check of the store counts, in boot time, and its result; see `health`.

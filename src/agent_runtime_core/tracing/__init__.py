@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .logs import JsonFormatter, RunFields
     from .noop import NoopTraceSink
     from .opentelemetry import OpenTelemetrySink
+    from .prometheus import PrometheusSink
     from .tracer import Tracer
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "LangfuseTraceSink",
     "NoopTraceSink",
     "OpenTelemetrySink",
+    "PrometheusSink",
     "RunFields",
     "TraceSink",
     "Tracer",
@@ -31,6 +33,7 @@ TRACING = {
     "noop": ".noop:NoopTraceSink",
     "langfuse": ".langfuse:LangfuseTraceSink",
     "opentelemetry": ".opentelemetry:OpenTelemetrySink",
+    "prometheus": ".prometheus:PrometheusSink",
 }
 
 _LAZY = {
@@ -45,7 +48,7 @@ def get_trace_sink(backend: str | None = None, **options: Any) -> TraceSink:
     """Create a trace sink.
 
     Args:
-        backend: "noop", "langfuse", "opentelemetry" or `"their_package.module:Class"`. None for the configured
+        backend: "noop", "langfuse", "opentelemetry", "prometheus" or `"their_package.module:Class"`. None for the configured
             tracing_backend, else "langfuse" if langfuse_enabled is set, else "noop".
         **options: Arguments of the sink's constructor.
 

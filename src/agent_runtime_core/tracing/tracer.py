@@ -9,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -76,12 +76,14 @@ class Tracer:
 
     def __init__(self, sinks: Sequence[TraceSink] = (), *, clock: Clock = SYSTEM) -> None:
         self._clock = clock
-        self._sinks = tuple(caller for caller in (_SinkCaller(sink, clock) for sink in sinks) if caller.wants)
-        self._activate = [
-            (type(each).__name__, activate) for each in sinks if (activate := _overridden(each, "activate")) is not None
-        ]
+        self._callers: tuple[_SinkCaller, ...] = ()
+        self._activate: list[tuple[str, Callable[[str], AbstractContextManager[object] | None]]] = []
         self._activation_failed: set[str] = set()
-        self._sources = [each for each in sinks if _overridden(each, "current_traceparent") is not None]
+        self._sources: list[TraceSink] = []
+        #: The sinks.
+        self.sinks: tuple[TraceSink, ...] = ()
+        for sink in sinks:
+            self.add(sink)
         self._waiting: deque[_Trace] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -92,6 +94,17 @@ class Tracer:
         self._closed = False
         #: How many traces were dropped.
         self.dropped: int = 0
+
+    def add(self, sink: TraceSink) -> None:
+        """Pass later traces to another sink too."""
+        self.sinks = (*self.sinks, sink)
+        caller = _SinkCaller(sink, self._clock)
+        if caller.wants:
+            self._callers = (*self._callers, caller)
+        if (activate := _overridden(sink, "activate")) is not None:
+            self._activate.append((type(sink).__name__, activate))
+        if _overridden(sink, "current_traceparent") is not None:
+            self._sources.append(sink)
 
     # -- called by the runner
 
@@ -126,17 +139,17 @@ class Tracer:
 
     def start_run(self, run_id: UUID, about: dict[str, Any]) -> None:
         """Trace that this process began to execute the run."""
-        if self._sinks:
+        if self._callers:
             self._add("start_run", run_id, "", about)
 
     def event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
         """Trace an event of the run."""
-        if self._sinks:
+        if self._callers:
             self._add("log_event", run_id, event_type, payload)
 
     def end_run(self, run_id: UUID, outcome: str, about: dict[str, Any] | None = None) -> None:
         """Trace that this process stopped executing the run; `outcome` says why."""
-        if self._sinks:
+        if self._callers:
             self._add("end_run", run_id, outcome, about or {})
 
     def close(self, timeout: float = 2.0) -> None:
@@ -209,7 +222,7 @@ class Tracer:
             while self._waiting:
                 for _ in range(min(BATCH, len(self._waiting))):
                     trace = self._waiting.popleft()
-                    for sink in self._sinks:
+                    for sink in self._callers:
                         await sink.send(trace)
                 await asyncio.sleep(0)  # let tasks of the sinks continue
             if self._closed:
@@ -225,7 +238,7 @@ class Tracer:
                 await asyncio.sleep(GATHER_SECONDS)
         if self.dropped:
             log.warning("dropped traces: %d; the trace sinks are too slow", self.dropped)
-        for sink in self._sinks:
+        for sink in self._callers:
             await sink.flush()
 
 

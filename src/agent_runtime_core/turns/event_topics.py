@@ -62,7 +62,9 @@ class EventPublisherSubscriber:
     """
 
     def __init__(self, bus: EventBus, state: StateStore, *, tracer: Tracer | None = None) -> None:
-        self._bus, self._state, self._tracer = bus, state, tracer
+        self._bus, self._state = bus, state
+        #: Receives the latency and the errors of each commit.
+        self.tracer: Tracer | None = tracer
         self._clock = bus.clock
         self._counters = {topic: _Counters() for topic in TOPICS}
         self._consumers: dict[str, set[str]] = {topic: set() for topic in TOPICS}
@@ -135,12 +137,12 @@ class EventPublisherSubscriber:
         return self._bus.publishing(self._log(topic), [(each["event_id"], each["type"], each) for each in data])
 
     def _trace(self, topic: str, latency: float | None) -> None:
-        if self._tracer is not None:
+        if self.tracer is not None:
             counters = self._counters[topic]
             payload = {
                 "topic": topic, "latency_ms": latency, "published": counters.published, "errors": counters.errors,
             }  # fmt: skip
-            self._tracer.event(self._log(topic), "topic.published", payload)
+            self.tracer.event(self._log(topic), "topic.published", payload)
 
     # -- reading
 
@@ -176,6 +178,8 @@ class EventPublisherSubscriber:
             return EventEnvelope.from_dict(event.payload, event.sequence)
         except InvalidTurn as error:
             self._counters[topic].errors += 1
+            if self.tracer is not None:
+                self.tracer.event(self._log(topic), "topic.invalid", {"topic": topic, "offset": event.sequence})
             log.warning("event %d of topic %s is invalid and is skipped: %s", event.sequence, topic, error)
             return None
 
