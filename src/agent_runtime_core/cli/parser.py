@@ -165,8 +165,10 @@ def _add_worker(commands: Any, store: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     worker.add_argument("target", metavar="module:attr", help=_TARGET)
     _add_worker_options(worker, concurrency=1)
-    worker.add_argument("--metrics-port", type=port, metavar="N",
-                        help="serve metrics for Prometheus on this port; 0 chooses a free one (default: no metrics)")  # fmt: skip
+    worker.add_argument(
+        "--metrics-port", type=port, metavar="N",
+        help="serve metrics for Prometheus on this port; 0 chooses a free one (default: no metrics)",
+    )  # fmt: skip
     worker.add_argument("--metrics-host", default="127.0.0.1", metavar="ADDRESS",
                         help="address of the metrics (default: 127.0.0.1)")  # fmt: skip
 

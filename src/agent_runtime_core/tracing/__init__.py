@@ -48,8 +48,8 @@ def get_trace_sink(backend: str | None = None, **options: Any) -> TraceSink:
     """Create a trace sink.
 
     Args:
-        backend: "noop", "langfuse", "opentelemetry", "prometheus" or `"their_package.module:Class"`. None for the configured
-            tracing_backend, else "langfuse" if langfuse_enabled is set, else "noop".
+        backend: "noop", "langfuse", "opentelemetry", "prometheus" or `"their_package.module:Class"`. None for the
+            configured tracing_backend, else "langfuse" if langfuse_enabled is set, else "noop".
         **options: Arguments of the sink's constructor.
 
     Raises:

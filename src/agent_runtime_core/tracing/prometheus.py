@@ -185,7 +185,13 @@ class PrometheusSink(TraceSink):
         """Remember the agent of a run, and when this process began to execute it."""
         if len(self._open) >= MOST_OPEN:
             self._open.pop(next(iter(self._open)))
-        self._open[run_id] = (self._agent(metadata.get("agent_key") or UNKNOWN), metadata["time"])
+        agent = self._agent(metadata.get("agent_key") or UNKNOWN)
+        self._open[run_id] = (agent, metadata["time"])
+        if ("runs", agent, "failed") not in self._children:  # a rate does not see the step from nothing to 1
+            for state in _FINAL:
+                self._count("runs", 0, agent, state)
+            for kind in ("step", *_CALLS.values()):
+                self._count("step_failures", 0, agent, kind)
 
     def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
         """Count a run that has ended, and how long this process executed it."""
@@ -209,9 +215,8 @@ class PrometheusSink(TraceSink):
                 self._count_usage(payload)
         elif event_type == "topic.published":
             latency, topic = payload["latency_ms"], payload["topic"]
-            if latency is None:
-                self._count("topic_errors", 1, topic)
-            else:
+            self._count("topic_errors", latency is None, topic)
+            if latency is not None:
                 self._observe("topic_publish_seconds", latency / 1000, topic)
         elif event_type == "topic.invalid":
             self._count("topic_errors", 1, payload["topic"])
