@@ -24,6 +24,7 @@ from agent_runtime_core import (
     open_run,
 )
 from agent_runtime_core.errors import InvalidArgument
+from agent_runtime_core.planning import PlanningAgent
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.tracing import OpenTelemetrySink
 
@@ -342,3 +343,28 @@ async def test_a_sink_that_fails_to_activate_fails_no_run(
     assert [record.message for record in caplog.records].count(
         "trace sink Broken failed in activate(); logged once"
     ) == 1
+
+
+async def test_a_run_that_plans_is_a_workflow(exported: InMemorySpanExporter) -> None:
+    async with AgentRunner(trace_sinks=[sink_to(exported)]) as runner:
+        await runner.execute(PlanningAgent(), params={"prompt": "add 12 and 30"})
+    spans = by_name(exported)
+    assert {"invoke_workflow planning", "plan"} < spans.keys()
+    workflow, plan = about(spans["invoke_workflow planning"]), about(spans["plan"])
+    assert workflow["gen_ai.operation.name"] == "invoke_workflow"
+    assert workflow["gen_ai.workflow.name"] == "planning"
+    assert plan["gen_ai.operation.name"] == "plan"
+    assert parent(spans["plan"], spans) == "invoke_workflow planning"
+
+
+async def test_a_step_that_is_called_plan_is_a_step(exported: InMemorySpanExporter) -> None:
+    class Careful(AgentRuntime):
+        key = "careful"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            await ctx.step("plan", lambda: "look first")
+            return RunResult()
+
+    async with AgentRunner(trace_sinks=[sink_to(exported)]) as runner:
+        await runner.execute(Careful())
+    assert "gen_ai.operation.name" not in about(by_name(exported)["plan"])

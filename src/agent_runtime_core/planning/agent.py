@@ -45,6 +45,7 @@ class PlanningAgent(AgentRuntime):
     """
 
     key: str = "planning"
+    trace_operation: str = "invoke_workflow"  # the name of its spans
 
     def __init__(
         self,

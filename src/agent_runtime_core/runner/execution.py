@@ -113,7 +113,9 @@ class RunExecution:
         self._leave_lifespan: Callable[[], None] | None = None
         self.started: bool = False  # something was done under this claim
         self.result: RunResult | None = None
-        self.tracing: RunTracing = RunTracing(self.claim, services.tracer)
+        self.tracing: RunTracing = RunTracing(
+            self.claim, services.tracer, getattr(agent, "trace_operation", None)
+        )  # fmt: skip
         self._deferred_seconds = 0.0  # of the attempt's time limit, used by earlier deferrals
         self._completed: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
         self._completed_at_start = 0

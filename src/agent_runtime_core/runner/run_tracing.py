@@ -26,10 +26,11 @@ class RunTracing:
     Args:
         claim: The claim of the execution.
         tracer: Passes the traces on; None if there are no trace sinks.
+        operation: What the agent does, as spans name it; None for "invoke_agent".
     """
 
-    def __init__(self, claim: HeldClaim, tracer: Tracer | None) -> None:
-        self._claim, self._tracer = claim, tracer
+    def __init__(self, claim: HeldClaim, tracer: Tracer | None, operation: str | None) -> None:
+        self._claim, self._tracer, self._operation = claim, tracer, operation
         self._started = False
         #: The place of the present attempt in the trace of the run; None before it starts, and without trace sinks.
         self.trace: RunTrace | None = None
@@ -51,7 +52,7 @@ class RunTracing:
         about = {
             "agent_key": row.agent, "attempt": row.attempt, "conversation_id": input_.get("conversation_id"),
             "metadata": decode_known(row.metadata), "input": input_.get("messages") or input_,
-            "trace": trace, "previous": _previous(row, trace, records),
+            "operation": self._operation, "trace": trace, "previous": _previous(row, trace, records),
         }  # fmt: skip
         tracer.start_run(known_uuid(row.run_id), about)
 

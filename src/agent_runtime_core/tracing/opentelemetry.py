@@ -35,6 +35,8 @@ USAGE: Final = {
     "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens",
 }
 OPERATION: Final = "gen_ai.operation.name"
+AGENT: Final = "invoke_agent"
+WORKFLOW: Final = "invoke_workflow"
 
 
 class OpenTelemetrySink(TraceSink):
@@ -135,10 +137,10 @@ def _default_exporter() -> Any:
 
 def _agent(span: Span) -> tuple[str, dict[str, Any]]:
     about = span.about
-    operation = about.get("operation") or "invoke_agent"
+    operation = about.get("operation") or AGENT
     attributes = {
         OPERATION: operation,
-        "gen_ai.agent.name": span.name,
+        "gen_ai.agent.name" if operation == AGENT else "gen_ai.workflow.name": span.name,
         "gen_ai.conversation.id": _text(about.get("conversation_id")),
         "agent_runtime.run_id": span.run_id,
         "agent_runtime.attempt": about.get("attempt"),
@@ -181,6 +183,8 @@ def _step(span: Span) -> tuple[str, dict[str, Any]]:
         "agent_runtime.step.id": _text(about.get("step_id")),
         "agent_runtime.step.attempt": about.get("attempt") or about.get("attempts"),
     }
+    if span.name == "plan" and span.run.get("operation") == WORKFLOW:
+        attributes[OPERATION] = "plan"
     return span.name, attributes
 
 

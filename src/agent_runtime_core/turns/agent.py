@@ -33,6 +33,7 @@ class TurnAgent(AgentRuntime, CompletionHook):
     """Executes turns. `final_output` has `response`, `plan`, `steps` and `metrics`."""
 
     key: str = "turn"
+    trace_operation: str = "invoke_workflow"  # the name of its spans
 
     def __init__(self, services: TurnServices) -> None:
         self.services: TurnServices = services
