@@ -18,6 +18,7 @@ from tests.support.otlp_receiver import Receiver, Seen, receiving
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 PROGRAM = Path(__file__).parent / "traced_program.py"
+CROWD = Path(__file__).parent / "traced_crowd_program.py"
 ROOT = Path(__file__).parents[2]
 STEPS = 4
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -75,3 +76,30 @@ def test_a_run_that_was_killed_at_every_step_has_each_span_once(tmp_path: Path) 
             assert execute(store, receiver, kill_at) == -signal.SIGKILL
         assert execute(store, receiver, 0) == 0
     check(receiver.spans, 4)
+
+
+def test_a_hundred_runs_that_crash_and_are_resumed_have_each_span_once(tmp_path: Path) -> None:
+    sent, runs = tmp_path / "sent", 100
+    sent.touch()
+
+    def count(spans: list[Seen]) -> None:
+        with sent.open("a") as file:
+            file.writelines("sent\n" for _ in spans)
+
+    with receiving() as receiver:
+        receiver.on_arrival = count
+        command = [sys.executable, str(CROWD), str(tmp_path / "agents.db"), receiver.url, str(sent), str(runs)]
+        for mode, code in (("kill", -signal.SIGKILL), ("resume", 0)):
+            done = subprocess.run([*command, mode], env=ENVIRONMENT, timeout=120, check=False)
+            assert done.returncode == code
+    spans = receiver.spans
+    assert len({span.id for span in spans}) == len(spans)
+    known = {span.id: span for span in spans}
+    found = Counter((span.trace, span.name) for span in spans)
+    for number in range(runs):
+        trace = run_uuid(f"run-{number}", SYSTEM)[0].hex
+        expected = {f"step-{step}": 1 for step in range(STEPS)} | {"invoke_agent traced": 2}
+        assert {name: count for (each, name), count in found.items() if each == trace} == expected
+    for span in spans:
+        parent = known[span.parent] if span.name.startswith("step-") else None
+        assert parent is None or (parent.trace, parent.name) == (span.trace, "invoke_agent traced")
