@@ -1,4 +1,4 @@
-"""A secret in keys, prompts, inputs and results is in no log line and no error body."""
+"""A secret in keys, prompts, inputs and results is in no log line, no metric and no error body."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def bad_requests(run: str) -> Iterator[Request]:
     yield "GET", RUNS, {"headers": {"Origin": f"https://{CANARY}.example"}}
 
 
-def test_a_secret_is_in_no_log_line_and_no_error_body(
+def test_a_secret_is_in_no_log_line_no_metric_and_no_error_body(
     serve: Callable[..., Served], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    served = serve("--log-level", "debug")
+    served = serve("--log-level", "debug", "--metrics", "token")
     with served.client() as client:
         stored = client.post(RUNS, json=PLAN, headers={"Idempotency-Key": CANARY, "X-Request-Id": CANARY})
         assert stored.status_code == 201
@@ -90,6 +90,9 @@ def test_a_secret_is_in_no_log_line_and_no_error_body(
             assert response.headers["content-type"] == "application/problem+json"
             assert CANARY not in response.text, (method, path, how, response.text)
             assert not [name for name, value in response.headers.items() if CANARY in value]
+        metrics = client.get("/metrics").text
+        assert 'agent_runtime_runs_total{agent="orchestrator",state="succeeded"}' in metrics
+        assert CANARY not in metrics
     served.send(signal.SIGTERM)
     assert served.ended() == 0
     log = capfd.readouterr().err

@@ -182,3 +182,48 @@ def test_json_has_one_line_with_time_exception_and_no_password() -> None:
     assert line["time"][10] == "T"
     assert line["time"].endswith("Z")
     assert "ValueError: cannot reach" in line["exception"]
+
+
+CANARY = "canary-7c41"
+
+
+class Leaking(AgentRuntime):
+    """Fails with contents in each error, in the way that `params["how"]` names."""
+
+    key = "leaking"
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        how = ctx.params["how"]
+        if how == "step":
+            await ctx.step("one", self.fail, retries=1, retry_delay=0)
+        elif how == "run":
+            self.fail()
+        elif how == "child":
+            await ctx.call(Leaking(), {"params": {"how": "run", "text": CANARY}})
+        elif how == "result":
+            return RunResult({CANARY: object()})
+        elif how == "event":
+            await ctx.emit("note", {"text": CANARY})
+        return RunResult({"text": CANARY}, messages=[{"role": "assistant", "content": CANARY}])
+
+    def fail(self) -> None:
+        raise ConnectionError(CANARY)
+
+
+@pytest.mark.parametrize("how", ["step", "run", "child", "result", "event"])
+async def test_no_record_has_inputs_results_or_texts_of_errors(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    registry = Registry()
+    registry.register(Leaking())
+    async with AgentRunner.open(tmp_path / "agents.db", registry=registry) as runner:
+        run = await runner.submit(
+            "leaking", {"messages": [{"role": "user", "content": CANARY}]}, params={"how": how},
+            metadata={"text": CANARY},
+        )  # fmt: skip
+        await runner.run_once()
+        assert CANARY in str((await runner.get_run(run)).input)
+    lines = [JsonFormatter().format(record) for record in caplog.records]
+    assert lines
+    assert [line for line in lines if CANARY in line] == []
