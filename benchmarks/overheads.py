@@ -20,10 +20,11 @@ from uuid import uuid4
 from agent_runtime_core._core.codec.json import decode, encode
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.events import EventBus
+from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult, TraceSink
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.runner.backends import open_url
 from agent_runtime_core.steps import Step, StepExecutor
-from agent_runtime_core.tracing import NoopTraceSink, Tracer
+from agent_runtime_core.tracing import NoopTraceSink, OpenTelemetrySink, PrometheusSink, Tracer
 
 from .floor import Line, Size, in_turns, percentile
 
@@ -31,6 +32,8 @@ CODEC = 2.0  # times what the json module takes
 REFUSED = 300.0  # milliseconds
 CONCURRENT = 2.5  # times what the same lists take one after the other
 TRACED = 1000.0  # microseconds of a run for one trace event
+NOTHING = 1.01  # times a durable step without a trace sink
+OBSERVED = 1.05
 CLOSING = 3.0  # seconds for traces that cannot be delivered
 SLOWED = 1.1  # times the 99th percentile of a publisher without a slow follower
 HEARD = 250.0  # milliseconds until the slowest step is cancelled
@@ -183,6 +186,50 @@ def _traces(size: Size) -> Iterator[Line]:
         yield Line("end of the process, Langfuse does not answer", took, "s", most=CLOSING)
 
 
+class _Chain(AgentRuntime):
+    """Makes durable steps, and measures how long they take together."""
+
+    key = "chain"
+
+    def __init__(self, count: int) -> None:
+        self.count, self.seconds = count, 0.0
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        since = time.perf_counter()
+        for n in range(self.count):
+            await ctx.step(f"step-{n}", int, n)
+        self.seconds = time.perf_counter() - since
+        return RunResult()
+
+
+def _sinks(size: Size) -> Iterator[Line]:
+    """A durable step with each trace sink, beside one without."""
+    count = size.of(300, 5)
+
+    def chain(*sinks: Callable[[], TraceSink]) -> float:
+        async def measured() -> float:
+            agent = _Chain(count)
+            with size.file() as path:
+                async with AgentRunner.open(path, trace_sinks=[make() for make in sinks]) as runner:
+                    await runner.execute(agent)
+            return agent.seconds / count * 1e6
+
+        return asyncio.run(measured())
+
+    makers: dict[str, tuple[Callable[[], TraceSink], float]] = {"NoopTraceSink": (NoopTraceSink, NOTHING)}
+    if find_spec("prometheus_client") is not None:
+        makers["PrometheusSink"] = (PrometheusSink, OBSERVED)
+    if find_spec("opentelemetry.sdk") is not None:
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        makers["OpenTelemetrySink"] = (lambda: OpenTelemetrySink(InMemorySpanExporter()), OBSERVED)
+    without, *others = in_turns(
+        size.rounds(15), chain, *(functools.partial(chain, make) for make, _ in makers.values())
+    )
+    for (name, (_, most)), ours in zip(makers.items(), others, strict=True):
+        yield Line(f"a durable step with {name}", ours, "µs", without, most=most)
+
+
 async def _publish(bus: EventBus, count: int, reads: int) -> float:
     """The 99th percentile of a publication, with a follower that reads one event of `reads`."""
     run, took = uuid4(), []
@@ -248,5 +295,5 @@ def _cancels(size: Size) -> Iterator[Line]:
 
 
 def rows(size: Size) -> Iterator[Line]:
-    for part in (_codec, _refusals, _lists, _traces, _followers, _cancels):
+    for part in (_codec, _refusals, _lists, _sinks, _traces, _followers, _cancels):
         yield from part(size)

@@ -236,7 +236,10 @@ class RunContext(Protocol):
 
     @property
     def traceparent(self) -> str | None:
-        """The span of the step this code runs in, or of the run, as a W3C `traceparent`; None without trace sinks."""
+        """The span of the step this code runs in, or of the run, as a W3C `traceparent`.
+
+        None if no trace sink sends spans that others can continue, as `OpenTelemetrySink` does.
+        """
 
     @property
     def trace_id(self) -> str:

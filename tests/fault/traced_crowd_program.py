@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -30,7 +31,7 @@ class Traced(AgentRuntime):
 
     def __init__(self, runs: int, sent: Path, kill: bool) -> None:
         self._runs, self._sent, self._kill = runs, sent, kill
-        self._stopped = 0
+        self._stopped, self._all_stopped = 0, asyncio.Event()
 
     async def run(self, ctx: RunContext) -> RunResult:
         for step in range(STEPS):
@@ -40,18 +41,19 @@ class Traced(AgentRuntime):
     async def _step(self, step: int, number: int) -> int:
         if self._kill and step == number % STEPS:
             self._stopped += 1
+            if self._stopped == self._runs:
+                self._all_stopped.set()
+            await self._all_stopped.wait()
             # The test knows which spans are there: those of all steps before.
             completed = sum(each % STEPS for each in range(self._runs))
-            while self._stopped < self._runs:
-                await asyncio.sleep(0.05)
-            await until_sent(self._sent, completed)
+            await asyncio.to_thread(until_sent, self._sent, completed)
             os.kill(os.getpid(), signal.SIGKILL)
         return step
 
 
-async def until_sent(sent: Path, count: int) -> None:
+def until_sent(sent: Path, count: int) -> None:
     while len(sent.read_text().split()) < count:
-        await asyncio.sleep(0.05)
+        time.sleep(0.05)
 
 
 async def main(store: str, url: str, sent: str, runs: int, mode: str) -> None:
@@ -66,7 +68,7 @@ async def main(store: str, url: str, sent: str, runs: int, mode: str) -> None:
         await asyncio.gather(*(runner.wait(each) for each in ids))
         runner.stop()
         await working
-        await until_sent(Path(sent), runs * (STEPS + 2))  # each run was executed twice
+        await asyncio.to_thread(until_sent, Path(sent), runs * (STEPS + 2))  # each run was executed twice
 
 
 if __name__ == "__main__":

@@ -219,9 +219,12 @@ class Context:
 
     @property
     def traceparent(self) -> str | None:
-        """The span of the step this code runs in, or of the run, as a W3C `traceparent`; None without trace sinks."""
-        trace, scope = self.journal.trace, self._scope
-        if trace is None:
+        """The span of the step this code runs in, or of the run, as a W3C `traceparent`.
+
+        None if no trace sink sends spans that others can continue.
+        """
+        trace, scope, tracer = self.journal.trace, self._scope, self._services.tracer
+        if trace is None or tracer is None or not tracer.activates:
             return None
         return (trace.execution if scope is None else trace.step(scope.step_id, scope.attempt)).text
 

@@ -30,6 +30,7 @@ from ._openai_errors import translated, without_keys
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._retries import Retries
 from ._stream_body import StreamBody
+from ._trace_header import with_traceparent
 from .openai import as_stream_cut
 
 __all__ = ["AnthropicClient", "AnthropicWire"]
@@ -84,7 +85,7 @@ class AnthropicWire(ProviderAdapter):
                         return chunk.answer
             raise StreamCut("the answer ended before it was finished", provider=PROVIDER, model=request.model)
         client = await self._clients.here()
-        found = await client.messages.create(**arguments)
+        found = await client.messages.create(**with_traceparent(arguments))
         whole = self._dict(found)
         self._raise_reported(whole, request.model)
         if not whole.get("stop_reason"):
@@ -94,7 +95,7 @@ class AnthropicWire(ProviderAdapter):
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         assembly = Assembly()
         client = await self._clients.here()
-        events = await client.messages.create(**self._arguments(request), stream=True)
+        events = await client.messages.create(**with_traceparent(self._arguments(request)), stream=True)
         body = StreamBody(events)
         try:
             async for event in events:

@@ -34,6 +34,7 @@ from ._openai_usage import merged_usage
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._schemas import dialect_of, with_schemas
 from ._stream_body import DONE, StreamBody
+from ._trace_header import with_traceparent
 
 __all__ = ["OpenAIClient", "OpenAIConfigurationError"]
 
@@ -116,7 +117,7 @@ class OpenAIWire(ProviderAdapter):
 
     async def request(self, request: Request) -> Completion:
         client = await self._clients.here()
-        raw = await client.chat.completions.create(**self._arguments(request))
+        raw = await client.chat.completions.create(**with_traceparent(self._arguments(request)))
         # The SDK returns a body that is not JSON as text.
         if isinstance(raw, str) and (streamed := streamed_answer(raw, self.provider, request)):
             return streamed
@@ -124,7 +125,7 @@ class OpenAIWire(ProviderAdapter):
 
     async def stream(self, request: Request) -> AsyncIterator[Chunk]:
         client = await self._clients.here()
-        stream = await client.chat.completions.create(**self._arguments(request, stream=True))
+        stream = await client.chat.completions.create(**with_traceparent(self._arguments(request, stream=True)))
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
         body = StreamBody(stream)
         async with contextlib.aclosing(stream_chunks(self, request, stream, assembly, body)) as chunks:
