@@ -226,13 +226,15 @@ class Orchestrator:
             str(info.run_id), RunStatus.PENDING, created_at=info.created_at, updated_at=info.created_at
         )  # as it was stored, although it may be running already
 
-    def new_run(self, request: RunCreate, idempotency_key: str | None = None) -> RunRow:
-        """Return the row of the run for a request. Nothing is stored."""
+    def new_run(self, request: RunCreate, idempotency_key: str | None = None, traceparent: str | None = None) -> RunRow:
+        """Return the row of the run for a request, in the span with that W3C `traceparent`. Nothing is stored."""
         input_ = {
             "messages": [{"role": "user", "content": request.prompt}],
             "params": {"max_steps": request.max_steps},
         }
-        return self.runner.new_run(self.agent, input_, idempotency_key=idempotency_key)
+        return self.runner.new_run(
+            self.agent, input_, idempotency_key=idempotency_key, traceparent=traceparent
+        )  # fmt: skip
 
     async def insert_run(self, row: RunRow) -> tuple[RunRow, bool]:
         """Store a row of `new_run`, and work on it. Return the stored row, and whether this call stored it."""

@@ -53,6 +53,27 @@ def client(app: FastAPI) -> httpx.AsyncClient:
     return client_of(app, event_hooks={"response": [documented(app)]})
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RUNS, {"prompt": "add 12 and 30"}),
+        (RUNS, {"agent": "echo", "input": {}}),
+        ("/api/v1/turns", {"messages": [{"role": "user", "content": "hello"}]}),
+    ],
+)
+async def test_a_run_belongs_to_the_trace_of_its_request(
+    client: httpx.AsyncClient, runner: AgentRunner, path: str, body: dict[str, Any]
+) -> None:
+    given, sent = f"00-{'1' * 32}-{'2' * 16}-01", []
+    async with client:
+        for header in (given, "00-none-1"):
+            made = await client.post(path, json=body, headers={"traceparent": header})
+            assert made.status_code == 201
+            run = made.headers["location"].rpartition("/")[2]
+            sent.append((await runner.get_run(run)).metadata.get("traceparent"))
+    assert sent == [given, None]
+
+
 async def test_a_prompt_completes_as_in_spec_003(client: httpx.AsyncClient, orchestrator: Orchestrator) -> None:
     async with client, orchestrator:
         made = await client.post(RUNS, json={"prompt": "add 12 and 30"})

@@ -204,7 +204,7 @@ class Leaking(AgentRuntime):
             return RunResult({CANARY: object()})
         elif how == "event":
             await ctx.emit("note", {"text": CANARY})
-        return RunResult({"text": CANARY}, messages=[{"role": "assistant", "content": CANARY}])
+        return RunResult({"text": CANARY})
 
     def fail(self) -> None:
         raise ConnectionError(CANARY)

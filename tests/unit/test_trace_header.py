@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core import AgentRunner, AgentRuntime, LLMClient, RunContext, RunResult, TraceSink
+from agent_runtime_core import AgentRunner, AgentRuntime, RunContext, RunResult, TraceSink
 from agent_runtime_core.llm import AnthropicClient, OpenAIClient
 from agent_runtime_core.tracing import OpenTelemetrySink, PrometheusSink
 from tests.support.provider_server import Script, WireServer, events, script, serving
@@ -44,11 +44,11 @@ ANTHROPIC_STREAM = events(
     ("message_stop", {"type": "message_stop"}),
     end="",
 )  # fmt: skip
-MAKE: dict[str, Callable[[WireServer], LLMClient]] = {
+MAKE: dict[str, Callable[[WireServer], OpenAIClient | AnthropicClient]] = {
     "openai": lambda server: OpenAIClient("sk-1", base_url=server.url),
     "anthropic": lambda server: AnthropicClient(api_key="sk-1", base_url=server.url),
 }
-ANSWERS = {("openai", False): OPENAI, ("anthropic", False): ANTHROPIC,
+ANSWERS: dict[tuple[str, bool], Any] = {("openai", False): OPENAI, ("anthropic", False): ANTHROPIC,
            ("openai", True): OPENAI_STREAM, ("anthropic", True): ANTHROPIC_STREAM}  # fmt: skip
 
 

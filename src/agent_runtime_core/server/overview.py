@@ -24,7 +24,7 @@ from .models import ApprovalQuery, UsageQuery
 from .reply import Reply
 from .runs import location_of
 from .state import ServerState, is_visible, state_of, visible_row
-from .submission import insert_turn
+from .submission import insert_turn, span_of
 
 router: APIRouter = APIRouter(tags=["overview"], default_response_class=Reply)
 
@@ -114,7 +114,7 @@ def _refuse_limited(caller: Caller) -> None:
 async def start_turn(request: Request, body: dict[str, Any], caller: Submitter) -> Response:
     """Start a turn: `messages` in chat format or `text`, and `turn_id`, which makes a repeated request safe."""
     state = state_of(request)
-    stored = await insert_turn(state, caller, body)
+    stored = await insert_turn(state, caller, body, span_of(request))
     assert state.turns is not None
     turn = await state.turns.get_turn(stored.run_id)
     return Reply(plain_of(turn.to_dict()), 201, {"Location": location_of(request, turn.id, "turns")})

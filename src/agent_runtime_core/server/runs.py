@@ -25,7 +25,7 @@ from .listing import visible_page
 from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, TimelineQuery, WaitQuery
 from .reply import Reply
 from .state import ServerState, is_visible, state_of, visible_row
-from .submission import insert, invalid_in, row_of
+from .submission import insert, invalid_in, row_of, span_of
 from .waiting import after_wait, preferred_wait
 
 router: APIRouter = APIRouter(tags=["runs"], default_response_class=Reply)
@@ -78,7 +78,7 @@ async def submit(request: Request, body: NewRun, caller: Submitter) -> Response:
     """
     state = state_of(request)
     try:
-        row = row_of(state, body, request.headers.get("idempotency-key"), request.headers.get("traceparent"))
+        row = row_of(state, body, request.headers.get("idempotency-key"), span_of(request))
     except InvalidArgument as error:
         names = {"idempotency_key": "Idempotency-Key", **{each: each for each in AgentRun.model_fields}}
         raise invalid_in(error, names) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.requests import Request
+
 from .._core.traceparent import parsed
 from .._core.validation import must, unknown
 from .._views.problems import invalid
@@ -17,8 +19,14 @@ from .models import AgentRun, PromptRun
 from .state import ServerState, is_visible
 
 
-def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None, traceparent: str | None = None) -> RunRow:
-    """Return the row of the run that a request asks for, in the span that its `traceparent` header names.
+def span_of(request: Request) -> str | None:
+    """Return the `traceparent` header of a request; None without a valid one, which must not fail the request."""
+    header = request.headers.get("traceparent")
+    return None if parsed(header) is None else header
+
+
+def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None, traceparent: str | None) -> RunRow:
+    """Return the row of the run that a request asks for, in the span with that W3C `traceparent`.
 
     Raises:
         InvalidArgument: A value is invalid, or this server does not plan prompts.
@@ -27,14 +35,14 @@ def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None, trac
     if isinstance(body, PromptRun):
         if state.orchestrator is None:
             raise no_part("prompt", "prompts", "Send agent and input")
-        return state.orchestrator.new_run(RunCreate(body.prompt, body.max_steps), key)
+        return state.orchestrator.new_run(RunCreate(body.prompt, body.max_steps), key, traceparent)
     _check_agent(state, body.agent)
     if body.deadline is not None and body.deadline <= state.runner.queue.clock.wall():
         raise must("deadline", "be in the future", body.deadline)
     return state.runner.new_run(
         body.agent, _input_of(body), run_id=body.run_id, idempotency_key=key, priority=body.priority,
         delay=body.delay, expires_in=body.expires_in, deadline=body.deadline, metadata=body.metadata,
-        concurrency_key=body.concurrency_key, traceparent=None if parsed(traceparent) is None else traceparent,
+        concurrency_key=body.concurrency_key, traceparent=traceparent,
     )  # fmt: skip
 
 
@@ -87,8 +95,8 @@ async def insert(state: ServerState, caller: Caller, row: RunRow, *, prompt: boo
     return stored, new
 
 
-async def insert_turn(state: ServerState, caller: Caller, turn: Any) -> RunRow:
-    """Store the turn of a request; return the row of its run.
+async def insert_turn(state: ServerState, caller: Caller, turn: Any, traceparent: str | None = None) -> RunRow:
+    """Store the turn of a request, in the span with that W3C `traceparent`; return the row of its run.
 
     Raises:
         InvalidTurn: A field of the turn is invalid.
@@ -96,7 +104,7 @@ async def insert_turn(state: ServerState, caller: Caller, turn: Any) -> RunRow:
     """
     if state.turns is None:
         raise no_part("turn", "turns", "Use POST /runs")
-    stored, _ = await insert(state, caller, state.turns.new_run(turn), prompt=False)
+    stored, _ = await insert(state, caller, state.turns.new_run(turn, traceparent=traceparent), prompt=False)
     return stored
 
 
