@@ -24,7 +24,41 @@ _DONE = "_agent_runtime_core_durable"
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
 
-def make_durable(agent: Agent[Any], wrap: Callable[[Model], Model], on_in_doubt: str | Mapping[str, str]) -> None:
+class _Policies:
+    """What happens to interrupted calls of tools, as `durable` was told last.
+
+    Agents share tools, and `run_agent` makes an agent durable again without saying anything about its tools.
+    """
+
+    def __init__(self, given: OnInDoubt) -> None:
+        self._others: str | None = None
+        self._named: dict[str, str] = {}
+        self.set(given)
+
+    def set(self, given: OnInDoubt) -> None:
+        if isinstance(given, _Policies):
+            self._others, given = given._others or self._others, given._named
+        if isinstance(given, str):
+            self._others, self._named = given, {}
+        else:
+            self._named |= given or {}
+
+    def of(self, tool: str) -> str:
+        return self._named.get(tool, self._others or "retry")
+
+
+OnInDoubt = str | Mapping[str, str] | _Policies | None
+
+
+def _policies(made: object, on_in_doubt: OnInDoubt) -> _Policies | None:
+    """Set the policies of a callable that is durable already; None if it is not."""
+    found: _Policies | None = getattr(made, _DONE, None)
+    if found is not None:
+        found.set(on_in_doubt)
+    return found
+
+
+def make_durable(agent: Agent[Any], wrap: Callable[[Model], Model], on_in_doubt: OnInDoubt) -> None:
     """Change an agent, and each agent that it can reach. See `durable`."""
     seen: set[int] = set()
     agents = [agent]
@@ -35,9 +69,7 @@ def make_durable(agent: Agent[Any], wrap: Callable[[Model], Model], on_in_doubt:
             agents += _change(each, wrap, on_in_doubt)
 
 
-def _change(
-    agent: Agent[Any], wrap: Callable[[Model], Model], on_in_doubt: str | Mapping[str, str]
-) -> list[Agent[Any]]:
+def _change(agent: Agent[Any], wrap: Callable[[Model], Model], on_in_doubt: OnInDoubt) -> list[Agent[Any]]:
     """Change one agent, and return those that it can reach."""
     following: list[Agent[Any]] = []
     if isinstance(agent.model, Model):
@@ -46,7 +78,7 @@ def _change(
         _change_tool(agent, tool, on_in_doubt)
         if isinstance(inner := getattr(tool, "_agent_instance", None), Agent):
             following.append(inner)
-    if agent.mcp_servers and not hasattr(agent.get_mcp_tools, _DONE):
+    if agent.mcp_servers and _policies(agent.get_mcp_tools, on_in_doubt) is None:
         # Their tools are made for each model call.
         vars(agent)["get_mcp_tools"] = _durable_mcp_tools(agent, on_in_doubt)
     for guardrail in (*agent.input_guardrails, *agent.output_guardrails):
@@ -54,16 +86,15 @@ def _change(
     for handoff in agent.handoffs:
         if isinstance(handoff, Agent):
             following.append(handoff)
-        elif isinstance(handoff, Handoff) and not hasattr(handoff.on_invoke_handoff, _DONE):
+        elif isinstance(handoff, Handoff) and _policies(handoff.on_invoke_handoff, on_in_doubt) is None:
             handoff.on_invoke_handoff = _durable_handoff(handoff.on_invoke_handoff, wrap, on_in_doubt)
     return following
 
 
-def _change_tool(agent: Agent[Any], tool: Tool, on_in_doubt: str | Mapping[str, str]) -> None:
+def _change_tool(agent: Agent[Any], tool: Tool, on_in_doubt: OnInDoubt) -> None:
     if isinstance(tool, FunctionTool):
-        if not hasattr(tool.on_invoke_tool, _DONE):
-            policy = on_in_doubt if isinstance(on_in_doubt, str) else on_in_doubt.get(tool.name, "retry")
-            tool.on_invoke_tool = _durable_call(copy.copy(tool), policy)
+        if _policies(tool.on_invoke_tool, on_in_doubt) is None:
+            tool.on_invoke_tool = _durable_call(copy.copy(tool), on_in_doubt)
             tool.timeout_seconds = None  # the copy has it, so that an answer after a timeout is recorded
     elif isinstance(tool, _LOCAL) or (isinstance(tool, ShellTool) and tool.executor is not None):
         fix = "Its effects cannot be recorded. Make it a function tool"
@@ -71,38 +102,53 @@ def _change_tool(agent: Agent[Any], tool: Tool, on_in_doubt: str | Mapping[str, 
         raise must(f"a local tool of agent {agent.name!r}", "be a function tool", shown, fix)
 
 
-def _durable_call(tool: FunctionTool, on_in_doubt: str) -> Any:
+def _durable_call(tool: FunctionTool, on_in_doubt: OnInDoubt) -> Any:
     """Return the function that calls a tool as a step; another agent as a tool is no step, but its calls are."""
     is_agent = isinstance(getattr(tool, "_agent_instance", None), Agent)
+    policies = _Policies(on_in_doubt)
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
         ctx = current_run()
         call = functools.partial(invoke_function_tool, function_tool=tool, context=context, arguments=arguments)
         if ctx is None:
             return await call()
-        key = scope_of(ctx).key(context.tool_call_id)
         if is_agent:
-            with inside(ctx, key):
-                return await call()
-        return await _step(ctx, tool, call, arguments, key, on_in_doubt)
+            return await _agent_call(ctx, call, context.tool_call_id)
+        return await _step(ctx, tool, call, arguments, context.tool_call_id, policies.of(tool.name))
 
     inner = tool.on_invoke_tool
-    setattr(invoke, _DONE, True)
+    setattr(invoke, _DONE, policies)
     return _like(inner, invoke)
 
 
+async def _agent_call(ctx: RunContext, call: Callable[[], Awaitable[Any]], call_id: str) -> Any:
+    """Call an agent as a tool. An error that ends the run is raised, also if the tool makes a text of each error."""
+    outer = scope_of(ctx)
+    with inside(ctx, outer.name(call_id)) as scope:
+        try:
+            result = await call()
+        except Exception:
+            if scope.fatal is None:
+                raise
+    if scope.fatal is not None:
+        outer.fatal = scope.fatal
+        raise scope.fatal
+    return result
+
+
 async def _step(
-    ctx: RunContext, tool: FunctionTool, call: Callable[[], Awaitable[Any]], arguments: str, key: str, on_in_doubt: str
-) -> Any:
-    has_type = tool.output_json_schema is not None
+    ctx: RunContext, tool: FunctionTool, call: Callable[[], Awaitable[Any]], arguments: str, call_id: str,
+    on_in_doubt: str,
+) -> Any:  # fmt: skip
+    has_type, scope = tool.output_json_schema is not None, scope_of(ctx)
 
     async def counted(arguments: str) -> Any:
         ctx.charge(turns=0, tool_calls=1)
         return _storable(await call(), has_type)
 
-    return await unwrapped(
-        ctx.step(f"tool:{tool.name}", counted, arguments, key=key, on_in_doubt=on_in_doubt, on_changed_input="raise")
-    )
+    key = scope.key(call_id)
+    step = ctx.step(f"tool:{tool.name}", counted, arguments, key=key, on_in_doubt=on_in_doubt, on_changed_input="raise")
+    return await unwrapped(scope, step)
 
 
 def _like(inner: Any, invoke: Any) -> Any:
@@ -123,31 +169,33 @@ def _like(inner: Any, invoke: Any) -> Any:
 
     made = object.__new__(Invoker)
     made.__dict__.update(inner.__dict__)
-    setattr(made, _DONE, True)
+    setattr(made, _DONE, getattr(invoke, _DONE))
     return made
 
 
-def _durable_mcp_tools(agent: Agent[Any], on_in_doubt: str | Mapping[str, str]) -> Any:
-    listed = agent.get_mcp_tools
+def _durable_mcp_tools(agent: Agent[Any], on_in_doubt: OnInDoubt) -> Any:
+    listed, policies = agent.get_mcp_tools, _Policies(on_in_doubt)
 
     async def get_mcp_tools(run_context: Any) -> list[Tool]:
         tools = await listed(run_context)
         for tool in tools:
-            _change_tool(agent, tool, on_in_doubt)
+            _change_tool(agent, tool, policies)
         return tools
 
-    setattr(get_mcp_tools, _DONE, True)
+    setattr(get_mcp_tools, _DONE, policies)
     return get_mcp_tools
 
 
-def _durable_handoff(inner: Any, wrap: Callable[[Model], Model], on_in_doubt: str | Mapping[str, str]) -> Any:
+def _durable_handoff(inner: Any, wrap: Callable[[Model], Model], on_in_doubt: OnInDoubt) -> Any:
+    policies = _Policies(on_in_doubt)
+
     @functools.wraps(inner)
     async def invoke(*args: Any) -> Any:
         agent = await inner(*args)
-        make_durable(agent, wrap, on_in_doubt)
+        make_durable(agent, wrap, policies)
         return agent
 
-    setattr(invoke, _DONE, True)
+    setattr(invoke, _DONE, policies)
     return invoke
 
 

@@ -9,7 +9,8 @@ from contextvars import ContextVar
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from ..errors import StepExecutionError
+from .._execution.step_policy import NEVER_RETRIED
+from ..errors import LimitExceeded, StepExecutionError
 from ..interfaces import RunContext
 from ..interfaces import current_run as current_run
 
@@ -33,6 +34,8 @@ class Scope:
         self.calls: int = 0
         self._failures: int = 0
         self._failed: object = None  # the input of the last model call, if that failed
+        #: The error of a step of this loop that ends the run. The SDK reports it to the model of an outer loop.
+        self.fatal: Exception | None = None
         #: How often the run asked people about calls of the current answer.
         self.questions: int = 0
         self._children: dict[str, Scope] = {}
@@ -65,7 +68,11 @@ class Scope:
 
         The number of the model call is part of it, because some servers repeat the ids of tool calls.
         """
-        return f"{self.prefix}{self._number()}:{name}"
+        return f"{self.prefix}{self.name(name)}"
+
+    def name(self, name: str) -> str:
+        """Return the name of the scope of an agent that is the tool of that call."""
+        return f"{self._number()}:{name}"
 
     def _number(self) -> str:
         return f"{self.calls}~{self._failures}" if self._failures else str(self.calls)
@@ -105,13 +112,17 @@ def inside(ctx: RunContext, name: str) -> Iterator[Scope]:
         _CURRENT.reset(token)
 
 
-async def unwrapped(step: Awaitable[T]) -> T:
+async def unwrapped(scope: Scope, step: Awaitable[T]) -> T:
     """Return the result of a step, or raise the error of its function, as the SDK would see it without a step.
 
-    If the class of a recorded error is not imported, its StepExecutionError is raised.
+    If the class of a recorded error is not imported, its StepExecutionError is raised. An error that ends the run is
+    kept in the scope.
     """
     try:
         return await step
+    except (*NEVER_RETRIED, LimitExceeded) as error:
+        scope.fatal = error
+        raise
     except StepExecutionError as error:
         failure = error.__cause__ if error.__cause__ is not None and type(error) is StepExecutionError else error
     # Outside of the `except` block, so that the error and its context do not refer to each other.

@@ -126,7 +126,8 @@ class DurableModel(Model):
         """Return the record of the next model call of this agent loop."""
         scope = scope_of(ctx)
         try:
-            return await unwrapped(model_step(ctx, _MODEL, call, usage=self._usage, key=scope.next_call(given)))
+            step = model_step(ctx, _MODEL, call, usage=self._usage, key=scope.next_call(given))
+            return await unwrapped(scope, step)
         except BaseException:
             scope.failed(given)
             raise
@@ -166,7 +167,7 @@ class DurableModelProvider(ModelProvider):
         await self._provider.aclose()
 
 
-def durable(agent: Agent[T], *, on_in_doubt: str | Mapping[str, str] = "retry") -> Agent[T]:
+def durable(agent: Agent[T], *, on_in_doubt: str | Mapping[str, str] | None = None) -> Agent[T]:
     """Make the tool calls of an agent steps, and the calls of its model if that is a `Model`.
 
     The agent itself is changed, and so is each agent that it can reach by handoffs and as a tool. `run_agent` calls
@@ -175,7 +176,7 @@ def durable(agent: Agent[T], *, on_in_doubt: str | Mapping[str, str] = "retry") 
     Args:
         agent: The agent.
         on_in_doubt: What happens to a tool call that a crash interrupted: "retry", "fail" or "review". Or a dict with
-            the names of tools; other tools are retried.
+            the names of tools. Tools that it does not name keep what an earlier call has set, by default "retry".
 
     Returns:
         The same agent.
