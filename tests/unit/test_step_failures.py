@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core import open_run
 from agent_runtime_core._core.codec.json import encode
 from agent_runtime_core._execution.recorded_calls import RecordedCalls
 from agent_runtime_core._execution.step_failure import original_error, recorded_error
@@ -203,3 +204,34 @@ async def test_a_failure_inside_of_a_step_is_that_of_the_inner_one_on_every_atte
         first, again = await twice(rig, body)
     assert first == again == ["inner", "card 1234 was declined: 51", 2, str(StepExecutionError(*first[:3]))]
     assert [type(each) for each in causes] == [Declined, Declined]
+
+
+async def test_a_step_that_the_code_repeats_after_its_failure_is_also_repeated_when_the_run_resumes(
+    tmp_path: Path,
+) -> None:
+    """The recorded error is raised once. If each call raised it, a retry of the code would never call the function."""
+    calls: list[str] = []
+
+    def pay() -> str:
+        calls.append("pay")
+        if len(calls) < 3:
+            raise ConnectionError("the network is down")
+        return "paid"
+
+    async def pay_in_a_loop() -> str:
+        async with open_run(str(tmp_path / "runs.db"), run_id="one") as ctx:
+            for _ in range(4):
+                try:
+                    return await ctx.step("pay", pay, key="invoice 7")
+                except StepExecutionError:
+                    if len(calls) == 2 and not crashed:
+                        crashed.append(True)
+                        raise KeyboardInterrupt from None
+                    await ctx.step("note", lambda: None)
+        return "never paid"
+
+    crashed: list[bool] = []
+    with pytest.raises(KeyboardInterrupt):
+        await pay_in_a_loop()
+    assert await pay_in_a_loop() == "paid"
+    assert calls == ["pay", "pay", "pay"]

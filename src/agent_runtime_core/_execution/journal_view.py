@@ -249,9 +249,12 @@ class JournalView:
         return names[1:]
 
     def raise_recorded_failure(self, name: str, key: str) -> None:
-        """Raise the recorded error of an imperative step if the code continued after it, as it will again."""
+        """Raise the recorded error of an imperative step if the code continued after it, as it will again.
+
+        It is raised once. If the code, or the framework that calls it, repeats the step, the step runs again.
+        """
         for each in (name, *self.former_names(name)) if self.swallowed_failures else ():
-            failure = self.swallowed_failures.get((each, key))
+            failure = self.swallowed_failures.pop((each, key), None)
             if failure is not None:
                 raise recorded_error(name, failure)
 
