@@ -100,7 +100,8 @@ class GuardedStep:
         self.name: str = work.name
         self.identity: tuple[str, str] = (work.name, work.key)
         started = work.start_info or {}
-        self.key: str = started.get("effect", work.key)  # under which the lineage knows it
+        #: Under which the lineage knows it.
+        self.key: str = started.get("effect") or journal.keys.shared_key(work.key)
         self.tool: dict[str, Any] | None = started.get("tool")
         self.digest: str = _digest(work)
         self.other_rows: list[EffectRow] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from .._core.context_vars import queued
-from .step_scope import CURRENT_STEP, FRAMEWORK_TASKS, Identity, JournalToken, StepScope
+from .step_scope import CURRENT_STEP, FRAMEWORK_TASKS, SCOPE_SUFFIX, Identity, JournalToken, StepScope, scope_id
 
 
 def _next_occurrence(counts: dict[tuple[str, str], int], space: str, name: str) -> int:
@@ -60,6 +60,7 @@ class StepKeys:
         self.locked_keys: dict[Identity, asyncio.Event | None] = {}
         self._counts: dict[tuple[str, str], int] = {}  # of the calls between steps
         self._tasks: dict[str, tuple[object, StepScope]] = {}  # by the key of a framework's task: its last attempt
+        self._shared_ids: dict[str, str] = {}  # of scopes whose id is another one in a fork: their id in all forks
 
     def next_key(self, space: str, name: str, arguments_digest: str | None = None) -> str:
         """Return the key of the next call of `name` without an explicit key.
@@ -108,12 +109,23 @@ class StepKeys:
             if known is None or attempt is not task.attempt:
                 known = StepScope(self.token, "task", f"t:{task.key}", 1, scope)
                 self._tasks[task.key] = task.attempt, known
+                self._shared_ids[known.scope_id] = scope_id("task", task.place)
             return known
         return None
 
     def counting_scope(self) -> StepScope | None:
         """Return the scope in which the calling code's calls are counted, or None between steps."""
-        return self.task_scope() or self.scope()
+        scope = self.task_scope() or self.scope()
+        if self._shared_ids and scope is not None and scope.scope_id not in self._shared_ids:
+            self._shared_ids[scope.scope_id] = scope_id(scope.name, self.shared_key(scope.key))
+        return scope
+
+    def shared_key(self, key: str) -> str:
+        """Return the key that a step has in all forks of the run; in a task of a framework, its key differs."""
+        found = SCOPE_SUFFIX.search(key) if self._shared_ids else None
+        if found is None:
+            return key
+        return f"{key[: found.start(1)]}{self._shared_ids.get(found[1], found[1])}{key[found.end(1) :]}"
 
     def _counts_in(self, scope: StepScope | None) -> dict[tuple[str, str], int]:
         if scope is None:

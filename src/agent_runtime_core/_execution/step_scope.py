@@ -72,10 +72,12 @@ class FrameworkTask(NamedTuple):
     Attributes:
         key: Identifies the task among those of the run. It is the same after a resume.
         attempt: An object that differs in each attempt of the task.
+        place: Where the task is in the code. It is the same in the forks of the run, and tasks may share it.
     """
 
     key: str
     attempt: object
+    place: str
 
 
 #: Functions of integrations. Each returns the task that the calling code is in, or None. Their arguments are the id of

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypedDict, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from pydantic_ai.durable_exec import (
     DurableOperationId,
@@ -29,7 +27,7 @@ from ..errors import StepExecutionError
 from ..interfaces import RunContext, current_run
 from ..portal import from_thread, in_thread
 from ..retry import Delay
-from ._steps import ModelUsage, model_step
+from ._steps import ModelUsage, model_step, number_of_use
 
 T = TypeVar("T")
 
@@ -48,17 +46,6 @@ class StepOptions(TypedDict, total=False):
 
 #: The tool call that the code is part of, as the ids of its agent run and of the call.
 TOOL_CALL: ContextVar[str] = ContextVar("agent_runtime_pydantic_ai_tool_call", default="")
-_USES: WeakKeyDictionary[RunContext, Counter[tuple[str, ...]]] = WeakKeyDictionary()
-
-
-def number_of_use(run: RunContext, *names: str) -> int:
-    """Return how often this execution of the run has used these names before, in the current step."""
-    scope = None if run.step_id is None else CURRENT_STEP.get()
-    # Each attempt of a step counts its own uses, and so finds the records of the attempt before, as a resumed run does.
-    where = () if scope is None else (scope.scope_id, str(scope.attempt))
-    uses = _USES.setdefault(run, Counter())
-    uses[*where, *names] += 1
-    return uses[*where, *names] - 1
 
 
 def place_of(run: RunContext) -> str:

@@ -1,15 +1,30 @@
-"""Make a model call of a framework a step of the run."""
+"""Make a model call of a framework a step of the run, and number what a run uses."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
+from .._execution.step_scope import CURRENT_STEP
 from ..errors import LimitExceeded
 from ..interfaces import RunContext
 
 T = TypeVar("T")
+
+_USES: WeakKeyDictionary[RunContext, Counter[tuple[str, ...]]] = WeakKeyDictionary()
+
+
+def number_of_use(run: RunContext, *names: str) -> int:
+    """Return how often this execution of the run has used these names before, in the current step."""
+    scope = None if run.step_id is None else CURRENT_STEP.get()
+    # Each attempt of a step counts its own uses, and so finds the records of the attempt before, as a resumed run does.
+    where = () if scope is None else (scope.scope_id, str(scope.attempt))
+    uses = _USES.setdefault(run, Counter())
+    uses[*where, *names] += 1
+    return uses[*where, *names] - 1
 
 
 class ModelUsage(NamedTuple):

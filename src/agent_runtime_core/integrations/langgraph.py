@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
+from langgraph.constants import START
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, StateSnapshot
 
@@ -21,21 +22,36 @@ from .._core.context_vars import restore
 from .._core.validation import must
 from .._execution.step_policy import CONTROL_FLOW
 from .._execution.step_scope import CURRENT_STEP, FRAMEWORK_TASKS, FrameworkTask, StepScope
+from ..errors import JournalMismatch, brief
 from ..interfaces import RunContext
 from ._langgraph_model import DurableChatModel as DurableChatModel
 from ._langgraph_saver import AgentRuntimeSaver as AgentRuntimeSaver
+from ._steps import number_of_use
 
 __all__ = ["AgentRuntimeSaver", "DurableChatModel", "run_graph"]
 
 CALL = "agent_runtime_call"  # in the metadata of each checkpoint: the call of `run_graph` that wrote it
+FIRST = "agent_runtime_first"  # in the metadata of each checkpoint: the superstep of the thread before that call
+TASKS = "__pregel_tasks"  # LangGraph's name of the channel of `Send`
 _TASK, _SCRATCHPAD = "__pregel_task_id", "__pregel_scratchpad"  # LangGraph's names in the config of a node
 
 
 class _Call(NamedTuple):
-    """A call of `run_graph`: its run, its id, the step that it is in, and an object of its own."""
+    """A call of `run_graph`.
+
+    Attributes:
+        run_id: Its run.
+        id: The same when the run is resumed.
+        place: The same in the forks of the run.
+        first: The superstep of the thread before the call.
+        scope: The step that it is in.
+        attempt: An object of its own.
+    """
 
     run_id: str
     id: str
+    place: str
+    first: int
     scope: StepScope | None
     attempt: object
 
@@ -73,15 +89,24 @@ async def run_graph(
     if not hasattr(graph.checkpointer, "aget_tuple"):
         fix = "Compile it with builder.compile(checkpointer=AgentRuntimeSaver('agents.db'))"
         raise must("graph", "have a checkpointer", graph.checkpointer, fix)
-    call_id = str(await ctx.uuid4())
-    config = _configured(ctx, config, call_id)
+    call_id, number = str(await ctx.uuid4()), number_of_use(ctx, "run_graph")
+    config = _configured(ctx, config)
+    saved = await graph.checkpointer.aget_tuple(config)
+    metadata = {} if saved is None else saved.metadata
+    resumes = metadata.get(CALL) == call_id
+    first = metadata.get(FIRST if resumes else "step", -2)  # -1 is the superstep of the first input
+    config = merge_configs(config, {"metadata": {CALL: call_id, FIRST: first}})
+    if saved is not None and resumes:
+        _check_nodes(graph, saved.checkpoint)
+        input = await _resumed(ctx, graph, config)
+    scope = CURRENT_STEP.get()
+    scope = scope if scope is not None and scope.token.run_id == _id(ctx) else None
+    place = f"{'' if scope is None else scope.scope_id}/{number}"
+    call = _Call(_id(ctx), call_id, place, first, scope, object())
     modes = [stream_mode] if isinstance(stream_mode, str) else list(stream_mode)
     run = _Stream(ctx, graph, config, modes, {"subgraphs": subgraphs, **options})
-    saved = await graph.checkpointer.aget_tuple(config)
-    if saved is not None and saved.metadata.get(CALL) == call_id:
-        input = await _resumed(ctx, graph, config)
     while True:
-        output = await run.until_stopped(input, call_id)
+        output = await run.until_stopped(input, call._replace(attempt=object()))
         state = await graph.aget_state(config)
         if not state.interrupts:
             return output
@@ -100,13 +125,34 @@ async def _resumed(ctx: RunContext, graph: Any, config: RunnableConfig) -> Comma
     return Command(resume=await _answers(ctx, state)) if state.interrupts and not failed else None
 
 
-def _configured(ctx: RunContext, config: RunnableConfig | None, call_id: str) -> RunnableConfig:
+def _check_nodes(graph: Any, checkpoint: Any) -> None:
+    """Raise if a checkpoint waits for a node that the graph does not have.
+
+    LangGraph would skip the node, and the graph would end without what follows it.
+    """
+    waiting = checkpoint["channel_values"]
+    missing = [f"the node {each.node!r}" for each in waiting.get(TASKS) or () if each.node not in graph.nodes]
+    for channel in waiting:
+        for prefix, kind in (("branch:to:", "node"), ("join:", "edge")):
+            if channel.startswith(prefix) and channel not in graph.channels:
+                missing.append(f"the {kind} {channel.removeprefix(prefix)!r}")
+    if missing:
+        nodes = brief(sorted(each for each in graph.nodes if each != START))
+        raise JournalMismatch(
+            f"graph must have {missing[0]}, with which its checkpoint continues, got the nodes {nodes}. "
+            "Keep the names of nodes until no unfinished run needs them",
+            recorded=missing[0],
+            found=nodes,
+        )
+
+
+def _configured(ctx: RunContext, config: RunnableConfig | None) -> RunnableConfig:
     given = (config or {}).get("configurable", {})
     if given.get("checkpoint_id"):
         fix = "Use graph.aupdate_state to continue from an earlier checkpoint"
         raise must("config", "not have a checkpoint_id", given["checkpoint_id"], fix)
     thread = given.get("thread_id", str(ctx.run_id))
-    return merge_configs(config, {"configurable": {"thread_id": thread}, "metadata": {CALL: call_id}})
+    return merge_configs(config, {"configurable": {"thread_id": thread}})
 
 
 async def _answers(ctx: RunContext, state: StateSnapshot) -> dict[str, Any]:
@@ -130,13 +176,11 @@ class _Stream:
     modes: Sequence[str]
     options: Mapping[str, Any]
 
-    async def until_stopped(self, input: Any, call_id: str) -> Any:
+    async def until_stopped(self, input: Any, call: _Call) -> Any:
         """Run the graph until it ends or asks; its last values."""
         output = None
         modes = list(dict.fromkeys([*self.modes, "values"]))
-        scope = CURRENT_STEP.get()
-        scope = scope if scope is not None and scope.token.run_id == _id(self.ctx) else None
-        token = _CALL.set(_Call(_id(self.ctx), call_id, scope, object()))
+        token = _CALL.set(call)
         # The values of a checkpoint must be durable before its nodes run: the keys of their steps contain its id.
         parts = self.graph.astream(
             input, self.config, **{"durability": "sync", **self.options}, stream_mode=modes, version="v2"
@@ -182,10 +226,19 @@ def _current_task(run_id: str, scope: StepScope | None) -> FrameworkTask | None:
     call = _CALL.get()
     if call is None or call.run_id != run_id or call.scope is not scope:
         return None  # also in a run that a node of another run's graph has started
-    configurable = (var_child_runnable_config.get() or {}).get("configurable") or {}
+    config = var_child_runnable_config.get() or {}
+    configurable = config.get("configurable") or {}
     if (task := configurable.get(_TASK)) is not None and (pad := configurable.get(_SCRATCHPAD)) is not None:
-        return FrameworkTask(task, pad.interrupt_counter)
-    return FrameworkTask(call.id, call.attempt)
+        return FrameworkTask(task, pad.interrupt_counter, f"{call.place}/{_place(call, config.get('metadata') or {})}")
+    return FrameworkTask(call.id, call.attempt, call.place)
+
+
+def _place(call: _Call, metadata: Mapping[str, Any]) -> str:
+    """Return where a node is in its graph: the nodes around it, its superstep and its path, without random ids."""
+    around = [each.partition(":")[0] for each in str(metadata.get("langgraph_checkpoint_ns", "")).split("|")]
+    # A subgraph begins to count at 0 in each call.
+    step = metadata.get("langgraph_step", 0) - (call.first if len(around) == 1 else 0)
+    return f"{'|'.join(around)}/{step}/{metadata.get('langgraph_path')}"
 
 
 FRAMEWORK_TASKS.append(_current_task)
