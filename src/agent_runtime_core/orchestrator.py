@@ -15,7 +15,7 @@ from uuid import UUID
 
 from ._core.clock import aware
 from ._core.context_vars import start_soon
-from ._core.settings import POSITIVE, SECONDS, number, with_known_names
+from ._core.settings import POSITIVE, SECONDS, TRIES, number, with_known_names
 from ._core.validation import must
 from .config import get_config
 from .errors import RunNotFound, UnknownRun
@@ -121,7 +121,8 @@ class OrchestratorSettings:
     concurrent_runs: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("max_retries", "max_concurrency", "concurrent_runs"):
+        TRIES.check("max_retries", self.max_retries)
+        for name in ("max_concurrency", "concurrent_runs"):
             POSITIVE.check(name, getattr(self, name))
         SECONDS.check("backoff_base", self.backoff_base)
 

@@ -68,7 +68,7 @@ async def test_a_run_that_succeeds_is_claimed_started_and_finished(
 
 @kinds
 @pytest.mark.parametrize("by_worker", [False, True])
-async def test_a_run_that_fails_is_one_warning_after_its_last_attempt(
+async def test_each_failed_attempt_is_one_warning(
     kind: str, by_worker: bool, heard: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     async with store(kind, tmp_path) as here:
@@ -76,16 +76,20 @@ async def test_a_run_that_fails_is_one_warning_after_its_last_attempt(
         runner = here.runner(settings(max_retries=3))
         if by_worker:
             run_id = await runner.submit("a", INPUT, run_id="mine", metadata={"key": SECRET})
-            for _ in range(3):
-                assert warnings(heard) == []
+            for number in range(3):
+                assert len(warnings(heard)) == number
                 assert await runner.run_once()
         else:
             result = await runner.execute("a", "mine", INPUT)
             assert result.run_id is not None
             run_id = result.run_id
-    assert warnings(heard) == ["run mine of agent 'a' failed: ValueError in attempt 3"]
-    [told] = [each for each in heard.records if each.getMessage() == warnings(heard)[0]]
-    assert told.__dict__["run_id"] == str(run_id)
+    assert warnings(heard) == [
+        "attempt 1 of run mine of agent 'a' failed: ValueError, next attempt in 0 s",
+        "attempt 2 of run mine of agent 'a' failed: ValueError, next attempt in 0 s",
+        "run mine of agent 'a' failed: ValueError in attempt 3",
+    ]
+    told = [each for each in heard.records if each.levelno == logging.WARNING]
+    assert {each.__dict__["run_id"] for each in told} == {str(run_id)}
     assert sum("started" in each for each in infos(heard, "mine")) == 3
 
 
@@ -192,7 +196,7 @@ async def test_a_cancelled_run_is_no_warning(kind: str, heard: pytest.LogCapture
 
 
 @kinds
-async def test_a_retry_and_a_deferral_are_no_warnings(
+async def test_a_retry_is_a_warning_and_a_deferral_is_none(
     kind: str, heard: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     clock = VirtualClock()
@@ -214,10 +218,10 @@ async def test_a_retry_and_a_deferral_are_no_warnings(
     assert infos(heard, run_id) == [
         "claimed by worker-1, attempt 1", "started, attempt 1",
         next(each for each in infos(heard, run_id) if re.fullmatch(r"deferred for [56][.\d]* s: CircuitOpen", each)),
-        "claimed by worker-1, attempt 1", "resumed, attempt 1", "failed: OSError, next attempt in 0 s",
+        "claimed by worker-1, attempt 1", "resumed, attempt 1",
         "claimed by worker-1, attempt 2", "started, attempt 2", "finished: succeeded",
     ]  # fmt: skip
-    assert warnings(heard) == []
+    assert warnings(heard) == [f"attempt 1 of run {run_id} of agent 'a' failed: OSError, next attempt in 0 s"]
 
 
 async def test_a_block_of_open_run_is_logged_like_a_run(heard: pytest.LogCaptureFixture, tmp_path: Path) -> None:

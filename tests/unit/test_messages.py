@@ -184,7 +184,7 @@ ARGUMENTS: list[Triggered] = [
     ),
     Triggered(
         lambda: configure(max_retries=0),
-        "max_retries must be an integer of at least 1, got 0.",
+        "max_retries must be an integer of at least 1, where 1 means no retry, got 0.",
     ),
     Triggered(
         lambda: configure(default_model=""),
@@ -437,7 +437,7 @@ ARGUMENTS: list[Triggered] = [
     ),
     Triggered(
         lambda: OrchestratorSettings(max_retries=0),
-        "max_retries must be an integer of at least 1, got 0.",
+        "max_retries must be an integer of at least 1, where 1 means no retry, got 0.",
     ),
     Triggered(
         lambda: OrchestratorSettings.of(3),

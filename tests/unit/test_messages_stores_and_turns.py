@@ -365,7 +365,7 @@ SETTINGS = [
     Triggered(lambda: ConfigLoader(3), "path must be the path of a file, or None for no file, got 3."),
     Triggered(
         config("[runtime]\nmax_retries = 'x'\n"),
-        "config.toml: [runtime] max_retries must be an integer of at least 1, got 'x'.",
+        "config.toml: [runtime] max_retries must be an integer of at least 1, where 1 means no retry, got 'x'.",
     ),
     Triggered(
         config("[runtime]\nmax_retrys = 3\n"),

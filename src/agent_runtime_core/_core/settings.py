@@ -103,6 +103,8 @@ TRUTH: Final = SettingType(
 )
 COUNT: Final = number(whole=True)
 POSITIVE: Final = number(1, whole=True)
+#: How often something is tried at most.
+TRIES: Final = dataclasses.replace(POSITIVE, wanted=f"{POSITIVE.wanted}, where 1 means no retry")
 SECONDS: Final = dataclasses.replace(number(), wanted="a number of seconds of at least 0")
 #: math.inf means forever.
 DURATION: Final = SettingType("a number of seconds of at least 0", lambda value: is_number(value) and value >= 0)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from .._core.codec.json import MAX_BYTES, MAX_RESULT, arguments_digest
 from .._core.event_types import EventType
 from .._core.ids import step_id
-from .._core.settings import POSITIVE, number
+from .._core.settings import TRIES, number
 from .._execution.step_journal import RunJournal, StepJournal
 from ..errors import (
     JournalMismatch,
@@ -121,7 +121,7 @@ async def execute_plan(
     number().or_none(" for no limit").check("max_steps", max_steps)
     if max_steps is not None and len(plan.steps) > max_steps:
         raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps, and none was started")
-    POSITIVE.check("max_retries", max_retries)
+    TRIES.check("max_retries", max_retries)
     registry = registry_of(tools)
     plan.validate(registry, memory_operations())
     _reject_agents(plan, registry)

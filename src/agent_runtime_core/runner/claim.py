@@ -275,8 +275,7 @@ class HeldClaim:
         if status in (RunStatus.SUCCEEDED, RunStatus.CANCELLED):
             log.info("run %s of agent %r finished: %s", run, row.agent, status)
             return
-        if not error.replace(".", "_").isidentifier():  # an agent may put any text into the type of its ErrorInfo
-            error = "unnamed error"
+        error = error_name(error)
         words = {"failed": "failed", "timed_out": "timed out"}.get(status, "is dead")
         log.warning("run %s of agent %r %s: %s in attempt %d", run, row.agent, words, error, row.attempt)
 
@@ -337,3 +336,8 @@ def _outcome(result: RunResult, event: dict[str, Any] | None) -> str:
     """
     error = None if event and "type" in event else error_payload(result.error)
     return encode({name: value for name, value in (("error", error), ("usage", result.usage)) if value})
+
+
+def error_name(kind: str) -> str:
+    """Return the type of an error for the log. An agent may put any text into the type of its ErrorInfo."""
+    return kind if kind.replace(".", "_").isidentifier() else "unnamed error"

@@ -42,7 +42,7 @@ from ..persistence.fencing import CURRENT_CLAIM
 from ..queue.records import LIMITS, RowChanged, RunRow
 from ..status import RunStatus
 from .backends import Backends
-from .claim import HeldClaim
+from .claim import HeldClaim, error_name
 from .crash_suspects import crashes_without_progress, is_crash_suspect
 from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
@@ -447,9 +447,12 @@ class RunExecution:
         """Wait for the next attempt in this process, or queue it."""
         claim, row, kind = self.claim, self.row, retry.error.type
         if retry.deferred:
-            log.info("%s deferred for %.3g s: %s", claim.label, retry.delay, kind)
+            log.info("%s deferred for %.3g s: %s", claim.label, retry.delay, error_name(kind))
         else:
-            log.info("attempt %d of %s failed: %s, next attempt in %.3g s", row.attempt, claim.label, kind, retry.delay)
+            name = error_name(kind)
+            log.warning(
+                "attempt %d of %s failed: %s, next attempt in %.3g s", row.attempt, claim.label, name, retry.delay
+            )
         stalls = row.stalls if retry.deferred else 0
         if isinstance(retry, RetryHere):
             await claim.renew(failures=retry.failures, stalls=stalls, error=retry.error_text)
