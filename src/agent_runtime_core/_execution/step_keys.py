@@ -81,6 +81,10 @@ class StepKeys:
             if (name, key) not in self.failed_try_keys:
                 return key
 
+    def number_of_use(self, name: str) -> int:
+        """Return how often the calling code has used a name of an integration before, in its step or task."""
+        return _next_occurrence(self._counts_in(self.counting_scope()), "use", name)
+
     def reuse_key(self, name: str, key: str, arguments_digest: str | None, scope: StepScope | None) -> None:
         """Give `key` to the next call of `name` in this scope.
 

@@ -13,6 +13,7 @@ from .._execution.step_policy import NEVER_RETRIED
 from ..errors import LimitExceeded, StepExecutionError
 from ..interfaces import RunContext
 from ..interfaces import current_run as current_run
+from ._steps import number_of_use, scope_id_of
 
 T = TypeVar("T")
 
@@ -84,9 +85,11 @@ class Scope:
         self._uses[name] += 1
         return f"{self.prefix}{self._uses[name]}"
 
-    def child(self, name: str) -> Scope:
-        """Return the scope of a loop inside this one, the same for the same name."""
-        return self._children.setdefault(name, Scope(f"{self.prefix}{name}/", self.root))
+    def child(self, name: str, *, new: bool = False) -> Scope:
+        """Return the scope of a loop inside this one, the same for the same name unless it must be new."""
+        if new or name not in self._children:
+            self._children[name] = Scope(f"{self.prefix}{name}/", self.root)
+        return self._children[name]
 
 
 _CURRENT: ContextVar[Scope | None] = ContextVar("agent_runtime_core_openai_scope", default=None)
@@ -102,14 +105,28 @@ def scope_of(ctx: RunContext) -> Scope:
 
 
 @contextmanager
-def inside(ctx: RunContext, name: str) -> Iterator[Scope]:
+def inside(ctx: RunContext, name: str, *, new: bool = False) -> Iterator[Scope]:
     """Let the code of a block have the child scope of that name."""
-    scope = scope_of(ctx).child(name)
+    scope = scope_of(ctx).child(name, new=new)
     token = _CURRENT.set(scope)
     try:
         yield scope
     finally:
         _CURRENT.reset(token)
+
+
+@contextmanager
+def inside_agent(ctx: RunContext, agent: str, key: str | None) -> Iterator[Scope]:
+    """Let the code of a block have the scope of a run of an agent, by the number of its run or by its key.
+
+    Other agents are not counted, so one that new code adds leaves the others their answers. A step that is attempted
+    again, and a node of a graph that a resumed run begins with, find the answers of the attempt before.
+    """
+    number = number_of_use(ctx, "agent", scope_of(ctx).prefix, agent if key is None else f"key {key}")
+    name = f"{agent}.{number}" if key is None else key
+    where = scope_id_of(ctx)
+    with inside(ctx, f"{where}/{name}" if where else name, new=key is None or number == 0) as scope:
+        yield scope
 
 
 async def unwrapped(scope: Scope, step: Awaitable[T]) -> T:

@@ -22,12 +22,11 @@ from pydantic_ai.durable_exec import (
 from pydantic_ai.tools import RunContext as AgentRunContext
 
 from .._execution.step_policy import InDoubt, RetryOn
-from .._execution.step_scope import CURRENT_STEP
 from ..errors import StepExecutionError
 from ..interfaces import RunContext, current_run
 from ..portal import from_thread, in_thread
 from ..retry import Delay
-from ._steps import ModelUsage, model_step, number_of_use
+from ._steps import ModelUsage, model_step, number_of_use, scope_id_of
 
 T = TypeVar("T")
 
@@ -48,14 +47,14 @@ class StepOptions(TypedDict, total=False):
 TOOL_CALL: ContextVar[str] = ContextVar("agent_runtime_pydantic_ai_tool_call", default="")
 
 
-def place_of(run: RunContext) -> str:
-    """Return what identifies the code that starts an agent: its step, its tool call, and how many it started before.
+def place_of(run: RunContext, agent: str) -> str:
+    """Return what identifies a run of an agent: its step, its tool call, and how often the agent ran there before.
 
-    The id of the run is not part of it, so a fork of the run finds the saved results.
+    The id of the run is not part of it, so a fork of the run finds the saved results. Other agents are not counted, so
+    one that new code adds leaves the others their results.
     """
-    scope = None if run.step_id is None else CURRENT_STEP.get()
-    where = "/".join(filter(None, ("" if scope is None else scope.scope_id, TOOL_CALL.get())))
-    return f"{where}/{number_of_use(run, 'agent', where)}" if where else str(number_of_use(run, "agent"))
+    where = "/".join(filter(None, (scope_id_of(run), TOOL_CALL.get())))
+    return "/".join(filter(None, (where, f"{agent}.{number_of_use(run, 'agent', where, agent)}")))
 
 
 def place_in(run: RunContext, context: AgentRunContext[Any] | None) -> str:

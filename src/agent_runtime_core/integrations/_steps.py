@@ -8,23 +8,33 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from .._execution.step_scope import CURRENT_STEP
+from .._execution.step_journal import RunJournal
 from ..errors import LimitExceeded
 from ..interfaces import RunContext
 
 T = TypeVar("T")
 
-_USES: WeakKeyDictionary[RunContext, Counter[tuple[str, ...]]] = WeakKeyDictionary()
+_USES: WeakKeyDictionary[RunContext, Counter[str]] = WeakKeyDictionary()  # of contexts without a journal
+
+
+def scope_id_of(run: RunContext) -> str:
+    """Return the id of the step, or of the framework's task, that the calling code is in; "" if it is in none."""
+    journal: RunJournal | None = getattr(run, "journal", None)  # a MockRunContext has none
+    scope = None if journal is None else journal.keys.counting_scope()
+    return "" if scope is None else scope.scope_id
 
 
 def number_of_use(run: RunContext, *names: str) -> int:
-    """Return how often this execution of the run has used these names before, in the current step."""
-    scope = None if run.step_id is None else CURRENT_STEP.get()
-    # Each attempt of a step counts its own uses, and so finds the records of the attempt before, as a resumed run does.
-    where = () if scope is None else (scope.scope_id, str(scope.attempt))
+    """Return how often this attempt of the current step or task has used these names before.
+
+    The next attempt counts anew, and so finds the records of the attempt before, as a resumed run does.
+    """
+    journal: RunJournal | None = getattr(run, "journal", None)
+    if journal is not None:
+        return journal.keys.number_of_use("\0".join(names))
     uses = _USES.setdefault(run, Counter())
-    uses[*where, *names] += 1
-    return uses[*where, *names] - 1
+    uses["\0".join(names)] += 1
+    return uses["\0".join(names)] - 1
 
 
 class ModelUsage(NamedTuple):

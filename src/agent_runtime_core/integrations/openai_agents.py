@@ -29,7 +29,7 @@ from ..errors import AgentRuntimeError, StepExecutionError
 from ..interfaces import RunContext
 from ._openai_durable import change_guardrail, make_durable
 from ._openai_responses import answered, consumed, events_of, model_of, recorded
-from ._openai_scope import current_run, inside, scope_of, unwrapped
+from ._openai_scope import current_run, inside_agent, scope_of, unwrapped
 from ._openai_session import ConversationSession
 from ._steps import ModelUsage, model_step
 
@@ -226,7 +226,8 @@ async def run_agent(
     Args:
         agent: The agent. `durable(agent)` is called.
         input: The input of the agent.
-        key: Identifies this call. Calls that run at the same time need keys.
+        key: Identifies this call. Without one, the name of the agent and the number of its run do. Calls of an agent
+            that run at the same time need keys.
         on_event: Streams the agent's answers, and receives each event.
         run_config: The configuration of the SDK.
         **options: Further arguments of `Runner.run`, such as `session`, `context`, `max_turns` and `hooks`.
@@ -242,9 +243,9 @@ async def run_agent(
     ctx = current_run()
     failure: AgentRuntimeError | None = None
     try:
-        if ctx is None or key is None:
+        if ctx is None:
             return await _until_decided(ctx, agent, input, on_event, {**options, "run_config": config})
-        with inside(ctx, key):
+        with inside_agent(ctx, agent.name, key):
             return await _until_decided(ctx, agent, input, on_event, {**options, "run_config": config})
     except UserError as error:
         failure = _own_error(error)

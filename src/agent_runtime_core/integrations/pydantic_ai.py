@@ -154,7 +154,7 @@ class Durable(BaseDurabilityCapability[AgentDepsT]):
     def get_default_run_id(self) -> str | None:
         """Return the same id for the agent run when the run is resumed."""
         run = current_run()
-        return None if run is None else f"{run.run_id}:{place_of(run)}"
+        return None if run is None else f"{run.run_id}:{place_of(run, self.name)}"
 
     def get_default_conversation_id(self, run_id: str) -> str | None:
         """Return the same id for the conversation when the run is resumed."""
