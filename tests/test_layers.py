@@ -179,7 +179,8 @@ ROWS: dict[str, list[str]] = {
         "turn_loop",
     ],
     "integrations": [
-        "_langgraph_saver _mcp_content _mcp_questions _mcp_results _openai_responses _openai_scope _steps",
+        "_langgraph_saver _mcp_content _mcp_questions _mcp_results _openai_responses _steps",
+        "_openai_scope",
         "_langgraph_model _mcp_tasks _openai_durable _openai_session _pydantic_ai_steps mcp",
         "langgraph mcp_server openai_agents pydantic_ai",
     ],

@@ -160,9 +160,11 @@ def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None
     with pytest.raises(StepExecutionError, match="no") as caught:
         on.view.raise_recorded_failure("a", "s:0")
     assert caught.value.attempts == 3
-    on.view.former_names_by_name = {"new": ["a"]}
+    on.view.raise_recorded_failure("a", "s:0")  # the code repeats the step, so it runs again
+    renamed = journal(failed, Record(0, "started", "b", "s:0"))
+    renamed.view.former_names_by_name = {"new": ["a"]}
     with pytest.raises(StepExecutionError):
-        on.view.raise_recorded_failure("new", "s:0")
+        renamed.view.raise_recorded_failure("new", "s:0")
     own, aside = failed._replace(info='{"error":"no","type":"E","own":true}'), '{"beside":true}'
     later = [Record(0, "started", "c", "s:0", info=aside), done("c", info=aside), Record(0, "started", "b", "s:0")]
     with pytest.raises(StepExecutionError, match="no"):
