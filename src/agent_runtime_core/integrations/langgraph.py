@@ -85,11 +85,12 @@ async def run_graph(
 
     Raises:
         InvalidArgument: The graph has no checkpointer, or the config names a checkpoint.
+        JournalMismatch: The graph lacks a node that its checkpoint continues with.
     """
     if not hasattr(graph.checkpointer, "aget_tuple"):
         fix = "Compile it with builder.compile(checkpointer=AgentRuntimeSaver('agents.db'))"
         raise must("graph", "have a checkpointer", graph.checkpointer, fix)
-    call_id, number = str(await ctx.uuid4()), number_of_use(ctx, "run_graph")
+    call_id = str(await ctx.uuid4())
     config = _configured(ctx, config)
     saved = await graph.checkpointer.aget_tuple(config)
     metadata = {} if saved is None else saved.metadata
@@ -99,10 +100,7 @@ async def run_graph(
     if saved is not None and resumes:
         _check_nodes(graph, saved.checkpoint)
         input = await _resumed(ctx, graph, config)
-    scope = CURRENT_STEP.get()
-    scope = scope if scope is not None and scope.token.run_id == _id(ctx) else None
-    place = f"{'' if scope is None else scope.scope_id}/{number}"
-    call = _Call(_id(ctx), call_id, place, first, scope, object())
+    call = _call(ctx, call_id, first)
     modes = [stream_mode] if isinstance(stream_mode, str) else list(stream_mode)
     run = _Stream(ctx, graph, config, modes, {"subgraphs": subgraphs, **options})
     while True:
@@ -111,6 +109,14 @@ async def run_graph(
         if not state.interrupts:
             return output
         input = Command(resume=await _answers(ctx, state))
+
+
+def _call(ctx: RunContext, call_id: str, first: int) -> _Call:
+    """Return a call of `run_graph` by the code that calls this."""
+    scope = CURRENT_STEP.get()
+    scope = scope if scope is not None and scope.token.run_id == _id(ctx) else None
+    place = f"{'' if scope is None else scope.scope_id}/{number_of_use(ctx, 'run_graph')}"
+    return _Call(_id(ctx), call_id, place, first, scope, object())
 
 
 async def _resumed(ctx: RunContext, graph: Any, config: RunnableConfig) -> Command[Any] | None:
