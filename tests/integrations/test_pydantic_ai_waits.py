@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,26 @@ import pytest
 pytest.importorskip("pydantic_ai")
 
 from pydantic_ai import Agent
-from pydantic_ai.capabilities import RequestInput
+from pydantic_ai.capabilities import AbstractCapability, RequestInput
 from pydantic_ai.exceptions import CallDeferred
 from pydantic_ai.tools import DeferredToolRequests
 from pydantic_ai.tools import RunContext as AgentRunContext
 
-from agent_runtime_core import AgentRunner, AgentRuntime, RunLimits, RunnerConfig, RunResult, SyncRunContext
-from agent_runtime_core.integrations.pydantic_ai import Durable
+from agent_runtime_core import (
+    AgentRunner,
+    AgentRuntime,
+    RunLimits,
+    RunnerConfig,
+    RunResult,
+    SyncRunContext,
+    current_run,
+)
+from agent_runtime_core._core.run_tasks import RunTasks
+from agent_runtime_core._execution.parking import Parking
+from agent_runtime_core.integrations.pydantic_ai import Durable, publish_text
+from agent_runtime_core.registry import Registry
 from tests.support.pydantic_ai_models import Turns, once
-from tests.support.runs import Script
+from tests.support.runs import Script, soon
 
 
 async def begun(runner: AgentRunner, agent: AgentRuntime) -> asyncio.Task[RunResult]:
@@ -95,17 +108,22 @@ async def test_an_answer_that_comes_after_a_restart_is_used(tmp_path: Path) -> N
     assert (sorted(payments.paid), payments.turns.calls) == ([5, 6], [1, 2])
 
 
+class Plain(AgentRuntime):
+    """A plain run of an agent."""
+
+    key = "plain"
+
+    def __init__(self, agent: Agent[Any, Any]) -> None:
+        self._agent = agent
+
+    def run(self, ctx: SyncRunContext) -> RunResult:
+        return RunResult({"value": self._agent.run_sync("pay").output})
+
+
 async def test_run_sync_in_a_plain_run_asks_too() -> None:
     payments = Payments()
-
-    class Plain(AgentRuntime):
-        key = "plain"
-
-        def run(self, ctx: SyncRunContext) -> RunResult:
-            return RunResult({"value": payments.agent.run_sync("pay").output})
-
     async with AgentRunner.open("memory://") as runner:
-        running = await begun(runner, Plain())
+        running = await begun(runner, Plain(payments.agent))
         for question in await asked(runner, 2):
             await runner.approve("r", "tool:pay", True, request_id=question["request_id"])
         assert (await running).final_output == {"value": "done"}
@@ -247,3 +265,206 @@ async def test_an_agent_that_is_a_tool_asks_too_and_its_answer_survives_a_restar
         result = await runner.execute(script, "r", raise_on_error=True)
     assert result.final_output == {"value": "delegated"}
     assert (sorted(payments.paid), payments.turns.calls, turns.calls) == ([5, 6], [1, 2], [1, 2])
+
+
+@asynccontextmanager
+async def worker(agent: AgentRuntime) -> AsyncIterator[AgentRunner]:
+    """A runner that parks each wait at once, and has the submitted run `r` of this agent."""
+    registry = Registry()
+    registry.register(agent)
+    config = RunnerConfig(park_after=0, max_retries=1)
+    async with asyncio.timeout(20), AgentRunner.open("memory://", config=config, registry=registry) as runner:
+        await runner.submit(agent, {}, run_id="r")
+        yield runner
+
+
+async def parked(runner: AgentRunner) -> bool:
+    """Whether the worker gives the run back as a waiting one."""
+    assert await runner.run_once()
+    return (await runner.get_run("r")).status.value == "waiting"
+
+
+async def finished(runner: AgentRunner) -> Any:
+    """What the run returns, once the worker has executed it again."""
+    assert await runner.run_once()
+    return (await runner.wait("r", timeout=0)).final_output["value"]
+
+
+async def iterated(agent: Agent[Any, Any]) -> Any:
+    async with agent.iter("go") as run:
+        async for _ in run:
+            pass
+    assert run.result is not None
+    return run.result.output
+
+
+async def streamed(agent: Agent[Any, Any]) -> Any:
+    async with agent.run_stream_events("go") as events:
+        async for _ in events:
+            pass
+    assert events.result is not None
+    return events.result.output
+
+
+async def with_a_handler(agent: Agent[Any, Any]) -> Any:
+    async def read(ctx: AgentRunContext[Any], events: Any) -> None:
+        async for _ in events:
+            pass
+
+    return (await agent.run("go", event_stream_handler=read)).output
+
+
+async def as_a_tool(agent: Agent[Any, Any]) -> Any:
+    turns = Turns([("delegate", {})], ["done"])
+    outer = Agent(turns.model, name="outer", capabilities=[Durable()])
+
+    @outer.tool_plain(metadata={"agent_runtime": False})
+    async def delegate() -> str:
+        return (await agent.run("pay")).output
+
+    return await _output(outer)
+
+
+@pytest.mark.parametrize("options", [{}, {"event_stream_handler": publish_text}], ids=["", "publish_text"])
+@pytest.mark.parametrize("use", [_output, iterated, streamed, with_a_handler, as_a_tool, Plain])
+async def test_a_run_whose_agent_asks_is_parked(use: Any, options: dict[str, Any]) -> None:
+    payments = Payments(**options)
+    script = Plain(payments.agent) if use is Plain else Script(lambda ctx: use(payments.agent))
+    async with worker(script) as runner:
+        assert await parked(runner)
+        for question in await asked(runner, 2):
+            await runner.approve("r", "tool:pay", True, request_id=question["request_id"])
+        assert (await finished(runner)).strip() == "done"
+    assert (sorted(payments.paid), payments.turns.calls) == ([5, 6], [1, 2])
+
+
+async def test_a_run_with_two_agents_is_parked_when_both_ask() -> None:
+    both = Payments(name="first"), Payments(name="second")
+
+    async def body(ctx: Any) -> list[Any]:
+        return list(await asyncio.gather(*(_output(each.agent) for each in both)))
+
+    async with worker(Script(body)) as runner:
+        assert await parked(runner)
+        questions = await asked(runner, 4)
+        for question in questions[:2]:
+            await runner.approve("r", "tool:pay", True, request_id=question["request_id"])
+        assert await parked(runner), "one of the agents still waits"
+        for question in questions[2:]:
+            await runner.approve("r", "tool:pay", True, request_id=question["request_id"])
+        assert await finished(runner) == ["done", "done"]
+    assert [(sorted(each.paid), each.turns.calls) for each in both] == [([5, 6], [1, 2])] * 2
+
+
+async def test_a_run_whose_agent_waits_for_a_signal_is_parked() -> None:
+    turns, tokens = Turns([("look", {})], ["done"]), list[str]()
+    request = RequestInput(lambda ctx, requests, token: tokens.append(token), name="lookup")
+    agent = Agent(turns.model, name="waits", capabilities=[Durable(), request])
+
+    @agent.tool_plain
+    def look() -> str:
+        raise CallDeferred
+
+    async with worker(Script(lambda ctx: _output(agent))) as runner:
+        assert await parked(runner)
+        await runner.signal("r", tokens[0], {"calls": {"call-1-0": "found"}})
+        assert await finished(runner) == "done"
+    assert (len(tokens), turns.calls) == (1, [1, 2])
+
+
+class Asking:
+    """An agent whose tools ask, and do some work, in one turn and outside of steps."""
+
+    def __init__(self, *capabilities: AbstractCapability[Any]) -> None:
+        self.works, self.may_end, self.ended = asyncio.Event(), asyncio.Event(), 0
+        turns = Turns([("ask", {}), ("work", {})], ["done"])
+        self.agent = Agent(turns.model, name="asks", capabilities=[Durable(), *capabilities])
+        self.agent.tool_plain(metadata={"agent_runtime": False})(self.ask)
+        self.agent.tool_plain(metadata={"agent_runtime": False})(self.work)
+
+    async def ask(self) -> bool:
+        run = current_run()
+        assert run is not None
+        return bool(await run.approve("may I"))
+
+    async def work(self) -> None:
+        self.works.set()
+        await self.may_end.wait()
+        self.ended += 1
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[RunTasks]:
+    """What the scans of the tasks of runs find."""
+    found: list[RunTasks] = []
+    check = Parking.check_tasks
+
+    def noted(self: Parking, tasks: RunTasks) -> bool:
+        found.append(tasks)
+        return check(self, tasks)
+
+    monkeypatch.setattr(Parking, "check_tasks", noted)
+    return found
+
+
+async def still_works(scans: list[RunTasks]) -> bool:
+    """Whether the next scans find a task that works."""
+    scans.clear()
+    await soon(lambda: len(scans) >= 3)
+    return all(each.working for each in scans)
+
+
+async def test_a_run_is_not_parked_while_another_tool_of_its_agent_works(scans: list[RunTasks]) -> None:
+    asking = Asking()
+    async with worker(Script(lambda ctx: _output(asking.agent))) as runner:
+        executing = asyncio.ensure_future(parked(runner))
+        await asking.works.wait()
+        await asked(runner, 1)
+        assert await still_works(scans)
+        assert not executing.done()
+        asking.may_end.set()
+        assert await executing
+        assert asking.ended == 1
+        await runner.approve("r", "may I", True)
+        assert await finished(runner) == "done"
+
+
+@pytest.mark.parametrize("hook", ["before_run", "after_run", "wrap_run"])
+async def test_a_run_is_not_parked_while_a_hook_of_an_agent_works(hook: str, scans: list[RunTasks]) -> None:
+    """A hook runs in the task that otherwise waits until the agent has ended."""
+    works, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work(result: Any = None) -> Any:
+        works.set()
+        await may_end.wait()
+        return result
+
+    class Hooks(AbstractCapability[Any]):
+        async def before_run(self, ctx: Any) -> None:
+            if hook == "before_run":
+                await work()
+
+        async def after_run(self, ctx: Any, *, result: Any) -> Any:
+            return await work(result) if hook == "after_run" else result
+
+        async def wrap_run(self, ctx: Any, *, handler: Any) -> Any:
+            return await work(await handler()) if hook == "wrap_run" else await handler()
+
+    payments = Payments()
+    turns = Turns(["done"])
+    agent = Agent(turns.model, name="works", capabilities=[Durable(), Hooks()])
+
+    async def body(ctx: Any) -> list[Any]:
+        return list(await asyncio.gather(_output(payments.agent), _output(agent)))
+
+    async with worker(Script(body)) as runner:
+        executing = asyncio.ensure_future(parked(runner))
+        await works.wait()
+        await asked(runner, 2)
+        assert await still_works(scans)
+        assert not executing.done()
+        may_end.set()
+        assert await executing
+        for question in await asked(runner, 2):
+            await runner.approve("r", "tool:pay", True, request_id=question["request_id"])
+        assert await finished(runner) == ["done", "done"]

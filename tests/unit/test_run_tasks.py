@@ -6,13 +6,14 @@ import asyncio
 import importlib
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any
 
 import pytest
 
+from agent_runtime_core._core import run_tasks
 from agent_runtime_core._core.context_vars import RUN, queued, start_helper
 from agent_runtime_core._core.run_tasks import RunTasks, context_of, run_of, scan, tasks_of
 from tests.support.runs import soon
@@ -113,6 +114,58 @@ async def queues_behind_another_task(run: Run) -> None:
     await asyncio.gather(run.wait(), second())
 
 
+async def reads_what_a_task_sends(run: Run) -> None:
+    """Through a chain of async generators, as frameworks read the events of their agents."""
+
+    async def results() -> AsyncIterator[None]:
+        yield await asyncio.create_task(run.wait())
+
+    async def passed_on() -> AsyncIterator[None]:
+        async for each in results():
+            yield each
+
+    async for _ in passed_on():
+        pass
+
+
+async def closes_what_joins_a_task(run: Run) -> None:
+    async def lasts() -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await asyncio.create_task(run.wait())
+
+    lasting = lasts()
+    await anext(lasting)
+    await lasting.aclose()
+
+
+async def framework_waits(event: asyncio.Event) -> None:
+    """As a task of a framework does until another one has run the agent."""
+    await event.wait()
+
+
+async def framework_joins(tasks: set[asyncio.Task[Any]]) -> None:
+    """As a framework does that joins tools, and passes on what they emit."""
+    event = asyncio.ensure_future(asyncio.Event().wait())
+    await asyncio.wait({*tasks, event}, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def waits_in_a_framework(run: Run) -> None:
+    await asyncio.gather(run.wait(), framework_waits(asyncio.Event()))
+
+
+async def joins_in_a_framework(run: Run) -> None:
+    await framework_joins({asyncio.create_task(run.wait())})
+
+
+@pytest.fixture(autouse=True)
+def framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the functions of this module that are called so taken for those of a framework."""
+    known = {f"{__name__}:{each.__name__}" for each in (framework_waits, framework_joins, framework_works)}
+    monkeypatch.setattr(run_tasks, "EVENT_WAITERS", known)
+
+
 async def groups_of_anyio(run: Run) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(run.wait)
@@ -123,7 +176,8 @@ async def groups_of_anyio(run: Run) -> None:
     "body",
     [
         waits, awaits_a_task, gathers, gathers_gathered, groups, waits_for_the_first, joins_what_has_ended_in_part,
-        waits_until_a_helper_ends, queues_behind_another_task,
+        waits_until_a_helper_ends, queues_behind_another_task, reads_what_a_task_sends, closes_what_joins_a_task,
+        waits_in_a_framework, joins_in_a_framework,
         pytest.param(groups_of_anyio, marks=pytest.mark.skipif(anyio is None, reason="needs anyio")),
     ],
 )  # fmt: skip
@@ -195,6 +249,27 @@ async def reads_a_stream(run: Run) -> None:
         pass
 
 
+async def framework_works(work: Awaitable[Any]) -> None:
+    await work
+
+
+async def sleeps_in_a_framework(run: Run) -> None:
+    await framework_works(asyncio.sleep(60))
+
+
+async def waits_for_an_event_in_a_hook(run: Run) -> None:
+    await framework_works(waits_for_an_event(run))
+
+
+async def joins_a_tool_that_waits_for_an_event(run: Run) -> None:
+    await framework_joins({asyncio.create_task(waits_for_an_event(run))})
+
+
+async def starts_a_task_that_waits_for_an_event(run: Run) -> None:
+    event = asyncio.create_task(asyncio.Event().wait())
+    await asyncio.wait({event})
+
+
 async def is_busy(run: Run) -> None:
     while True:  # noqa: ASYNC110 - it is never found at rest
         await asyncio.sleep(0)
@@ -206,7 +281,8 @@ async def is_busy(run: Run) -> None:
         *map(beside, [
             sleeps, waits_for_an_event, waits_for_a_queue, runs_a_thread, runs_an_executor, waits_for_an_executor,
             waits_with_a_time_limit, joins_a_task_of_no_run, awaits_a_helper,
-            groups_a_task_of_no_run, reads_a_stream, is_busy,
+            groups_a_task_of_no_run, reads_a_stream, sleeps_in_a_framework, waits_for_an_event_in_a_hook,
+            joins_a_tool_that_waits_for_an_event, starts_a_task_that_waits_for_an_event, is_busy,
         ]),
         sleeps,
     ],

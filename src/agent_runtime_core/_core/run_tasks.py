@@ -12,8 +12,8 @@ import gc
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextvars import Context
-from types import CoroutineType, FrameType
-from typing import Any, Final, Protocol, TypeVar, cast
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from .clock import Clock
 from .context_vars import RUN, Run
@@ -26,10 +26,17 @@ SETTLING: Final = 5  # iterations of the loop in which the end of a task reaches
 AnyTask = asyncio.Task[Any]
 R = TypeVar("R", bound=Run)
 
+#: Functions of frameworks, each as "module:qualified name". The events that they wait for, themselves or by tasks that
+#: do nothing else, are set by other tasks of the run.
+EVENT_WAITERS: Final[set[str]] = set()
+
+_EVENT_WAIT: Final = asyncio.Event.wait.__code__
 _WAIT: Final = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]
 _GATHERING: Final[type] = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]
 _GROUP_EXITS: Final = ("__aexit__", "_aexit")
 _GROUP_MODULES: Final = ("asyncio.taskgroups", "anyio._backends._asyncio")
+_EVENT_LIBRARIES: Final = ("asyncio", "anyio")
+_GENERATOR_CALLS: Final = ("async_generator_asend", "async_generator_athrow")
 
 
 class RunTasks:
@@ -49,14 +56,21 @@ class RunTasks:
         self.resting: set[AnyTask] = set()
         self.joined: set[asyncio.Future[Any]] = set()
         self.ended: set[asyncio.Future[Any]] = set()
-        for task in tasks:
-            if task in waiting:
+        self.resting.update(each for each in tasks if each in waiting)
+        stacks = {task: _stack(task.get_coro()) for task in tasks if task not in waiting}
+        known = [stack for stack in stacks.values() if stack.is_known]
+        event_tasks = {part for stack in known if stack.awaits(_WAIT) for part in stack.local("fs")}
+        for task, stack in stacks.items():
+            awaited = _awaited(task)
+            if awaited is None or awaited.done() or _waited_enough(stack):
+                self.working.append(task)  # it is about to continue
+            elif (
+                task in queued
+                or (stack.awaits(_EVENT_WAIT) and (stack.is_known or (stack.caller is None and task in event_tasks)))
+                or ((parts := _joined(awaited, stack)) is not None and self._only_joins(parts, tasks))
+            ):
                 self.resting.add(task)
-            elif _continues(task):
-                self.working.append(task)
-            elif task in queued or ((parts := _joined(task)) is not None and self._only_joins(parts, tasks)):
-                self.resting.add(task)
-                self.joined.add(cast("asyncio.Future[Any]", _awaited(task)))
+                self.joined.add(awaited)
             else:
                 self.working.append(task)
 
@@ -131,46 +145,78 @@ def _is_helper(future: asyncio.Future[Any]) -> bool:
     return context is not None and context.get(RUN, future) is None
 
 
-def _continues(task: AnyTask) -> bool:
-    """Return whether `task` is about to continue: what it awaits has ended, or enough of it."""
-    awaited = _awaited(task)
-    if awaited is None or awaited.done():
-        return True
-    frame = _innermost(task.get_coro())
-    if frame is None or frame.f_code is not _WAIT:
-        return False
-    known = frame.f_locals
-    return known["return_when"] == asyncio.FIRST_COMPLETED and any(each.done() for each in known["fs"])
-
-
 def _awaited(task: AnyTask) -> asyncio.Future[Any] | None:
     return getattr(task, "_fut_waiter", None)
 
 
-def _joined(task: AnyTask) -> Iterable[asyncio.Future[Any]] | None:
-    """Return the futures that `task` joins, None if it does something else or cannot be read."""
-    awaited = _awaited(task)
-    if awaited is not None and isinstance(awaited, asyncio.Task | _GATHERING):
+class _Stack(NamedTuple):
+    """Where a task is.
+
+    Attributes:
+        innermost: The frame that awaits a future itself. None if there is something on the way that cannot be read.
+        caller: The innermost frame outside of asyncio and anyio, None if there is none.
+    """
+
+    innermost: FrameType | None
+    caller: FrameType | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the task is in a function of `EVENT_WAITERS`."""
+        caller = self.caller
+        return caller is not None and f"{_module(caller)}:{caller.f_code.co_qualname}" in EVENT_WAITERS
+
+    def awaits(self, code: CodeType) -> bool:
+        """Return whether the innermost function is this one."""
+        return self.innermost is not None and self.innermost.f_code is code
+
+    def local(self, name: str) -> Any:
+        """Return a variable of the innermost function."""
+        return cast("FrameType", self.innermost).f_locals[name]
+
+
+def _stack(awaited: Any) -> _Stack:
+    """Return where a coroutine is, which may await others and async generators."""
+    frame: FrameType | None = None
+    caller: FrameType | None = None
+    while True:
+        if isinstance(awaited, CoroutineType):
+            frame, awaited = awaited.cr_frame, awaited.cr_await
+        elif isinstance(awaited, AsyncGeneratorType):
+            frame, awaited = awaited.ag_frame, awaited.ag_await
+        elif type(awaited).__name__ in _GENERATOR_CALLS:
+            # No attribute leads from the call of a generator to the generator.
+            awaited = next((each for each in gc.get_referents(awaited) if isinstance(each, AsyncGeneratorType)), None)
+            continue
+        else:
+            break
+        if frame is not None and _module(frame).partition(".")[0] not in _EVENT_LIBRARIES:
+            caller = frame
+    return _Stack(frame if type(awaited).__name__ == "FutureIter" else None, caller)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _waited_enough(stack: _Stack) -> bool:
+    """Return whether the task is in an `asyncio.wait` for the first of several futures, one of which has ended."""
+    if not stack.awaits(_WAIT) or stack.local("return_when") != asyncio.FIRST_COMPLETED:
+        return False
+    return any(each.done() for each in stack.local("fs"))
+
+
+def _joined(awaited: asyncio.Future[Any], stack: _Stack) -> Iterable[asyncio.Future[Any]] | None:
+    """Return the futures that a task joins, None if it does something else or cannot be read."""
+    if isinstance(awaited, asyncio.Task | _GATHERING):
         return (awaited,)
-    frame = _innermost(task.get_coro())
-    if frame is None:
-        return None
-    if frame.f_code is _WAIT:
-        known = frame.f_locals
-        return known["fs"] if known["timeout_handle"] is None else None  # with a time limit it will continue
-    if frame.f_code.co_name in _GROUP_EXITS:
-        group: Any = frame.f_locals.get("self")
+    if stack.awaits(_WAIT):
+        return cast(Any, stack.local("fs")) if stack.local("timeout_handle") is None else None  # else it will continue
+    if stack.innermost is not None and stack.innermost.f_code.co_name in _GROUP_EXITS:
+        group: Any = stack.innermost.f_locals.get("self")
         if type(group).__name__ == "TaskGroup" and type(group).__module__ in _GROUP_MODULES:
             return getattr(group, "_tasks", None)
     return None
-
-
-def _innermost(awaited: Any) -> FrameType | None:
-    """Return the frame that awaits a future itself, None if there is something on the way that cannot be read."""
-    frame: FrameType | None = None
-    while isinstance(awaited, CoroutineType):
-        frame, awaited = awaited.cr_frame, awaited.cr_await
-    return frame if type(awaited).__name__ == "FutureIter" else None
 
 
 class TaskOwner(Protocol):

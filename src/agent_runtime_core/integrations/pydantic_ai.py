@@ -43,6 +43,7 @@ from pydantic_ai.tools import (
 from pydantic_ai.tools import RunContext as AgentRunContext
 
 from .._core.event_types import EventType
+from .._core.run_tasks import EVENT_WAITERS
 from .._core.validation import must, unknown
 from .._execution.step_policy import Policy
 from ..errors import InvalidArgument, StepCancelledError, WaitTimeout
@@ -298,3 +299,15 @@ def _checked(name: str, options: Any) -> StepOptions:
             raise InvalidArgument(unknown(f"step option in {name}", each, known))
     Policy(**{each: value for each, value in options.items() if each != "max_result_bytes"})
     return cast("StepOptions", dict(options))
+
+
+# Without these a run that waits inside an agent is never parked. Not the function that sends the events of
+# `run_stream_events`: what reads them may be no task of the run.
+EVENT_WAITERS.update(
+    {
+        "pydantic_ai.agent:_run_lifecycle_hooks.<locals>._do_run",  # until the agent has ended
+        "pydantic_ai.agent.abstract:AgentRunEvents.__anext__",  # until the task of the agent sends an event
+        "pydantic_ai._tool_execution:_iter_completed_or_buffered",  # until a tool ends or emits an event
+        "pydantic_graph.graph_builder:_GraphIterator.iter_graph",  # until a task of the graph sends its result
+    }
+)
