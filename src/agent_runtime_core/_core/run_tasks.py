@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextvars import Context
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from .clock import Clock
 from .context_vars import RUN, Run
@@ -57,9 +57,9 @@ class RunTasks:
         self.joined: set[asyncio.Future[Any]] = set()
         self.ended: set[asyncio.Future[Any]] = set()
         self.resting.update(each for each in tasks if each in waiting)
-        stacks = {task: _stack(task.get_coro()) for task in tasks if task not in waiting}
-        known = [stack for stack in stacks.values() if stack.is_known]
-        event_tasks = {part for stack in known if stack.awaits(_WAIT) for part in stack.local("fs")}
+        stacks = {task: _Stack(task.get_coro()) for task in tasks if task not in waiting}
+        joins = [stack for stack in stacks.values() if stack.awaits(_WAIT) and stack.is_known]
+        event_tasks = {part for stack in joins for part in stack.local("fs")}
         for task, stack in stacks.items():
             awaited = _awaited(task)
             if awaited is None or awaited.done() or _waited_enough(stack):
@@ -149,20 +149,42 @@ def _awaited(task: AnyTask) -> asyncio.Future[Any] | None:
     return getattr(task, "_fut_waiter", None)
 
 
-class _Stack(NamedTuple):
+class _Stack:
     """Where a task is.
 
     Attributes:
         innermost: The frame that awaits a future itself. None if there is something on the way that cannot be read.
-        caller: The innermost frame outside of asyncio and anyio, None if there is none.
     """
 
-    innermost: FrameType | None
-    caller: FrameType | None
+    __slots__ = ("_frames", "innermost")
+
+    def __init__(self, awaited: Any) -> None:
+        self._frames: list[FrameType] = []
+        while True:
+            if isinstance(awaited, CoroutineType):
+                frame, awaited = awaited.cr_frame, awaited.cr_await
+            elif isinstance(awaited, AsyncGeneratorType):
+                frame, awaited = awaited.ag_frame, awaited.ag_await
+            elif type(awaited).__name__ in _GENERATOR_CALLS:
+                # No attribute leads from the call of a generator to the generator.
+                awaited = next((it for it in gc.get_referents(awaited) if isinstance(it, AsyncGeneratorType)), None)
+                continue
+            else:
+                break
+            self._frames.append(frame)
+        readable = type(awaited).__name__ == "FutureIter" and bool(self._frames)
+        self.innermost: FrameType | None = self._frames[-1] if readable else None
+
+    @property
+    def caller(self) -> FrameType | None:
+        """The innermost frame outside of asyncio and anyio, None if there is none."""
+        return next(
+            (it for it in reversed(self._frames) if _module(it).partition(".")[0] not in _EVENT_LIBRARIES), None
+        )
 
     @property
     def is_known(self) -> bool:
-        """Whether the task is in a function of `EVENT_WAITERS`."""
+        """Whether that is a function of `EVENT_WAITERS`."""
         caller = self.caller
         return caller is not None and f"{_module(caller)}:{caller.f_code.co_qualname}" in EVENT_WAITERS
 
@@ -173,26 +195,6 @@ class _Stack(NamedTuple):
     def local(self, name: str) -> Any:
         """Return a variable of the innermost function."""
         return cast("FrameType", self.innermost).f_locals[name]
-
-
-def _stack(awaited: Any) -> _Stack:
-    """Return where a coroutine is, which may await others and async generators."""
-    frame: FrameType | None = None
-    caller: FrameType | None = None
-    while True:
-        if isinstance(awaited, CoroutineType):
-            frame, awaited = awaited.cr_frame, awaited.cr_await
-        elif isinstance(awaited, AsyncGeneratorType):
-            frame, awaited = awaited.ag_frame, awaited.ag_await
-        elif type(awaited).__name__ in _GENERATOR_CALLS:
-            # No attribute leads from the call of a generator to the generator.
-            awaited = next((each for each in gc.get_referents(awaited) if isinstance(each, AsyncGeneratorType)), None)
-            continue
-        else:
-            break
-        if frame is not None and _module(frame).partition(".")[0] not in _EVENT_LIBRARIES:
-            caller = frame
-    return _Stack(frame if type(awaited).__name__ == "FutureIter" else None, caller)
 
 
 def _module(frame: FrameType) -> str:
