@@ -191,6 +191,44 @@ async def test_questions_of_parallel_nodes_are_asked_one_after_the_other(url: st
     assert output == {"log": ["x: 1", "y: 2"]}
 
 
+@pytest.mark.parametrize("options", [{}, {"stream_mode": "custom"}, {"subgraphs": True}], ids=str)
+async def test_a_run_is_parked_when_all_of_its_parallel_nodes_wait(url: str, options: dict[str, Any]) -> None:
+    works, may_end, ended = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def one(item: str) -> dict[str, Any]:
+        if item == "work":
+            works.set()
+            await may_end.wait()
+            ended.append(item)
+            return {"log": [item]}
+        return {"log": [await context().approve(item)]}
+
+    async def body(ctx: RunContext) -> RunResult:
+        async with AgentRuntimeSaver(url) as saver:
+            builder = StateGraph(Log)
+            builder.add_node("one", cast(Any, one))
+            builder.add_conditional_edges(START, lambda state: [Send("one", n) for n in ("x", "work", "y")], ["one"])
+            return RunResult(await run_graph(ctx, builder.compile(checkpointer=saver), {"log": []}, **options))
+
+    async with asyncio.timeout(20), opened(url, park_after=0) as rig:
+        runner = rig.runner
+        await runner.submit(rig.register(body), {}, run_id="r")
+        executing = asyncio.ensure_future(runner.run_once())
+        await until(works)
+        while len(await runner.approvals()) < 2:  # noqa: ASYNC110 - nobody rings for it
+            await asyncio.sleep(0.001)
+        assert not executing.done()
+        may_end.set()
+        for name in ("x", "y"):
+            assert await executing
+            assert (await runner.get_run("r")).status is RunStatus.WAITING
+            await runner.approve("r", name, name)
+            executing = asyncio.ensure_future(runner.run_once())
+        assert await executing
+        output = (await runner.wait("r", timeout=0)).raise_for_status().final_output
+    assert (output, ended) == ({"log": ["x", "work", "y"]}, ["work"])
+
+
 async def test_an_answer_is_kept_if_the_node_fails_after_it(url: str) -> None:
     fails = [True]
 

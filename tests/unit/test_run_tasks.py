@@ -23,6 +23,13 @@ with suppress(ImportError):
     anyio = importlib.import_module("anyio")
 
 
+@pytest.fixture(autouse=True)
+def framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has these functions taken for those of a framework whose events are set by other tasks of the run."""
+    names = ("waits", "receives", "joins", "works")
+    monkeypatch.setattr(run_tasks, "EVENT_WAITERS", {f"{__name__}:framework_{name}" for name in names})
+
+
 class Run:
     """Tasks that name this object as their run, some of which are inside a wait."""
 
@@ -145,6 +152,11 @@ async def framework_waits(event: asyncio.Event) -> None:
     await event.wait()
 
 
+async def framework_receives(received: asyncio.Future[Any]) -> None:
+    """As a queue of a framework does."""
+    await received
+
+
 async def framework_joins(tasks: set[asyncio.Task[Any]]) -> None:
     """As a framework does that joins tools, and passes on what they emit."""
     event = asyncio.ensure_future(asyncio.Event().wait())
@@ -155,15 +167,12 @@ async def waits_in_a_framework(run: Run) -> None:
     await asyncio.gather(run.wait(), framework_waits(asyncio.Event()))
 
 
+async def receives_in_a_framework(run: Run) -> None:
+    await asyncio.gather(run.wait(), framework_receives(asyncio.get_running_loop().create_future()))
+
+
 async def joins_in_a_framework(run: Run) -> None:
     await framework_joins({asyncio.create_task(run.wait())})
-
-
-@pytest.fixture(autouse=True)
-def framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the functions of this module that are called so taken for those of a framework."""
-    known = {f"{__name__}:{each.__name__}" for each in (framework_waits, framework_joins, framework_works)}
-    monkeypatch.setattr(run_tasks, "EVENT_WAITERS", known)
 
 
 async def groups_of_anyio(run: Run) -> None:
@@ -177,7 +186,7 @@ async def groups_of_anyio(run: Run) -> None:
     [
         waits, awaits_a_task, gathers, gathers_gathered, groups, waits_for_the_first, joins_what_has_ended_in_part,
         waits_until_a_helper_ends, queues_behind_another_task, reads_what_a_task_sends, closes_what_joins_a_task,
-        waits_in_a_framework, joins_in_a_framework,
+        waits_in_a_framework, receives_in_a_framework, joins_in_a_framework,
         pytest.param(groups_of_anyio, marks=pytest.mark.skipif(anyio is None, reason="needs anyio")),
     ],
 )  # fmt: skip
@@ -270,6 +279,10 @@ async def starts_a_task_that_waits_for_an_event(run: Run) -> None:
     await asyncio.wait({event})
 
 
+async def joins_a_task_of_no_run_in_a_framework(run: Run) -> None:
+    await framework_receives(asyncio.get_running_loop().create_task(asyncio.sleep(60), context=Context()))
+
+
 async def is_busy(run: Run) -> None:
     while True:  # noqa: ASYNC110 - it is never found at rest
         await asyncio.sleep(0)
@@ -282,7 +295,8 @@ async def is_busy(run: Run) -> None:
             sleeps, waits_for_an_event, waits_for_a_queue, runs_a_thread, runs_an_executor, waits_for_an_executor,
             waits_with_a_time_limit, joins_a_task_of_no_run, awaits_a_helper,
             groups_a_task_of_no_run, reads_a_stream, sleeps_in_a_framework, waits_for_an_event_in_a_hook,
-            joins_a_tool_that_waits_for_an_event, starts_a_task_that_waits_for_an_event, is_busy,
+            joins_a_tool_that_waits_for_an_event, starts_a_task_that_waits_for_an_event,
+            joins_a_task_of_no_run_in_a_framework, is_busy,
         ]),
         sleeps,
     ],

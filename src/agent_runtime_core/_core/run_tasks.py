@@ -26,8 +26,8 @@ SETTLING: Final = 5  # iterations of the loop in which the end of a task reaches
 AnyTask = asyncio.Task[Any]
 R = TypeVar("R", bound=Run)
 
-#: Functions of frameworks, each as "module:qualified name". The events that they wait for, themselves or by tasks that
-#: do nothing else, are set by other tasks of the run.
+#: Functions of frameworks, each as "module:qualified name". What they wait for, themselves or by tasks that only wait
+#: for an event, is done by other tasks of the run.
 EVENT_WAITERS: Final[set[str]] = set()
 
 _EVENT_WAIT: Final = asyncio.Event.wait.__code__
@@ -66,7 +66,7 @@ class RunTasks:
                 self.working.append(task)  # it is about to continue
             elif (
                 task in queued
-                or (stack.awaits(_EVENT_WAIT) and (stack.is_known or (stack.caller is None and task in event_tasks)))
+                or _waits_for_event(awaited, stack, task in event_tasks)
                 or ((parts := _joined(awaited, stack)) is not None and self._only_joins(parts, tasks))
             ):
                 self.resting.add(task)
@@ -206,6 +206,16 @@ def _waited_enough(stack: _Stack) -> bool:
     if not stack.awaits(_WAIT) or stack.local("return_when") != asyncio.FIRST_COMPLETED:
         return False
     return any(each.done() for each in stack.local("fs"))
+
+
+def _waits_for_event(awaited: asyncio.Future[Any], stack: _Stack, is_event_task: bool) -> bool:
+    """Return whether a function of `EVENT_WAITERS`, or a task that one waits for, is in a wait for an event.
+
+    Such a function may also wait for a future that it has made itself.
+    """
+    if stack.awaits(_EVENT_WAIT):
+        return stack.is_known or (is_event_task and stack.caller is None)
+    return stack.innermost is stack.caller and stack.is_known and not isinstance(awaited, asyncio.Task | _GATHERING)
 
 
 def _joined(awaited: asyncio.Future[Any], stack: _Stack) -> Iterable[asyncio.Future[Any]] | None:

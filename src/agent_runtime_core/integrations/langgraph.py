@@ -19,6 +19,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, StateSnapshot
 
 from .._core.context_vars import restore
+from .._core.run_tasks import EVENT_WAITERS
 from .._core.validation import must
 from .._execution.step_policy import CONTROL_FLOW
 from .._execution.step_scope import CURRENT_STEP, FRAMEWORK_TASKS, FrameworkTask, StepScope
@@ -249,3 +250,5 @@ def _place(call: _Call, metadata: Mapping[str, Any]) -> str:
 
 FRAMEWORK_TASKS.append(_current_task)
 CONTROL_FLOW.append(GraphBubbleUp)
+# Without it a run whose nodes wait is not parked while `run_graph` publishes what they send, or the parts of subgraphs.
+EVENT_WAITERS.add("langgraph._internal._queue:AsyncQueue.wait")  # until a node sends something
