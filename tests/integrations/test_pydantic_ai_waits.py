@@ -320,7 +320,7 @@ async def as_a_tool(agent: Agent[Any, Any]) -> Any:
 
     @outer.tool_plain(metadata={"agent_runtime": False})
     async def delegate() -> str:
-        return (await agent.run("pay")).output
+        return str(await _output(agent))
 
     return await _output(outer)
 

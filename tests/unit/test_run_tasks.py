@@ -125,7 +125,8 @@ async def reads_what_a_task_sends(run: Run) -> None:
     """Through a chain of async generators, as frameworks read the events of their agents."""
 
     async def results() -> AsyncIterator[None]:
-        yield await asyncio.create_task(run.wait())
+        await asyncio.create_task(run.wait())
+        yield
 
     async def passed_on() -> AsyncIterator[None]:
         async for each in results():

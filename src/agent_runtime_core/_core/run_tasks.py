@@ -171,7 +171,8 @@ class _Stack:
                 continue
             else:
                 break
-            self._frames.append(frame)
+            if frame is not None:
+                self._frames.append(frame)
         readable = type(awaited).__name__ == "FutureIter" and bool(self._frames)
         self.innermost: FrameType | None = self._frames[-1] if readable else None
 
