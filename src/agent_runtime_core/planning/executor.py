@@ -91,6 +91,7 @@ async def execute_plan(
     budget: Budget | None = None,
     around: Around | None = None,
     known: Mapping[int, Any] | None = None,
+    needs_model: bool | None = None,
 ) -> PlanResult:
     """Execute a plan in a run. Each step is recorded once, and starts when the steps that it needs have finished.
 
@@ -109,6 +110,7 @@ async def execute_plan(
         budget: Counts the usage; by default within the limits of the run.
         around: Called as `around(step, its input, do)` for each attempt. It awaits `do()` and returns the result.
         known: Results, by step number, of steps that are executed elsewhere.
+        needs_model: Whether the configured client is used without `client`; by default if there are llm_call steps.
 
     Raises:
         PlanningError: The plan is invalid. This and the next three are raised before a step starts.
@@ -126,7 +128,8 @@ async def execute_plan(
     plan.validate(registry, memory_operations())
     _reject_agents(plan, registry)
     known = known or {}
-    needs_model = any(step.kind is StepKind.LLM_CALL for step in plan.steps if step.step_number not in known)
+    if needs_model is None:
+        needs_model = any(step.kind is StepKind.LLM_CALL for step in plan.steps if step.step_number not in known)
     if needs_model and client is None:
         client = configured_client()
     budget = budget if budget is not None else Budget(RunLimits(), getattr(ctx, "budget", None))

@@ -9,12 +9,13 @@ from .config_loader import (
     ConfigLoader,
     PersonalitySettings,
     ProviderSettings,
+    ProviderSteps,
     Settings,
     TurnSettings,
 )
 from .context_manager import ContextManager, Remembered
 from .event_topics import EventPublisherSubscriber, TopicStats
-from .events import AuditEvent, EventEnvelope, PlanRequest, StepEvent, StepResultChunk, TurnEvent
+from .events import AuditEvent, EventEnvelope, PlanRequest, StepEvent, StepRequest, StepResultChunk, TurnEvent
 from .manager import TurnManager
 from .personality import MemorySettings, PackSet, PersonalityInstance, PersonalityPackManager, Sampling
 from .planner import PlanExecutor
@@ -37,6 +38,7 @@ __all__ = [
     "PlanExecutor",
     "PlanRequest",
     "ProviderSettings",
+    "ProviderSteps",
     "Remembered",
     "Sampling",
     "Settings",
@@ -44,6 +46,7 @@ __all__ = [
     "StepKind",
     "StepMetrics",
     "StepProcessor",
+    "StepRequest",
     "StepResultChunk",
     "StepState",
     "TopicStats",

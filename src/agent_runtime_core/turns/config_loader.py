@@ -18,7 +18,7 @@ from ..errors import InvalidArgument
 from .change_listeners import Subscribers
 from .pack_reader import PackReader, PackScan
 from .personality import PackSet
-from .settings import PersonalitySettings, ProviderSettings, Settings, Sources, TurnSettings, changes
+from .settings import PersonalitySettings, ProviderSettings, ProviderSteps, Settings, Sources, TurnSettings, changes
 from .settings_files import LoggedOnce, Mark, Reading, mark_of, read_file, read_until_stable, tables_in, watch
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "ConfigLoader",
     "PersonalitySettings",
     "ProviderSettings",
+    "ProviderSteps",
     "Settings",
     "TurnSettings",
 ]

@@ -21,7 +21,9 @@ from ..steps.model import Step
 from ..steps.worker_pool import Next, WorkerPool
 from .personality_instance import PersonalityInstance
 from .processor import TurnProgress
+from .provider_steps import elsewhere_of
 from .services import TurnServices
+from .settings import ProviderSteps
 from .turn import StepMetrics, StepState, Turn
 
 
@@ -166,7 +168,10 @@ class StepAgent(AgentRuntime):
         turn = Turn.from_dict(input_["turn"])
         personality = personality_from(input_["personality"])
         progress = TurnProgress(ctx, turn, personality, input_["system"], input_["direct"])
-        client = services.model_for(progress, services.settings()) if planned.kind is StepKind.LLM_CALL else None
+        provider = input_.get("provider_steps")
+        elsewhere = elsewhere_of(services, None if provider is None else ProviderSteps(**provider), progress)
+        needs_model = planned.kind is StepKind.LLM_CALL and not (elsewhere and elsewhere.only(planned))
+        client = services.model_for(progress, services.settings()) if needs_model else None
         turn.steps = [StepState(number, "", planned.kind, planned.tool_name)]
         # Steps of other runs count as done, or this run would execute them; only the needed results are read.
         known = {step.step_number: None for step in plan.steps} | {int(n): r for n, r in input_["needed"].items()}
@@ -174,7 +179,8 @@ class StepAgent(AgentRuntime):
         budget = Budget(RunLimits.of(input_["limits"]), ctx.budget)
         done = await execute_plan(
             ctx, plan, personality.allowed(services.tools), known=known, budget=budget, max_retries=services.step_tries,
-            client=client, backoff_base=services.backoff_base, around=services.processor.around(progress),
+            client=client, backoff_base=services.backoff_base, around=services.processor.around(progress, elsewhere),
+            needs_model=needs_model,
         )  # fmt: skip
         result = done.steps[0]["result"]
         state = turn.steps[0]

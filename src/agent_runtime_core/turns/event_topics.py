@@ -183,6 +183,16 @@ class EventPublisherSubscriber:
             log.warning("event %d of topic %s is invalid and is skipped: %s", event.sequence, topic, error)
             return None
 
+    async def head(self, topic: str) -> int:
+        """Return the offset of the next event of a topic."""
+        return await self._bus.head(self._log(topic))
+
+    async def read(self, topic: str, offset: int) -> EventEnvelope | None:
+        """Return the event at an offset; None if it was deleted or is no envelope."""
+        for event in await self._bus.get_events(self._log(topic), offset, 1):
+            return self._read(topic, event)
+        return None
+
     async def offset(self, topic: str, consumer: str) -> int:
         """Return the offset of the first event that the consumer has not committed."""
         self._consumers[self._require_topic(topic)].add(consumer)

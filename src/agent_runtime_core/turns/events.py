@@ -194,6 +194,36 @@ class StepEvent(Payload):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepRequest(Payload):
+    """Requests an attempt of a step from provider workers. The steps that it needs have finished.
+
+    Attributes:
+        step_number: Its number in the plan.
+        kind: Its kind.
+        tool_name: The tool, or memory operation.
+        tool_input: Its input, with references replaced by results.
+        attempt: Which attempt it is.
+        messages: The messages of a model call, with the system prompt.
+        options: The options of a model call, such as `model` and `temperature`.
+        deadline: When the turn stops waiting, in seconds since 1970.
+        results_from: The offset of agent.step_results from which on answers may come.
+    """
+
+    type: ClassVar[str] = "step.requested"
+    topic: ClassVar[str] = STEPS
+
+    step_number: int
+    kind: str
+    tool_name: str = ""
+    tool_input: dict[str, Any] = field(default_factory=dict)
+    attempt: int = 1
+    messages: list[Any] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    deadline: float = 0.0
+    results_from: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepResultChunk(Payload):
     """A piece of a step's answer, or with `final` the step's outcome. `index` counts the pieces of one attempt."""
 
@@ -231,7 +261,7 @@ class AuditEvent(Payload):
 
 
 PAYLOADS: dict[str, type[Payload]] = {
-    each.type: each for each in (TurnEvent, PlanRequest, StepEvent, StepResultChunk, AuditEvent)
+    each.type: each for each in (TurnEvent, PlanRequest, StepEvent, StepRequest, StepResultChunk, AuditEvent)
 }
 
 

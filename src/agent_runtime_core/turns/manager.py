@@ -45,7 +45,7 @@ from .personality_instance import PersonalityInstance
 from .planner import PlanExecutor
 from .processor import StepProcessor
 from .services import TurnServices
-from .settings import Settings, TurnSettings
+from .settings import ProviderSteps, Settings, TurnSettings
 from .turn import StepMetrics, StepState, Turn
 from .turn_records import finish_turn, turn_of
 from .turn_run import FROM_TOPIC
@@ -71,6 +71,7 @@ class TurnManager:
         hooks: Objects with on_turn_start, on_plan_ready, on_step_start, on_step_end, on_turn_end or on_error.
         remote_steps: Whether each step is a child run; by default as in `config`.
         max_in_flight: Steps that run at once in this process; by default as in `config`.
+        provider_steps: The steps that provider workers execute; by default as in `config`.
         step_tries: Attempts of each step, including the first.
         backoff_base: Seconds before the second attempt of a step; doubled for each later one.
         breakers: The circuit breakers of clients without their own.
@@ -89,6 +90,7 @@ class TurnManager:
         hooks: Iterable[Any] = (),
         remote_steps: bool | None = None,
         max_in_flight: int | None = None,
+        provider_steps: ProviderSteps | None = None,
         step_tries: int = 3,
         backoff_base: float = 1.0,
         breakers: Breakers | None = None,
@@ -100,7 +102,11 @@ class TurnManager:
         self._config, self._packs = config, packs
         self._overrides: dict[str, Any] = {
             name: value
-            for name, value in (("remote_steps", remote_steps), ("max_in_flight", max_in_flight))
+            for name, value in (
+                ("remote_steps", remote_steps),
+                ("max_in_flight", max_in_flight),
+                ("provider_steps", provider_steps),
+            )
             if value is not None
         }
         clock = runner.queue.clock

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
 
 from .._core.clock import Clock
 from .._core.context_vars import restore
@@ -36,11 +37,15 @@ Do = Callable[[], Awaitable[Any]]
 
 @dataclass
 class CallMetrics:
-    """The usage of one attempt of a step, or of planning. `chunks` counts the published pieces of the answer."""
+    """The usage of one attempt of a step, or of planning.
+
+    `chunks` counts the published pieces of the answer. `answer` is the end of a step that a provider worker executed.
+    """
 
     state: StepState | None = None
     metrics: StepMetrics = field(default_factory=StepMetrics)
     chunks: int = 0
+    answer: StepResultChunk | None = None
 
 
 _CURRENT_CALLS: ContextVar[CallMetrics | None] = ContextVar("agent_runtime_core_turn_step", default=None)
@@ -67,6 +72,18 @@ class TurnProgress:
     def claim(self) -> str:
         """The id of the claim under which the turn runs."""
         return self.ctx.journal.writer.claim_id
+
+
+class Elsewhere(Protocol):
+    """Has some steps of a turn executed by provider workers; see `provider_steps`."""
+
+    def takes(self, planned: PlanStep) -> bool:
+        """Return whether provider workers execute the step."""
+
+    async def execute(
+        self, planned: PlanStep, step_input: dict[str, Any], attempt: int, calls: CallMetrics, here: Do
+    ) -> Any:
+        """Return the result of an attempt of the step. `here` executes it in this process."""
 
 
 class StepProcessor:
@@ -106,8 +123,10 @@ class StepProcessor:
 
     # -- steps
 
-    def around(self, progress: TurnProgress) -> Callable[[PlanStep, dict[str, Any], Do], Awaitable[Any]]:
-        """Return a function for `execute_plan(around=...)` that runs each attempt of a step."""
+    def around(
+        self, progress: TurnProgress, elsewhere: Elsewhere | None = None
+    ) -> Callable[[PlanStep, dict[str, Any], Do], Awaitable[Any]]:
+        """Return a function for `execute_plan(around=...)` that runs each attempt of a step, here or `elsewhere`."""
 
         async def step(planned: PlanStep, step_input: dict[str, Any], do: Do) -> Any:
             state = progress.turn.step(planned.step_number)
@@ -115,14 +134,23 @@ class StepProcessor:
             scope = CURRENT_STEP.get()
             state.step_id = progress.ctx.step_id or state.step_id
             state.status, state.error, state.attempt = StepStatus.RUNNING, None, 1 if scope is None else scope.attempt
-            async with self._slot():
-                return await self._run(progress, state, do)
+            calls = CallMetrics(state)
+            if elsewhere is None or not elsewhere.takes(planned):
+                async with self._slot():
+                    return await self._run(progress, state, calls, do)
+
+            async def here() -> Any:
+                async with self._slot():
+                    return await do()
+
+            execute = partial(elsewhere.execute, planned, step_input, state.attempt, calls, here)
+            return await self._run(progress, state, calls, execute)
 
         return step
 
-    async def _run(self, progress: TurnProgress, state: StepState, do: Do) -> Any:
+    async def _run(self, progress: TurnProgress, state: StepState, calls: CallMetrics, do: Do) -> Any:
         await self.hooks.call("on_step_start", progress.turn, state)
-        calls, began = CallMetrics(state), self._clock.boot()
+        began = self._clock.boot()
         try:
             with _counting_calls_in(calls):
                 result = await do()
@@ -142,7 +170,7 @@ class StepProcessor:
         self, progress: TurnProgress, state: StepState, calls: CallMetrics, began: float, event_suffix: str
     ) -> None:
         latency = (self._clock.boot() - began) * 1000
-        state.metrics += calls.metrics + StepMetrics(round(latency, 3))
+        state.metrics += replace(calls.metrics, latency_ms=round(latency, 3))
         log = progress.log
         if state.status is StepStatus.FAILED:
             log.warning("step %d failed in attempt %d: %s", state.step_number, state.attempt, state.error)
@@ -158,7 +186,8 @@ class StepProcessor:
         audit = AuditEvent(action=f"step.{state.status.value}", details=details)
         ids = {"trace_id": progress.turn.trace_id, "turn_id": progress.turn.id, "step_id": state.step_id}
         event_id = f"{state.step_id}:{event_suffix}"
-        await self.topics.publish_all([self.topics.envelope(each, event_id=event_id, **ids) for each in (chunk, audit)])
+        events = (chunk, audit) if calls.answer is None else (audit,)  # the provider worker has published the chunk
+        await self.topics.publish_all([self.topics.envelope(each, event_id=event_id, **ids) for each in events])
         await self.hooks.call("on_step_end", progress.turn, state)
 
     # -- models
@@ -216,17 +245,10 @@ class TurnClient(LLMClient):
         tools: list[dict[str, Any]] | None = None, temperature: float | None = None, max_tokens: int | None = None,
         **kwargs: Any,
     ) -> LLMResponse:  # fmt: skip
-        personality = self.progress.personality
         passed = {"model": model, "tools": tools, "temperature": temperature, "max_tokens": max_tokens, **kwargs}
-        options = {"model": personality.model, **personality.sampling.options()}
-        options |= {name: value for name, value in passed.items() if value is not None}
-        options = {name: value for name, value in options.items() if value is not None}
         calls = _CURRENT_CALLS.get()
-        if calls is not None and calls.state is not None and self.progress.direct is not None:
-            messages = self.progress.direct
-        sent = (
-            [{"role": "system", "content": self.progress.system}, *messages] if self.progress.system else list(messages)
-        )
+        in_step = calls is not None and calls.state is not None
+        sent, options = call_arguments(self.progress, messages, passed, in_step=in_step)
         response = await self._guarded(sent, options, calls)
         if calls is not None:
             calls.metrics += StepMetrics.of(0.0, {**(response.usage or {}), "cost_usd": self._cost(response, options)})
@@ -279,6 +301,26 @@ class TurnClient(LLMClient):
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
         return await self.client.embed(texts, model=model)
+
+
+def call_arguments(
+    progress: TurnProgress, messages: Sequence[Any], passed: Mapping[str, Any], *, in_step: bool
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the messages and options of a model call, with the prompt and the options of the turn's personality.
+
+    Args:
+        progress: The turn.
+        messages: The messages of the call. A step of a turn without a plan sends the conversation instead.
+        passed: The options of the call, which take precedence.
+        in_step: Whether a step makes the call, and not the planner.
+    """
+    personality = progress.personality
+    options = {"model": personality.model, **personality.sampling.options()}
+    options |= {name: value for name, value in passed.items() if value is not None}
+    if in_step and progress.direct is not None:
+        messages = progress.direct
+    system = [{"role": "system", "content": progress.system}] if progress.system else []
+    return [*system, *messages], {name: value for name, value in options.items() if value is not None}
 
 
 @contextlib.contextmanager

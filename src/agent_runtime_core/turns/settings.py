@@ -8,15 +8,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._core.settings import POSITIVE, SECRET, TABLE, TEXT, TRUTH, URL, check_all, from_variables
+from .._core.settings import (
+    POSITIVE,
+    POSITIVE_SECONDS,
+    SECRET,
+    TABLE,
+    TEXT,
+    TRUTH,
+    URL,
+    SettingType,
+    check_all,
+    choice,
+    from_variables,
+)
 from ..config import PREFIX, SETTINGS, RuntimeConfig, from_environment
 from ..errors import InvalidArgument, UnknownSetting
+from ..planning.plan import StepKind
 from .personality import PackSet
 
-__all__ = ["PersonalitySettings", "ProviderSettings", "Settings", "TurnSettings"]
+__all__ = ["PersonalitySettings", "ProviderSettings", "ProviderSteps", "Settings", "TurnSettings"]
 
 _SECTIONS = dict.fromkeys(("runtime", "model_prices", "turns", "personality", "providers"), TABLE)
-_TURNS = {"max_in_flight": POSITIVE, "remote_steps": TRUTH, "max_unsent_bytes": POSITIVE}
+_KINDS = tuple(kind.value for kind in StepKind)
+_PROVIDER_STEPS = {
+    "kinds": SettingType(f"a list of kinds of steps, which are {', '.join(_KINDS)}", lambda value: _are_kinds(value)),
+    "deadline": POSITIVE_SECONDS, "heartbeat": POSITIVE_SECONDS, "fallback": choice("fail", "here"),
+}  # fmt: skip
+_TURNS = {
+    "max_in_flight": POSITIVE, "remote_steps": TRUTH, "max_unsent_bytes": POSITIVE, "provider_steps": TABLE,
+}  # fmt: skip
 _PERSONALITY = {"default": TEXT, "folder": TEXT}
 _PROVIDER = {"api_key": SECRET, "base_url": URL, "default_model": TEXT}
 _PROVIDERS = {"openai": {**_PROVIDER, "organization": TEXT}}
@@ -25,16 +45,49 @@ _PERSONALITY_VARIABLES = {name: f"{PREFIX}PERSONALITY_{name.upper()}" for name i
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProviderSteps:
+    """Which steps of a turn are executed by whoever answers on agent.step_results.
+
+    Args:
+        kinds: The kinds of these steps: "llm_call", "tool_call" or "memory_op".
+        deadline: Seconds from the request of a step to its answer.
+        heartbeat: Seconds that a provider worker may be silent after the first piece of its answer. A piece without
+            text is enough.
+        fallback: What happens without an answer: "fail" fails the attempt, "here" executes the step in the process of
+            the turn.
+
+    Raises:
+        InvalidArgument: A value is invalid.
+    """
+
+    kinds: tuple[str, ...] = ("llm_call",)
+    deadline: float = 300.0
+    heartbeat: float = 30.0
+    fallback: str = "fail"
+
+    def __post_init__(self) -> None:
+        for name, setting in _PROVIDER_STEPS.items():
+            setting.check(name, getattr(self, name))
+        object.__setattr__(self, "kinds", tuple(self.kinds))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TurnSettings:
     """Settings of turns.
 
     `max_in_flight` steps run at once. With `remote_steps`, other workers may execute steps. `max_unsent_bytes` is
-    how far a reader of `stream(backpressure=True)` may lag.
+    how far a reader of `stream(backpressure=True)` may lag. `provider_steps` are the steps that provider workers
+    execute.
     """
 
     max_in_flight: int = 16
     remote_steps: bool = False
     max_unsent_bytes: int = 131072
+    provider_steps: ProviderSteps | None = None
+
+
+def _are_kinds(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(each in _KINDS for each in value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +162,9 @@ class Sources:
                 SETTINGS[name].check(f"{where}: {called}", values[name])
                 runtime[name] = values[name]
         turns.pop("max_unsent_bytes", None)
+        if "provider_steps" in turns:
+            table = check_all(turns["provider_steps"], _PROVIDER_STEPS, f"{where}: [turns.provider_steps]")
+            turns["provider_steps"] = ProviderSteps(**table)
         if "trace_sinks" in runtime:
             runtime["trace_sinks"] = tuple(runtime["trace_sinks"])
         personality = check_all(tables["personality"], _PERSONALITY, f"{where}: [personality]")

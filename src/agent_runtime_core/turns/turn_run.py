@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -38,8 +39,9 @@ from .logs import TurnLog
 from .personality_instance import MemorySettings, PersonalityInstance, placeholders_in
 from .planner import Planned
 from .processor import TurnClient, TurnProgress
+from .provider_steps import elsewhere_of
 from .services import TurnServices
-from .settings import Settings
+from .settings import ProviderSteps, Settings
 from .turn import StepMetrics, StepState, Turn
 from .turn_records import audit_event, load_turn, new_turn, save
 
@@ -54,6 +56,7 @@ class TurnSelection:
 
     personality: PersonalityInstance
     remote_steps: bool = False
+    provider_steps: ProviderSteps | None = None
     max_in_flight: int = 16
     settings_version: int = 1
     preferences: dict[str, Any] = field(default_factory=dict)
@@ -129,6 +132,7 @@ class TurnRun:
         await services.hooks.call("on_turn_start", turn)
         return TurnSelection(
             personality=personality, remote_steps=settings.turns.remote_steps,
+            provider_steps=settings.turns.provider_steps,
             max_in_flight=settings.turns.max_in_flight, settings_version=settings.version,
             preferences=used, stale=preferred.stale,
         )  # fmt: skip
@@ -223,7 +227,10 @@ class TurnRun:
 
     async def _execute(self, planned: Planned) -> Any:
         services, selection = self.services, self.selection
-        needs_model = any(step.kind is StepKind.LLM_CALL for step in planned.plan.steps)
+        elsewhere = elsewhere_of(services, selection.provider_steps, self.progress)
+        needs_model = any(
+            step.kind is StepKind.LLM_CALL and not (elsewhere and elsewhere.only(step)) for step in planned.plan.steps
+        )
         client = self._client() if needs_model else None
         if needs_model and client is None:
             raise NotConfigured(
@@ -237,7 +244,7 @@ class TurnRun:
         done = await execute_plan(
             self.ctx, planned.plan, self.tools, client=client, max_concurrency=selection.max_in_flight,
             max_retries=services.step_tries, backoff_base=services.backoff_base, budget=self.budget,
-            around=services.processor.around(self.progress),
+            around=services.processor.around(self.progress, elsewhere), needs_model=needs_model,
         )  # fmt: skip
         # An earlier execution may have recorded a step and ended before it saved the turn.
         for step in done.steps:
@@ -255,8 +262,11 @@ class TurnRun:
         """
         turn = new_turn(self.ctx)
         turn.status, turn.personality = RunStatus.RUNNING, self.selection.personality.name
+        provider = self.selection.provider_steps
+        # Without the key if there are none: the input of a child run of an earlier version must not differ.
+        more = {} if provider is None else {"provider_steps": dataclasses.asdict(provider)}
         return {
-            "turn": turn.to_dict(), "plan": planned.plan.to_dict(),
+            **more, "turn": turn.to_dict(), "plan": planned.plan.to_dict(),
             "personality": personality_text(self.selection.personality), "system": self.progress.system,
             "direct": self.progress.direct,
             "limits": self.ctx.input.get("limits") or {}, "most": self.selection.max_in_flight,
