@@ -198,6 +198,7 @@ ROWS: dict[str, list[str]] = {
         "personality processor",
         "settings",
         "config_loader services",
+        "provider_steps",
         "distributed_steps turn_records",
         "turn_run",
         "agent",
