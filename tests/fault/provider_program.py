@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from agent_runtime_core import AgentRunner, RunnerConfig
 from agent_runtime_core.planning import Plan, PlanStep, StepKind
@@ -35,20 +36,22 @@ async def turn(store: str) -> None:
     config = RunnerConfig(lease_ttl_seconds=2, heartbeat_interval_seconds=0.5, max_retries=5)
     async with AgentRunner.open(store, config=config) as runner:
         TurnManager(runner, planner=TwoCalls(), provider_steps=ProviderSteps(deadline=60))
-        print("ready", flush=True)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         await runner.run_loop(0.1)
 
 
 async def provide(store: str, noted: Path, kill_at: int) -> None:
     async with AgentRunner.open(store) as runner:
         topics = EventPublisherSubscriber(runner.event_bus, runner.state_store)
-        print("ready", flush=True)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         async for envelope in topics.subscribe("agent.steps", consumer="provider"):
             request = envelope.payload
             if isinstance(request, StepRequest):
                 with noted.open("a") as file:
                     file.write(f"{request.step_number} {request.attempt}\n")
-                about = {"step_number": request.step_number, "attempt": request.attempt}
+                about: dict[str, Any] = {"step_number": request.step_number, "attempt": request.attempt}
                 ids = {"turn_id": envelope.turn_id, "step_id": envelope.step_id, "trace_id": envelope.trace_id}
                 await topics.tell(
                     StepResultChunk(**about, delta="<"), event_id=f"{envelope.event_id}:0", **ids

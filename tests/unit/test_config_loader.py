@@ -17,7 +17,7 @@ from agent_runtime_core._core.clock import Clock
 from agent_runtime_core.config import RuntimeConfig, get_config
 from agent_runtime_core.errors import InvalidArgument, UnknownSetting
 from agent_runtime_core.testing import VirtualClock
-from agent_runtime_core.turns import ConfigChanged, ConfigLoader, ProviderSettings, TurnSettings
+from agent_runtime_core.turns import ConfigChanged, ConfigLoader, ProviderSettings, ProviderSteps, TurnSettings
 
 FULL = """
 [runtime]
@@ -639,3 +639,18 @@ def test_watching_without_a_loop(path: Path) -> None:
 async def test_an_interval_that_cannot_be_used(path: Path, interval: Any) -> None:
     with pytest.raises(InvalidArgument, match="interval must be"):
         await loader_of(path).watch(interval)
+
+
+def test_provider_steps_are_a_table_of_turns(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[turns.provider_steps]\nkinds = ["llm_call", "tool_call"]\nfallback = "here"\n', encoding="utf-8")
+    found = ConfigLoader(path).current.turns.provider_steps
+    assert found == ProviderSteps(kinds=("llm_call", "tool_call"), fallback="here")
+    for line, wrong in (
+        ('kinds = ["llm"]', r"\[turns\.provider_steps\] kinds must be a list of kinds of steps"),
+        ("deadline = 0", r"\[turns\.provider_steps\] deadline must be"),
+        ("dedline = 5", r"dedline.*deadline"),
+    ):
+        path.write_text(f"[turns.provider_steps]\n{line}\n", encoding="utf-8")
+        with pytest.raises(InvalidArgument, match=wrong):
+            ConfigLoader(path)
