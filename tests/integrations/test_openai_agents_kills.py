@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("agents")
 
-from tests.support.framework_kills import check_kills, logged, run_program
+from tests.support.framework_kills import Program, check_kills, logged
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,9 @@ def test_a_kill_at_each_call(tmp_path: Path, program: str, calls: int) -> None:
 
 
 def test_a_guarded_tool_call_that_was_killed_is_not_repeated(tmp_path: Path) -> None:
-    log, program = tmp_path / "calls.log", "tests.integrations.openai_agents_program"
-    assert run_program(program, f"{tmp_path}/guarded.db", log, "2") is None
-    assert logged(log) == ["first 0", "add 1 2"]
-    assert run_program(program, f"{tmp_path}/guarded.db", log) == "StepInDoubt"
-    assert logged(log) == ["first 0", "add 1 2"]
+    store, log = f"{tmp_path}/guarded.db", tmp_path / "calls.log"
+    with Program("tests.integrations.openai_agents_program") as program:
+        assert program.run(store, log, "2") is None
+        assert logged(log) == ["first 0", "add 1 2"]
+        assert program.run(store, log) == "StepInDoubt"
+        assert logged(log) == ["first 0", "add 1 2"]

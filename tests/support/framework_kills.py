@@ -7,22 +7,27 @@ and must be the same in each process: count the messages of the conversation, no
 
 KILL_AT is "" for none, "3" to die inside the third call, or "3:recorded" to die before the third call begins, when the
 results of the first two are recorded.
+
+Importing a framework takes many times as long as a run. So the kills of a test share two processes that imported the
+program and run nothing: a fork of the first one is killed, and a fork of the second one resumes the run.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
+import runpy
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import ROOT
+from tests.support.processes import Command
 
-PATIENCE = 120.0  # seconds that one process may take; importing a framework takes some of them
+PATIENCE = 120  # seconds that one process may take; importing a framework takes some of them
 OUTPUT = "output: "
 
 
@@ -74,17 +79,48 @@ def logged(log: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def run_program(program: str, store: str, log: Path, kill_at: str = "") -> Any:
-    """The final output of one process; None if it was killed."""
-    command = [sys.executable, "-m", program, store, str(log), kill_at]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    if kill_at and ended.returncode == -signal.SIGKILL:
-        return None
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert not kill_at, f"{program} was not killed at call {kill_at}: {logged(log)}"
-    printed = [line for line in ended.stdout.splitlines() if line.startswith(OUTPUT)]
-    assert len(printed) == 1, ended.stdout
-    return json.loads(printed[0].removeprefix(OUTPUT))
+class Program(Command):
+    """A process that imports a program and then only forks: each fork executes the program from its first line."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__("tests.support.framework_kills", program)
+        self._program = program
+
+    def run(self, store: str, log: Path, kill_at: str = "") -> Any:
+        """The final output of a new fork; None if it was killed."""
+        said = log.with_name("output.log")
+        self.tell(json.dumps([str(said), store, str(log), kill_at]))
+        returncode = self.poll_line(2 * PATIENCE)
+        if kill_at and returncode == str(-signal.SIGKILL):
+            return None
+        text = said.read_text() if said.exists() else ""
+        assert returncode == "0", f"{self._program} ended with {returncode}: {text[-4000:]}"
+        assert not kill_at, f"{self._program} was not killed at call {kill_at}: {logged(log)}"
+        printed = [line for line in text.splitlines() if line.startswith(OUTPUT)]
+        assert len(printed) == 1, text
+        return json.loads(printed[0].removeprefix(OUTPUT))
+
+
+def _serve(program: str) -> None:
+    """Fork for each line of the standard input, and print how the fork ended; a fork returns when its program ends."""
+    importlib.import_module(program)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the memory of the whole framework
+    for line in iter(sys.stdin.readline, ""):
+        said, *arguments = json.loads(line)
+        threads = os.listdir("/proc/self/task")
+        assert len(threads) == 1, f"a fork has none of the other threads of its process: {threads}"
+        if (pid := os.fork()) == 0:
+            signal.alarm(PATIENCE)  # a fork that hangs ends, though nothing else knows it
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stdout.fileno())
+            os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+            os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+            sys.argv[1:] = arguments
+            del sys.modules[program]
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+            return
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+        sys.stdout.flush()
 
 
 def check_kills(program: str, store_url: str, tmp_path: Path, *, at_least: int = 2) -> list[str]:
@@ -93,28 +129,27 @@ def check_kills(program: str, store_url: str, tmp_path: Path, *, at_least: int =
     Each kill has a folder of its own: `{folder}` in `store_url` is replaced by its path, and `{name}` by its name. The
     final output must be that of the undisturbed run, and no call may begin twice except the one that was killed.
     """
-    expected, calls = _undisturbed(program, store_url, tmp_path)
-    assert len(calls) >= at_least, calls
-    assert len(set(calls)) == len(calls), f"labels of calls must differ: {calls}"
-    for number in range(1, len(calls) + 1):
-        for mode in ("", ":recorded"):
-            kill_at = f"{number}{mode}"
-            store, log = _place(store_url, tmp_path, f"kill-{number}{mode.replace(':', '-')}")
-            assert run_program(program, store, log, kill_at) is None
-            begun = logged(log)
-            output = run_program(program, store, log)
-            assert output == expected, f"killed at {kill_at}"
-            # A call that was in flight has no result yet, so it is made again. All others are made once.
-            again = [] if mode else begun[-1:]
-            assert sorted(logged(log)) == sorted(calls + again), f"killed at {kill_at}: {logged(log)}"
+    with Program(program) as killed, Program(program) as resumed:
+        expected, calls = _undisturbed(killed, resumed, *_place(store_url, tmp_path, "undisturbed"))
+        assert len(calls) >= at_least, calls
+        assert len(set(calls)) == len(calls), f"labels of calls must differ: {calls}"
+        for number in range(1, len(calls) + 1):
+            for mode in ("", ":recorded"):
+                kill_at = f"{number}{mode}"
+                store, log = _place(store_url, tmp_path, f"kill-{number}{mode.replace(':', '-')}")
+                assert killed.run(store, log, kill_at) is None
+                begun = logged(log)
+                assert resumed.run(store, log) == expected, f"killed at {kill_at}"
+                # A call that was in flight has no result yet, so it is made again. All others are made once.
+                again = [] if mode else begun[-1:]
+                assert sorted(logged(log)) == sorted(calls + again), f"killed at {kill_at}: {logged(log)}"
     return calls
 
 
-def _undisturbed(program: str, store_url: str, tmp_path: Path) -> tuple[Any, list[str]]:
-    store, log = _place(store_url, tmp_path, "undisturbed")
-    output = run_program(program, store, log)
+def _undisturbed(first: Program, second: Program, store: str, log: Path) -> tuple[Any, list[str]]:
+    output = first.run(store, log)
     calls = logged(log)
-    assert run_program(program, store, log) == output, "a run that succeeded must return its saved result"
+    assert second.run(store, log) == output, "a run that succeeded must return its saved result"
     assert logged(log) == calls, "a run that succeeded must make no call"
     return output, calls
 
@@ -123,3 +158,7 @@ def _place(store_url: str, tmp_path: Path, name: str) -> tuple[str, Path]:
     folder = tmp_path / name
     folder.mkdir()
     return store_url.format(folder=folder, name=name), folder / "calls.log"
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
