@@ -249,8 +249,7 @@ async def over_http(store: Path, log: Path, **options: Any) -> AsyncIterator[Cli
         yield client
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("transport", [over_stdio, over_http])
+@pytest.mark.parametrize("transport", [over_stdio, pytest.param(over_http, marks=pytest.mark.slow)])
 async def test_a_task_survives_restarts_of_the_server(transport: Any, tmp_path: Path) -> None:
     store, log = tmp_path / "runs.db", tmp_path / "log"
     task_id = ""
