@@ -19,6 +19,7 @@ import pytest
 from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core.registry import Registry
 from tests.server.conftest import TOKEN, Served
+from tests.support.command_line import Commands
 from tests.support.processes import PATIENCE, ROOT, until
 
 AGENTS = "tests.server.agents"
@@ -31,13 +32,18 @@ def opened(tmp_path: Path) -> AgentRunner:
     return AgentRunner.open(tmp_path / "agents.db", registry=Registry(), persistence=None)
 
 
-def refused(*args: object) -> str:
-    """The one line of a command that exits with 2."""
-    command = [sys.executable, "-m", "agent_runtime_core", "serve", *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    (line,) = done.stderr.splitlines()
-    return line
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`refused(*arguments)`: the one line of a command that exits with 2, executed in this process."""
+    command = Commands(capsys)
+
+    def refusal(*args: object) -> str:
+        code, out, err = command("serve", *map(str, args))
+        assert (code, out) == (2, ""), err
+        (line,) = err.splitlines()
+        return line
+
+    return refusal
 
 
 async def test_without_a_target_it_plans_and_executes_prompts(serve: Serve, tmp_path: Path) -> None:
@@ -263,7 +269,7 @@ def test_a_target_may_be_an_orchestrator_or_a_turn_manager(
 # -- bad use
 
 
-def test_a_used_port_is_one_line(tmp_path: Path) -> None:
+def test_a_used_port_is_one_line(refused: Callable[..., str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         line = refused("--db", tmp_path / "a.db", "--port", port)
@@ -271,7 +277,7 @@ def test_a_used_port_is_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "a.db").exists()
 
 
-def test_a_store_that_is_too_new_is_one_line(serve: Serve, tmp_path: Path) -> None:
+def test_a_store_that_is_too_new_is_one_line(serve: Serve, refused: Callable[..., str], tmp_path: Path) -> None:
     served = serve()
     served.send(signal.SIGTERM)
     assert served.ended() == 0
@@ -283,7 +289,7 @@ def test_a_store_that_is_too_new_is_one_line(serve: Serve, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
-def test_no_auth_needs_a_loopback_host(tmp_path: Path, host: str) -> None:
+def test_no_auth_needs_a_loopback_host(refused: Callable[..., str], tmp_path: Path, host: str) -> None:
     line = refused("--db", tmp_path / "a.db", "--no-auth", "--host", host, "--port", 0)
     assert f"--no-auth must not be used with --host {host}" in line
 
@@ -305,9 +311,16 @@ def test_no_auth_needs_a_loopback_host(tmp_path: Path, host: str) -> None:
         (["--url", "b.db"], "not allowed with argument --db"),
     ],
 )
-def test_bad_use_is_one_line(tmp_path: Path, args: list[str], message: str) -> None:
+def test_bad_use_is_one_line(refused: Callable[..., str], tmp_path: Path, args: list[str], message: str) -> None:
     args = [each.format(db=tmp_path / "a.db") for each in args]
     assert message in refused("--db", tmp_path / "a.db", *([] if "--port" in args else ["--port", "0"]), *args)
+
+
+def test_bad_use_exits_with_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agent_runtime_core", "serve", "--db", str(tmp_path / "a.db"), "--port", "70000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "must be a port from 0 to 65535" in done.stderr
 
 
 def test_a_missing_extra_is_named() -> None:
