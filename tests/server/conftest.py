@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -20,6 +23,7 @@ from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.turns import TurnManager
 from tests.support.processes import PATIENCE, Command, until
 from tests.support.runs import Script
+from tests.support.warm import Warm
 
 if TYPE_CHECKING:
     import httpx
@@ -120,12 +124,23 @@ class LiveServer:
         assert not self._thread.is_alive()
 
 
+@functools.cache
+def _imported() -> Warm:
+    """A process with the imports of a server, which take it longer than its start; it ends with this process."""
+    warm = Warm("agent_runtime_core.cli.serve")
+    atexit.register(warm.__exit__, None, None, None)
+    return warm
+
+
 class Served(Command):
     """`agent-runtime serve` with these arguments on a free port; `ready` is the line that it prints then."""
 
     def __init__(self, *args: object) -> None:
         super().__init__("agent_runtime_core", "serve", "--port", "0", "--json", *args)
         self.ready: dict[str, Any] = {}
+
+    def _started(self, module: str, *args: str, **environment: str) -> subprocess.Popen[bytes]:
+        return _imported().fork(module, *args)
 
     def __enter__(self) -> Self:
         try:

@@ -14,20 +14,16 @@ program and run nothing: a fork of the first one is killed, and a fork of the se
 
 from __future__ import annotations
 
-import gc
-import importlib
 import json
 import os
-import runpy
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import Command
+from tests.support.warm import PATIENCE, Warm
 
-PATIENCE = 120  # seconds that one process may take; importing a framework takes some of them
 OUTPUT = "output: "
 
 
@@ -79,48 +75,30 @@ def logged(log: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-class Program(Command):
-    """A process that imports a program and then only forks: each fork executes the program from its first line."""
+class Program(Warm):
+    """A process that has imported a program, of which each run is a fork."""
 
     def __init__(self, program: str) -> None:
-        super().__init__("tests.support.framework_kills", program)
+        super().__init__(program)
         self._program = program
 
     def run(self, store: str, log: Path, kill_at: str = "") -> Any:
-        """The final output of a new fork; None if it was killed."""
+        """The final output of a new process; None if it was killed."""
         said = log.with_name("output.log")
-        self.tell(json.dumps([str(said), store, str(log), kill_at]))
-        returncode = self.poll_line(2 * PATIENCE)
-        if kill_at and returncode == str(-signal.SIGKILL):
+        said.unlink(missing_ok=True)
+        with self.fork(self._program, store, log, kill_at, output=str(said)) as process:
+            try:
+                returncode = process.wait(PATIENCE)
+            finally:
+                process.kill()
+        text = said.read_text()
+        if kill_at and returncode == -signal.SIGKILL:
             return None
-        text = said.read_text() if said.exists() else ""
-        assert returncode == "0", f"{self._program} ended with {returncode}: {text[-4000:]}"
+        assert returncode == 0, text[-4000:]
         assert not kill_at, f"{self._program} was not killed at call {kill_at}: {logged(log)}"
         printed = [line for line in text.splitlines() if line.startswith(OUTPUT)]
         assert len(printed) == 1, text
         return json.loads(printed[0].removeprefix(OUTPUT))
-
-
-def _serve(program: str) -> None:
-    """Fork for each line of the standard input, and print how the fork ended; a fork returns when its program ends."""
-    importlib.import_module(program)
-    gc.collect()
-    gc.freeze()  # a collection in a fork would copy the memory of the whole framework
-    for line in iter(sys.stdin.readline, ""):
-        said, *arguments = json.loads(line)
-        threads = os.listdir("/proc/self/task")
-        assert len(threads) == 1, f"a fork has none of the other threads of its process: {threads}"
-        if (pid := os.fork()) == 0:
-            signal.alarm(PATIENCE)  # a fork that hangs ends, though nothing else knows it
-            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stdout.fileno())
-            os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
-            os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
-            sys.argv[1:] = arguments
-            del sys.modules[program]
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-            return
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
-        sys.stdout.flush()
 
 
 def check_kills(program: str, store_url: str, tmp_path: Path, *, at_least: int = 2) -> list[str]:
@@ -158,7 +136,3 @@ def _place(store_url: str, tmp_path: Path, name: str) -> tuple[str, Path]:
     folder = tmp_path / name
     folder.mkdir()
     return store_url.format(folder=folder, name=name), folder / "calls.log"
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1])

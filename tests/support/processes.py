@@ -31,15 +31,18 @@ class Child:
     package = "tests.fault.jobs."
 
     def __init__(self, job: str, *args: object, life: float | None = None) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", f"{self.package}{job}", *map(str, args)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-            env=os.environ if life is None else {**os.environ, "LIFE": str(life)},
-        )  # fmt: skip
+        environment = {} if life is None else {"LIFE": str(life)}
+        self.process = self._started(f"{self.package}{job}", *map(str, args), **environment)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
         self._unread = b""
+
+    def _started(self, module: str, *args: str, **environment: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *args],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env={**os.environ, **environment},
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
