@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import sys
@@ -81,8 +82,15 @@ class _Threads:
             work.get()()
             with self._lock:
                 if self._idle >= IDLE_THREADS:
-                    return
+                    break
                 self._idle += 1
+        _close_event_loop()
+
+
+def _close_event_loop() -> None:
+    """Close the event loop that code made for this thread and left open, as `run_sync` of some frameworks does."""
+    with contextlib.suppress(RuntimeError):  # there is none
+        asyncio.get_event_loop().close()
 
 
 _threads = _Threads()
