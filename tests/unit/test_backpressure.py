@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument
+from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk, RunResult
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.registry import Registry
@@ -249,7 +250,7 @@ async def test_a_model_is_paused_for_a_slow_reader(place: Path | None) -> None:
 
 
 async def test_what_an_output_has_taken_is_that_event_and_all_before_it() -> None:
-    flow = Backpressure(15)
+    flow = Backpressure(15, InMemoryEventBus)
     with flow.attached("r", 0) as output:
         assert flow.published("r", 0, 10) is None
         waiting = flow.published("r", 1, 10)
@@ -258,3 +259,123 @@ async def test_what_an_output_has_taken_is_that_event_and_all_before_it() -> Non
         await asyncio.sleep(0)
         assert waiting.done()
         assert flow.published("r", 2, 10) is not None, "the second one is not taken yet"
+
+
+# -- readers in other processes
+
+
+class Ticking:
+    """Lets the virtual time pass while other code works."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._tick())
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            self._clock.advance(0.05)
+
+
+async def _elsewhere(rig: Rig) -> tuple[AsyncGenerator[str, None], asyncio.Task[str]]:
+    """A reader of another process, which has reported; and the first piece that it gets."""
+    reading = _deltas(rig.another(), backpressure=True)
+    first = asyncio.create_task(anext(reading))
+    await until_reported(rig)
+    return reading, first
+
+
+async def until_reported(rig: Rig) -> None:
+    run_id = (await rig.runner.queue.require("r")).run_id
+    for _ in range(5000):
+        if await rig.runner.event_bus.readers(run_id):
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("no reader has reported")
+
+
+async def test_a_run_waits_for_a_reader_in_another_process(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig, Ticking(clock):
+        pouring = Pouring(200)
+        rig.register(pouring)
+        await rig.runner.submit("script", run_id="r")
+        reading, first = await _elsewhere(rig)
+        running = asyncio.create_task(rig.runner.run_once())
+        assert (await first).startswith("00000000")
+        most = LIMIT // PIECE
+        await soon(lambda: _waits(rig))
+        for _ in range(50):  # it has every chance to go on
+            await asyncio.sleep(0.001)
+        # It counts from when it has seen the reader, which is after a few pieces.
+        assert most <= pouring.told < 150
+        assert [int(each[:8]) async for each in reading] == list(range(1, 200))
+        await running
+        assert rig.runner.backpressure_seconds > 0
+
+
+async def test_a_run_does_not_wait_for_a_reader_that_does_not_report_any_more(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig:
+        pouring = Pouring(200)
+        rig.register(pouring)
+        await rig.runner.submit("script", run_id="r")
+        run_id = (await rig.runner.queue.require("r")).run_id
+        await rig.runner.event_bus.report_reader(run_id, "killed.1", -1)
+        running = asyncio.create_task(rig.runner.run_once())
+        await soon(lambda: _waits(rig))
+        assert pouring.told < 200
+        for _ in range(15):
+            clock.advance(0.1)
+            await asyncio.sleep(0.01)
+        assert _waits(rig)
+        async with Ticking(clock):
+            await running
+        assert pouring.told == 200
+
+
+async def test_a_reader_in_another_process_that_keeps_up_does_not_slow_the_run_down(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig, Ticking(clock):
+        rig.register(Pouring(20))
+        await rig.runner.submit("script", run_id="r")
+        reading, first = await _elsewhere(rig)
+        running = asyncio.create_task(rig.runner.run_once())
+        assert [await first, *[each async for each in reading]]
+        await running
+        assert rig.runner.backpressure_seconds == 0
+        assert await rig.runner.event_bus.readers((await rig.runner.queue.require("r")).run_id) == {}
+
+
+async def test_a_run_of_this_process_needs_no_reports(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig, Ticking(clock):
+        rig.register(Pouring(100))
+        await rig.runner.submit("script", run_id="r")
+        reading, first = await _attached(rig)
+        running = asyncio.create_task(rig.runner.run_once())
+        await first
+        await soon(lambda: _waits(rig))
+        assert len(rig.runner._flow._buffers[next(iter(rig.runner._flow._buffers))].readers) == 1
+        assert len([each async for each in reading]) == 99
+        await running
+
+
+@pytest.mark.parametrize(("text", "pieces"), [("x" * LIMIT, 1), ("x" * (LIMIT + 1), 2), ("é" * LIMIT, 7)])
+async def test_a_large_piece_is_split(place: Path | None, text: str, pieces: int) -> None:
+    async def tell(ctx: Any) -> RunResult:
+        await ctx.emit("assistant.delta", {"delta": text, "index": 1})
+        return RunResult()
+
+    async with Rig(place) as rig:
+        await rig.go(tell)
+        events = await rig.runner.event_bus.get_events((await rig.runner.queue.require("r")).run_id)
+        told = [each.payload for each in events if each.event_type == "assistant.delta"]
+        assert len(told) == pieces
+        assert "".join(each["delta"] for each in told) == text
+        assert {each["index"] for each in told} == {1}

@@ -80,6 +80,8 @@ class MemoryEngine(Engine):
         self.tables: dict[str, dict[Any, Any]] = {"fence": {}}
         self._operations: dict[str, Callable[..., Any]] = {}
         self._replays: dict[str, Callable[..., Any]] = {}
+        #: The reports of readers: for each run, the sequence and the boot time of each reader.
+        self.readers: dict[str, dict[str, tuple[int, float]]] = {}
         self._lock = threading.RLock()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self.add(OperationSet("fence", FENCE_OPS, FENCE_REPLAYS))

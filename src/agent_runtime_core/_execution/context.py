@@ -25,7 +25,7 @@ from ..tools.registry import ToolRegistry
 from .charging import charge, charge_of
 from .context_steps import ContextSteps
 from .inbox import Inbox
-from .run_control import RunControl, Services
+from .run_control import RunControl, Services, TextOutlet
 from .step_function import step_function
 from .step_journal import RunJournal
 from .step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
@@ -63,6 +63,7 @@ class Context:
         self._writer, self._clock = journal.writer, services.clock
         self._steps = ContextSteps(journal, services.clock, control)
         self._waits: Waits | None = None
+        self._outlet: TextOutlet | None = None  # of the first piece of an answer on
         control.context = ref(self)
         make_steps_current(journal, services.tracer)
         input_ = cast("dict[str, Any]", decode(row.input))
@@ -423,12 +424,23 @@ class Context:
         kind = agent_event_type(event_type)
         if payload is not None and not isinstance(payload, dict):
             raise must("payload", "be a dict", Shown(type_name(type(payload))))
-        row = self._event(kind, payload or {})
-        if row is not None:
-            [sequence] = await self._writer.emit([row])
-            backpressure = self._services.backpressure
-            if backpressure is not None and kind == _DELTA:
-                await self._wait_for_readers(backpressure(self._row.run_id, sequence, len(row[2].encode())))
+        if kind == _DELTA and self._services.backpressure is not None:
+            await self._emit_text(payload or {})
+        elif (row := self._event(kind, payload or {})) is not None:
+            await self._writer.emit([row])
+
+    async def _emit_text(self, payload: dict[str, Any]) -> None:
+        """Publish a piece of an answer, at the speed of its readers."""
+        if self._outlet is None:
+            assert self._services.backpressure is not None
+            self._outlet = self._services.backpressure(self._row.run_id)
+        text = payload.get("delta")
+        pieces = self._outlet.pieces(text) if isinstance(text, str) else [text]
+        for piece in pieces:
+            row = self._event(_DELTA, payload if piece is text else {**payload, "delta": piece})
+            if row is not None:
+                [sequence] = await self._writer.emit([row])
+                await self._wait_for_readers(self._outlet.published(sequence, len(row[2].encode())))
 
     async def _wait_for_readers(self, until: asyncio.Future[None] | None) -> None:
         """Wait for a reader that lags too much. The time does not count against the run's time limit."""

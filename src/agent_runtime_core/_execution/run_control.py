@@ -98,8 +98,18 @@ class Services:
     enter_lifespan: Callable[[AgentRuntime], Awaitable[Callable[[], None] | None]] | None = None
     #: The slots of the worker. A run that only waits releases its slot to another run.
     slots: Slots | None = None
-    #: Called with each published delta: (run id, sequence, bytes). Returns what to await before the next one.
-    backpressure: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
+    #: Returns where the run with that id publishes the pieces of its answer.
+    backpressure: Callable[[str], TextOutlet] | None = None
+
+
+class TextOutlet(Protocol):
+    """Slows a run down to the speed of the readers of its answer."""
+
+    def pieces(self, text: str) -> list[str]:
+        """Return a text in pieces that are published one after another."""
+
+    def published(self, sequence: int, size: int) -> asyncio.Future[None] | None:
+        """Count a published piece, in bytes, and return what to await before the next one, if anything."""
 
 
 class ContextWaits(Protocol):

@@ -80,6 +80,8 @@ class EventBus(Backend):
 
     #: Whether `_rows` also returns the records of the journal; their events are then not published.
     derives: ClassVar[bool] = False
+    #: Whether `report_reader` stores reports, so that a reader in another process can slow a run down.
+    stores_readers: ClassVar[bool] = False
     #: Whether `_rows` returns EventRows, and reads not much more than a page of them.
     bounds_pages: ClassVar[bool] = False
 
@@ -126,6 +128,19 @@ class EventBus(Backend):
             polling.cancel()
 
         return stop
+
+    async def report_reader(self, run_id: str, reader: str, sequence: int | None) -> None:
+        """Store up to which sequence a reader has read. The report counts for 2 seconds, and need not be durable.
+
+        Args:
+            run_id: The run.
+            reader: Identifies the reader: letters, digits, `.` and `-`.
+            sequence: The sequence, -1 for none yet; None if it does not read any more.
+        """
+
+    async def readers(self, run_id: str) -> dict[str, int]:
+        """Return the readers of a run that have reported within the last 2 seconds, and their sequences."""
+        return {}
 
     # -- what a caller uses
 

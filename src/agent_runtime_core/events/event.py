@@ -17,6 +17,7 @@ from .._core.codec.json import decode_dict
 from .._journal.record import Record, derived_events, record_size, stored_events
 from ..errors import StorageCorrupt, UnserialisableResult
 
+FRESH: Final = 2.0  # seconds for which the report of a reader counts
 PAGE_BYTES: Final = 262_144  # most bytes of payloads in a page of several events
 
 _new = object.__new__
@@ -128,6 +129,12 @@ def derived(run_id: UUID, record: Record, since: int) -> list[Event]:
         for n, (event_type, payload) in enumerate(pairs, record.ev)
         if n >= since
     ]
+
+
+def size_of(event: Event) -> int:
+    """Return the size of the stored payload of an event; 0 if it is derived from a record, which no text is."""
+    row = getattr(event, "_row", None)
+    return 0 if row is None else len(row[2])
 
 
 def payload_of(event: Event) -> Any:

@@ -13,7 +13,7 @@ from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
 from .._journal.record import Record
 from .base import DELETE, PUBLISH, TRIM, EventBus
-from .event import EventRows, StoredEvent, merged
+from .event import FRESH, EventRows, StoredEvent, merged
 
 _CLEAR = "events.clear"
 
@@ -104,6 +104,7 @@ class InMemoryEventBus(EventBus):
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
     bounds_pages = True
+    stores_readers = True
 
     commit = engine_commit
     listen = engine_listen
@@ -125,6 +126,17 @@ class InMemoryEventBus(EventBus):
     async def _head(self, run_id: str) -> int:
         next_: int = await self.engine.read(journal.head, run_id)
         return next_
+
+    async def report_reader(self, run_id: str, reader: str, sequence: int | None) -> None:
+        reports = self.engine.readers.setdefault(run_id, {})
+        if sequence is not None:
+            reports[reader] = (sequence, self.clock.boot())
+        elif reports.pop(reader, None) and not reports:
+            del self.engine.readers[run_id]
+
+    async def readers(self, run_id: str) -> dict[str, int]:
+        oldest, reports = self.clock.boot() - FRESH, self.engine.readers.get(run_id, {})
+        return {reader: sequence for reader, (sequence, at) in reports.items() if at >= oldest}
 
     def clear(self) -> None:
         """Delete all published events."""

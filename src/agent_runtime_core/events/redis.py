@@ -14,7 +14,7 @@ from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_sourc
 from .._journal import redis as journal
 from .._journal.record import Record
 from .base import PUBLISH, EventBus
-from .event import PAGE_BYTES, EventRows, StoredEvent, merged
+from .event import FRESH, PAGE_BYTES, EventRows, StoredEvent, merged
 
 Row = tuple[str, str, str, float]
 
@@ -40,6 +40,7 @@ class RedisEventBus(EventBus):
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
     bounds_pages = True
+    stores_readers = True
 
     commit = engine_commit
     listen = engine_listen
@@ -65,6 +66,13 @@ class RedisEventBus(EventBus):
                 events = [StoredEvent(number, *body) for number, body in stored]
                 return merged(events, [journal.restored(each) for each in records], limit, start)
         return EventRows([], False, 0)
+
+    async def report_reader(self, run_id: str, reader: str, sequence: int | None) -> None:
+        await self.engine.ask("events.report", run_id, reader, sequence)
+
+    async def readers(self, run_id: str) -> dict[str, int]:
+        found = as_list(await self.engine.ask("events.readers", run_id, FRESH))
+        return {reader: int(sequence) for reader, sequence in found}
 
     async def _head(self, run_id: str) -> int:
         return (await self._heads([run_id]))[0]

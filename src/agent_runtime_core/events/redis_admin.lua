@@ -29,6 +29,29 @@ ops['events.trim'] = function(run, number)
   return gone
 end
 
+-- The reports of readers are a hash that expires soon after the last one: "<sequence> <server time>" by reader.
+
+ops['events.report'] = function(run, reader, sequence)
+  local key = P .. 'readers:' .. run
+  if sequence == null then
+    write('HDEL', key, reader)
+  else
+    write('HSET', key, reader, text(sequence) .. ' ' .. text(now))
+    write('PEXPIRE', key, 60000)
+  end
+  return null
+end
+
+ops['events.readers'] = function(run, fresh)
+  local found = {}
+  local stored = call('HGETALL', P .. 'readers:' .. run)
+  for i = 1, #stored, 2 do
+    local sequence, at = string.match(stored[i + 1], '^(-?%d+) (.+)$')
+    if sequence and now - tonumber(at) <= fresh then found[#found + 1] = {stored[i], sequence} end
+  end
+  return found
+end
+
 ops['events.heads'] = function(runs)
   local found = {}
   for i, run in ipairs(runs) do found[i] = head(run).ev end

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 from .._core.clock import SYSTEM, Clock
 from .._engines.backend import known_options, sqlite_store
 from .._engines.base import NotApplied, OperationSet, always, engine_commit, engine_listen
+from .._engines.os_errors import storage_errors
 from .._engines.sqlite.engine import SQLiteEngine
+from .._engines.sqlite.reader_files import ReaderFiles
 from .._engines.sqlite.transaction import SQLiteTx
 from .._error_text import brief_kind
 from .._journal import sqlite as journal
@@ -113,6 +115,7 @@ class SQLiteEventBus(EventBus):
     operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
     derives = True
     bounds_pages = True
+    stores_readers = True
 
     commit = engine_commit
     listen = engine_listen
@@ -127,10 +130,22 @@ class SQLiteEventBus(EventBus):
             self.operation_sets, {}, path, db_path=db_path, durability=durability, engine=engine, clock=clock
         )
         self.engine: SQLiteEngine = self._engine_store.engine
+        self._readers = ReaderFiles(self.engine.path, self.clock)
 
     async def close(self) -> None:
         await super().close()
+        self._readers.close()
         await self._engine_store.close()
+
+    async def report_reader(self, run_id: str, reader: str, sequence: int | None) -> None:
+        if sequence is None:
+            self._readers.withdraw(run_id, reader)
+        elif not self.engine.read_only:
+            with storage_errors(self.engine.path):
+                self._readers.report(run_id, reader, sequence)
+
+    async def readers(self, run_id: str) -> dict[str, int]:
+        return self._readers.read(run_id)
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: EventRows = await self.engine.read(rows, run_id, since, limit)

@@ -19,7 +19,7 @@ from .._execution.inbox import checked_when, mailbox_id, mailbox_payload, user_m
 from .._execution.run_control import RunRecorder
 from ..errors import IllegalTransition, LeaseLost, brief
 from ..events.base import EventBus
-from ..events.event import Event
+from ..events.event import Event, size_of
 from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
 from ..portal import call, iterate
@@ -71,7 +71,7 @@ class RunClient:
         self.backends = backends
         self.config = config
         self.registry = registry
-        self._flow = Backpressure(config.max_unsent_bytes)
+        self._flow = Backpressure(config.max_unsent_bytes, lambda: self.event_bus)
         self._stores = None if isinstance(persistence, str) else persistence
         self._keeps_conversations: bool = persistence is not None
         self._warned_of: set[str] = set()  # keys of agents whose conversations are not kept
@@ -261,9 +261,9 @@ class RunClient:
         Args:
             run_id: The run.
             since_sequence: The sequence number of the first event.
-            backpressure: Slow down a run of this process. It waits before it publishes more of an answer while more
-                than `max_unsent_bytes` have not been read here. An event counts as read when the next one is
-                requested. Runs of other processes are never slowed down.
+            backpressure: Slow the run down. It waits before it publishes more of an answer while more than
+                `max_unsent_bytes` have not been read here. An event counts as read when the next one is requested. The
+                run may be executed by another process, which waits only for readers that live.
             max_unsent_bytes: Bytes. None means the runner's setting.
         """
         async with self._following(run_id, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
@@ -271,7 +271,7 @@ class RunClient:
                 for event in page:
                     yield event
                     if output is not None:
-                        output.read_up_to(event.sequence)
+                        output.read_up_to(event.sequence, size_of(event))
 
     async def event_pages(
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
@@ -291,7 +291,7 @@ class RunClient:
             async for page in pages:
                 yield page
                 if output is not None:
-                    output.read_up_to(page[-1].sequence)
+                    output.read_up_to(page[-1].sequence, sum(map(size_of, page)))
 
     @contextlib.asynccontextmanager
     async def _following(
@@ -300,10 +300,13 @@ class RunClient:
         key = (await self.queue.require(run_id)).run_id
         checked_int("since_sequence", since, least=0)
         most = None if max_unsent_bytes is None else checked_int("max_unsent_bytes", max_unsent_bytes)
-        attached = self._flow.attached(key, since, most) if backpressure else contextlib.nullcontext()
-        with attached as output:
-            async with pages_until_ended(self.watcher, self.event_bus, key, since) as pages:
-                yield pages, output
+        async with contextlib.AsyncExitStack() as stack:
+            output = None
+            if backpressure:
+                output = stack.enter_context(self._flow.attached(key, since, most))
+                await stack.enter_async_context(self._flow.reporting(key, output))
+            pages = await stack.enter_async_context(pages_until_ended(self.watcher, self.event_bus, key, since))
+            yield pages, output
 
     # -- acting on runs
 

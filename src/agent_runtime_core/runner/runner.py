@@ -440,7 +440,7 @@ class AgentRunner(RunClient):
             not_kept=not_kept,
             enter_lifespan=self._lifespans.enter,
             slots=None if inline else self._worker.slots,
-            backpressure=self._flow.published,
+            backpressure=self._flow.outlet,
         )
 
     async def _run_child_here(

@@ -205,6 +205,24 @@ async def a_page_holds_at_most_256_kib(make: Make) -> None:
 
 
 @CASES
+async def readers_report_how_far_they_have_read(make: Make) -> None:
+    async with opened(make) as bus:
+        run, other = str(RUN), str(OTHER)
+        await bus.report_reader(run, "one.1", 4)
+        await bus.report_reader(run, "two.1", -1)
+        await bus.report_reader(run, "one.1", 7)
+        found = await bus.readers(run)
+        if not bus.stores_readers:
+            same(found, {}, "the readers of a bus that stores no reports")
+            return
+        same(found, {"one.1": 7, "two.1": -1}, "the readers of a run")
+        same(await bus.readers(other), {}, "the readers of another run")
+        await bus.report_reader(run, "one.1", None)
+        await bus.report_reader(run, "never-there", None)
+        same(await bus.readers(run), {"two.1": -1}, "the readers after one has stopped")
+
+
+@CASES
 async def closing_ends_subscriptions_and_refuses_more(make: Make) -> None:
     async with opened(make) as bus:
         waiting = asyncio.create_task(take(bus.subscribe(RUN), 1))
