@@ -234,10 +234,10 @@ class Outlet:
         """Count a published piece, and return what to await before the next one, if anything."""
         if self._looking is None and (now := self._clock.boot()) >= self._look_at:
             self._look_at = now + LOOK_SECONDS
-            self._looking = start_helper(self._look(sequence), "agent-runtime-readers")
+            self._looking = start_helper(self._look(), "agent-runtime-readers")
         return self._flow.published(self._run_id, sequence, size)
 
-    async def _look(self, sequence: int) -> None:
+    async def _look(self) -> None:
         """Let the run wait for its readers in other processes, as long as they report."""
         known: dict[str, Reader] = {}
         try:
