@@ -424,29 +424,31 @@ class Context:
         kind = agent_event_type(event_type)
         if payload is not None and not isinstance(payload, dict):
             raise must("payload", "be a dict", Shown(type_name(type(payload))))
-        if kind == _DELTA and self._services.backpressure is not None:
-            await self._emit_text(payload or {})
-        elif (row := self._event(kind, payload or {})) is not None:
-            await self._writer.emit([row])
+        outlet = self._text_outlet() if kind == _DELTA else None
+        text = None if outlet is None or payload is None else payload.get("delta")
+        if outlet is not None and isinstance(text, str) and len(text) > outlet.longest:
+            for piece in outlet.pieces(text):
+                await self._publish(kind, {**(payload or {}), "delta": piece}, outlet)
+        else:
+            await self._publish(kind, payload or {}, outlet)
 
-    async def _emit_text(self, payload: dict[str, Any]) -> None:
-        """Publish a piece of an answer, at the speed of its readers."""
-        if self._outlet is None:
-            assert self._services.backpressure is not None
+    async def _publish(self, kind: str, payload: dict[str, Any], outlet: TextOutlet | None) -> None:
+        row = self._event(kind, payload)
+        if row is None:
+            return
+        [sequence] = await self._writer.emit([row])
+        if outlet is not None and (full := outlet.published(sequence, len(row[2].encode()))) is not None:
+            await self._wait_for_readers(full)
+
+    def _text_outlet(self) -> TextOutlet | None:
+        """Return where pieces of an answer are published; None if they wait for nobody."""
+        if self._outlet is None and self._services.backpressure is not None:
             self._outlet = self._services.backpressure(self._row.run_id)
-        text = payload.get("delta")
-        pieces = self._outlet.pieces(text) if isinstance(text, str) else [text]
-        for piece in pieces:
-            row = self._event(_DELTA, payload if piece is text else {**payload, "delta": piece})
-            if row is not None:
-                [sequence] = await self._writer.emit([row])
-                await self._wait_for_readers(self._outlet.published(sequence, len(row[2].encode())))
+        return self._outlet
 
-    async def _wait_for_readers(self, until: asyncio.Future[None] | None) -> None:
+    async def _wait_for_readers(self, until: asyncio.Future[None]) -> None:
         """Wait for a reader that lags too much. The time does not count against the run's time limit."""
         control = self.control
-        if until is None:
-            return
         paused_here = control.paused_at is None
         if paused_here:
             control.pause_timer(self._clock.boot())

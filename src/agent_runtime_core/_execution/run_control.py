@@ -105,6 +105,9 @@ class Services:
 class TextOutlet(Protocol):
     """Slows a run down to the speed of the readers of its answer."""
 
+    #: Characters of a text that may be published at once.
+    longest: int
+
     def pieces(self, text: str) -> list[str]:
         """Return a text in pieces that are published one after another."""
 

@@ -214,20 +214,19 @@ class Backpressure:
 class Outlet:
     """Where one run publishes the pieces of its answer."""
 
-    __slots__ = ("__weakref__", "_bus", "_clock", "_flow", "_look_at", "_looking", "_run_id")
+    __slots__ = ("__weakref__", "_bus", "_clock", "_flow", "_look_at", "_looking", "_run_id", "longest")
 
     def __init__(self, flow: Backpressure, run_id: str, bus: EventBus) -> None:
         self._flow, self._run_id, self._bus = flow, run_id, bus
         self._clock: Clock = bus.clock
+        #: Characters of a text that may be published at once.
+        self.longest: int = max(flow.most // BYTES_PER_CHARACTER, 1)
         self._look_at = float("-inf") if bus.stores_readers else float("inf")
         self._looking: asyncio.Task[None] | None = None
 
     def pieces(self, text: str) -> list[str]:
         """Return a text in pieces that are not larger than a reader may lag."""
-        most = self._flow.most if text.isascii() else self._flow.most // BYTES_PER_CHARACTER
-        if len(text) <= most:
-            return [text]
-        size = max(most, 1)
+        size = self._flow.most if text.isascii() else self.longest
         return [text[at : at + size] for at in range(0, len(text), size)]
 
     def published(self, sequence: int, size: int) -> asyncio.Future[None] | None:
