@@ -61,7 +61,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_engines.sqlite": [
         "file_copy live_directory transaction wal",
-        "liveness one_name readers user_transaction",
+        "liveness one_name reader_files readers user_transaction",
         "database group_commit notifier",
         "writer",
         "engine",

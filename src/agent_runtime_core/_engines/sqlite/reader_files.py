@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ..._core.clock import Clock
-from ..os_errors import NO_LINK
+from ...errors import StorageError
 from .live_directory import make_directory, open_lock, remove
 
 FRESH: Final = 2.0  # seconds for which a report counts
@@ -70,8 +70,8 @@ class ReaderFiles:
     def _read(self, path: Path) -> tuple[int, float]:
         """Return what a file says; a file without a report is as old as the machine."""
         try:
-            fd = os.open(path, os.O_RDONLY | NO_LINK)
-        except OSError:
+            fd = open_lock(path)
+        except (OSError, StorageError):
             return 0, self._clock.boot()
         try:
             sequence, _, at = os.read(fd, _SIZE).partition(b" ")
