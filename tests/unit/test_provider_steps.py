@@ -269,14 +269,15 @@ async def test_steps_in_runs_of_their_own_are_answered_too() -> None:
     assert (turn.response, turn.metrics.prompt_tokens, len(provider.requests)) == ("I am fine.", 30, 1)
 
 
-async def test_the_usage_of_an_answer_counts_against_the_limits() -> None:
-    pack = PersonalityInstance(name="p", default=True)
-    async with still(limits=RunLimits(max_tokens=20)) as house, Provider(house, fine):
-        async with started(house, packs=PackSet.of({"p": pack})) as manager:
+async def test_no_call_is_requested_once_the_answers_have_reached_a_limit() -> None:
+    again = PlanStep(2, "", {"prompt": "{{step_1.result}}"}, depends_on=[1], kind=StepKind.LLM_CALL)
+    async with still(limits=RunLimits(max_tokens=20)) as house, Provider(house, fine) as provider:
+        async with started(house, ASK, again) as manager:
             pass
         turn = await manager.get_turn("t")
         result = await manager.runner.wait("t")
-    assert turn.status is RunStatus.FAILED
+        assert len(provider.requests) == 1
+    assert (turn.status, turn.steps[0].result) == (RunStatus.FAILED, "I am fine.")
     assert result.error is not None
     assert result.error.type == "LimitExceeded"
 

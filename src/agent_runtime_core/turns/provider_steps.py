@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from .._core.context_vars import start_soon
 from .._core.event_types import EventType
-from ..errors import ToolFailed
+from ..errors import LimitExceeded, ToolFailed
 from ..planning.executor import request_of
 from ..planning.plan import PlanStep, StepKind
 from .events import RESULTS, STEPS, AuditEvent, EventEnvelope, StepRequest, StepResultChunk
@@ -49,7 +49,7 @@ class ProviderWorkers:
         Raises:
             NoAnswer: No provider worker has answered in time.
             ToolFailed: A provider worker has reported a failure.
-            LimitExceeded: A limit of the run is reached, or is exceeded by what the answer has used.
+            LimitExceeded: A limit of the run is reached.
         """
         ctx, is_call = self._progress.ctx, planned.kind is StepKind.LLM_CALL
         if is_call:
@@ -67,9 +67,10 @@ class ProviderWorkers:
             raise ToolFailed(planned.tool_name or planned.kind.value, chunk.error or f"the step is {chunk.status}")
         if is_call:
             used = calls.metrics
-            ctx.charge(
-                input_tokens=used.prompt_tokens, output_tokens=used.completion_tokens, cost_usd=used.cost_usd
-            )  # fmt: skip
+            with contextlib.suppress(LimitExceeded):  # the answer is kept, and no other call begins
+                ctx.charge(
+                    input_tokens=used.prompt_tokens, output_tokens=used.completion_tokens, cost_usd=used.cost_usd
+                )  # fmt: skip
         return chunk.result
 
     async def _report(self, planned: PlanStep, error: NoAnswer) -> None:
