@@ -28,8 +28,8 @@ LAYERS: list[str] = [
     "_execution",
     "runner steps loop",
     "agents planning testing",
-    "_views integrations orchestrator turns",
-    "inspector server",
+    "_views orchestrator turns",
+    "inspector integrations server",
     "cli",
     "__main__ __init__",
 ]
@@ -182,7 +182,7 @@ ROWS: dict[str, list[str]] = {
         "_langgraph_saver _mcp_content _mcp_questions _mcp_results _openai_responses _steps",
         "_openai_scope",
         "_langgraph_model _mcp_tasks _openai_durable _openai_session _pydantic_ai_steps mcp",
-        "langgraph mcp_server openai_agents pydantic_ai",
+        "iggy langgraph mcp_server openai_agents pydantic_ai",
     ],
     "planning": [
         "memory_operations number_words recorded_client references",

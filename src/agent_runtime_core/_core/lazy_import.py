@@ -16,6 +16,7 @@ from .validation import must, unknown
 # Import name of an optional package -> the extra that installs it.
 EXTRAS = {
     "anthropic": "anthropic",
+    "apache_iggy": "iggy",
     "fastapi": "server",
     "langfuse": "langfuse",
     "litellm": "litellm",

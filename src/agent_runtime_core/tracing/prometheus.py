@@ -57,6 +57,11 @@ _READ: Final = {
     "backpressure_seconds": ("counter", "Time that runs have waited for readers of their answers", ()),
     "traces_dropped": ("counter", "Traces that were lost because the trace sinks are too slow", ()),
     "topic_lag": ("gauge", "Events of a topic that a consumer has not committed", ("topic", "consumer")),
+    "iggy_consumer_lag": (
+        "gauge",
+        "Events of a topic that were not copied to Iggy or read there",
+        ("topic", "consumer"),
+    ),
 }
 _FINAL: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out", "dead"})
 _LIVE: Final = ("pending", "running", "waiting")
@@ -360,7 +365,9 @@ class _Collector:
 
     def _families(self) -> dict[str, Any]:
         return {
-            name: self._types[kind](PREFIX + name, text, labels=labels) for name, (kind, text, labels) in _READ.items()
+            # Autoscalers of Iggy's users look for that name.
+            name: self._types[kind](name if name.startswith("iggy_") else PREFIX + name, text, labels=labels)
+            for name, (kind, text, labels) in _READ.items()
         }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid5
 
-from .._core.clock import aware
+from .._core.clock import Clock, aware
 from .._core.ids import new_ulid
 from .._core.log import log
 from .._core.settings import COUNT
@@ -65,7 +65,7 @@ class EventPublisherSubscriber:
         self._bus, self._state = bus, state
         #: Receives the latency and the errors of each commit.
         self.tracer: Tracer | None = tracer
-        self._clock = bus.clock
+        self.clock: Clock = bus.clock
         self._counters = {topic: _Counters() for topic in TOPICS}
         self._consumers: dict[str, set[str]] = {topic: set() for topic in TOPICS}
 
@@ -77,8 +77,8 @@ class EventPublisherSubscriber:
     ) -> EventEnvelope:  # fmt: skip
         """Return an event for the payload, with the present time; without `event_id`, with a new id."""
         return EventEnvelope(
-            topic=payload.topic, event_id=event_id or new_ulid(self._clock), type=payload.type, payload=payload,
-            timestamp=aware(self._clock.wall()), trace_id=trace_id, turn_id=turn_id, step_id=step_id,
+            topic=payload.topic, event_id=event_id or new_ulid(self.clock), type=payload.type, payload=payload,
+            timestamp=aware(self.clock.wall()), trace_id=trace_id, turn_id=turn_id, step_id=step_id,
         )  # fmt: skip
 
     async def tell(self, payload: Payload, **ids: str | None) -> EventEnvelope:
@@ -108,7 +108,7 @@ class EventPublisherSubscriber:
         if not by_topic:
             return []
         ops = [self._publishing(topic, [plain for _, plain in rows]) for topic, rows in by_topic.items()]
-        began = self._clock.boot()
+        began = self.clock.boot()
         try:
             results = await self._bus.commit(None, ops)
         except Exception:
@@ -116,7 +116,7 @@ class EventPublisherSubscriber:
                 self._counters[topic].errors += 1
                 self._trace(topic, None)
             raise
-        latency = (self._clock.boot() - began) * 1000
+        latency = (self.clock.boot() - began) * 1000
         done = list(envelopes)
         for (topic, rows), sequences in zip(by_topic.items(), results, strict=True):
             self._counters[topic].published += len(rows)

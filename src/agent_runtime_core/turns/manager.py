@@ -356,7 +356,7 @@ class TurnManager:
         following = self.topics.subscribe(TURNS, consumer=consumer)
         async with contextlib.aclosing(following):
             while (envelope := await _next(following, stop)) is not None:
-                await self._start_published(envelope)
+                await self.start_published(envelope)
                 assert envelope.offset is not None
                 await self.topics.commit(TURNS, consumer, envelope.offset)
 
@@ -368,7 +368,8 @@ class TurnManager:
             return False
         return True
 
-    async def _start_published(self, envelope: EventEnvelope) -> None:
+    async def start_published(self, envelope: EventEnvelope) -> None:
+        """Start the turn that an envelope of agent.turns requests, once; report an invalid one on agent.audit."""
         if not isinstance(envelope.payload, TurnEvent):
             return
         event = envelope.payload
