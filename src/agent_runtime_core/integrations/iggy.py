@@ -29,7 +29,7 @@ from .._core.lazy_import import load
 from .._core.log import log
 from .._core.settings import POSITIVE, POSITIVE_SECONDS
 from .._core.validation import Shown, must, redacted_url
-from ..errors import AgentRuntimeError, InvalidTurn
+from ..errors import InvalidTurn
 from ..retry import Backoff
 from ..tracing.prometheus import Sample
 from ..turns.event_topics import EventPublisherSubscriber
@@ -50,7 +50,7 @@ _SCHEMES: Final = ("iggy+tcp", "iggy+http", "iggy+https")
 _BACKOFF: Final = Backoff(1.0, maximum=30.0)
 
 
-class IggyUnavailable(AgentRuntimeError):
+class IggyUnavailable(ConnectionError):
     """The Iggy server does not answer, or has rejected a request."""
 
 
