@@ -36,7 +36,7 @@ ops['rights'] = function()
   for _, command in ipairs({
     {'DEL', key}, {'UNLINK', key}, {'SET', key, ''}, {'INCR', key}, {'HSET', key, 'f', ''}, {'HDEL', key, 'f'},
     {'ZADD', key, 0, 'm'}, {'ZREM', key, 'm'}, {'SADD', key, 'm'}, {'SREM', key, 'm'}, {'RPUSH', key, 'm'},
-    {'XADD', key, '1-1', 'f', ''}, {'XTRIM', key, 'MAXLEN', 0},
+    {'XADD', key, '1-1', 'f', ''}, {'XTRIM', key, 'MAXLEN', 0}, {'PEXPIRE', key, 60000},
   }) do
     -- If the user may not delete the key, the other commands are not tried: the key would remain.
     if forbidden[1] ~= 'DEL' and is_forbidden(redis.pcall(unpack(command))) then forbidden[#forbidden + 1] = command[1] end
