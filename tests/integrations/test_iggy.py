@@ -86,12 +86,12 @@ def runner(tmp_path: Path) -> AgentRunner:
 
 
 async def eventually(true: Callable[[], bool | Awaitable[bool]], what: str) -> None:
-    for _ in range(2000):
+    for _ in range(6000):
         found = true()
         if found if isinstance(found, bool) else await found:
             return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"not within 10 s: {what}")
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within 60 s: {what}")
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +102,7 @@ async def running(part: IggyRelay | IggyTurns) -> AsyncIterator[None]:
         yield
     finally:
         stop.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
 
 
 def stored(double: IggyDouble) -> list[dict[str, Any]]:
@@ -252,6 +252,15 @@ async def test_a_wrong_url_is_rejected_without_its_password(runner: AgentRunner,
     with pytest.raises(InvalidArgument, match=r"url must be like iggy\+tcp://") as caught:
         IggyRelay(topics, url)
     assert "a:b" not in str(caught.value)
+
+
+async def test_a_stream_that_two_processes_create_at_once_is_created_once(
+    double: IggyDouble, runner: AgentRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = [_Server(double.url, 10) for _ in range(4)]
+    await asyncio.gather(*(each.prepare("agents", [TURNS, STEPS], 2) for each in servers))
+    assert {*double.streams["agents"]} == {TURNS, STEPS}
+    assert caplog.records == []
 
 
 async def test_a_wrong_password_is_no_end_of_the_program(

@@ -117,9 +117,13 @@ class IggyDouble:
         if method == "POST":
             asked = json.loads(body)
             if path == "/streams":
+                if asked["name"] in self.streams:
+                    return 400, _error("stream_name_already_exists")
                 self.streams[asked["name"]] = {}
                 return 200, _stream(asked["name"])
             stream = path.split("/")[2]
+            if asked["name"] in self.streams[stream]:
+                return 400, _error("topic_name_already_exists")
             topic = Topic([[] for _ in range(asked["partitions_count"])])
             self.streams[stream][asked["name"]] = topic
             return 200, _topic(asked["name"], topic)

@@ -117,7 +117,8 @@ async def turned(runner: AgentRunner, client: Talkative) -> None:
 async def test_a_turn_answers_at_length(place: Path | None) -> None:
     stores = PersistenceManager.open("memory://" if place is None else place.with_suffix(".stores.db"))
     clock = Hurried()
-    async with Rig(place, clock) as rig:
+    # Before the run begins, its reader reports every 250 ms, which pass at once on this clock.
+    async with Rig(place, clock, run_timeout_seconds=10**9) as rig:
         rig.runner._stores = stores
         await turned(rig.runner, Talkative(clock))
     assert stores.audit is not None

@@ -107,14 +107,15 @@ class _Server:
         return client
 
     async def prepare(self, stream: str, topics: Sequence[str], partitions: int) -> None:
-        """Create a stream and its topics, if they are missing."""
+        """Create a stream and its topics, if they are missing. Another process may do so at the same time."""
 
         async def create(client: Any) -> None:
-            if await client.get_stream(stream) is None:
-                await client.create_stream(stream)
+            await _ensured(lambda: client.get_stream(stream), lambda: client.create_stream(stream))
             for topic in topics:
-                if await client.get_topic(stream, topic) is None:
-                    await client.create_topic(stream, topic, partitions)
+                await _ensured(
+                    lambda topic=topic: client.get_topic(stream, topic),  # type: ignore[misc]
+                    lambda topic=topic: client.create_topic(stream, topic, partitions),  # type: ignore[misc]
+                )
 
         await self.call(create)
 
@@ -137,6 +138,16 @@ class _Server:
                 polling_strategy=iggy.PollingStrategy.Offset(offset), partition_id=partition,
             )
         )  # fmt: skip
+
+
+async def _ensured(find: Callable[[], Awaitable[Any]], create: Callable[[], Awaitable[Any]]) -> None:
+    if await find() is not None:
+        return
+    try:
+        await create()
+    except RuntimeError:
+        if await find() is None:
+            raise
 
 
 class IggyRelay:

@@ -176,9 +176,11 @@ class Backpressure:
             while True:
                 reader.taken = 0
                 reader.is_due.clear()
-                if run_id not in self._outlets:
-                    reported = True
-                    await bus.report_reader(run_id, name, reader.cursor - 1)
+                if run_id in self._outlets:
+                    await reader.is_due.wait()  # another process may have taken the run over until then
+                    continue
+                reported = True
+                await bus.report_reader(run_id, name, reader.cursor - 1)
                 await _first(reader.is_due.wait(), bus.clock.sleep(REPORT_SECONDS))
         except StorageError as error:
             log.warning("run %s is not slowed down for a reader, which cannot report: %s", run_id, type(error).__name__)
