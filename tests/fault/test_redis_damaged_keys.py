@@ -142,6 +142,7 @@ class Scene:
         assert await runner.queue.requeue_for_retry(retried, "w", "no", 3600)
         engine = cast("Any", runner.queue).engine
         await engine.commit(None, [Op("fence.install", ("somebody", "1")), self.standing(), self.effect("one")])
+        await runner.event_bus.report_reader(str(self.held), "another.1", 0)
 
     async def close(self) -> None:
         self.inline.cancel()
@@ -180,6 +181,8 @@ class Scene:
             lambda: runner.queue.find(RunFilter(in_doubt=True, newest_first=True)),
             lambda: runner.approvals(),
             lambda: runner.queue.counts(),
+            lambda: runner.event_bus.readers(str(self.held)),
+            lambda: runner.event_bus.report_reader(str(self.held), "another.1", 0),
             lambda: runner.run_once(),
             lambda: runner.queue.next_due(),
             lambda: runner.signal(self.parked, "another", 2),
