@@ -441,7 +441,7 @@ class Context:
             await self._wait_for_readers(full)
 
     def _text_outlet(self) -> TextOutlet | None:
-        """Return where pieces of an answer are published; None if they wait for nobody."""
+        """Return where pieces of an answer are published; None without backpressure."""
         if self._outlet is None and self._services.backpressure is not None:
             self._outlet = self._services.backpressure(self._row.run_id)
         return self._outlet

@@ -25,7 +25,7 @@ _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 class _Policies:
-    """What happens to interrupted calls of tools, as `durable` was told last.
+    """What happens to interrupted tool calls, by the latest setting of `durable`.
 
     Agents share tools, and `run_agent` makes an agent durable again without saying anything about its tools.
     """

@@ -27,7 +27,7 @@ def scope_id_of(run: RunContext) -> str:
 def number_of_use(run: RunContext, *names: str) -> int:
     """Return how often this attempt of the current step or task has used these names before.
 
-    The next attempt counts anew, and so finds the records of the attempt before, as a resumed run does.
+    The next attempt counts from zero again, so it finds the records of the previous attempt.
     """
     journal: RunJournal | None = getattr(run, "journal", None)
     if journal is not None:

@@ -47,7 +47,7 @@ _HISTOGRAMS: Final = {
     "http_seconds": ("Time from a request to the start of its response", ("method", "route"), _SHORT),
     "topic_publish_seconds": ("Duration of the commit that publishes events", ("topic",), _SHORT),
 }  # fmt: skip
-#: Values that are read when somebody asks for them: their type and their labels.
+#: Values that are read at each scrape: their type and their labels.
 _READ: Final = {
     "queue_depth": ("gauge", "Stored runs that have not finished", ("agent", "state")),
     "queue_oldest_seconds": ("gauge", "Age of the oldest pending run", ("agent",)),

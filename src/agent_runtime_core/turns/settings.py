@@ -46,7 +46,7 @@ _PERSONALITY_VARIABLES = {name: f"{PREFIX}PERSONALITY_{name.upper()}" for name i
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderSteps:
-    """Which steps of a turn are executed by whoever answers on agent.step_results.
+    """Which steps of a turn are executed by an external worker, which answers on agent.step_results.
 
     Args:
         kinds: The kinds of these steps: "llm_call", "tool_call" or "memory_op".
