@@ -61,9 +61,9 @@ def test_a_record_may_carry_the_next_steps_start() -> None:
     carried = done("a", "x::0", next='{"name":"b","key":"x::0","pos":1,"tries":1}', state='{"n":1}', digest="0")
     known = journal(carried)
     assert known.view.started == {("b", "x::0"): carried.seq}
-    assert known.view.state_before("x::0") is None, "it has not come to it"
-    assert known.view.state_of("x::0", "0") == '{"n":1}'
-    assert known.view.state_before("x::0") == '{"n":1}'
+    assert known.view.states.before("x::0") is None, "it has not come to it"
+    assert known.view.states.of("x::0", "0") == '{"n":1}'
+    assert known.view.states.before("x::0") == '{"n":1}'
 
 
 def test_the_rest_of_a_journal_is_read_too() -> None:

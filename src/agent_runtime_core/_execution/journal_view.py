@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any, Final, cast
 
 from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, PROBE, RESUMED, Record, is_copied
+from .list_states import ListStates
 from .step_failure import recorded_error
 from .step_scope import Identity
 from .usage import charged_by, reservation_as_usage, total, usage_of
@@ -55,7 +56,7 @@ class JournalView:
         reservations: What was reserved for a started step.
         lost_reservations: What was reserved for earlier starts of the step, whose outcome is unknown.
         resets: How often the lists of a scope were restarted.
-        states: The last state of the lists under a key, and the number of its record.
+        states: The last states of the step lists.
         end_record: The last end of the run, if it has ended.
         reopened_at: Wall seconds at which this generation began, if it is not the first.
         origin: The first run of the lineage of forks. `effects.join_lineage` corrects it for a child of a fork.
@@ -78,7 +79,7 @@ class JournalView:
         self.reservations: dict[Identity, dict[str, Any]] = {}
         self.lost_reservations: dict[Identity, dict[str, Any]] = {}
         self.resets: dict[str, int] = {}
-        self.states: dict[str, tuple[int, str]] = {}
+        self.states: ListStates = ListStates(run_id)
         self.end_record: Record | None = None
         self.reopened_at: float | None = None
         self.origin: str = run_id
@@ -91,7 +92,6 @@ class JournalView:
         self.ordered: list[Record] = []
         self.last_seq: int = -1
         self.charged_by_failures: list[dict[str, Any]] = []
-        self._own_states: dict[tuple[str, str | None], tuple[int, str]] = {}  # the last state of each list
         self._failures: list[Record] = []  # no record shows yet whether their callers continued
         self.ended_tries: set[Identity] = set()
         self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
@@ -120,7 +120,8 @@ class JournalView:
             if started:
                 started.pop(identity, None)
             if state is not None:
-                self._own_states[key, digest] = record.seq, state
+                self.states.read(key, digest, record.seq, state)
+                completed[identity] = record._replace(state=None)  # earlier releases recorded each state whole
             if key[:2] == "s:" and not was_concurrent(record):
                 ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second attempt
             # In a step list, the start is that of the step at the next position: no need to read it.
@@ -169,7 +170,7 @@ class JournalView:
                 if record.info is not None and '"reserve"' in record.info:
                     self.reservations[identity] = json.loads(record.info).get("reserve") or {}
                 if record.state is not None:
-                    self._own_states[record.key, record.digest] = record.seq, record.state
+                    self.states.read(record.key, record.digest, record.seq, record.state, at_start=True)
                 if record.digest is not None and record.digest.startswith(TASK_LIST_PREFIX):
                     self._started_in_tasks[identity] = record.digest
             case "retrying" | "failed":
@@ -265,26 +266,9 @@ class JournalView:
                 continue
             self.completed[record.name, record.key] = record
             if record.state is not None:
-                self._own_states[record.key, record.digest] = record.seq, record.state
+                self.states.read(record.key, record.digest, record.seq, record.state)
 
     # -- step lists
-
-    def set_state(self, key: str, number: str, record: Record, state: str) -> None:
-        """Note the state of the list of this number after the step of `record`."""
-        self._own_states[key, number] = self.states[key] = record.seq, state
-
-    def state_of(self, key: str, number: str) -> str | None:
-        """Return the last state of the list of this number; None if no record has one."""
-        own = self._own_states.get((key, number))
-        if own is None:
-            return None
-        if key not in self.states or self.states[key][0] < own[0]:
-            self.states[key] = own
-        return own[1]
-
-    def state_before(self, key: str) -> str | None:
-        """Return the last state of the lists under this key that this claim has reached."""
-        return self.states[key][1] if key in self.states else None
 
     def listed(self, key: str) -> dict[str, list[Record]]:
         """Return what earlier claims recorded of the step lists under this key, by the number of the list."""

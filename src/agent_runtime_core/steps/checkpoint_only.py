@@ -42,9 +42,9 @@ async def open_checkpoint(
     if not resume:
         journal.view.resets["x:"] = -1  # the list adds 1: its steps have LIST_KEY also after a restart
     if saved is not None:
-        journal.view.states[LIST_KEY] = -1, writer.custom_state
+        journal.view.states.begin(LIST_KEY, writer.custom_state)
         if records:
-            journal.view.set_state(LIST_KEY, "0", records[-1], writer.custom_state)
+            journal.view.states.set(LIST_KEY, "0", records[-1].seq, writer.custom_state, writer.custom_state)
     custom = cast("dict[str, Any]", decode(writer.custom_state)) if saved is not None else shown.custom_state
     return journal, ExecutionState(state.execution_id, started_at=state.started_at, custom_state=custom)
 

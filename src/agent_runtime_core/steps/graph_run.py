@@ -80,9 +80,10 @@ class GraphRun(StepListRun):
             raise StepCancelledError(step.name)
         function = step.function()
         following: Next = (None, False)
+        record: Record | None = None
 
         def seal(work: StepCall, text: str, attempt: int, ms: int) -> Sequence[Record]:
-            nonlocal following
+            nonlocal following, record
             self.start_info["completed"] += 1
             # The result is not durable yet, so only a step whose start is in the same commit may depend on it.
             next_start, first = None, None if self.pool.stopped else graph.next_after(position)
@@ -90,8 +91,6 @@ class GraphRun(StepListRun):
                 next_start = self._start_of(first)
             following = (first, next_start is not None)
             record = journal.records.completed(work, text, attempt, ms, state=work.state, next=next_start)
-            if work.state is not None:
-                journal.view.set_state(self.key, self.number, record, work.state)
             return self._records_to_write(step, record)
 
         work = StepCall(
@@ -114,6 +113,8 @@ class GraphRun(StepListRun):
             work.state = self.state_text
             self.has_unrecorded_state: bool = False
         self.results[step.name] = await run_step(journal, work, seal)
+        if record is not None and work.state is not None:
+            journal.view.states.set(self.key, self.number, record.seq, work.state, work.state)
         journal.advance()
         self._completed(step)
         graph.finished(position)

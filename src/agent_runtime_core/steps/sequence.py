@@ -142,9 +142,12 @@ class StepSequence(StepListRun):
             journal.view.completed[self.work.name, self.key] = self.record
         if self.changed is not None:
             self.state_text: str = self.changed
-            journal.view.set_state(self.key, self.number, self.record, self.changed)
-        if self.changed is not None or (self.state and not is_immutable_state(self.state)):
+            journal.view.states.set(self.key, self.number, self.record.seq, self.record.state or "", self.changed)
+        if self.state and not is_immutable_state(self.state):
             self._reset_state()
+        elif self.changed is not None:  # a step that ended may still refer to the old object
+            self.state = State(self.state, self.readable_results)
+            self.progress.custom_state = self.state
         journal.advance()
         self._completed(step)
 
@@ -168,9 +171,10 @@ class StepSequence(StepListRun):
         if self.has_unrecorded_state and self.changed is None:
             self.changed = self.state_text
         next_start = self._start_of(work.position + 1)
-        self.record: Record = self.journal.records.completed(
-            work, text, attempt, ms, state=self.changed, next=next_start
-        )
+        recorded = self.changed
+        if recorded is not None and self.journal.writer.has_journal:
+            recorded = self.journal.view.states.to_record(self.key, recorded)
+        self.record: Record = self.journal.records.completed(work, text, attempt, ms, state=recorded, next=next_start)
         if not self.step.checkpoint:
             return self._defer(self.record)
         return self._with_deferred(self.record) if self.deferred else (self.record,)

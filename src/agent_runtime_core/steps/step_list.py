@@ -114,13 +114,14 @@ class StepListRun:
         A new list starts with the state of the list before it, the values that were added since, and `initial`.
         """
         journal, options, progress = self.journal, self.options, self.progress
-        before, own = journal.view.state_before(self.key), journal.view.state_of(self.key, self.number)
+        states = journal.view.states
+        before, own = states.before(self.key), states.of(self.key, self.number)
         if own is None:
             previous = progress.custom_state if before is None else cast("dict[str, Any]", decode(before))
             own = state_text({**previous, **options.added, **(initial or {})})
             self.has_unrecorded_state: bool = own != (before or "{}") or self.info is not None or not self.is_ordered
         else:
-            options.added, self.has_unrecorded_state = {}, False
+            options.added, self.has_unrecorded_state = {}, not states.is_recorded(self.key, self.number)
         self.state_text: str = own
         progress.completed_steps, progress.step_results, progress.current_step_index = [], self.results, 0
 
