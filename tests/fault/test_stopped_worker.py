@@ -26,7 +26,17 @@ from tests.fault.jobs.fenced import context, writes
 from tests.support.processes import Child, committing, lines, until
 from tests.support.redis_protocol import Link
 
-TABLES = ("arc_runs", "arc_mail", "arc_journal", "arc_head", "arc_events", "arc_state", "arc_carried", "effects")
+TABLES = (
+    "arc_runs",
+    "arc_mail",
+    "arc_journal",
+    "arc_journal_runs",
+    "arc_head",
+    "arc_events",
+    "arc_state",
+    "arc_carried",
+    "effects",
+)
 
 ON_SQLITE = {
     "one engine": ("all", "all", "all"), "queue apart": ("queue", "rest", "rest"),

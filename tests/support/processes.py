@@ -181,10 +181,12 @@ def image(db: Path) -> sqlite3.Connection:
     return conn
 
 
+#: The records of one run in `arc_journal`.
+OF_RUN = "id >> 32 = (SELECT number FROM arc_journal_runs WHERE run_id = ?)"
+
+
 def recorded(conn: sqlite3.Connection, run_id: str) -> set[str]:
     """The names of the steps of a run that have a record."""
     if not conn.execute("SELECT 1 FROM sqlite_master WHERE name = 'arc_journal'").fetchone():
         return set()
-    return {
-        row[0] for row in conn.execute("SELECT name FROM arc_journal WHERE run_id = ? AND kind = 'done'", (run_id,))
-    }
+    return {row[0] for row in conn.execute(f"SELECT name FROM arc_journal WHERE kind = 'done' AND {OF_RUN}", (run_id,))}

@@ -19,7 +19,7 @@ from agent_runtime_core._views.page import HEADERS, page_files
 from agent_runtime_core.inspector.local_routes import ROUTES
 from agent_runtime_core.inspector.local_server import LocalServer
 from tests.support.local_client import PATHS, LocalClient, inspecting
-from tests.support.processes import PATIENCE, Child, until
+from tests.support.processes import OF_RUN, PATIENCE, Child, until
 from tests.support.read_only import listing, write_store
 
 
@@ -240,7 +240,7 @@ def test_a_failure_of_the_code_is_hidden(
 @pytest.mark.parametrize(
     "change",
     [
-        "UPDATE arc_journal SET body = 'x' WHERE run_id = ? AND kind = 'ended'",
+        f"UPDATE arc_journal SET body = 'x' WHERE kind = 'ended' AND {OF_RUN}",
         "UPDATE arc_runs SET error = '{', claim_id = '' WHERE run_id = ?",
     ],
 )
@@ -248,7 +248,7 @@ def test_a_damaged_run_is_listed_with_the_others(store: Path, change: str) -> No
     def damage(db: sqlite3.Connection) -> int:
         (run_id,) = db.execute("SELECT run_id FROM arc_runs WHERE run_key = 'a_failure'").fetchone()
         if "arc_runs" in change:
-            db.execute("DELETE FROM arc_journal WHERE run_id = ?", (run_id,))
+            db.execute(f"DELETE FROM arc_journal WHERE {OF_RUN}", (run_id,))
         return db.execute(change, (run_id,)).rowcount
 
     with contextlib.closing(sqlite3.connect(store)) as db, db:

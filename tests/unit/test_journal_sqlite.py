@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 import string
@@ -15,7 +16,7 @@ from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
 from agent_runtime_core._journal.record import DONE, ENDED, Record
-from agent_runtime_core._journal.sqlite import LONGEST_PACKED, SHORTEST_PACKED, _crc
+from agent_runtime_core._journal.sqlite import LONGEST_PACKED, MIGRATIONS, SHORTEST_PACKED, _crc
 from agent_runtime_core.errors import StorageCorrupt
 from agent_runtime_core.state import SQLiteStateStore
 
@@ -114,7 +115,7 @@ async def test_a_record_that_was_damaged_is_told(
     await store.commits.commit(None, [Op("journal.append", (RUN, record)) for record in records])
     assert [each._replace(ev=-1) for each in await store.records(RUN)] == records
     conn = sqlite3.connect(tmp_path / "runs.db")
-    conn.execute(f"UPDATE arc_journal SET {change} WHERE seq = 1")
+    conn.execute(f"UPDATE arc_journal SET {change} WHERE id & 4294967295 = 1")
     conn.commit()
     conn.close()
     with pytest.raises(StorageCorrupt, match=r"journal record 1 .* does not match its checksum"):
@@ -208,3 +209,46 @@ async def test_the_end_that_an_older_release_wrote_is_read_from_its_result(
     conn.close()
     with pytest.raises(StorageCorrupt, match="is not what was written"):
         await store.endings([RUN])
+
+
+async def test_the_journals_of_a_file_of_version_1_are_read_and_continued(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    first = SQLiteStateStore(path)
+    runs = ["00000000-0000-7000-8000-00000000000" + digit for digit in "231"]
+    written = {run: [FULL._replace(seq=seq, result=f'"{run} {seq}"') for seq in (0, 2, 5)] for run in runs}
+    for run, records in written.items():
+        await first.commits.commit(None, [Op("journal.append", (run, record)) for record in records])
+    before = {run: await first.records(run) for run in runs}
+    await first.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.executescript(
+            "BEGIN; ALTER TABLE arc_journal RENAME TO new;"
+            + MIGRATIONS[0].split(";\n")[0]
+            + "; INSERT INTO arc_journal SELECT run_id, id & 4294967295, kind, name, result, body, ev, nev, crc"
+            " FROM new JOIN arc_journal_runs ON number = id >> 32;"
+            "DROP TABLE new; DROP TABLE arc_journal_runs;"
+            "UPDATE arc_schema SET version = 1 WHERE concern = 'journal'; COMMIT"
+        )
+    second = SQLiteStateStore(path)
+    try:
+        assert {run: await second.records(run) for run in runs} == before
+        await second.commits.commit(None, [Op("journal.append", (runs[1], FULL._replace(seq=6)))])
+        assert [each.seq for each in await second.records(runs[1], 2)] == [5, 6]
+        assert {run: await second.records(run) for run in (runs[0], runs[2])} == {
+            run: before[run] for run in (runs[0], runs[2])
+        }
+    finally:
+        await second.close()
+
+
+async def test_a_deleted_run_leaves_nothing_and_its_number_may_be_used_again(
+    store: SQLiteStateStore, tmp_path: Path
+) -> None:
+    other = "00000000-0000-7000-8000-000000000009"
+    for run in (RUN, other, RUN):
+        await store.commits.commit(None, [Op("journal.append", (run, FULL._replace(seq=0)))])
+        await store.commits.commit(None, [Op("state.delete", (run,))])
+        assert await store.records(run) == []
+        with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as conn:
+            assert conn.execute("SELECT count(*) FROM arc_journal_runs").fetchone() == (0,)
+            assert conn.execute("SELECT count(*) FROM arc_journal").fetchone() == (0,)

@@ -20,6 +20,12 @@ PACKING = 4  # about how many times as long a result is as its compressed form
 
 # Each column costs time for every record that is written or read. The fields that SQL queries read have their own
 # columns, and so has the result, which may be large. All other fields share `body`.
+#
+# A record has one integer key, made of the number of its run and its position. So the records of a run are together, as
+# a resumed run reads them; the key takes 5 bytes instead of 40; and only a row of more than 4 KB needs overflow pages,
+# which in a table WITHOUT ROWID are needed from 1 KB on. Measured: a chain of steps writes 0.6 times as many bytes,
+# groups of records of many runs 0.2 to 0.8 times.
+_POSITIONS = 1 << 32  # of a run
 MIGRATIONS = (
     """CREATE TABLE arc_journal (
     run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, result TEXT,
@@ -29,35 +35,70 @@ CREATE TABLE arc_events (
     run_id TEXT NOT NULL, seq INTEGER NOT NULL, type TEXT NOT NULL, payload TEXT NOT NULL, t REAL NOT NULL,
     event_id TEXT NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX arc_events_id ON arc_events (run_id, event_id)""",
+    f"""CREATE TABLE arc_journal_runs (number INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE);
+INSERT INTO arc_journal_runs (run_id) SELECT DISTINCT run_id FROM arc_journal;
+ALTER TABLE arc_journal RENAME TO arc_journal_1;
+CREATE TABLE arc_journal (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, result TEXT, body TEXT NOT NULL,
+    ev INTEGER NOT NULL, nev INTEGER NOT NULL, crc INTEGER NOT NULL);
+INSERT INTO arc_journal SELECT number * {_POSITIONS} + seq, kind, name, result, body, ev, nev, crc
+    FROM arc_journal_runs CROSS JOIN arc_journal_1 USING (run_id) ORDER BY number, seq;
+DROP TABLE arc_journal_1""",
 )
 
+_NUMBER = "SELECT number FROM arc_journal_runs WHERE run_id = ?"
+_NEW_NUMBER = "INSERT INTO arc_journal_runs (run_id) VALUES (?)"
 # The next event sequence number of a run is not stored: a counter would be one more page to write with every record.
 # It follows from the last record, as records without events have the number too.
 _AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
-_AFTER_RECORDS = "SELECT ev + nev FROM arc_journal WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
-_AFTER_LAST = "SELECT seq + 1 FROM arc_journal WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
-_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?)"
-_COLUMNS = "SELECT seq, kind, name, result, body, ev, nev, crc FROM arc_journal WHERE run_id = ?"
-_RECORDS = _COLUMNS + " AND seq > ? ORDER BY seq"
-_RESULT = "SELECT result FROM arc_journal WHERE run_id = ? AND seq = ?"
-_LAST = _COLUMNS + " ORDER BY seq DESC LIMIT 1"
-_ENDING = _COLUMNS + " AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
+_OF_RUN = "FROM arc_journal WHERE id >= ? AND id < ?"  # the results of `_span`
+_LAST_FIRST = " ORDER BY id DESC LIMIT 1"
+_AFTER_RECORDS = f"SELECT ev + nev {_OF_RUN}{_LAST_FIRST}"
+_LAST_ID = f"SELECT id {_OF_RUN}{_LAST_FIRST}"
+_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?)"
+_COLUMNS = f"SELECT id & {_POSITIONS - 1}, kind, name, result, body, ev, nev, crc"
+_RECORDS = f"{_COLUMNS} {_OF_RUN} ORDER BY id"
+_RECORD = f"{_COLUMNS} FROM arc_journal WHERE id = ?"
+_RESULT = "SELECT result FROM arc_journal WHERE id = ?"
+_LAST = f"{_COLUMNS} {_OF_RUN}{_LAST_FIRST}"
+_ENDING = f"{_COLUMNS} {_OF_RUN} AND kind = 'ended'{_LAST_FIRST}"
 # Without the result, which may have megabytes. The checksum covers the result, so it is not checked.
-_LIGHT = "SELECT seq, kind, name, body FROM arc_journal WHERE run_id = ?"
-_LIGHT_LAST = _LIGHT + " ORDER BY seq DESC LIMIT 1"
-_LIGHT_ENDING = _LIGHT + " AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
+_LIGHT = f"SELECT id, kind, name, body {_OF_RUN}"
+_LIGHT_LAST = _LIGHT + _LAST_FIRST
+_LIGHT_ENDING = f"{_LIGHT} AND kind = 'ended'{_LAST_FIRST}"
 # Sequence numbers and positions grow together. The search for the first record begins at the end of the journal, as
 # subscribers mostly read there.
-_BOUNDARIES = _COLUMNS + (
-    " AND seq >= coalesce((SELECT seq FROM arc_journal WHERE run_id = ? AND nev > 0 AND ev <= ?"
-    " ORDER BY seq DESC LIMIT 1), 0)"
-    " AND nev > 0 AND ev + nev > ? ORDER BY seq LIMIT ?"
+_BOUNDARIES = (
+    f"{_COLUMNS} FROM arc_journal"
+    f" WHERE id >= coalesce((SELECT id {_OF_RUN} AND nev > 0 AND ev <= ?{_LAST_FIRST}), ?) AND id < ?"
+    " AND nev > 0 AND ev + nev > ? ORDER BY id LIMIT ?"
 )
+
+
+def _span(view: SQLiteTx | sqlite3.Connection, run_id: str) -> tuple[int, int]:
+    """Return the key of the run's first record, and the key after its last possible one; of an unknown run, none."""
+    row = view.execute(_NUMBER, (run_id,)).fetchone()
+    if row is None:
+        return 0, 0
+    return row[0] * _POSITIONS, (row[0] + 1) * _POSITIONS
+
+
+def _first_id(tx: SQLiteTx, run_id: str) -> int:
+    """Return the key of the run's first record, of which the writing connection keeps a copy."""
+    first = tx.journals.get(run_id)
+    if first is None:
+        row = tx.execute(_NUMBER, (run_id,)).fetchone()
+        if row is None:
+            tx.execute(_NEW_NUMBER, (run_id,))
+            row = tx.execute(_NUMBER, (run_id,)).fetchone()
+        first = tx.journals[run_id] = row[0] * _POSITIONS
+    return first
 
 
 def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     """Return the sequence number of the run's next event."""
-    return max(_number(run_id, tx.execute(_AFTER_RECORDS, (run_id,)).fetchone()), _after_events(tx, run_id))
+    after_records = _number(run_id, tx.execute(_AFTER_RECORDS, _span(tx, run_id)).fetchone())
+    return max(after_records, _after_events(tx, run_id))
 
 
 def next_sequence(tx: SQLiteTx, run_id: str) -> int:
@@ -131,7 +172,8 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         if is_duplicate_end(record, last := ending(tx, run_id)):
             assert last is not None
             return last.seq
-        record = record._replace(seq=_number(run_id, tx.execute(_AFTER_LAST, (run_id,)).fetchone()))
+        last_id = tx.execute(_LAST_ID, _span(tx, run_id)).fetchone()
+        record = record._replace(seq=0 if last_id is None else last_id[0] % _POSITIONS + 1)
     (
         seq, kind, name, key, attempt, claim_id, t, text, error, state, pos, total, tries, ms, info, next_, digest, _,
         nev,
@@ -151,11 +193,12 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         result = _packed(kind, text)
         crc = _crc(run_id, seq, kind, name, result, body, nev)
     try:
-        tx.execute(_INSERT, (run_id, seq, kind, name, result, body, ev, nev, crc))
+        tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if kind == ENDED:
         tx.counters.pop(run_id, None)  # a run that ended rarely needs another number
+        tx.journals.pop(run_id, None)
     else:
         tx.counters[run_id] = ev + nev
     if nev:
@@ -169,7 +212,7 @@ def applied(tx: SQLiteTx, run_id: str, record: Record) -> int:
     Raises:
         LeaseLost: if there is no record at that position, or one of another claim.
     """
-    stored = _one(run_id, tx.execute(_COLUMNS + " AND seq = ?", (run_id, record.seq)))
+    stored = _one(run_id, tx.execute(_RECORD, (_span(tx, run_id)[0] + record.seq,)))
     if stored is None or (stored.claim_id, stored.kind, stored.key) != (record.claim_id, record.kind, record.key):
         raise LeaseLost(run_id, record.claim_id)
     return record.seq
@@ -196,7 +239,7 @@ def transact(
     Returns:
         The recorded result. If the record was committed before, the function is not called again.
     """
-    stored = tx.execute(_RESULT, (run_id, draft.seq)).fetchone()
+    stored = tx.execute(_RESULT, (_span(tx, run_id)[0] + draft.seq,)).fetchone()
     if stored is not None:
         # An earlier commit was applied and its reply was lost: the function has run.
         applied(tx, run_id, draft)
@@ -212,7 +255,9 @@ def transacted(tx: SQLiteTx, run_id: str, *_: Any) -> str | None:
 
 def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.counters.pop(run_id, None)
-    tx.execute("DELETE FROM arc_journal WHERE run_id = ?", (run_id,))
+    tx.journals.pop(run_id, None)
+    tx.execute(f"DELETE {_OF_RUN}", _span(tx, run_id))
+    tx.execute("DELETE FROM arc_journal_runs WHERE run_id = ?", (run_id,))
 
 
 class _Numbers(dict[str, int]):
@@ -265,7 +310,8 @@ def _damaged(run_id: str, seq: int, kind: object, name: object, what: str) -> St
 
 
 def records(view: sqlite3.Connection, run_id: str, after: int = -1) -> list[Record]:
-    return _read(run_id, view.execute(_RECORDS, (run_id, after)).fetchall())
+    first, end = _span(view, run_id)
+    return _read(run_id, view.execute(_RECORDS, (first + after + 1, end)).fetchall())
 
 
 def _one(run_id: str, rows: sqlite3.Cursor) -> Record | None:
@@ -275,30 +321,33 @@ def _one(run_id: str, rows: sqlite3.Cursor) -> Record | None:
 
 def ending(view: SQLiteTx | sqlite3.Connection, run_id: str) -> Record | None:
     # The last record is read whatever its kind is: an end with a damaged kind would not be found by its kind.
-    last = _one(run_id, view.execute(_LAST, (run_id,)))
+    span = _span(view, run_id)
+    last = _one(run_id, view.execute(_LAST, span))
     if last is None or last.kind == ENDED:
         return last
-    return _one(run_id, view.execute(_ENDING, (run_id,)))
+    return _one(run_id, view.execute(_ENDING, span))
 
 
 def endings(view: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, Record]:
     """Return the last end of each of these runs that has one; without the result if `info` has its outcome."""
     found = {}
     for run_id in run_ids:
-        row = view.execute(_LIGHT_LAST, (run_id,)).fetchone()
+        span = _span(view, run_id)
+        row = view.execute(_LIGHT_LAST, span).fetchone()
         if row is not None and row[1] != ENDED:
-            row = view.execute(_LIGHT_ENDING, (run_id,)).fetchone()
+            row = view.execute(_LIGHT_ENDING, span).fetchone()
         if row is not None:
             found[run_id] = _light(view, run_id, *row)
     return found
 
 
-def _light(view: sqlite3.Connection, run_id: str, seq: int, kind: str, name: str, body: str) -> Record:
+def _light(view: sqlite3.Connection, run_id: str, id_: int, kind: str, name: str, body: str) -> Record:
+    seq = id_ % _POSITIONS
     try:
         attempt, *_, info, _, _, _ = body.split("\t", 12)
         result = None
         if not has_outcome(info):
-            result = _unpacked(view.execute(_RESULT, (run_id, seq)).fetchone()[0])
+            result = _unpacked(view.execute(_RESULT, (id_,)).fetchone()[0])
         return Record(seq, kind, name, attempt=int(attempt), result=result, info=info or None)
     except (ValueError, TypeError, LookupError, AttributeError, PackError) as wrong:
         raise _damaged(run_id, seq, kind, name, "is not what was written") from wrong
@@ -324,7 +373,8 @@ def boundaries(
     def rows() -> Iterator[tuple[Any, ...]]:
         nonlocal is_cut
         size = 0
-        with contextlib.closing(view.execute(_BOUNDARIES, (run_id, run_id, since, since, limit))) as cursor:
+        first, end = _span(view, run_id)
+        with contextlib.closing(view.execute(_BOUNDARIES, (first, end, since, first, end, since, limit))) as cursor:
             for n, row in enumerate(cursor, 1):
                 yield row  # its types are checked before the next one is read
                 result = row[3] or ""

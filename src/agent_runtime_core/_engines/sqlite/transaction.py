@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..._core.clock import Clock
 from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 
-MOST_KNOWN = 20_000  # entries remembered between transactions
+MOST_KNOWN = 26_000  # entries remembered between transactions
 
 _FULL_CODES = {
     sqlite3.SQLITE_FULL,
@@ -81,19 +81,22 @@ class RowCache:
     def __init__(self) -> None:
         self.fences: dict[str, str | None] = {}
         self.counters: dict[str, int] = {}
+        self.journals: dict[str, int] = {}
         self.rows: dict[str, Any] = {}
         self._version = -1
 
     def check(self, conn: sqlite3.Connection) -> None:
         """Clear the cache if another connection has committed. Called at the start of each transaction."""
         version = conn.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._version or len(self.fences) + len(self.counters) + len(self.rows) > MOST_KNOWN:
+        entries = len(self.fences) + len(self.counters) + len(self.journals) + len(self.rows)
+        if version != self._version or entries > MOST_KNOWN:
             self._version = version
             self.forget()
 
     def forget(self) -> None:
         self.fences.clear()
         self.counters.clear()
+        self.journals.clear()
         self.rows.clear()
 
 
@@ -111,7 +114,7 @@ class ConnectionOwner(Protocol):
 class SQLiteTx:
     """An open transaction on the writing connection."""
 
-    __slots__ = ("_fences", "conn", "counters", "engine", "execute", "notified", "rows")
+    __slots__ = ("_fences", "conn", "counters", "engine", "execute", "journals", "notified", "rows")
 
     def __init__(self, engine: ConnectionOwner, conn: sqlite3.Connection) -> None:
         self.engine: ConnectionOwner = engine
@@ -119,6 +122,8 @@ class SQLiteTx:
         self._fences = engine.known.fences
         #: Numbers that an operation set keeps between transactions; cleared when another connection commits.
         self.counters: dict[str, int] = engine.known.counters
+        #: The key of the first record of a run.
+        self.journals: dict[str, int] = engine.known.journals
         #: Rows that an operation set has written; cleared at the same time.
         self.rows: dict[str, Any] = engine.known.rows
         # Not `execute` of one cursor, which is faster: after an error on Python 3.11 the cursor keeps its statement,
