@@ -366,6 +366,23 @@ async def test_a_run_of_this_process_needs_no_reports(place: Path | None) -> Non
         await running
 
 
+async def test_a_reader_reports_once_another_process_has_taken_the_run_over(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig, Ticking(clock):
+        await rig.runner.submit("script", run_id="r")
+        run_id, bus = (await rig.runner.queue.require("r")).run_id, rig.runner.event_bus
+        flow = Backpressure(LIMIT, lambda: bus)
+        outlet = flow.outlet(run_id)
+        with flow.attached(run_id, 0) as reader:
+            async with flow.reporting(run_id, reader):
+                for _ in range(100):  # five seconds
+                    await asyncio.sleep(0.001)
+                assert await bus.readers(run_id) == {}
+                del outlet
+                await until_reported(rig)
+            assert await bus.readers(run_id) == {}
+
+
 @pytest.mark.parametrize(("text", "pieces"), [("x" * LIMIT, 1), ("x" * (LIMIT + 1), 2), ("é" * LIMIT, 7)])
 async def test_a_large_piece_is_split(place: Path | None, text: str, pieces: int) -> None:
     async def tell(ctx: Any) -> RunResult:

@@ -181,7 +181,9 @@ async def test_a_run_that_was_ended_by_the_queue_alone_has_an_empty_result(path:
         assert (await runner.wait("x", 1)).final_output == {}
 
 
-@pytest.mark.parametrize("hidden", [GONE, f"{GONE} WHERE id & 4294967295 > 1", f"{GONE} WHERE kind = 'done' AND id & 4294967295 > 1"])
+@pytest.mark.parametrize(
+    "hidden", [GONE, f"{GONE} WHERE id & 4294967295 > 1", f"{GONE} WHERE kind = 'done' AND id & 4294967295 > 1"]
+)
 async def test_a_run_that_has_lost_recorded_steps_does_not_run_them_again(path: Path, hidden: str) -> None:
     ran: list[int] = []
 

@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 from .._core.clock import Clock
 from .._core.threads import started
@@ -78,6 +78,7 @@ class Committer(Protocol):
 INSTALL = "fence.install"
 FORGET = "fence.forget"
 LOWEST_TOKEN = "0" * 26  # lower than the token of every claim
+READER_SECONDS: Final = 2.0  # for which the report of a reader of events counts
 
 
 class Engine(ABC):

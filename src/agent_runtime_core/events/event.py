@@ -17,7 +17,6 @@ from .._core.codec.json import decode_dict
 from .._journal.record import Record, derived_events, record_size, stored_events
 from ..errors import StorageCorrupt, UnserialisableResult
 
-FRESH: Final = 2.0  # seconds for which the report of a reader counts
 PAGE_BYTES: Final = 262_144  # most bytes of payloads in a page of several events
 
 _new = object.__new__

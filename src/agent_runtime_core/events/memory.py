@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
 from .._engines.backend import known_options, memory_store
-from .._engines.base import NotApplied, Op, OperationSet, engine_commit, engine_listen
+from .._engines.base import READER_SECONDS, NotApplied, Op, OperationSet, engine_commit, engine_listen
 from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
 from .._journal.record import Record
 from .base import DELETE, PUBLISH, TRIM, EventBus
-from .event import FRESH, EventRows, StoredEvent, merged
+from .event import EventRows, StoredEvent, merged
 
 _CLEAR = "events.clear"
 
@@ -135,7 +135,7 @@ class InMemoryEventBus(EventBus):
             del self.engine.readers[run_id]
 
     async def readers(self, run_id: str) -> dict[str, int]:
-        oldest, reports = self.clock.boot() - FRESH, self.engine.readers.get(run_id, {})
+        oldest, reports = self.clock.boot() - READER_SECONDS, self.engine.readers.get(run_id, {})
         return {reader: sequence for reader, (sequence, at) in reports.items() if at >= oldest}
 
     def clear(self) -> None:

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import compact
 from .._engines.backend import known_options
-from .._engines.base import OperationSet, engine_commit, engine_listen
+from .._engines.base import READER_SECONDS, OperationSet, engine_commit, engine_listen
 from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
 from .._journal.record import Record
 from .base import PUBLISH, EventBus
-from .event import FRESH, PAGE_BYTES, EventRows, StoredEvent, merged
+from .event import PAGE_BYTES, EventRows, StoredEvent, merged
 
 Row = tuple[str, str, str, float]
 
@@ -71,7 +71,7 @@ class RedisEventBus(EventBus):
         await self.engine.ask("events.report", run_id, reader, sequence)
 
     async def readers(self, run_id: str) -> dict[str, int]:
-        found = as_list(await self.engine.ask("events.readers", run_id, FRESH))
+        found = as_list(await self.engine.ask("events.readers", run_id, READER_SECONDS))
         return {reader: int(sequence) for reader, sequence in found}
 
     async def _head(self, run_id: str) -> int:

@@ -20,6 +20,7 @@ from .._core.context_vars import start_helper
 from .._core.ids import new_ulid
 from .._core.log import log
 from .._core.per_loop import call_in_loop
+from .._engines.base import READER_SECONDS
 from ..errors import StorageError
 from ..events.base import EventBus
 
@@ -167,7 +168,7 @@ class Backpressure:
     async def _report(self, bus: EventBus, run_id: str, reader: Reader) -> None:
         """Report whenever the reader has taken half of what it may lag, else every 250 ms.
 
-        A run of this process needs no reports.
+        A run of this process needs no reports. Every 2 s the reader looks whether it still is one.
         """
         self._numbers += 1
         self._own = self._own or new_ulid(bus.clock)
@@ -176,12 +177,11 @@ class Backpressure:
             while True:
                 reader.taken = 0
                 reader.is_due.clear()
-                if run_id in self._outlets:
-                    await reader.is_due.wait()  # another process may have taken the run over until then
-                    continue
-                reported = True
-                await bus.report_reader(run_id, name, reader.cursor - 1)
-                await _first(reader.is_due.wait(), bus.clock.sleep(REPORT_SECONDS))
+                pause = READER_SECONDS
+                if run_id not in self._outlets:
+                    reported, pause = True, REPORT_SECONDS
+                    await bus.report_reader(run_id, name, reader.cursor - 1)
+                await _first(reader.is_due.wait(), bus.clock.sleep(pause))
         except StorageError as error:
             log.warning("run %s is not slowed down for a reader, which cannot report: %s", run_id, type(error).__name__)
         finally:

@@ -13,9 +13,9 @@ from typing import Final
 
 from ..._core.clock import Clock
 from ...errors import StorageError
+from ..base import READER_SECONDS
 from .live_directory import make_directory, open_lock, remove
 
-FRESH: Final = 2.0  # seconds for which a report counts
 FORGOTTEN: Final = 60.0  # seconds after which the file of a reader that was killed is deleted
 _SIZE: Final = 64
 
@@ -53,7 +53,7 @@ class ReaderFiles:
         with contextlib.suppress(FileNotFoundError):
             for reader in os.listdir(self._of(run_id)):
                 sequence, at = self._read(self._of(run_id) / reader)
-                if now - at <= FRESH:
+                if now - at <= READER_SECONDS:
                     found[reader] = sequence
                 elif now - at > FORGOTTEN:
                     self._delete(run_id, reader)
