@@ -348,6 +348,7 @@ async def test_an_agent_loop_has_rows_for_model_calls_tools_and_child_agents(pla
             rig.registry.register(each)
         await rig.runner.execute(agent, "r", QUESTION)
         found = await rows(rig)
+        found[1:3] = sorted(found[1:3], key=lambda each: each["label"] == "broken")  # the two tools run side by side
         assert [(each["label"], each["kind"], each["state"]) for each in found] == [
             ("scripted-1", "model", "done"), ("weather", "tool", "done"), ("broken", "tool", "failed"),
             ("scripted-1", "model", "done"), ("helper", "child", "done"), ("helper", "tool", "done"),
