@@ -65,6 +65,10 @@ class Size:
     def rounds(self, full: int) -> int:
         return 1 if self.tiny else full
 
+    def bar(self, limit: float) -> float | None:
+        """A bar, which a tiny row has none of: its figure means nothing."""
+        return None if self.tiny else limit
+
     @contextmanager
     def file(self) -> Iterator[Path]:
         """A database file of one's own, gone afterwards."""

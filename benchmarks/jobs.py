@@ -58,7 +58,7 @@ async def _few_at_once(jobs: int, start: Callable[[int], Any]) -> list[Any]:
     return started
 
 
-class _Round:
+class Jobs:
     """One pass of all jobs: how many steps a second, and how long the loop was held meanwhile."""
 
     def __init__(self, size: Size, synchronous: str, jobs: int) -> None:
@@ -140,7 +140,7 @@ def rows(size: Size) -> Iterator[Line]:
     jobs = size.of(JOBS, 4)
     for synchronous in ("FULL", "NORMAL"):
         configure(durability=synchronous.lower())
-        round_ = _Round(size, synchronous, jobs)
+        round_ = Jobs(size, synchronous, jobs)
         ours, floor, whole, whole_floor = in_turns(
             size.rounds(7), round_.ours, round_.floor, round_.ours_whole, round_.floor_whole
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,7 +41,7 @@ async def _page(number: int) -> str:
     return " ".join(Random(number).choices(WORDS, k=TEXT // 6))[:TEXT]
 
 
-class _Instant(LLMClient):
+class Instant(LLMClient):
     """Asks for a tool so many times, then ends."""
 
     def __init__(self, tool: str, turns: int) -> None:
@@ -62,12 +62,11 @@ class _Instant(LLMClient):
 def _tools() -> ToolRegistry:
     tools = ToolRegistry()
     tools.register(Tool.from_function(_add))
-    tools.register(Tool.from_function(_page))
     return tools
 
 
 async def _turns(ctx: Any, count: int) -> None:
-    done = await run_turn_loop(ctx, _Instant("_add", count), _tools())
+    done = await run_turn_loop(ctx, Instant("_add", count), _tools())
     if done.turns != count + 1:
         raise AssertionError(f"{done.turns} turns, not {count + 1}")
 
@@ -108,30 +107,31 @@ def rows(size: Size) -> Iterator[Line]:
 class _Reader(ToolCallingAgent):
     key = "reader"
     system_prompt = "Read."
-    tools = _tools()
-    max_iterations = TURNS + 1
+    tools = ToolRegistry()  # of the class; each agent has its own
 
-    def __init__(self, turns: int) -> None:
-        self.client = _Instant("_page", turns)
+    def __init__(self, count: int, page: Callable[[int], Awaitable[str]]) -> None:
+        self.client, self.max_iterations, self.tools = Instant(page.__name__, count), count + 1, ToolRegistry()
+        self.tools.register(Tool.from_function(page))
 
     def get_llm_client(self) -> LLMClient:
         return self.client
+
+
+async def pages_read(path: Path, count: int, page: Callable[[int], Awaitable[str]]) -> int:
+    """Let an agent read so many pages, one with each model call, and return the characters of its messages."""
+    async with AgentRunner.open(path) as runner:
+        done = (await runner.execute(_Reader(count, page), "bench")).raise_for_status()
+    return sum(len(str(message["content"])) for message in done.final_messages)
 
 
 def _growth(size: Size) -> Line:
     """What an agent's conversation leaves on disk, its result with all messages included."""
     count = size.of(TURNS, 5)
     configure(durability="normal")
-
-    async def talk(path: Path) -> int:
-        async with AgentRunner.open(path) as runner:
-            done = (await runner.execute(_Reader(count), "bench")).raise_for_status()
-        return sum(len(str(message["content"])) for message in done.final_messages)
-
     with size.file() as path:
-        text = asyncio.run(talk(path))
+        text = asyncio.run(pages_read(path, count, _page))
         grown = size_on_disk(path)
     return Line(
         f"store after {count} turns of an agent with {text / 1e6:.2f} MB of text", grown / 1e6, "MB",
-        most=None if size.tiny else GROWTH / 1e6,
+        most=size.bar(GROWTH / 1e6),
     )  # fmt: skip

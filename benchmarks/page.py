@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .run import number
+from .report import number
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..floor import Size
-from ..run import machine
+from ..report import machine
 from .bars import ROWS
 from .contenders import versions
 from .server import NoServer, started

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import http_server, inspector, page, run
+from benchmarks import growth, http_server, inspector, page, report, run
 from benchmarks.floor import Line, Size
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import server
@@ -17,8 +17,8 @@ from benchmarks.peers.contenders import QUEUES, Contender
 from benchmarks.peers.turns import Entry
 
 
-def _measured(name: str, where: Path) -> dict[str, Line]:
-    lines = run.measure([name], Size(where, tiny=True), lambda line: None)
+def _measured(name: str, where: Path, rows: report.Rows = run.ROWS) -> dict[str, Line]:
+    lines = report.measure(rows, [name], Size(where, tiny=True), lambda line: None)
     found = {line.row: line for line in lines}
     assert len(found) == len(lines), "two rows have one name"
     return found
@@ -34,6 +34,14 @@ def test_a_row_measures_something(name: str, tmp_path: Path) -> None:
     assert lines
     # A part of a core is the difference of two measurements. On a busy machine it is nothing now and then.
     assert all(line.ours > 0 or line.unit == "% of a core" for line in lines.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", growth.ROWS)
+def test_a_row_of_growth_measures_something(name: str, tmp_path: Path) -> None:
+    lines = _measured(name, tmp_path, growth.ROWS)
+    assert lines
+    assert all(line.ours > 0 for line in lines.values())
     assert list(tmp_path.iterdir()) == []
 
 
