@@ -214,7 +214,7 @@ async def _held(path: Path, characters: int) -> float:
         await ctx.step("before", _returns, 1)
         async with Hold() as hold:
             await asyncio.sleep(0.01)
-            await ctx.step("measured", _returns, characters)
+            await ctx.step("measured", _returns, characters, max_result_bytes=16 * 1024 * 1024)
             await asyncio.sleep(0.01)
         return hold.longest * 1e3
 

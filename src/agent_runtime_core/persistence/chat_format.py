@@ -88,25 +88,45 @@ def _tool_call_fields(call: Any) -> dict[str, Any] | None:
     return {"id": tool_call.id, "name": tool_call.name, "arguments": arguments}
 
 
-def paired(chats: Iterable[Mapping[str, Any]], following: Iterable[Any] = ()) -> list[Mapping[str, Any]]:
-    """Return chat messages in which each tool call has a result, and each result a tool call.
+class Pairing:
+    """Chat messages in which each tool call has a result, and each result a tool call.
 
     Providers reject other messages, and a stored conversation with them would be rejected forever. A missing result
-    is replaced by an error text. A result without a call is dropped. For calls at the end, a result may be at the
-    beginning of `following`.
+    is replaced by an error text. A result without a call is dropped.
     """
-    pairs: list[Mapping[str, Any]] = []
-    unanswered: list[Any] = []  # ids of calls without a result
-    for chat in chats:
+
+    def __init__(self) -> None:
+        self.pairs: list[Mapping[str, Any]] = []
+        self.unanswered: list[Any] = []  # ids of the calls of the last message that have no result yet
+
+    def add(self, chat: Mapping[str, Any]) -> None:
+        """Add the next message."""
         if chat.get("role") != "tool":
-            pairs += map(_missing_result, unanswered)
-            pairs.append(chat)
-            unanswered = [each.get("id") for each in chat.get("tool_calls") or () if isinstance(each, Mapping)]
-        elif chat.get("tool_call_id") in unanswered:
-            pairs.append(chat)
-            unanswered.remove(chat.get("tool_call_id"))
-    answered = [each.get("tool_call_id") for each in takewhile(_is_result, following)]
-    return [*pairs, *(_missing_result(each) for each in unanswered if each not in answered)]
+            self.pairs += map(_missing_result, self.unanswered)
+            self.pairs.append(chat)
+            self.unanswered = [each.get("id") for each in chat.get("tool_calls") or () if isinstance(each, Mapping)]
+        elif chat.get("tool_call_id") in self.unanswered:
+            self.pairs.append(chat)
+            self.unanswered.remove(chat.get("tool_call_id"))
+
+    def before(self, following: Iterable[Any] = ()) -> list[Mapping[str, Any]]:
+        """Return all messages. For calls at the end, a result may be at the beginning of `following`."""
+        answered = [each.get("tool_call_id") for each in takewhile(_is_result, following)]
+        return [*self.pairs, *(_missing_result(each) for each in self.unanswered if each not in answered)]
+
+    def copy(self) -> Pairing:
+        """Return another pairing of the same messages, to which other messages can be added."""
+        other = Pairing()
+        other.pairs, other.unanswered = self.pairs.copy(), self.unanswered.copy()
+        return other
+
+
+def paired(chats: Iterable[Mapping[str, Any]], following: Iterable[Any] = ()) -> list[Mapping[str, Any]]:
+    """Return chat messages as `Pairing` pairs them."""
+    pairing = Pairing()
+    for chat in chats:
+        pairing.add(chat)
+    return pairing.before(following)
 
 
 def _missing_result(call_id: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ An edit adds a branch. It never changes or removes a message, so the old path re
 from __future__ import annotations
 
 import datetime as _dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any, TypeAlias
@@ -60,19 +60,30 @@ class Tree:
     All methods are iterative, because a long conversation would exceed the recursion limit.
     """
 
-    def __init__(self, messages: Iterable[ConversationMessage]) -> None:
+    def __init__(self, messages: Iterable[ConversationMessage] = ()) -> None:
         self.by_id: dict[UUID, ConversationMessage] = {}
         self.on_branch: dict[UUID | None, list[ConversationMessage]] = {}
         self._previous: dict[UUID, UUID] = {}
         self._follows: dict[UUID, UUID | None] = {}
         for message in messages:
-            if message.id in self.by_id:
-                raise BrokenHistory(f"message ids must be unique, got {message.id} twice.")
-            self.by_id[message.id] = message
-            branch = self.on_branch.setdefault(message.branch_id, [])
-            if branch:
-                self._previous[message.id] = branch[-1].id
-            branch.append(message)
+            self.add(message)
+
+    def add(self, message: ConversationMessage) -> None:
+        """Add the next message in order of arrival."""
+        if message.id in self.by_id:
+            raise BrokenHistory(f"message ids must be unique, got {message.id} twice.")
+        self.by_id[message.id] = message
+        branch = self.on_branch.setdefault(message.branch_id, [])
+        if branch:
+            self._previous[message.id] = branch[-1].id
+        branch.append(message)
+
+    def copy(self) -> Tree:
+        """Return a tree to which other messages can be added. Both contain the same message objects."""
+        other = Tree()
+        other.by_id, other._previous, other._follows = self.by_id.copy(), self._previous.copy(), self._follows.copy()
+        other.on_branch = {branch: messages.copy() for branch, messages in self.on_branch.items()}
+        return other
 
     def message(self, message_id: UUID) -> ConversationMessage:
         """Return a message by its id, or raise InvalidArgument."""
@@ -106,14 +117,19 @@ class Tree:
 
     def path(self, leaf: UUID) -> list[ConversationMessage]:
         """Return the messages from the first one to the leaf."""
-        reversed_path: dict[UUID, ConversationMessage] = {}
+        return [*self.back_from(leaf)][::-1]
+
+    def back_from(self, leaf: UUID) -> Iterator[ConversationMessage]:
+        """Yield the messages from the leaf back to the first one."""
+        seen: set[UUID] = set()
         current: UUID | None = self.message(leaf).id
         while current is not None:
-            if current in reversed_path:
+            if current in seen:
                 raise _cycle(current)
-            reversed_path[current] = self.by_id[current]
-            current = self.follows(self.by_id[current])
-        return list(reversed_path.values())[::-1]
+            seen.add(current)
+            message = self.by_id[current]
+            yield message
+            current = self.follows(message)
 
     def _parent(self, message: ConversationMessage) -> ConversationMessage:
         parent = None if message.parent_message_id is None else self.by_id.get(message.parent_message_id)

@@ -14,10 +14,11 @@ from itertools import pairwise
 from typing import Any, cast
 from uuid import UUID, uuid5
 
-from .._core.chat_messages import SYSTEM_ROLES
+from .._core.chat_messages import SYSTEM_ROLES, are_mappings
 from .._core.clock import Clock, aware
 from .._core.codec.json import decode, encode
 from .._core.log import about_run, log
+from .._core.slices import sliced
 from .._core.validation import Shown, must
 from .._execution.context import Context
 from .._execution.effects import FORKED_FROM
@@ -25,15 +26,14 @@ from .._execution.result_codec import OmittedHistory, encode_result
 from ..errors import InvalidArgument
 from ..interfaces import RunResult
 from ..persistence.base.conversations import ConversationStore
-from ..persistence.chat_format import chat_of, message_of, paired, same_chat
-from ..persistence.message_tree import history
+from ..persistence.chat_format import message_of, same_chat
+from ..persistence.document_stores.conversations import read_history
 from ..persistence.models import Conversation, ConversationMessage
+from ..persistence.stored_history import REJECTED, UNANSWERED, ChatPath, copied, is_marked
 from ..queue.records import RunRow
 
 MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON up to which a saved result contains the history
-#: Keys in the metadata of a message whose run failed. A rejected message is not sent to a model again: the provider
-#: would reject every later request of the conversation.
-UNANSWERED, REJECTED = "unanswered", "rejected"
+_ENCODED_AT_ONCE = 64  # messages
 _UNLIMITED = 1 << 40
 
 
@@ -56,15 +56,17 @@ class ConversationHistory:
 
     async def load(self, ctx: Context) -> None:
         """Put the earlier messages before those of the input, unless the input begins with them already."""
-        stored = await self.store.get(self.conversation_id)
+        stored = await read_history(self.store, self.conversation_id)
         self._stored = stored is not None
-        first = {self._own_id("message", 0), self._own_id("sent", 0)}
-        self._saved_before = stored is not None and any(each.id in first for each in stored.messages)
+        first = (self._own_id("message", 0), self._own_id("sent", 0))
+        self._saved_before = stored is not None and any(each in stored for each in first)
 
         async def newest() -> dict[str, str | None]:
-            path = [] if stored is None else history(stored.messages, stored.active_branch_id)
+            leaf = None if stored is None else stored.leaf()
             branch = None if stored is None else stored.active_branch_id
-            return {"leaf": str(path[-1].id) if path else None, "branch": None if branch is None else str(branch)}
+            return {
+                "leaf": None if leaf is None else str(leaf.id), "branch": None if branch is None else str(branch)
+            }  # fmt: skip
 
         if ctx.started_without("history"):
             # Its runner stored no conversations then. With a history now, the code would see other messages on replay
@@ -73,9 +75,9 @@ class ConversationHistory:
         else:
             self._pinned_leaf = await ctx.recorded_value("history", newest)
         leaf = self._pinned_leaf["leaf"]
-        kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
-        self._leaf = kept[-1] if kept else None
-        prompts, self._loaded, self._input_messages = _joined(kept, ctx.input_messages)
+        path = ChatPath() if stored is None or leaf is None else await stored.path_to(UUID(leaf))
+        self._leaf = path.leaf
+        prompts, self._loaded, self._input_messages = await _joined(path, ctx.input_messages)
         ctx.input_messages = [*prompts, *self._loaded, *self._input_messages]
         ctx.history = list(ctx.input_messages)
 
@@ -147,9 +149,9 @@ class ConversationHistory:
         copies = {each.id for each in self._copies(stored)}
         ordered, changed = _moved(stored.messages, messages, copies), False
         for each in ordered:
-            if _is_marked(each) and (each.id in saved or each.id in copies):
+            if is_marked(each) and (each.id in saved or each.id in copies):
                 new = saved.get(each.id)
-                gone = (REJECTED,) if new is not None and _is_marked(new) else (UNANSWERED, REJECTED)
+                gone = (REJECTED,) if new is not None and is_marked(new) else (UNANSWERED, REJECTED)
                 metadata = {name: value for name, value in each.metadata.items() if name not in gone}
                 parent = each.parent_message_id if new is None else new.parent_message_id
                 changed = changed or (metadata, parent) != (each.metadata, each.parent_message_id)
@@ -165,7 +167,7 @@ class ConversationHistory:
         at = len(_split(messages)[0])
         if leaf is None or messages[at : at + count] != self._loaded:
             return None
-        if len(encode(self._loaded, max_bytes=_UNLIMITED)) <= MAX_INLINE_HISTORY:
+        if not _is_long(self._loaded):
             return None
         return OmittedHistory(str(self.conversation_id), leaf, at, count)
 
@@ -218,37 +220,39 @@ async def merged_history(
     Raises:
         InvalidArgument: The conversation was deleted.
     """
-    stored = None if leaf is None else await store.get(conversation_id)
+    stored = None if leaf is None else await read_history(store, conversation_id)
     if leaf is not None and stored is None:
         fix = "Pass another conversation_id, or restore the conversation"
         raise must(f"conversation {conversation_id}", "be in the store", Shown("none: it was deleted"), fix)
-    kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
-    prompts, loaded, given = _joined(kept, messages)
+    path = ChatPath() if stored is None or leaf is None else await stored.path_to(UUID(leaf))
+    prompts, loaded, given = await _joined(path, messages)
     return [*prompts, *loaded, *given]
 
 
-def _joined(
-    kept: Sequence[ConversationMessage], messages: Sequence[Any]
+async def _joined(
+    path: ChatPath, messages: Sequence[Any]
 ) -> tuple[list[Any], list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Return the prompts, the conversation, and the messages of the input that it does not contain yet."""
-    stored_prompts, stored = _split(_chats(kept))
+    """Return the prompts, the conversation, and the messages of the input that it does not contain yet.
+
+    The code of the run may modify all of them, so those of the conversation are copies.
+    """
     prompts, passed = _split(messages)
-    new = _beyond(passed, stored)
-    loaded = paired(stored, new)
+    new = _beyond(passed, path.chats)
+    loaded: list[Mapping[str, Any]] = await sliced(map(copied, path.pairing.before(new)))
     if new is passed:
         new = _beyond(passed, loaded)
-    prompts += [each for each in stored_prompts if not any(same_chat(each, one) for one in prompts)]
+    prompts += [copied(each) for each in path.prompts if not any(same_chat(each, one) for one in prompts)]
     return prompts, loaded, new
 
 
 async def restore_history(store: ConversationStore, result: RunResult, omitted: OmittedHistory) -> RunResult:
     """Put the messages that a saved result refers to into it, if the conversation still has them."""
-    stored = await store.get(UUID(omitted.conversation_id))
+    stored = await read_history(store, UUID(omitted.conversation_id))
     try:
-        path = [] if stored is None else history(stored.messages, leaf=UUID(omitted.leaf))
+        path = ChatPath() if stored is None else await stored.path_to(UUID(omitted.leaf))
     except InvalidArgument:
-        path = []
-    known = paired(_split(_chats(path))[1], result.final_messages[omitted.at :])
+        path = ChatPath()
+    known = await sliced(map(copied, path.pairing.before(result.final_messages[omitted.at :])))
     if len(known) == omitted.messages:
         result.final_messages[omitted.at : omitted.at] = known
     else:
@@ -260,8 +264,14 @@ async def restore_history(store: ConversationStore, result: RunResult, omitted: 
     return result
 
 
-def _is_marked(message: ConversationMessage, mark: str = UNANSWERED) -> bool:
-    return (message.metadata or {}).get(mark) is True  # a custom store may return None as metadata
+def _is_long(chats: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether messages have more than `MAX_INLINE_HISTORY` bytes as JSON. Only so many are encoded."""
+    left = MAX_INLINE_HISTORY - 1  # each part has two brackets, of which one counts as the comma after it
+    for start in range(0, len(chats), _ENCODED_AT_ONCE):
+        left -= len(encode(chats[start : start + _ENCODED_AT_ONCE], max_bytes=_UNLIMITED)) - 1
+        if left < 0:
+            return True
+    return False
 
 
 def _moved(
@@ -276,11 +286,6 @@ def _moved(
     return [by_id[each] for each in order]
 
 
-def _chats(path: Sequence[ConversationMessage]) -> list[dict[str, Any]]:
-    """Return the chat messages of a path that models get."""
-    return [chat_of(each) for each in path if not _is_marked(each, REJECTED)]
-
-
 def _uuid(text: str | None) -> UUID | None:
     return None if text is None else UUID(text)
 
@@ -290,11 +295,15 @@ def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]
     at = 0
     while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") in SYSTEM_ROLES:
         at += 1
-    return list(messages[:at]), [each for each in messages[at:] if isinstance(each, Mapping)]
+    prompts, rest = list(messages[:at]), list(messages[at:])
+    return prompts, rest if are_mappings(rest) else [each for each in rest if isinstance(each, Mapping)]
 
 
 def _begins(messages: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> bool:
-    return len(messages) >= len(start) and all(map(same_chat, messages, start))
+    if len(messages) < len(start):
+        return False
+    # Messages that the code of the run got and returned are equal: a comparison by fields takes much longer.
+    return messages[: len(start)] == start or all(map(same_chat, messages, start))
 
 
 def _overlap(known: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]], least: int) -> int | None:

@@ -11,9 +11,9 @@ from .._execution.inbox import message_of
 from .._execution.mailbox import consumed_numbers
 from .._journal.record import Record
 from ..interfaces import RunResult
+from ..persistence.stored_history import UNANSWERED
 from ..queue.records import MESSAGE, MailboxMessage, RowChanged
 from .claim import HeldClaim
-from .conversation_history import UNANSWERED
 
 
 class UnreadMessages:

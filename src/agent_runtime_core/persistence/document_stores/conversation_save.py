@@ -77,14 +77,14 @@ def message_entry(conversation: str, message: ConversationMessage, *, max_bytes:
     return Entry(key, text_of(message, max_bytes=max_bytes), conversation, words=text_in(message.content))
 
 
-def read_back(header: Document, messages: Sequence[Document]) -> Conversation:
-    """Return the conversation of a header and the documents of its messages."""
+def read_back(header: Document, messages: list[ConversationMessage]) -> Conversation:
+    """Return the conversation of a header with these messages."""
     stored = model_of(Header, header.text)
     found = Conversation(**{name: getattr(stored, name) for name in _FIELDS})
     # An append changes only the rank of the header, so the rank may be later than `updated_at`.
     moved = header.rank > moment(stored.updated_at)
     found.updated_at = _in_zone_of(stored.updated_at, header.rank) if moved else stored.updated_at
-    found.messages = [model_of(ConversationMessage, each.text) for each in messages]
+    found.messages = messages
     return found
 
 

@@ -14,12 +14,14 @@ from typing import Any
 from uuid import UUID
 
 from ..._core.ids import new_ulid
+from ..._core.slices import sliced
 from ..._core.validation import must
 from ..._engines.base import Op
 from ..base.conversations import ConversationStore, no_conversation
 from ..documents.base import Collection, Document, DocumentMissing, Entry, retry_conflicts
 from ..model_codec import model_of
 from ..models import Conversation, ConversationMessage, Scope, moment
+from ..stored_history import StoredHistory
 from .arguments import check_count, check_link, id_text
 from .base import CONVERSATION, MESSAGE, DocumentBackedStore
 from .conversation_save import (
@@ -33,6 +35,7 @@ from .conversation_save import (
     now_in_microseconds,
     read_back,
 )
+from .recent_histories import RecentHistories
 from .three_way_merge import IdentityMap
 
 _PAGE = 200
@@ -45,6 +48,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     def __init__(self, *place: Any, **options: Any) -> None:
         super().__init__(*place, **options)
         self._loaded: IdentityMap[LoadedState] = IdentityMap()
+        self._recent = RecentHistories()
 
     # -- whole conversations
 
@@ -92,6 +96,11 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         header = await headers.get(id_text(conversation_id, "conversation"))
         return None if header is None else await self._whole(header, messages)
 
+    async def read_history(self, conversation_id: UUID) -> StoredHistory | None:
+        """Return the messages of a conversation of the project for readers that do not modify them."""
+        headers, messages = self._tables(None)
+        return await self._recent.read(id_text(conversation_id, "conversation"), headers, messages)
+
     async def delete(self, conversation_id: UUID, scope: Scope | None = None) -> bool:
         headers, messages = self._tables(scope)
         key = id_text(conversation_id, "conversation")
@@ -119,7 +128,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
 
     async def _whole(self, header: Document, messages: Collection) -> Conversation:
         found = await messages.find(header.key)
-        conversation = read_back(header, found)
+        conversation = read_back(header, await sliced(map(_message, found)))
         self._loaded.remember(conversation, LoadedState.of(header, found))
         return conversation
 
@@ -245,3 +254,14 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
 
 def _message(document: Document) -> ConversationMessage:
     return model_of(ConversationMessage, document.text)
+
+
+async def read_history(store: ConversationStore, conversation_id: UUID) -> StoredHistory | None:
+    """Return the messages of a conversation for readers that do not modify them.
+
+    A store of another package, or with another `get`, is read in full.
+    """
+    if isinstance(store, StoredConversations) and getattr(store.get, "__func__", None) is StoredConversations.get:
+        return await store.read_history(conversation_id)
+    found = await store.get(conversation_id)
+    return None if found is None else await StoredHistory.of(found.messages, found.active_branch_id)

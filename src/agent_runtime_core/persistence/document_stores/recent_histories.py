@@ -1,0 +1,86 @@
+"""The decoded messages of recent conversations, so that a turn of a conversation decodes only what is new.
+
+Whether they are still current follows from two short reads. The header of a conversation gets a new version with every
+change except an append. Each appended message has a greater rank than all messages before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, NamedTuple
+
+from ..._core.slices import sliced
+from ..documents.base import Collection, Document
+from ..model_codec import model_of
+from ..models import ConversationMessage
+from ..stored_history import StoredHistory
+from .conversation_save import Header
+
+MOST: Final = 64  # conversations
+MOST_BYTES: Final = 32 * 1024 * 1024  # about how many bytes all conversations take
+_PER_MESSAGE: Final = 2_000  # bytes that a decoded message takes in addition to its text
+
+
+class _Recent(NamedTuple):
+    """A conversation as it was read last."""
+
+    header: Document
+    last: Document  # the last message
+    history: StoredHistory
+    size: int  # bytes
+
+    def is_current(self, header: Document | None, tail: list[Document]) -> bool:
+        """Return whether messages were only appended since then; `tail` are those from the last one on."""
+        return (
+            header is not None
+            and (header.version, header.text) == (self.header.version, self.header.text)
+            and tail[:1] == [self.last]
+        )
+
+
+class RecentHistories:
+    """The histories of the conversations that were read last, up to a number and a size. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._recent: dict[str, _Recent] = {}  # the one that was read last is at the end
+        self._size = 0
+        self._lock = threading.Lock()
+
+    async def read(self, key: str, headers: Collection, messages: Collection) -> StoredHistory | None:
+        """Return the history of a conversation, None if it does not exist."""
+        recent = self._recent.get(key)
+        # Messages are read before the header. If its version is the same after that, no message was deleted or changed
+        # before: a tail that is read later may belong to a changed conversation.
+        tail = [] if recent is None else await messages.find(key, low=recent.last.rank)
+        header = await headers.get(key)
+        if header is None:
+            self._keep(key, None)
+            return None
+        if recent is not None and recent.is_current(header, tail):
+            new, history = tail[1:], recent.history
+        else:
+            new, history = await messages.find(key), None
+            recent = None
+        decoded = await sliced(model_of(ConversationMessage, each.text) for each in new)
+        if history is None:
+            history = await StoredHistory.of(decoded, model_of(Header, header.text).active_branch_id)
+        elif decoded:
+            history = await history.followed_by(decoded)
+        last = new[-1] if new else None if recent is None else recent.last
+        size = (0 if recent is None else recent.size) + sum(len(each.text) + _PER_MESSAGE for each in new)
+        self._keep(key, None if last is None else _Recent(header, last, history, size))
+        return history
+
+    def _keep(self, key: str, recent: _Recent | None) -> None:
+        with self._lock:
+            self._drop(key)
+            if recent is None or recent.size > MOST_BYTES:
+                return
+            self._recent[key] = recent
+            self._size += recent.size
+            while len(self._recent) > MOST or self._size > MOST_BYTES:
+                self._drop(next(iter(self._recent)))
+
+    def _drop(self, key: str) -> None:
+        gone = self._recent.pop(key, None)
+        self._size -= 0 if gone is None else gone.size
