@@ -35,7 +35,7 @@ class ChatPath:
         path = ChatPath()
         path.leaf = messages[-1]
         path.prompts, path.chats, path.pairing = self.prompts.copy(), self.chats.copy(), self.pairing.copy()
-        await sliced(path._add(each) for each in messages)
+        await sliced(map(path._add, messages))
         return path
 
     def _add(self, message: ConversationMessage) -> None:
