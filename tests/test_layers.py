@@ -38,7 +38,7 @@ LAYERS: list[str] = [
 ROWS: dict[str, list[str]] = {
     "_core": [
         "pydantic_types",
-        "clock context_vars current_step event_types former_names per_loop threads trace_sink typed_steps validation",
+        "clock context_vars current_step event_types former_names per_loop slices threads trace_sink typed_steps validation",
         "chat_messages lazy_import schema_references",
         "installed_schemes",
         "codec ids json_schema run_tasks settings",
@@ -97,7 +97,7 @@ ROWS: dict[str, list[str]] = {
     "persistence": [
         "fencing models vectors",
         "chat_format documents message_tree model_codec task_order vector_index",
-        "base jsonl legacy_files",
+        "base jsonl legacy_files stored_history",
         "document_stores open_documents",
         "backends legacy_models",
         "carry_over manager",
@@ -114,7 +114,8 @@ ROWS: dict[str, list[str]] = {
     "persistence.document_stores": [
         "arguments base change_log ranks ready_tasks three_way_merge",
         "audit conversation_save embeddings memory preferences task_collection task_validation",
-        "conversations knowledge task_claims",
+        "knowledge recent_histories task_claims",
+        "conversations",
         "tasks",
     ],
     "llm": [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -28,13 +28,15 @@ class ChatPath:
         self.leaf: ConversationMessage | None = None  # the last message of the path
         self.prompts: list[Chat] = []  # the leading prompts, which belong to the agent
         self.chats: list[Chat] = []  # the messages after them
-        self.pairing: Pairing = Pairing()
+        self._pairing = Pairing()
+        self._is_flat = True  # no message contains a list or a dict
 
     async def followed_by(self, messages: Sequence[ConversationMessage]) -> ChatPath:
         """Return the path that continues with these messages."""
         path = ChatPath()
         path.leaf = messages[-1]
-        path.prompts, path.chats, path.pairing = self.prompts.copy(), self.chats.copy(), self.pairing.copy()
+        path.prompts, path.chats = self.prompts.copy(), self.chats.copy()
+        path._pairing, path._is_flat = self._pairing.copy(), self._is_flat
         await sliced(map(path._add, messages))
         return path
 
@@ -46,7 +48,17 @@ class ChatPath:
             self.prompts.append(chat)
         else:
             self.chats.append(chat)
-            self.pairing.add(chat)
+            self._pairing.add(chat)
+            self._is_flat = self._is_flat and is_flat(chat)
+
+    async def copies(self, following: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Return copies of the messages after the prompts, with a result for each tool call.
+
+        Args:
+            following: The next messages. They may begin with the results of the last calls.
+        """
+        copy_of: Callable[[Any], dict[str, Any]] = dict.copy if self._is_flat else copied
+        return await sliced(map(copy_of, self._pairing.before(following)))
 
 
 class StoredHistory:
@@ -106,11 +118,16 @@ def is_marked(message: ConversationMessage, mark: str = UNANSWERED) -> bool:
     return (message.metadata or {}).get(mark) is True  # a custom store may return None as metadata
 
 
+def is_flat(chat: Chat) -> bool:
+    """Return whether a chat message contains nothing that can be modified."""
+    return _ATOMS.issuperset(map(type, chat.values()))
+
+
 def copied(value: Any) -> Any:
-    """Return a copy of a chat message that shares nothing with it that can be modified."""
+    """Return a copy of a chat message, or of a part of it, which shares nothing with it that can be modified."""
     kind = type(value)
     if kind is dict:
-        if _ATOMS.issuperset(map(type, value.values())):  # most messages
+        if is_flat(value):  # most messages
             return value.copy()
         return {name: copied(each) for name, each in value.items()}
     if kind is list:

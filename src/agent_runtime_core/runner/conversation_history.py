@@ -18,7 +18,6 @@ from .._core.chat_messages import SYSTEM_ROLES, are_mappings
 from .._core.clock import Clock, aware
 from .._core.codec.json import decode, encode
 from .._core.log import about_run, log
-from .._core.slices import sliced
 from .._core.validation import Shown, must
 from .._execution.context import Context
 from .._execution.effects import FORKED_FROM
@@ -48,6 +47,7 @@ class ConversationHistory:
         self.agent: str = row.agent
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
         self._loaded: list[Mapping[str, Any]] = []  # without the leading prompts
+        self._is_long: bool | None = None  # whether a saved result refers to them; None if not known yet
         self._input_messages: list[Any] = []  # messages of the input that are not in the conversation yet
         self._pinned_leaf: dict[str, str | None] = {}
         self._leaf: ConversationMessage | None = None  # the last loaded message
@@ -167,7 +167,9 @@ class ConversationHistory:
         at = len(_split(messages)[0])
         if leaf is None or messages[at : at + count] != self._loaded:
             return None
-        if not _is_long(self._loaded):
+        if self._is_long is None:
+            self._is_long = _is_long(self._loaded)
+        if not self._is_long:
             return None
         return OmittedHistory(str(self.conversation_id), leaf, at, count)
 
@@ -238,7 +240,7 @@ async def _joined(
     """
     prompts, passed = _split(messages)
     new = _beyond(passed, path.chats)
-    loaded: list[Mapping[str, Any]] = await sliced(map(copied, path.pairing.before(new)))
+    loaded: list[Mapping[str, Any]] = [*await path.copies(new)]
     if new is passed:
         new = _beyond(passed, loaded)
     prompts += [copied(each) for each in path.prompts if not any(same_chat(each, one) for one in prompts)]
@@ -252,7 +254,7 @@ async def restore_history(store: ConversationStore, result: RunResult, omitted: 
         path = ChatPath() if stored is None else await stored.path_to(UUID(omitted.leaf))
     except InvalidArgument:
         path = ChatPath()
-    known = await sliced(map(copied, path.pairing.before(result.final_messages[omitted.at :])))
+    known = await path.copies(result.final_messages[omitted.at :])
     if len(known) == omitted.messages:
         result.final_messages[omitted.at : omitted.at] = known
     else:
