@@ -37,8 +37,8 @@ LAYERS: list[str] = [
 # The same for the modules of a package, by their names below it. A subpackage is one unit here.
 ROWS: dict[str, list[str]] = {
     "_core": [
-        "pydantic_types",
-        "clock context_vars current_step event_types former_names per_loop slices threads trace_sink typed_steps validation",
+        "pydantic_types slices",
+        "clock context_vars current_step event_types former_names per_loop threads trace_sink typed_steps validation",
         "chat_messages lazy_import schema_references",
         "installed_schemes",
         "codec ids json_schema run_tasks settings",
