@@ -118,10 +118,8 @@ class _Talk:
         self.held: list[float] = []
 
     async def begin(self) -> None:
-        """Store the messages, and have the first turn, which has to read them."""
+        """Store the messages. The first turn has to read all of them."""
         await self.runner.persistence.conversations.save(self.conversation)
-        await self.turn()
-        self.held.clear()
 
     async def turn(self) -> float:
         """Milliseconds of one turn."""
@@ -149,10 +147,14 @@ def conversation(size: Size) -> Iterator[Line]:
         talks = [_Talk(runner, length) for length in lengths]
         for talk in talks:
             loop.run(talk.begin())
+        first = in_turns(1, *(lambda talk=talk: loop.run(talk.turn()) for talk in talks))[-1]
+        first_held = [talk.held.pop() for talk in talks][-1]
         taken = in_turns(size.rounds(TURNS), *(lambda talk=talk: loop.run(talk.turn()) for talk in talks))
         held = [statistics.median(talk.held) for talk in talks]
         loop.run(runner.close())
         loop.run(stores.close())
+    yield Line(f"the first turn of a process after {lengths[-1]} messages", first, "ms",
+               note=f"loop held {first_held:.1f} ms")  # fmt: skip
     for length, took, longest in zip(lengths, taken, held, strict=True):
         last = length == lengths[-1]
         name = f"a turn after {length} messages"

@@ -106,6 +106,11 @@ class StoredMessage(NamedTuple):
     rank: float
 
 
+def stored_message(document: Document) -> tuple[str, StoredMessage]:
+    """Return the key of a message, and the message as it was read."""
+    return document.key, StoredMessage(digest(document.text), document.rank)
+
+
 class LoadedState(NamedTuple):
     """The state of a conversation object when it was last read or saved.
 
@@ -117,9 +122,8 @@ class LoadedState(NamedTuple):
     messages: dict[str, StoredMessage]
 
     @classmethod
-    def of(cls, header: Document, messages: Sequence[Document], *, by_hand: bool = False) -> LoadedState:
-        stored = {each.key: StoredMessage(digest(each.text), each.rank) for each in messages}
-        return cls(model_of(Header, header.text).born, None if by_hand else header.text, stored)
+    def of(cls, header: Document, messages: dict[str, StoredMessage], *, by_hand: bool = False) -> LoadedState:
+        return cls(model_of(Header, header.text).born, None if by_hand else header.text, messages)
 
     def is_of(self, header: Document) -> bool:
         """Return whether this is a state of the stored conversation."""

@@ -34,6 +34,7 @@ from .conversation_save import (
     message_entry,
     now_in_microseconds,
     read_back,
+    stored_message,
 )
 from .recent_histories import RecentHistories
 from .three_way_merge import IdentityMap
@@ -73,7 +74,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
             stored = await headers.get(key)
             loaded = self._loaded.of(conversation)
             if stored is not None and not (loaded and loaded.is_of(stored)):
-                loaded = LoadedState.of(stored, await messages.find(key), by_hand=True)
+                loaded = LoadedState.of(stored, dict(map(stored_message, await messages.find(key))), by_hand=True)
             save = ConversationSave(
                 key,
                 conversation,
@@ -129,7 +130,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     async def _whole(self, header: Document, messages: Collection) -> Conversation:
         found = await messages.find(header.key)
         conversation = read_back(header, await sliced(map(_message, found)))
-        self._loaded.remember(conversation, LoadedState.of(header, found))
+        self._loaded.remember(conversation, LoadedState.of(header, dict(await sliced(map(stored_message, found)))))
         return conversation
 
     # -- messages
