@@ -208,9 +208,11 @@ def merged(stored: list[StoredEvent], records: list[Record], limit: int, end: in
         limit: The largest number of rows.
         end: If the lists do not reach the end of the log: both have all rows before this sequence.
     """
-    rows: list[StoredEvent | Record] = [*stored]
-    if records := [each for each in records if end is None or each.ev < end]:  # most pages have none
-        rows = sorted([*stored, *records], key=_starts_at)
+    if end is not None:
+        records = [each for each in records if each.ev < end]
+    rows: list[StoredEvent | Record] = [*stored, *records]
+    if records:
+        rows.sort(key=_starts_at)
     while end is not None and rows and _starts_at(rows[-1]) >= end:
         rows.pop()
     return page_rows(rows, limit, end is not None)

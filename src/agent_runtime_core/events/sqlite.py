@@ -90,7 +90,7 @@ def rows(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> Event
     with contextlib.closing(view.execute(_ROWS, (run_id, since, limit))) as cursor:
         for row in cursor:
             found.append(row)
-            left -= len(row[2]) if type(row[2]) is str else left
+            left = left - len(row[2]) if type(row[2]) is str else 0  # `_stored` reports a row that has no text
             if left <= 0:
                 break  # rows of any length may follow
     stored = _stored(run_id, found)
