@@ -66,7 +66,7 @@ class Size:
         return 1 if self.tiny else full
 
     def bar(self, limit: float) -> float | None:
-        """A bar, which a tiny row has none of: its figure means nothing."""
+        """Return a bar, or None for a tiny row, whose figure means nothing."""
         return None if self.tiny else limit
 
     @contextmanager

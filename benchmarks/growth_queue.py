@@ -1,4 +1,4 @@
-"""A file with very many runs: lists, claims, wake-ups, and how long it takes to open."""
+"""A file with very many runs: the time of lists, claims and wake-ups, and the time until it is open."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _runner(path: Path, *agents: AgentRuntime, park_after: float = 5.0) -> Agent
 
 
 async def _finished(path: Path) -> list[RunRow]:
-    """The rows of a run that succeeded and of one that failed."""
+    """Return the rows of a run that succeeded and of one that failed."""
     agent = _Ends()
     async with _runner(path, agent) as runner:
         for run_id, fails in (("succeeded", False), ("failed", True)):
@@ -157,7 +157,7 @@ class _Backlog:
         return _runner(self.path, self.waits, park_after=0.01)
 
     async def opened(self) -> float:
-        """Milliseconds until a fresh runner has read something."""
+        """Return the milliseconds until a fresh runner has read a run."""
         since = time.perf_counter()
         runner = self._open()
         await runner.get_run(self.parked[0])
@@ -171,7 +171,7 @@ class _Backlog:
         await asyncio.sleep(0)
 
     async def claimed(self) -> float:
-        """Milliseconds of a claim."""
+        """Return the milliseconds of a claim."""
         queue = self.runner.queue
         since = time.perf_counter()
         run = await queue.claim("bench", agent_keys=[self.ends.key])
@@ -181,7 +181,7 @@ class _Backlog:
         return took * 1e3
 
     async def woken(self) -> float:
-        """Milliseconds from a signal to the next line of a parked run."""
+        """Return the milliseconds from a signal to the next line of a parked run."""
         self.waits.woken = asyncio.get_running_loop().create_future()
         run_id = self.parked.pop()
         since = time.perf_counter()

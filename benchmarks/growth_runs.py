@@ -1,4 +1,4 @@
-"""Many runs at once in one process: what a step costs, how long the loop is held, and the slowest of many waits."""
+"""Many runs at once in one process: the time of a step, the longest hold of the loop, and the slowest waits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def many(size: Size) -> Iterator[Line]:
 
 
 class _Busy(AgentRuntime):
-    """Runs steps until it is stopped, and keeps how long each took in milliseconds."""
+    """Runs steps until it is stopped, and keeps the milliseconds of each."""
 
     key = "busy"
 
@@ -88,7 +88,7 @@ async def _small(number: int) -> dict[str, Any]:
 
 
 class _Asks(AgentRuntime):
-    """Keeps when it started, when a signal woke it, and when the step after an approval began."""
+    """Keeps the times of its start, of its wake-up by a signal, and of the step after an approval."""
 
     key = "asks"
 
@@ -96,7 +96,7 @@ class _Asks(AgentRuntime):
         self.reached: dict[str, asyncio.Future[float]] = {}
 
     def after(self, what: str) -> asyncio.Future[float]:
-        """When the run reaches that point; it may be there already."""
+        """Return a future for the time at which the run reaches a point."""
         return self.reached.setdefault(what, asyncio.get_running_loop().create_future())
 
     async def run(self, ctx: RunContext) -> RunResult:

@@ -50,7 +50,7 @@ def _adding(number: int) -> Callable[[Any, Any], Awaitable[dict[str, Any]]]:
 
 
 async def _add_state(path: Path, count: int) -> float:
-    """Milliseconds of a step, on average."""
+    """Return the milliseconds of a step, on average."""
     async with open_run(path, "bench") as ctx:
         steps = [Step(f"step-{n}", _adding(n)) for n in range(count)]
         since = time.perf_counter()
@@ -59,7 +59,7 @@ async def _add_state(path: Path, count: int) -> float:
 
 
 def _memory(path: Path, count: int) -> float:
-    """MB that the run had allocated at most."""
+    """Return the MB that the run had allocated at most."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -95,7 +95,7 @@ def state(size: Size) -> Iterator[Line]:
 
 
 class _Times:
-    """When each step of a run began."""
+    """Keeps the times at which the steps of a run began."""
 
     def __init__(self) -> None:
         self.began: list[float] = []
@@ -122,7 +122,7 @@ _WAYS = {"StepExecutor": _listed, "ctx.step": _called}
 
 
 def _interrupted(path: Path, way: str, count: int) -> _Times:
-    """Leave a run of so many recorded steps behind that has not ended."""
+    """Record so many steps of a run, and interrupt it after them."""
 
     async def run(times: _Times) -> None:
         async with open_run(path, "bench") as ctx:
@@ -138,7 +138,7 @@ def _interrupted(path: Path, way: str, count: int) -> _Times:
 
 
 async def _resumed(path: Path, way: str, count: int) -> float:
-    """Seconds from before the run is opened until all recorded steps are passed."""
+    """Return the seconds from before the run is opened until all recorded steps are passed."""
     since = time.perf_counter()
     async with open_run(path, "bench") as ctx:
         times = _Times()

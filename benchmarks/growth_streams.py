@@ -1,4 +1,4 @@
-"""What is read again as a whole: the events of a finished run, and the history of a conversation."""
+"""Replay of the events of a finished run, and turns of a long conversation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Ends(AgentRuntime):
 
 
 async def _finished_run(runner: AgentRunner, count: int) -> UUID:
-    """A finished run with so many events."""
+    """Return the id of a finished run with so many events."""
     agent = _Ends()
     run_id = await runner.submit(agent, {}, run_id="replayed")
     for start in range(0, count, PER_COMMIT):
@@ -52,7 +52,7 @@ async def _finished_run(runner: AgentRunner, count: int) -> UUID:
 
 
 async def _rate(events: AsyncIterator[Event], first: int, count: int) -> float:
-    """Events a second, of so many that must follow each other without a gap."""
+    """Return how many events arrive in a second. The sequences from `first` to `count` must have no gap."""
     seen = first
     since = time.perf_counter()
     async for event in events:
@@ -110,7 +110,7 @@ def _messages(count: int) -> list[ConversationMessage]:
 
 
 class _Talk:
-    """A conversation of a length, and what its turns took."""
+    """A conversation of a length, and how long its turns held the loop."""
 
     def __init__(self, runner: AgentRunner, length: int) -> None:
         self.runner = runner
@@ -122,7 +122,7 @@ class _Talk:
         await self.runner.persistence.conversations.save(self.conversation)
 
     async def turn(self) -> float:
-        """Milliseconds of one turn."""
+        """Return the milliseconds of one turn."""
         given: dict[str, Any] = {
             "conversation_id": str(self.conversation.id), "messages": [{"role": "user", "content": TEXT}]
         }  # fmt: skip

@@ -23,8 +23,8 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def told(line: Line, slack: float) -> str:
-    """One line of the report."""
+def formatted(line: Line, slack: float) -> str:
+    """Return one line of the report."""
     ours = f"{number(line.ours)} {line.unit}"
     floor = f"{number(line.floor)}" if line.floor is not None else ""
     ratio = f"{line.figure:.2f} x" if line.floor is not None else ""
@@ -92,7 +92,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
         size = Size(Path(folder), tiny=options.tiny)
         since = time.perf_counter()
-        lines = measure(rows, names, size, lambda line: print(told(line, options.slack), flush=True))
+        lines = measure(rows, names, size, lambda line: print(formatted(line, options.slack), flush=True))
     missed = [line for line in lines if not line.holds(options.slack)]
     print(f"{len(lines)} rows in {time.perf_counter() - since:.0f} s, {len(missed)} bars missed")
     if options.json is not None:

@@ -65,8 +65,9 @@ class ConversationHistory:
             leaf = None if stored is None else stored.leaf()
             branch = None if stored is None else stored.active_branch_id
             return {
-                "leaf": None if leaf is None else str(leaf.id), "branch": None if branch is None else str(branch)
-            }  # fmt: skip
+                "leaf": None if leaf is None else str(leaf.id),
+                "branch": None if branch is None else str(branch),
+            }
 
         if ctx.started_without("history"):
             # Its runner stored no conversations then. With a history now, the code would see other messages on replay

@@ -1,7 +1,9 @@
 """The decoded messages of recent conversations, so that a turn of a conversation decodes only what is new.
 
-Whether they are still current follows from two short reads. The header of a conversation gets a new version with every
-change except an append. Each appended message has a greater rank than all messages before it.
+Two short reads show whether they are still current. The header of a conversation gets a new version with every change
+except an append, and the header of a conversation that was deleted and stored again has another creation id. Each
+appended message has a greater rank than all messages before it. If a restored backup lacks the last message, all
+messages are read again.
 """
 
 from __future__ import annotations
@@ -29,13 +31,10 @@ class _Recent(NamedTuple):
     history: StoredHistory
     size: int  # bytes
 
-    def is_current(self, header: Document | None, tail: list[Document]) -> bool:
+    def is_current(self, header: Document, tail: list[Document]) -> bool:
         """Return whether messages were only appended since then; `tail` are those from the last one on."""
-        return (
-            header is not None
-            and (header.version, header.text) == (self.header.version, self.header.text)
-            and tail[:1] == [self.last]
-        )
+        same_header = (header.version, header.text) == (self.header.version, self.header.text)
+        return same_header and tail[:1] == [self.last]
 
 
 class RecentHistories:
@@ -56,18 +55,18 @@ class RecentHistories:
         if header is None:
             self._keep(key, None)
             return None
-        if recent is not None and recent.is_current(header, tail):
-            new, history = tail[1:], recent.history
-        else:
-            new, history = await messages.find(key), None
-            recent = None
+        new = tail[1:]
+        if recent is None or not recent.is_current(header, tail):
+            recent, new = None, await messages.find(key)
         decoded = await sliced(model_of(ConversationMessage, each.text) for each in new)
-        if history is None:
+        if recent is None:
             history = await StoredHistory.of(decoded, model_of(Header, header.text).active_branch_id)
-        elif decoded:
-            history = await history.followed_by(decoded)
-        last = new[-1] if new else None if recent is None else recent.last
-        size = (0 if recent is None else recent.size) + sum(len(each.text) + _PER_MESSAGE for each in new)
+            last, size = None, 0
+        else:
+            history = await recent.history.followed_by(decoded) if decoded else recent.history
+            last, size = recent.last, recent.size
+        last = new[-1] if new else last
+        size += sum(len(each.text) + _PER_MESSAGE for each in new)
         self._keep(key, None if last is None else _Recent(header, last, history, size))
         return history
 
