@@ -143,7 +143,7 @@ ROWS: dict[str, list[str]] = {
         "result_codec reviews run_writer step_policy step_scope stored_errors write_buffer",
         "agent_thread event_publisher fence_check read_only_writer record_factory run_control step_failure "
         "step_function",
-        "step_keys usage",
+        "list_states step_keys usage",
         "claim_writer journal_view sync_context",
         "unconfirmed_writes",
         "step_journal",
