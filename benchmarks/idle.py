@@ -48,15 +48,15 @@ asyncio.run(main(sys.argv[1], float(sys.argv[2])))
 """
 
 
-def _worker(path: Path, seconds: float = 0) -> subprocess.Popen[str]:
-    worker = subprocess.Popen(
-        [sys.executable, "-c", _WORKER, str(path), str(seconds)], stdout=subprocess.PIPE, text=True
+def worker(where: Path | str, seconds: float = 0) -> subprocess.Popen[str]:
+    started = subprocess.Popen(
+        [sys.executable, "-c", _WORKER, str(where), str(seconds)], stdout=subprocess.PIPE, text=True
     )
-    assert worker.stdout is not None
-    if worker.stdout.readline() != "ready\n":
-        worker.kill()
-        raise AssertionError(f"the worker did not start: {worker.wait()}")
-    return worker
+    assert started.stdout is not None
+    if started.stdout.readline() != "ready\n":
+        started.kill()
+        raise AssertionError(f"the worker did not start: {started.wait()}")
+    return started
 
 
 async def _wake_ups(path: Path, bare: Path, count: int) -> tuple[list[float], list[float]]:
@@ -65,22 +65,21 @@ async def _wake_ups(path: Path, bare: Path, count: int) -> tuple[list[float], li
     commits: list[float] = []
     conn = connect(bare, "FULL")
     queue = get_queue("sqlite", path=path)
-    worker = _worker(path)
-    assert worker.stdout is not None
+    idle = worker(path)
+    assert idle.stdout is not None
     try:
         for n in range(count):
             await asyncio.sleep(0.03)
             since = time.monotonic()
             await queue.enqueue(None, "tell", {})
-            started = float(await asyncio.to_thread(worker.stdout.readline))
-            starts.append((started - since) * 1000)
+            starts.append((float(await asyncio.to_thread(idle.stdout.readline)) - since) * 1000)
             await asyncio.sleep(0.03)
             begun = time.perf_counter()
             conn.execute("INSERT INTO record VALUES ('run', ?, ?)", (n, SMALL))
             commits.append((time.perf_counter() - begun) * 1000)
     finally:
-        worker.terminate()
-        worker.communicate()
+        idle.terminate()
+        idle.communicate()
         await queue.close()
         conn.close()
     return starts, commits
@@ -95,6 +94,5 @@ def rows(size: Size) -> Iterator[Line]:
     median = statistics.median(starts)
     yield Line("idle enqueue to start in another process, p50", median, "ms", allowed, most=1.0, note=note)
     with size.file() as path:
-        worker = _worker(path, seconds=size.of(5, 1))
-        share, _ = worker.communicate(timeout=60)
+        share, _ = worker(path, seconds=size.of(5, 1)).communicate(timeout=60)
     yield Line("idle worker", float(share) * 100, "% of a core", most=CPU)

@@ -27,7 +27,7 @@ MANY, FEW = 100_000, 100
 PROCESSES = 4
 
 
-class _NoOp(AgentRuntime):
+class NoOp(AgentRuntime):
     key = "no-op"
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ async def _enqueue(queue: RunQueue, agent: str, count: int, priority: int = 0) -
 
 
 async def _drain(path: Path, concurrency: int, count: int) -> float:
-    agent, registry = _NoOp(), Registry()
+    agent, registry = NoOp(), Registry()
     registry.register(agent)
     async with AgentRunner.open(path, registry=registry) as runner:
         agent.runner, agent.last = runner, count
