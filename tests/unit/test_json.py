@@ -6,6 +6,7 @@ import enum
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -372,7 +373,9 @@ def test_oversize_is_measured_on_the_text() -> None:
         size = len(encode(value))
         assert len(encode(value, max_bytes=size)) == size
         error = refused(value, max_bytes=size - 1)
-        assert (error.path, "larger than" in error.reason) == ("$", True)
+        assert error.path == "$"
+        assert error.reason.startswith(f"larger than {size - 1:,} bytes as JSON: it has ")
+        assert f"{size:,}. Store it elsewhere" in error.reason, "the text was measured"
     assert len(encode("x" * (_json.MAX_BYTES - 2))) == 16 * 1024 * 1024
     refused("x" * (_json.MAX_BYTES - 1))
 
@@ -384,7 +387,22 @@ def test_long_texts_weigh_little_and_parts_much() -> None:
         assert 2**20 - 2**17 < len(encode(plain)) <= 2**20, "as large as a value of small parts may be"
     keys = {f"{n:06d}": 0 for n in range(2**18)}
     for many in ([0] * (2**19 + 1), keys, [10**4000] * 300, [UUID(int=1)] * 30_000):
-        assert "of too many parts" in refused(many).reason
+        error = refused(many)
+        assert error.reason.startswith("of too many parts: at least ")
+        assert "larger" not in error.reason
+        assert "json.dumps" in error.reason
+
+
+def test_a_value_that_is_too_large_is_not_called_one_of_too_many_parts() -> None:
+    """Which of the two limits a value exceeds is known before its text is written."""
+    for large in ("x" * (2**24 + 1), {"a": ["x" * 2**24]}, (b"x" * 2**24,), ["x" * 2**23, {"b": "x" * 2**23}]):
+        error = refused(large)
+        size = r"(16,777,2|22,369,6)\d\d"
+        assert re.match(rf"larger than 16,777,216 bytes as JSON: it has at least {size}\. ", error.reason)
+    shared: Any = "x" * 100
+    for _ in range(60):
+        shared = [shared] * 10
+    assert refused(shared).reason.startswith("of too many parts: at least 2")
 
 
 def _deep(levels: int) -> object:

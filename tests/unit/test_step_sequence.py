@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._core.codec.json import decode
+from agent_runtime_core._core.codec.json import MAX_RESULT, decode, encode
+from agent_runtime_core._execution.step_runner import result_not_serializable
 from agent_runtime_core.errors import (
     InvalidArgument,
     JournalMismatch,
@@ -608,7 +609,7 @@ async def test_a_result_that_is_refused_names_its_step_and_the_way_out(place: Pa
             ):
                 await tried(ctx, kind, large)
             with pytest.raises(
-                UnserialisableResult, match=r"that cannot be stored, at \$: larger than 16,777,216 bytes as JSON,"
+                UnserialisableResult, match=r"that cannot be stored, at \$: larger than 16,777,216 bytes as JSON: it has "
             ):
                 await tried(ctx, kind, larger, max_result_bytes=2**24)
             with pytest.raises(
@@ -621,6 +622,14 @@ async def test_a_result_that_is_refused_names_its_step_and_the_way_out(place: Pa
     async with Rig(place) as rig:
         await rig.value(lambda ctx: body(ctx, "step", "list", "graph", "map"))
     await body(MockRunContext(), "list", "graph", "map")
+
+
+def test_a_larger_limit_is_not_advised_where_it_allows_no_more_parts() -> None:
+    for value, advised in (([0] * 600_000, False), ({"n": [0] * 600_000, 1: 1}, False), ("x" * 2**21, True)):
+        with pytest.raises(UnserialisableResult) as refused:
+            encode(value, max_bytes=MAX_RESULT)
+        error = result_not_serializable("fetch", refused.value)
+        assert ("max_result_bytes" in str(error)) is advised
 
 
 async def test_a_large_result_is_kept_where_the_step_says_so(place: Path | None) -> None:

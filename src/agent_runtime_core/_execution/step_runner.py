@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from .._core.codec.json import MAX_BYTES, decode, encode
+from .._core.codec.tagged import MANY_PARTS, MAX_PARTS
 from .._core.context_vars import restore
 from .._core.timeouts import with_time_limit
 from .._core.validation import must
@@ -116,8 +117,10 @@ def run_step(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Co
 
 def result_not_serializable(name: str, error: UnserialisableResult) -> UnserialisableResult:
     """Return the error as that of the step `name`, and add how to raise the size limit."""
-    can_raise_limit = error.max_bytes is not None and error.max_bytes < MAX_BYTES
-    fix = f", or raise the limit of the step with max_result_bytes=, up to {MAX_BYTES:,}" if can_raise_limit else ""
+    # From MAX_PARTS on, a larger limit does not allow more parts.
+    most = MAX_PARTS if error.reason.startswith(MANY_PARTS) else MAX_BYTES
+    can_raise_limit = error.max_bytes is not None and error.max_bytes < most
+    fix = f", or raise the limit of the step with max_result_bytes=, up to {most:,}" if can_raise_limit else ""
     return UnserialisableResult(error.path, error.reason + fix, max_bytes=error.max_bytes, step_name=name)
 
 

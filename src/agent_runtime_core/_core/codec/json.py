@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from ...errors import UnserialisableResult
 from ..validation import MAX_DEPTH, unsupported_type
-from .tagged import HALVES, MAX_PARTS, PART, TAG, TagEncoder, oversize, size_budget, untag
+from .tagged import HALVES, MAX_PARTS, PART, TAG, TagEncoder, oversize, refused_for_weight, size_budget, untag
 
 #: Size limit of a value: a message, a model's response, an event.
 MAX_BYTES: Final = PART * MAX_PARTS
@@ -97,7 +97,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
         except (TypeError, ValueError):
             text = None  # NaN, an infinity, or a change by another thread: the tagging pass finds the path
     elif left != _LOOK:
-        raise oversize(max_bytes)
+        raise refused_for_weight(value, max_bytes)
     if text is None or (len(text) <= max_bytes and _paired(text, value)):
         tree = TagEncoder(max_bytes, plain_text, exact).of(value, None)
         try:
@@ -105,7 +105,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
         except ValueError as error:  # sys.set_int_max_str_digits() was lowered
             raise UnserialisableResult("$", str(error)) from error
     if len(text) > max_bytes:
-        raise oversize(max_bytes)
+        raise oversize(max_bytes, f"{len(text):,}")
     return text
 
 

@@ -156,9 +156,45 @@ def size_budget(max_bytes: int) -> int:
     return max(max_bytes, PART * min(max_bytes, MAX_PARTS))
 
 
-def oversize(max_bytes: int) -> UnserialisableResult:
-    why = f"larger than {max_bytes:,} bytes as JSON, or of too many parts. Store it elsewhere, and use its address"
+#: Begins the reason of a value that is refused for its weight, not for its size.
+MANY_PARTS: Final = "of too many parts"
+
+
+def oversize(max_bytes: int, size: str) -> UnserialisableResult:
+    """Return the error for a value of this size in bytes."""
+    why = f"larger than {max_bytes:,} bytes as JSON: it has {size}. Store it elsewhere, and use its address"
     return UnserialisableResult("$", why, max_bytes=max_bytes)
+
+
+def overweight(max_bytes: int, characters: int, around: int) -> UnserialisableResult:
+    """Return the error for a value with at least so many characters in strings, and bytes around parts."""
+    budget = size_budget(max_bytes)
+    if characters + around > budget:  # so its parts are not the reason
+        return oversize(max_bytes, f"at least {characters + around:,}")
+    why = (
+        f"{MANY_PARTS}: at least {around:,} bytes around parts and of numbers, which count {PART} times, and "
+        f"{characters:,} characters, of {budget:,} in all. Make one string of it by json.dumps, or store it elsewhere, "
+        "and use its address"
+    )
+    return UnserialisableResult("$", why, max_bytes=max_bytes)
+
+
+def refused_for_weight(tree: object, max_bytes: int) -> UnserialisableResult:
+    """Return the error for a tree of plain values whose weight is above that of `max_bytes`."""
+    budget, characters, around = size_budget(max_bytes), 0, 0
+    left = [tree]
+    while left and characters + PART * around <= budget:
+        value = left.pop()
+        if isinstance(value, str):
+            characters += len(value)
+        elif isinstance(value, dict):
+            around += 5 * len(value)
+            characters += sum(len(key) for key in value if isinstance(key, str))
+            left += value.values()
+        elif isinstance(value, list):
+            around += 2 * len(value)
+            left += value
+    return overweight(max_bytes, characters, around)
 
 
 class TagEncoder:
@@ -171,13 +207,17 @@ class TagEncoder:
         self.max_bytes = max_bytes
         self.exact = exact
         self.left = size_budget(max_bytes)
+        self.characters = 0
         self.text = text
 
     def spend(self, size: int, weight: int = PART) -> None:
         # A lower bound, so that a value with many shared parts is refused early. `encode` measures the text itself.
         self.left -= size * weight
+        if weight == 1:
+            self.characters += size
         if self.left < 0:
-            raise oversize(self.max_bytes)
+            around = (size_budget(self.max_bytes) - self.left - self.characters) // PART
+            raise overweight(self.max_bytes, self.characters, around)
 
     def of(self, value: Any, at: Path | None) -> object:
         kind = type(value)
