@@ -237,7 +237,9 @@ class Frozen(AgentRuntime):
     key = "frozen"
 
     async def run(self, ctx):
-        return RunResult({"frozen": gc.get_freeze_count(), "left": len(gc.get_objects())})
+        return RunResult({
+            "frozen": gc.get_freeze_count(), "left": len(gc.get_objects()), "thresholds": list(gc.get_threshold()),
+        })
 
 """
 
@@ -252,5 +254,23 @@ async def test_the_garbage_collector_of_a_worker_leaves_out_what_was_imported(tm
             told = (await runner.wait(run, 30)).final_output
         assert told["frozen"] > 10_000
         assert told["left"] < told["frozen"] / 10
+        assert told["thresholds"] == [10_000, 10, 10]
+        child.send(signal.SIGTERM)
+        assert await child.aended() == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "kept"), [((60_000, 5, 100), [60_000, 5, 100]), ((0, 10, 10), [0, 10, 10])], ids=["higher", "none"]
+)
+async def test_a_worker_keeps_higher_thresholds_of_the_agents_module(
+    own: tuple[int, int, int], kept: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "own_agents.py").write_text(f"{FROZEN}\n\ngc.set_threshold{own}\n")
+    options = ("--agent-path", tmp_path, "--url", tmp_path / "all.db")
+    with Command("agent_runtime_core", "worker", "own_agents:Frozen", *options) as child:
+        await child.aline()
+        async with open_runner([tmp_path / "all.db"] * 3) as runner:
+            told = (await runner.wait(await runner.submit("frozen"), 30)).final_output
+        assert told["thresholds"] == kept
         child.send(signal.SIGTERM)
         assert await child.aended() == 0

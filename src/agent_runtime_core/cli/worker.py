@@ -23,6 +23,7 @@ from .metrics import served_metrics
 from .output import LogFormatter, json_line, print_line
 from .store import display_name, is_in_memory, open_store, refuse_url
 
+THRESHOLD = 10_000  # new objects after which the garbage collector runs
 LAST_SECONDS = 0.5  # seconds for tasks that are cancelled when all runs were released
 
 
@@ -36,6 +37,7 @@ async def work(args: Namespace) -> int:
         await runner.queue.next_due()  # raises for an unreadable store before the ready line
         with served_metrics(args, runner) as metrics:
             freeze_imports()
+            collect_less_often()
             working = asyncio.create_task(runner.run_loop(args.poll, concurrency=args.concurrency))
             await asyncio.sleep(0)  # from here on it handles signals
             if not working.done():
@@ -80,6 +82,17 @@ def freeze_imports() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def collect_less_often() -> None:
+    """Raise the first threshold of the garbage collector.
+
+    Each open run has objects that stay, and with the default of 700 the collector visits them again and again: 4,000
+    runs at once took 1.3 times the processor time. A threshold of 0, which switches the collector off, stays.
+    """
+    first = gc.get_threshold()[0]
+    if 0 < first < THRESHOLD:
+        gc.set_threshold(THRESHOLD)
 
 
 def worker_name() -> str:
