@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core.clock import Clock
@@ -158,7 +159,6 @@ class RunControl:
     release_requested: bool = False  # the worker stops the run so that another one resumes it
     #: Returns the error for calls after the run ended or its `open_run` block was left; None while it is parked.
     refusal: Callable[[], Exception] | None = None
-    mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None
     cancel_requested: bool = False  # the task was cancelled
     tracked: bool = False  # the contexts of the run's tasks refer to this control
@@ -168,6 +168,11 @@ class RunControl:
     paused_seconds: float = 0.0  # time that does not count against the time limit
     paused_at: float | None = None  # boot time since which the timer is paused
     _notified: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @cached_property
+    def mail(self) -> asyncio.Event:
+        """Set when the mailbox has a new message."""
+        return asyncio.Event()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:

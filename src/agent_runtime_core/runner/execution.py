@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from copy import copy
 from functools import partial
@@ -106,16 +106,17 @@ class RunExecution:
         self.policy: OutcomePolicy = OutcomePolicy(config)
         make = services.recorder
         self.recorder: RunRecorder | None = None if make is None else make(row)
-        self._conversation = RunConversation(
-            self.recorder, self.calls, self.claim.label, self._context,
-            keep_unanswered=config.keep_unanswered, not_kept=self._report_not_kept,
-        )  # fmt: skip
+        self._conversation: RunConversation | None = None
+        if self.recorder is not None:
+            self._conversation = RunConversation(
+                self.recorder, self.calls, self.claim.label, self._context, keep_unanswered=config.keep_unanswered
+            )
         self._leave_lifespan: Callable[[], None] | None = None
         self.started: bool = False  # something was done under this claim
         self.result: RunResult | None = None
-        self.tracing: RunTracing = RunTracing(
-            self.claim, services.tracer, getattr(agent, "trace_operation", None)
-        )  # fmt: skip
+        self.tracing: RunTracing | None = None
+        if services.tracer is not None:
+            self.tracing = RunTracing(self.claim, services.tracer, getattr(agent, "trace_operation", None))
         self._deferred_seconds = 0.0  # of the attempt's time limit, used by earlier deferrals
         self._completed: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
         self._completed_at_start = 0
@@ -163,11 +164,12 @@ class RunExecution:
                 self.control.refusal = partial(_finished_error, self.row.run_key or self.row.run_id)
             self.control.task = None  # a circle of references, which would keep each run for the garbage collector
             self.claim.unregister()
-            self.tracing.end(self.result, self.control)
+            if self.tracing is not None:
+                self.tracing.end(self.result, self.control)
             if self._leave_lifespan is not None:
                 self._leave_lifespan()
-            if not self.control.lost:
-                await self._audit()
+            if self.recorder is not None and not self.control.lost:
+                await self._audit(self.recorder)
             restore(LOGGED_RUN, token)
 
     def log_claim(self) -> Token[LoggedRun | None]:
@@ -177,12 +179,10 @@ class RunExecution:
             log.info("%s claimed by %s, attempt %d", self.claim.label, self.row.worker, self.row.attempt)
         return token
 
-    async def _audit(self) -> None:
+    async def _audit(self, recorder: RunRecorder) -> None:
         """Have the audit store record what happened. If it fails or is slow, the run returns nevertheless."""
-        if self.recorder is None:
-            return
         try:
-            await self.calls.call(self.recorder.audit(self.result), f"the audit of {self.claim.label}", within=False)
+            await self.calls.call(recorder.audit(self.result), f"the audit of {self.claim.label}", within=False)
         except Exception as error:  # noqa: BLE001 - an audit store may raise anything, and decides nothing
             if isinstance(cause := deciding_error(error), LeaseLost):
                 raise cause from None
@@ -198,12 +198,12 @@ class RunExecution:
             is_first = row.attempt == 1 and row.generation == 1 and row.mark < 0
             fresh = is_first and not row.parked and row.started_at == row.claimed_at
             records = await self.writer.open(fresh=fresh)
-            self.tracing.start(records)
+            trace = None if self.tracing is None else self.tracing.start(records)
             # Only claims that were taken over may still write. A claim that was released does not.
             if self.recorder is not None and (row.stalls or row.generation > 1):
                 await self.recorder.fence(self.claim.fenced_writes())
             journal = StepJournal(self.writer, records, self.control)
-            journal.trace = self.tracing.trace
+            journal.trace = trace
             self.check_journal_length(journal)
             if (result := await self.end_without_running(journal)) is not None:
                 return result
@@ -275,7 +275,6 @@ class RunExecution:
         row = self.row
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
         self.claim.attempt_recorded = True
-        LOGGED_RUN.set(LoggedRun(row.run_id, row.attempt))  # after a retry in this process
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s, attempt %d", self.claim.label, "resumed" if row.parked else "started", row.attempt)
         record = journal.records.boundary(kind, row.agent, attempt=row.attempt, nev=1, info=info)
@@ -295,7 +294,7 @@ class RunExecution:
                 raise
             # Another attempt may succeed, unlike after other errors of this class: another worker may know the type.
             return await self._apply(self.policy.failed(RunResult(), describe(unknown), self._facts()), None)
-        if (refusal := await self._conversation.load(ctx)) is not None:
+        if self._conversation is not None and (refusal := await self._conversation.load(ctx)) is not None:
             return await self._apply_error(refusal, ctx)
         self.control.task = task = self._start_agent(ctx)
         if self.control.cancelled or self.control.lost or self.control.release_requested:
@@ -436,7 +435,7 @@ class RunExecution:
 
         async def write(result: RunResult, cursor: int) -> RunResult:
             if save and ctx is not None:
-                await self._conversation.save(end.status, result, unread.sent, ctx)
+                await self._save_conversation(end.status, result, unread.sent, ctx)
             omitted = None if self.recorder is None else self.recorder.omitted_history(result)
             return await self.claim.end(end.status, result, end.event, omitted, cursor)
 
@@ -462,6 +461,7 @@ class RunExecution:
                 claim.attempt_recorded = False
                 claim.replace_row(parked=0)
             await self.calls.pause(retry.delay)
+            LOGGED_RUN.set(LoggedRun(row.run_id, claim.row.attempt))
             return
         due_at = claim.clock.wall() + retry.delay if retry.delay else 0.0
         update = claim.run_update(
@@ -472,9 +472,14 @@ class RunExecution:
     async def _hook(self, name: str, ctx: Context, *args: Any, within: bool = True) -> Any:
         return await self.calls.hook(self.agent, name, (ctx, *args), self._context(), within=within)
 
-    def _report_not_kept(self) -> None:
-        if self.services.not_kept is not None:
-            self.services.not_kept(self.row)
+    async def _save_conversation(
+        self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]], ctx: Context
+    ) -> None:
+        if self._conversation is not None:
+            await self._conversation.save(status, result, sent)
+        elif status == RunStatus.SUCCEEDED and ctx.conversation_id is not None and not ctx.owns_conversation:
+            if self.services.not_kept is not None:
+                self.services.not_kept(self.row)
 
     # -- the agent's task
 
@@ -511,7 +516,7 @@ class RunExecution:
                 fix = "Await the wrapped function in async def run, or leave out functools.wraps"
                 raise must(f"run() of agent {self.row.agent!r}", "return an awaitable", work, fix)
             try:
-                with self.tracing.current():
+                with contextlib.nullcontext() if self.tracing is None else self.tracing.current():
                     result = await work
             except Exception as error:
                 await ctx.journal.unconfirmed.resolve_at_end(error)
@@ -555,6 +560,9 @@ class RunExecution:
     async def _finishes_in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; return False if its time is up, or if it does not stop."""
         control, calls = self.control, self.calls
+        await asyncio.sleep(0)
+        if task.done():  # the agent waited for nothing, and needs no timer
+            return True
         task.add_done_callback(lambda _: control.notify())  # `_run_agent` may never have begun
         while not await done_in_time(task, lambda: 0.0 if control.cancel_requested else calls.time_left(), calls.wait):
             if control.cancel_requested:  # it does not stop at once: it has a grace, and is abandoned after that

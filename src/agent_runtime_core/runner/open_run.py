@@ -76,10 +76,9 @@ class OpenRunSession:
         else:
             writer = ReadOnlyWriter(execution.row, *execution.backends, execution.claim.clock)
         records = await writer.open()
-        if not ended:
-            execution.tracing.start(records)
         journal = StepJournal(writer, records, self.control)
-        journal.trace = execution.tracing.trace
+        if not ended and execution.tracing is not None:
+            journal.trace = execution.tracing.start(records)
         self.finished = ended
         if not ended:
             early = await execution.end_without_running(journal)
@@ -156,7 +155,8 @@ class OpenRunSession:
         """Refuse further calls on the context, and stop extending the lease."""
         self.control.closed = self._left = True
         self.execution.claim.unregister()
-        self.execution.tracing.end(self.execution.result, self.control)
+        if self.execution.tracing is not None:
+            self.execution.tracing.end(self.execution.result, self.control)
         if self._active is not None:
             restore(ACTIVE_RUN, self._active)
         if self._logged is not None:

@@ -177,7 +177,7 @@ class OutcomePolicy:
             crashes: Crashes in a row without a new record.
             recorded: Records in the journal.
         """
-        row, unused = facts.row, facts._replace(usage=no_usage)
+        row = facts.row
         if crashes >= self.config.max_crashes and not facts.inline:
             message = f"{crashes} crash{'es' * (crashes != 1)} in a row without progress"
             error = ErrorInfo("Poisoned", message, retriable=False)
@@ -186,9 +186,9 @@ class OutcomePolicy:
             return End(RunStatus.CANCELLED, RunResult(), {})
         if row.expires_at is not None and facts.now > row.expires_at and not recorded:
             message = f"the run did not start within {row.expires_at - row.created_at:g} s"
-            return self._timed_out(unused, "Expired", message, {})
+            return self._timed_out(facts._replace(usage=no_usage), "Expired", message, {})
         if row.deadline is not None and facts.now >= row.deadline:
-            return self._past_deadline(unused, row.deadline)
+            return self._past_deadline(facts._replace(usage=no_usage), row.deadline)
         return None
 
     def of_result(self, result: Any, facts: AttemptFacts) -> Decision:

@@ -25,52 +25,47 @@ class RunConversation:
     """The conversation of one run under one claim. All calls of the application's store have a time limit.
 
     Args:
-        recorder: Stores the conversation; None if the runner has no conversation store.
+        recorder: Stores the conversation.
         calls: Makes the calls of the store.
         label: Names the run in messages.
         context: Returns the context variables of the calls.
         keep_unanswered: Whether a run that fails keeps the user's messages.
-        not_kept: Called if the run has a conversation and the runner stores none.
     """
 
     def __init__(
-        self, recorder: RunRecorder | None, calls: GuardedCalls, label: str,
-        context: Callable[[], contextvars.Context], *, keep_unanswered: bool, not_kept: Callable[[], None],
+        self, recorder: RunRecorder, calls: GuardedCalls, label: str, context: Callable[[], contextvars.Context], *,
+        keep_unanswered: bool,
     ) -> None:  # fmt: skip
         self._recorder, self._calls, self._label, self._context = recorder, calls, label, context
-        self._keep_unanswered, self._not_kept = keep_unanswered, not_kept
+        self._keep_unanswered = keep_unanswered
 
     async def load(self, ctx: Context) -> Exception | None:
         """Load the earlier messages into the context; return the error that is a fault of the run."""
-        return None if self._recorder is None else await self._call(self._recorder.load(ctx))
+        return await self._call(self._recorder.load(ctx))
 
-    async def save(self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]], ctx: Context) -> None:
+    async def save(self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]]) -> None:
         """Append the messages of a run that ends. A run that was cancelled appends none.
 
         Args:
             status: The final status of the run.
             result: Its result.
             sent: The messages that were sent to the run while it was executed.
-            ctx: Its context.
 
         Raises:
             NotSaved: The run has succeeded, and its messages cannot be saved.
         """
         if status == RunStatus.SUCCEEDED:
-            if self._recorder is not None:
-                if (refusal := await self._call(self._recorder.save(result))) is not None:
-                    raise NotSaved(refusal)
-            elif ctx.conversation_id is not None and not ctx.owns_conversation:
-                self._not_kept()
-        elif status != RunStatus.CANCELLED and self._recorder is not None and self._keep_unanswered:
-            await self._save_unanswered(self._recorder, result, sent)
+            if (refusal := await self._call(self._recorder.save(result))) is not None:
+                raise NotSaved(refusal)
+        elif status != RunStatus.CANCELLED and self._keep_unanswered:
+            await self._save_unanswered(result, sent)
 
-    async def _save_unanswered(self, recorder: RunRecorder, result: RunResult, sent: Sequence[dict[str, Any]]) -> None:
+    async def _save_unanswered(self, result: RunResult, sent: Sequence[dict[str, Any]]) -> None:
         """Keep the user's messages of a run that did not succeed. The run ends as decided, also if its store fails."""
         rejected = result.error is not None and result.error.type in _REJECTIONS
         what = f"the conversation store of {self._label}"
         try:
-            work = recorder.save_unanswered(sent, rejected=rejected)
+            work = self._recorder.save_unanswered(sent, rejected=rejected)
             await self._calls.call(work, what, context=self._context(), within=False)
         except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
             if isinstance(cause := deciding_error(error), LeaseLost):

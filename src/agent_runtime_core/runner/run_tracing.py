@@ -25,28 +25,28 @@ class RunTracing:
 
     Args:
         claim: The claim of the execution.
-        tracer: Passes the traces on; None if there are no trace sinks.
+        tracer: Passes the traces on.
         operation: What the agent does, as spans name it; None for "invoke_agent".
     """
 
-    def __init__(self, claim: HeldClaim, tracer: Tracer | None, operation: str | None) -> None:
+    def __init__(self, claim: HeldClaim, tracer: Tracer, operation: str | None) -> None:
         self._claim, self._tracer, self._operation = claim, tracer, operation
         self._started = False
-        #: The place of the present attempt in the trace of the run; None before it starts, and without trace sinks.
-        self.trace: RunTrace | None = None
+        self._trace: RunTrace | None = None  # of the present attempt; None before it starts
 
-    def start(self, records: Sequence[Record]) -> None:
+    def start(self, records: Sequence[Record]) -> RunTrace:
         """Report that the execution begins. Another attempt in the same execution reports itself by its event.
 
         Args:
             records: The journal of the run, as it is before the attempt.
+
+        Returns:
+            The place of the present attempt in the trace of the run.
         """
-        tracer, row = self._tracer, self._claim.row
-        if tracer is None:
-            return
-        self.trace = trace = trace_of(row, records)
+        row = self._claim.row
+        self._trace = trace = trace_of(row, records)
         if self._started:
-            return
+            return trace
         self._started = True
         input_ = cast("dict[str, Any]", decode_known(row.input))
         about = {
@@ -54,7 +54,8 @@ class RunTracing:
             "metadata": decode_known(row.metadata), "input": input_.get("messages") or input_,
             "operation": self._operation, "trace": trace, "previous": _previous(row, trace, records),
         }  # fmt: skip
-        tracer.start_run(known_uuid(row.run_id), about)
+        self._tracer.start_run(known_uuid(row.run_id), about)
+        return trace
 
     def end(self, result: RunResult | None, control: RunControl) -> None:
         """Report that the execution has ended.
@@ -63,7 +64,7 @@ class RunTracing:
             result: The result of the run; None if it has none yet.
             control: Says why it has none.
         """
-        if self._tracer is None or not self._started:
+        if not self._started:
             return
         self._started = False
         run_id = known_uuid(self._claim.row.run_id)
@@ -75,9 +76,9 @@ class RunTracing:
 
     def current(self) -> AbstractContextManager[object]:
         """Return a context manager in which the span of the execution is the current one."""
-        if self._tracer is None or not self._tracer.activates or self.trace is None:
+        if not self._tracer.activates or self._trace is None:
             return nullcontext()
-        return self._tracer.activated(self.trace.execution.text)
+        return self._tracer.activated(self._trace.execution.text)
 
 
 def _previous(row: RunRow, trace: RunTrace, records: Sequence[Record]) -> dict[str, Any] | None:

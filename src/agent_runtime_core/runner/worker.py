@@ -61,7 +61,7 @@ class Worker:
         self._registry = registry
         self._new_execution = new_execution
         self._leave_lifespans = leave_lifespans
-        self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self.wake)
+        self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self._wake_for_free_slot)
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
         #: Tasks that did not stop on shutdown, referred to until they end. Their runs were released.
         self._unstopped: set[asyncio.Task[Any]] = set()
@@ -196,7 +196,11 @@ class Worker:
     def _forget(self, execution: RunExecution) -> None:
         self._suspects.ended(execution)
         self.slots.release(execution.control)
-        self.wake()
+        self._wake_for_free_slot()
+
+    def _wake_for_free_slot(self) -> None:
+        if self.slots.busy < self.slots.count:  # else the commit that ended a run has claimed another for its slot
+            self.wake()
 
     def wake(self) -> None:
         """Have the loop claim again, because a slot is free or a run has arrived."""
