@@ -427,3 +427,24 @@ async def test_an_audit_store_keeps_no_run_from_returning(
         async with asyncio.timeout(10):
             assert (await runner.execute(Script(nothing), "r")).status is RunStatus.SUCCEEDED
         assert "audit log of run" in caplog.text
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_only_an_agent_that_waits_costs_a_timer(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = 0
+    wait = guarded_calls.GuardedCalls.wait
+
+    async def counted(calls: guarded_calls.GuardedCalls, what: object, seconds: float) -> None:
+        nonlocal timers
+        timers += 1
+        await wait(calls, what, seconds)
+
+    monkeypatch.setattr(guarded_calls.GuardedCalls, "wait", counted)
+
+    async def body(ctx: Any) -> None:
+        for _ in range(3 if waits else 0):
+            await asyncio.sleep(0)
+
+    async with Rig() as rig:
+        assert (await rig.runner.execute(Script(body), "job")).status is RunStatus.SUCCEEDED
+    assert timers == waits

@@ -122,6 +122,51 @@ async def test_a_run_leaves_nothing_to_the_garbage_collector(place: Path | None,
             gc.enable()
 
 
+async def test_the_loop_claims_nothing_while_the_end_of_each_run_claims_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+    claim_for_free_slots = Worker.claim_for_free_slots
+
+    async def counted(worker: Worker) -> bool:
+        nonlocal looks
+        looks += 1
+        return await claim_for_free_slots(worker)
+
+    monkeypatch.setattr(Worker, "claim_for_free_slots", counted)
+
+    async def body(ctx: Any) -> None: ...
+
+    async with Rig(None, Clock()) as rig:
+        rig.register(body)
+        run_ids = [await rig.runner.submit("script") for _ in range(20)]
+        loop = await working(rig.runner, poll_interval=3600, concurrency=1)
+        for run_id in run_ids:
+            assert (await rig.runner.wait(run_id, 10)).status is RunStatus.SUCCEEDED
+        assert looks < len(run_ids)
+        await stopped(rig.runner, loop)
+
+
+async def test_a_run_that_ends_wakes_the_loop_unless_its_slot_is_filled() -> None:
+    """Also while a claim is being made: it may not see a run whose arrival found all slots busy."""
+    async with Rig(None, Clock()) as rig:
+        worker = rig.runner._worker
+        worker._wake_event = woken = asyncio.Event()
+        for slots, wakes in ((1, False), (2, True)):
+            worker.slots.resize(slots)
+            ending, following = RunControl(), RunControl()
+            worker.slots.take(ending)
+            with worker.slots.reserve(slots - 1):
+                worker.slots.take(following)
+                worker.slots.release(ending)
+                assert woken.is_set() is wakes
+            woken.clear()
+            worker.slots.release(following)
+            assert woken.is_set(), "a slot is free"
+            woken.clear()
+        worker._wake_event = None
+
+
 async def test_no_more_run_at_once_than_slots(place: Path | None) -> None:
     now, most, leave = 0, 0, asyncio.Event()
 

@@ -475,11 +475,15 @@ class RunExecution:
     async def _save_conversation(
         self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]], ctx: Context
     ) -> None:
+        """Append the messages of the run to its conversation, or report that this runner stores none."""
         if self._conversation is not None:
             await self._conversation.save(status, result, sent)
         elif status == RunStatus.SUCCEEDED and ctx.conversation_id is not None and not ctx.owns_conversation:
-            if self.services.not_kept is not None:
-                self.services.not_kept(self.row)
+            self._report_not_kept()
+
+    def _report_not_kept(self) -> None:
+        if self.services.not_kept is not None:
+            self.services.not_kept(self.row)
 
     # -- the agent's task
 
