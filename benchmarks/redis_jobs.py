@@ -75,7 +75,8 @@ async def _idle(url: str, client: Any, count: int) -> tuple[list[float], list[fl
 def rows(size: Size) -> Iterator[Line]:
     count = size.of(2000, 20)
     with contextlib.suppress(NoServer, MissingDependency), started() as url:
-        with contextlib.closing(load("redis:Redis", needed_by="this row").from_url(url)) as client:
+        Redis: Any = load("redis:Redis", needed_by="this row")
+        with contextlib.closing(Redis.from_url(url)) as client:
             [cost] = in_turns(size.rounds(5), lambda: asyncio.run(_job(url, client, count)))
             most = None if size.tiny else COST
             name = f"Redis, the server's processor time for a run, concurrency {CONCURRENCY}"

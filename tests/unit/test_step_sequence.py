@@ -609,7 +609,8 @@ async def test_a_result_that_is_refused_names_its_step_and_the_way_out(place: Pa
             ):
                 await tried(ctx, kind, large)
             with pytest.raises(
-                UnserialisableResult, match=r"that cannot be stored, at \$: larger than 16,777,216 bytes as JSON: it has "
+                UnserialisableResult,
+                match=r"that cannot be stored, at \$: larger than 16,777,216 bytes as JSON: it has ",
             ):
                 await tried(ctx, kind, larger, max_result_bytes=2**24)
             with pytest.raises(

@@ -24,6 +24,7 @@ from .output import LogFormatter, json_line, print_line
 from .store import display_name, is_in_memory, open_store, refuse_url
 
 THRESHOLD = 10_000  # new objects after which the garbage collector runs
+_DEFAULT_THRESHOLDS = gc.get_threshold()  # this module is imported before that of the agents
 LAST_SECONDS = 0.5  # seconds for tasks that are cancelled when all runs were released
 
 
@@ -85,13 +86,12 @@ def freeze_imports() -> None:
 
 
 def collect_less_often() -> None:
-    """Raise the first threshold of the garbage collector.
+    """Raise the first threshold of the garbage collector, unless the module of the agents has set the thresholds.
 
     Each open run has objects that stay, and with the default of 700 the collector visits them again and again: 4,000
-    runs at once took 1.3 times the processor time. A threshold of 0, which switches the collector off, stays.
+    runs at once took 1.3 times the processor time.
     """
-    first = gc.get_threshold()[0]
-    if 0 < first < THRESHOLD:
+    if gc.get_threshold() == _DEFAULT_THRESHOLDS:
         gc.set_threshold(THRESHOLD)
 
 
