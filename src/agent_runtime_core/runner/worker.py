@@ -152,8 +152,10 @@ class Worker:
         try:
             if releases:
                 await asyncio.wait(releases)
-        finally:
-            self._start_all(startable)  # checked again: a suspect may have started in between
+        except asyncio.CancelledError:
+            self._start_all(startable)  # not after a GeneratorExit: the event loop has stopped, and starts no task
+            raise
+        self._start_all(startable)  # checked again: a suspect may have started in between
 
     def _next_after(self, control: RunControl) -> ClaimRequest | None:
         """Return what the worker claims when this run ends; None if the run uses no slot that would become free."""
