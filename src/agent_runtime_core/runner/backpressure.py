@@ -20,7 +20,6 @@ from .._core.context_vars import start_helper
 from .._core.ids import new_ulid
 from .._core.log import log
 from .._core.per_loop import call_in_loop
-from .._engines.base import READER_SECONDS
 from ..errors import StorageError
 from ..events.base import EventBus
 
@@ -39,6 +38,7 @@ class Reader:
         self.taken: int = 0  # bytes since its last report
         self.is_due: asyncio.Event = asyncio.Event()  # it has taken enough for a report
         self.buffer: _RunBuffer = buffer
+        self.look_again: Callable[[], object] | None = None  # called when this process executes the run no more
 
     def read_up_to(self, sequence: int, size: int = 0) -> None:
         """Note that the events up to this sequence number were read, and how many bytes they have."""
@@ -168,8 +168,9 @@ class Backpressure:
     async def _report(self, bus: EventBus, run_id: str, reader: Reader) -> None:
         """Report whenever the reader has taken half of what it may lag, else every 250 ms.
 
-        A run of this process needs no reports. Every 2 s the reader looks whether it still is one.
+        While this process executes the run, it needs no reports. Another process may take the run over.
         """
+        reader.look_again = partial(call_in_loop, asyncio.get_running_loop(), reader.is_due.set)
         self._numbers += 1
         self._own = self._own or new_ulid(bus.clock)
         name, reported = f"{self._own}.{self._numbers}", False
@@ -177,11 +178,12 @@ class Backpressure:
             while True:
                 reader.taken = 0
                 reader.is_due.clear()
-                pause = READER_SECONDS
-                if run_id not in self._outlets:
-                    reported, pause = True, REPORT_SECONDS
-                    await bus.report_reader(run_id, name, reader.cursor - 1)
-                await _first(reader.is_due.wait(), bus.clock.sleep(pause))
+                if run_id in self._outlets:
+                    await reader.is_due.wait()
+                    continue
+                reported = True
+                await bus.report_reader(run_id, name, reader.cursor - 1)
+                await _first(reader.is_due.wait(), bus.clock.sleep(REPORT_SECONDS))
         except StorageError as error:
             log.warning("run %s is not slowed down for a reader, which cannot report: %s", run_id, type(error).__name__)
         finally:
@@ -195,6 +197,13 @@ class Backpressure:
         """Return where a run that this process executes publishes its text."""
         outlet = self._outlets[run_id] = Outlet(self, run_id, self._bus())
         return outlet
+
+    def executed_no_more(self, run_id: str) -> None:
+        """Have the readers of a run report to another process, if one takes the run over."""
+        buffer = self._buffers.get(run_id)
+        for reader in () if buffer is None else tuple(buffer.readers):
+            if reader.look_again is not None:
+                reader.look_again()
 
     def published(self, run_id: str, sequence: int, size: int) -> asyncio.Future[None] | None:
         """Count an event of a run, in bytes, and return what to await before the next one, if anything."""
@@ -225,6 +234,9 @@ class Outlet:
         self.longest: int = max(flow.most // BYTES_PER_CHARACTER, 1)
         self._look_at = float("-inf") if bus.stores_readers else float("inf")
         self._looking: asyncio.Task[None] | None = None
+
+    def __del__(self) -> None:
+        self._flow.executed_no_more(self._run_id)
 
     def pieces(self, text: str) -> list[str]:
         """Return a text in pieces that are not larger than a reader may lag."""
