@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from .._core.codec.json import MAX_BYTES, decode, encode
+from .._core.codec.slices import NotSliced, is_large, slices
 from .._core.codec.tagged import MANY_PARTS, MAX_PARTS
+from .._core.codec.typed import size_limit
 from .._core.context_vars import restore
 from .._core.timeouts import with_time_limit
 from .._core.validation import must
@@ -140,12 +143,8 @@ async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal, start: i
     else:
         journal.writer.effects[step.identity] = step.row
         if (known := await _apply_in_doubt_policy(journal, work, start, step)) is not None:
-            try:
-                text = work.encode(
-                    known.result if work.adapt_review_result is None else work.adapt_review_result(known.result)
-                )
-            except UnserialisableResult as error:
-                raise result_not_serializable(work.name, error) from None
+            adapt = work.adapt_review_result
+            text = _text(work, known.result if adapt is None else adapt(known.result))
             return await _record_completion(journal, work, seal, text)
         await step.check_others()
     while True:
@@ -194,13 +193,13 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                     value = await call_step(attempt)
                 else:
                     value = await with_time_limit(call_step(attempt), timeout, f"step {work.name!r}")
-                try:
-                    text = work.encode(value)
-                except UnserialisableResult as error:
-                    raise result_not_serializable(work.name, error) from None
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.
-                result = _decoded(work, value, text)
+                if is_large(value):
+                    text, result = await _large_result(work, value)
+                else:
+                    text = _text(work, value)
+                    result = _decoded(work, value, text)
                 scope.ended = True
                 if scope.charged is not None:
                     work.info = with_charged(work.info, scope.charged)
@@ -220,6 +219,13 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
         journal.step_finished()
         restore(CURRENT_STEP, token)
     return result
+
+
+def _text(work: StepCall, value: Any) -> str:
+    try:
+        return work.encode(value)
+    except UnserialisableResult as error:
+        raise result_not_serializable(work.name, error) from None
 
 
 #: Types of immutable values that are decoded from their JSON as they were encoded.
@@ -254,6 +260,41 @@ def _copy(value: Any) -> Any:
     if kind in IMMUTABLE:
         return value
     raise _NotPlain
+
+
+async def _large_result(work: StepCall, value: Any) -> tuple[str, Any]:
+    """Return the text of a large result, and what a resumed run decodes from it.
+
+    Other tasks run between the slices of the text. They may change the value, so its copy is encoded.
+    """
+    max_bytes = size_limit(work.encode)
+    try:
+        result = None if max_bytes is None else _copy(value)
+    except _NotPlain:
+        max_bytes = None
+    if max_bytes is None:
+        text = _text(work, value)
+        return text, _decoded(work, value, text)
+    texts: list[str] = []
+    task, cancelled = asyncio.current_task(), 0
+    try:
+        for text in slices(result, max_bytes):
+            texts.append(text)
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                cancelled += 1
+    except NotSliced:
+        return _text(work, result), result
+    except UnserialisableResult as error:
+        raise result_not_serializable(work.name, error) from None
+    finally:
+        # Raised by the next await, so that the result is recorded first, as that of a small one is.
+        for _ in range(cancelled):
+            assert task is not None
+            task.uncancel()
+            task.cancel()
+    return "".join(texts), result
 
 
 async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attempt: int, in_doubt: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from zlib import compress, crc32, decompress
 from zlib import error as PackError
 
+from .._core.codec.slices import LARGE
 from .._engines.base import NotApplied, OperationSet, always
 from .._engines.sqlite.transaction import SQLiteTx
 from .._engines.sqlite.user_transaction import run
@@ -155,7 +156,8 @@ def _packed(kind: str, result: str | None) -> str | bytes | None:
 
 
 def _is_long(run_id: str, record: Record) -> bool:
-    return record.kind == ENDED and record.result is not None and len(record.result) > LONGEST_PACKED
+    most = LONGEST_PACKED if record.kind == ENDED else LARGE
+    return record.result is not None and len(record.result) > most
 
 
 def _unpacked(result: str | bytes | None) -> str | None:

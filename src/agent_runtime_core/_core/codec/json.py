@@ -30,7 +30,8 @@ _DIGEST_BYTES: Final = 8 * MAX_BYTES
 _ALLOWANCES: Final = {most: size_budget(most) for most in (MAX_RESULT, MAX_BYTES, MAX_WHOLE, _DIGEST_BYTES)}
 _WORD: Final = 2**63
 _BARE: Final = frozenset({bool, float, type(None)})
-_LOOK: Final = -(2**62)
+#: Less than any budget that is left: the tagging pass must check the tree.
+LOOK: Final = -(2**62)
 _ENTRY: Final = 5 * PART
 _ITEM: Final = 2 * PART
 _quote: Final = json.encoder.encode_basestring_ascii
@@ -89,16 +90,16 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     if type(value) is dict and not value:
         return "{}"  # as most metadata is
     write = _write_sorted if sort_keys else _write
-    left = _left(value, MAX_DEPTH, _ALLOWANCES.get(max_bytes) or size_budget(max_bytes))
+    left = plain_left(value, MAX_DEPTH, _ALLOWANCES.get(max_bytes) or size_budget(max_bytes))
     text = None
     if left >= 0:
         try:
             text = "".join(write(value, 0))
         except (TypeError, ValueError):
             text = None  # NaN, an infinity, or a change by another thread: the tagging pass finds the path
-    elif left != _LOOK:
+    elif left != LOOK:
         raise refused_for_weight(value, max_bytes)
-    if text is None or (len(text) <= max_bytes and _paired(text, value)):
+    if text is None or (len(text) <= max_bytes and has_pair(text, value)):
         tree = TagEncoder(max_bytes, plain_text, exact).of(value, None)
         try:
             text = "".join(write(tree, 0))
@@ -109,7 +110,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     return text
 
 
-def _paired(text: str, tree: object) -> bool:
+def has_pair(text: str, tree: object) -> bool:
     """Whether the text has a character where the tree has two separate surrogates."""
     # A single character is found many times as fast as three, and most text has none.
     return "\\" in text and "\\ud" in text and HALVES.search("".join(_write_utf8(tree, 0))) is not None
@@ -120,8 +121,8 @@ def plain_text(tree: object) -> str:
     return "".join(_write(tree, 0))
 
 
-def _left(tree: Any, depth: int, budget: int) -> int:
-    """Return an upper bound of the budget that a plain tree leaves; _LOOK if the tagging pass must check the tree.
+def plain_left(tree: Any, depth: int, budget: int) -> int:
+    """Return an upper bound of the budget that a plain tree leaves; LOOK if the tagging pass must check the tree.
 
     Each character costs one, and each byte around a part costs PART.
     """
@@ -129,16 +130,16 @@ def _left(tree: Any, depth: int, budget: int) -> int:
     kind = type(tree)
     if kind is dict:
         if depth == 0 or TAG in tree:
-            return _LOOK
+            return LOOK
         budget -= _ENTRY * len(tree)
         for key in tree:
             if type(key) is not str:
-                return _LOOK
+                return LOOK
             budget -= len(key)
         items = tree.values()
     elif kind is list:
         if depth == 0:
-            return _LOOK
+            return LOOK
         budget -= _ITEM * len(tree)
         items = tree
     else:
@@ -151,14 +152,14 @@ def _left(tree: Any, depth: int, budget: int) -> int:
             budget -= len(item)
         elif kind is int:
             if not -_WORD < item < _WORD:
-                return _LOOK
+                return LOOK
         elif kind is dict or kind is list:
             if item or depth == 1:
-                budget = _left(item, depth - 1, budget)
+                budget = plain_left(item, depth - 1, budget)
                 if budget < 0:
                     return budget
         elif kind not in _BARE:
-            return _LOOK
+            return LOOK
     return budget
 
 

@@ -124,6 +124,11 @@ def codec_for(
 _ENCODE: Final = partial(encode, max_bytes=MAX_RESULT, exact=True)
 
 
+def size_limit(write: Callable[[object], str]) -> int | None:
+    """Return the size limit of a function of `codec_for` that only encodes, None if it converts values before."""
+    return write.keywords.get("max_bytes") if isinstance(write, partial) and write.func is encode else None
+
+
 def register_type(cls: _C) -> _C:
     """Register a dataclass, an Enum or a model of pydantic, so that results may hold its values anywhere.
 
