@@ -48,7 +48,7 @@ ROWS: dict[str, list[str]] = {
     "_core.codec": [
         "tagged type_hints",
         "json",
-        "models plain",
+        "json_slices models plain",
         "typed",
     ],
     "_engines": [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._core.codec.json import MAX_BYTES, encode
-from agent_runtime_core._core.codec.slices import LARGE, NotSliced, is_large, slices
+from agent_runtime_core._core.codec.json_slices import LARGE, NotSliced, is_large, slices
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.runner import open_run
 

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from .._core.codec.json import MAX_BYTES, decode, encode
-from .._core.codec.slices import NotSliced, is_large, slices
+from .._core.codec.json_slices import NotSliced, is_large, slices
 from .._core.codec.tagged import MANY_PARTS, MAX_PARTS
 from .._core.codec.typed import size_limit
 from .._core.context_vars import restore

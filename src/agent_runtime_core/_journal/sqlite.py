@@ -9,7 +9,7 @@ from typing import Any
 from zlib import compress, crc32, decompress
 from zlib import error as PackError
 
-from .._core.codec.slices import LARGE
+from .._core.codec.json_slices import LARGE
 from .._engines.base import NotApplied, OperationSet, always
 from .._engines.sqlite.transaction import SQLiteTx
 from .._engines.sqlite.user_transaction import run
