@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._core.codec.json import MAX_BYTES, encode
-from agent_runtime_core._core.codec.json_slices import LARGE, NotSliced, is_large, slices
+from agent_runtime_core._core.codec.json import MAX_BYTES, LargeValue, encode
+from agent_runtime_core._core.codec.json_slices import LARGE, NotSliced, slices
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.runner import open_run
 
@@ -64,8 +64,10 @@ def test_a_long_text_and_long_containers_are_sliced() -> None:
         assert found is not None
         assert "".join(found) == encode(value)
         assert max(map(len, found)) <= LARGE + 2
-        assert is_large(value)
-    assert not any(map(is_large, ("x" * LARGE, ["y" * 100] * 1000, 5, None, {}, [], object(), {"when": object()})))
+        with pytest.raises(LargeValue):
+            encode(value, at_once=LARGE)
+    for small in ("x" * LARGE, ["y" * 100] * 1000, 5, None, {}, [], {"when": b"x" * LARGE}):
+        assert encode(small, at_once=LARGE) == encode(small)
 
 
 @pytest.mark.parametrize(

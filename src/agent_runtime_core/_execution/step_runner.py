@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
-from .._core.codec.json import MAX_BYTES, decode, encode
-from .._core.codec.json_slices import NotSliced, is_large, slices
+from .._core.codec.json import MAX_BYTES, LargeValue, decode, encode
+from .._core.codec.json_slices import LARGE, NotSliced, slices
 from .._core.codec.tagged import MANY_PARTS, MAX_PARTS
 from .._core.codec.typed import size_limit
 from .._core.context_vars import restore
@@ -195,11 +195,11 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                     value = await with_time_limit(call_step(attempt), timeout, f"step {work.name!r}")
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.
-                if is_large(value):
-                    text, result = await _large_result(work, value)
-                else:
-                    text = _text(work, value)
+                try:
+                    text = _text(work, value, at_once=LARGE)
                     result = _decoded(work, value, text)
+                except LargeValue:
+                    text, result = await _large_result(work, value)
                 scope.ended = True
                 if scope.charged is not None:
                     work.info = with_charged(work.info, scope.charged)
@@ -221,9 +221,10 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
     return result
 
 
-def _text(work: StepCall, value: Any) -> str:
+def _text(work: StepCall, value: Any, at_once: int | None = None) -> str:
+    limit = size_limit(work.encode)
     try:
-        return work.encode(value)
+        return work.encode(value) if limit is None else encode(value, max_bytes=limit, exact=True, at_once=at_once)
     except UnserialisableResult as error:
         raise result_not_serializable(work.name, error) from None
 
@@ -267,18 +268,11 @@ async def _large_result(work: StepCall, value: Any) -> tuple[str, Any]:
 
     Other tasks run between the slices of the text. They may change the value, so its copy is encoded.
     """
-    max_bytes = size_limit(work.encode)
-    try:
-        result = None if max_bytes is None else _copy(value)
-    except _NotPlain:
-        max_bytes = None
-    if max_bytes is None:
-        text = _text(work, value)
-        return text, _decoded(work, value, text)
+    result = _copy(value)
     texts: list[str] = []
     task, cancelled = asyncio.current_task(), 0
     try:
-        for text in slices(result, max_bytes):
+        for text in slices(result, size_limit(work.encode) or MAX_BYTES):
             texts.append(text)
             try:
                 await asyncio.sleep(0)

@@ -69,7 +69,14 @@ def compact(value: object) -> str:
     return "".join(_write_utf8(value, 0))
 
 
-def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False, exact: bool = False) -> str:
+class LargeValue(Exception):
+    """A value is heavier than `encode` may encode at once."""
+
+
+def encode(
+    value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False, exact: bool = False,
+    at_once: int | None = None,
+) -> str:  # fmt: skip
     """Return the ASCII JSON text of a value.
 
     The value is a tree of None, bool, int, float, str, list and dict, which may contain UUID, datetime, date, time,
@@ -82,17 +89,22 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
         exact: For the result of a step, whose caller gets the same types back. Then an Enum of this library has a tag,
             and a user's unregistered Enum is refused. Otherwise a string or number Enum is encoded as its value, which
             it equals.
+        at_once: The greatest weight of a plain value that is encoded; None for any.
 
     Raises:
+        LargeValue: A plain value is heavier than `at_once`.
         UnserialisableResult: Some part, which is named by its path, would not be equal after decoding; the text has
             more than `max_bytes`; or the value has so many parts that encoding would take long.
     """
     if type(value) is dict and not value:
         return "{}"  # as most metadata is
     write = _write_sorted if sort_keys else _write
-    left = plain_left(value, MAX_DEPTH, _ALLOWANCES.get(max_bytes) or size_budget(max_bytes))
+    budget = _ALLOWANCES.get(max_bytes) or size_budget(max_bytes)
+    left = plain_left(value, MAX_DEPTH, budget)
     text = None
     if left >= 0:
+        if at_once is not None and budget - left > at_once:
+            raise LargeValue
         try:
             text = "".join(write(value, 0))
         except (TypeError, ValueError):

@@ -22,14 +22,6 @@ class NotSliced(Exception):
     """Only `encode` can encode this value, or name the part that it refuses."""
 
 
-def is_large(value: object) -> bool:
-    """Return whether a value is heavier than `LARGE`, as far as it is plain."""
-    kind = type(value)
-    if kind is str:
-        return len(value) > LARGE  # type: ignore[arg-type]
-    return (kind is dict or kind is list) and LOOK < plain_left(value, MAX_DEPTH, LARGE) < 0
-
-
 def slices(value: object, max_bytes: int) -> Iterator[str]:
     """Yield the text that `encode` returns for a plain value, in slices that take a few milliseconds each.
 
