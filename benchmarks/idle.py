@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent_runtime_core.config import configure
-from agent_runtime_core.queue import get_queue
+from agent_runtime_core.queue import RunQueue, get_queue
 
 from .floor import SMALL, Line, Size, connect, percentile
 
@@ -59,13 +60,13 @@ def worker(where: Path | str, seconds: float = 0) -> subprocess.Popen[str]:
     return started
 
 
-async def _wake_ups(path: Path, bare: Path, count: int) -> tuple[list[float], list[float]]:
-    """Milliseconds from enqueue to start, and of a bare commit, in turns."""
+async def wake_ups(
+    queue: RunQueue, where: Path | str, count: int, baseline: Callable[[int], object]
+) -> tuple[list[float], list[float]]:
+    """Milliseconds from enqueue to start in another process, and of a call of `baseline`, in turns."""
     starts: list[float] = []
-    commits: list[float] = []
-    conn = connect(bare, "FULL")
-    queue = get_queue("sqlite", path=path)
-    idle = worker(path)
+    baselines: list[float] = []
+    idle = worker(where)
     assert idle.stdout is not None
     try:
         for n in range(count):
@@ -75,20 +76,25 @@ async def _wake_ups(path: Path, bare: Path, count: int) -> tuple[list[float], li
             starts.append((float(await asyncio.to_thread(idle.stdout.readline)) - since) * 1000)
             await asyncio.sleep(0.03)
             begun = time.perf_counter()
-            conn.execute("INSERT INTO record VALUES ('run', ?, ?)", (n, SMALL))
-            commits.append((time.perf_counter() - begun) * 1000)
+            baseline(n)
+            baselines.append((time.perf_counter() - begun) * 1000)
     finally:
         idle.terminate()
         idle.communicate()
         await queue.close()
-        conn.close()
-    return starts, commits
+    return starts, baselines
+
+
+async def _on_sqlite(path: Path, bare: Path, count: int) -> tuple[list[float], list[float]]:
+    with contextlib.closing(connect(bare, "FULL")) as conn:
+        insert = "INSERT INTO record VALUES ('run', ?, ?)"
+        return await wake_ups(get_queue("sqlite", path=path), path, count, lambda n: conn.execute(insert, (n, SMALL)))
 
 
 def rows(size: Size) -> Iterator[Line]:
     configure(durability="full")
     with size.file() as path, size.file() as bare:
-        starts, commits = asyncio.run(_wake_ups(path, bare, size.of(120, 3)))
+        starts, commits = asyncio.run(_on_sqlite(path, bare, size.of(120, 3)))
     allowed = 2 * statistics.median(commits) + GRACE
     note = f"p99 {percentile(starts, 0.99):.1f} ms; a commit {statistics.median(commits):.2f} ms"
     median = statistics.median(starts)

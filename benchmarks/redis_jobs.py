@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 
 from .floor import Line, Size, in_turns, percentile
-from .idle import worker
+from .idle import wake_ups
 from .peers.server import NoServer, started
 from .queue import NoOp
 
@@ -51,25 +50,7 @@ async def _job(url: str, client: Any, count: int) -> float:
 async def _idle(url: str, client: Any, count: int) -> tuple[list[float], list[float]]:
     """Milliseconds from enqueue to start in another process, and of a bare SET, in turns."""
     client.flushdb()
-    starts: list[float] = []
-    sets: list[float] = []
-    queue = get_queue("redis", url=url)
-    idle = worker(url)
-    assert idle.stdout is not None
-    try:
-        for n in range(count):
-            await asyncio.sleep(0.03)
-            since = time.monotonic()
-            await queue.enqueue(None, "tell", {})
-            starts.append((float(await asyncio.to_thread(idle.stdout.readline)) - since) * 1000)
-            begun = time.perf_counter()
-            client.set("bare", n)
-            sets.append((time.perf_counter() - begun) * 1000)
-    finally:
-        idle.terminate()
-        idle.communicate()
-        await queue.close()
-    return starts, sets
+    return await wake_ups(get_queue("redis", url=url), url, count, lambda n: client.set("bare", n))
 
 
 def rows(size: Size) -> Iterator[Line]:

@@ -38,7 +38,7 @@ class Reader:
         self.taken: int = 0  # bytes since its last report
         self.is_due: asyncio.Event = asyncio.Event()  # it has taken enough for a report
         self.buffer: _RunBuffer = buffer
-        self.look_again: Callable[[], object] | None = None  # called when this process executes the run no more
+        self.look_again: Callable[[], object] | None = None  # called once this process does not execute the run
 
     def read_up_to(self, sequence: int, size: int = 0) -> None:
         """Note that the events up to this sequence number were read, and how many bytes they have."""
@@ -198,7 +198,7 @@ class Backpressure:
         outlet = self._outlets[run_id] = Outlet(self, run_id, self._bus())
         return outlet
 
-    def executed_no_more(self, run_id: str) -> None:
+    def no_longer_executed(self, run_id: str) -> None:
         """Have the readers of a run report to another process, if one takes the run over."""
         buffer = self._buffers.get(run_id)
         for reader in () if buffer is None else tuple(buffer.readers):
@@ -236,7 +236,7 @@ class Outlet:
         self._looking: asyncio.Task[None] | None = None
 
     def __del__(self) -> None:
-        self._flow.executed_no_more(self._run_id)
+        self._flow.no_longer_executed(self._run_id)
 
     def pieces(self, text: str) -> list[str]:
         """Return a text in pieces that are not larger than a reader may lag."""

@@ -1,6 +1,6 @@
 """Encode a large value in slices, between which an event loop can run other tasks.
 
-To encode 10 MB takes 50 ms, and `json` holds the interpreter's lock meanwhile, so a thread would not help.
+To encode 10 MB takes 50 ms. A thread would not help, because `json` holds the interpreter's lock while it encodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NotSliced(Exception):
 def slices(value: object, max_bytes: int) -> Iterator[str]:
     """Yield the text that `encode` returns for a plain value, in slices that take a few milliseconds each.
 
-    The value must not change meanwhile.
+    The value must not change before the last slice.
 
     Raises:
         NotSliced: `encode` must decide.
