@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -327,7 +328,8 @@ async def test_a_run_that_is_deleted_while_it_is_followed(gated: Gated, app: Any
 async def test_a_run_that_is_deleted_and_submitted_again_while_it_is_followed(
     gated: Gated, app: Any, runner: AgentRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.server.open_streams.CHECK_SECONDS", -1.0)  # each page
+    check_seconds = "agent_runtime_core.server.open_streams.CHECK_SECONDS"
+    monkeypatch.setattr(check_seconds, math.inf)  # a check between the deletion and the submission finds no run: 404
     with SilentReader() as reader:
         async with serving(app, **SLOW) as port, client_at(port) as client:
             await reader.connect(port, "/runs/r/events")
@@ -338,6 +340,7 @@ async def test_a_run_that_is_deleted_and_submitted_again_while_it_is_followed(
             await running
             await runner.discard("r")
             await finished(gated, count=30, kind="test.other", text="y")
+            monkeypatch.setattr(check_seconds, -1.0)  # before each page
             frames = frames_in(unchunked(await reader.read_all()))
             assert (frames[-1]["type"], frames[-1]["status"], frames[-1].id) == ("error", 410, "")
             assert not [frame for frame in frames if frame.get("type") == "test.other"]
