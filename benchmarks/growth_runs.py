@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent_runtime_core.cli.worker import THRESHOLDS
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.registry import Registry
@@ -22,7 +23,6 @@ from .jobs import STEPS, Jobs
 AT_ONCE = 100, 1_000, 4_000  # runs
 FLAT = 1.3
 HELD = 20.0  # milliseconds
-COLLECTOR = 50_000, 20, 50  # thresholds of the garbage collector in a worker
 BUSY, SAMPLES = 16, 300
 P99 = 10.0  # milliseconds
 IN_PLACE = 0.02  # seconds after which the run waits for what follows
@@ -45,7 +45,7 @@ def many(size: Size) -> Iterator[Line]:
     """The steps of few and of very many runs at once."""
     configure(durability="normal")
     counts = [size.of(count, 4 * (n + 1)) for n, count in enumerate(AT_ONCE)]
-    for thresholds, name in ((gc.get_threshold(), ""), (COLLECTOR, ", collector of a worker")):
+    for thresholds, name in ((gc.get_threshold(), ""), (THRESHOLDS, ", collector of a worker")):
         each = [Jobs(size, "NORMAL", count) for count in counts]
         with _collector(thresholds):
             rates = in_turns(size.rounds(5), *(jobs.ours for jobs in each))

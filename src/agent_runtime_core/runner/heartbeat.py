@@ -225,6 +225,7 @@ class Heartbeat:
                 if changed.is_set() or not notifies:
                     changed.clear()
                     await self._look(mine)
+                del mine  # until the next read it would keep the objects of all runs that end
         finally:
             self._ticks.pop(loop, None)
             if self._watchers.get(loop, (None,))[0] is changed:
