@@ -89,10 +89,8 @@ def _first_id(tx: SQLiteTx, run_id: str) -> int:
     first = tx.journals.get(run_id)
     if first is None:
         row = tx.execute(_NUMBER, (run_id,)).fetchone()
-        if row is None:
-            tx.execute(_NEW_NUMBER, (run_id,))
-            row = tx.execute(_NUMBER, (run_id,)).fetchone()
-        first = tx.journals[run_id] = row[0] * _POSITIONS
+        number: Any = tx.execute(_NEW_NUMBER, (run_id,)).lastrowid if row is None else row[0]
+        first = tx.journals[run_id] = number * _POSITIONS
     return first
 
 
