@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md from the figures of one run: `python -m benchmarks.page figures.json`."""
+"""Write docs/benchmarks.md from figures of both commands: `python -m benchmarks.page run.json growth.json`."""
 # ruff: noqa: E501 - a sentence of the page is one line
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,17 @@ Ratios are comparable across machines, microseconds are not.
 <!-- docs: skip-run it takes minutes, and needs a checkout -->
 ```bash
 python -m benchmarks.run
+python -m benchmarks.growth
 ```
 
-The command measures all rows in a few minutes; [benchmarks/README.md](../benchmarks/README.md) describes each row and its baseline.
+The first command takes minutes, the second about twenty; [benchmarks/README.md](../benchmarks/README.md) describes each row and its baseline.
 `python -m benchmarks.peers` compares queues and event buses with those of other libraries.
 Earlier runs are in `benchmarks/history`.
 
-## Last run
+"""
+
+TABLE = """\
+## {title}
 
 {about}
 {missed} of {targets} targets were missed.
@@ -38,6 +42,8 @@ Earlier runs are in `benchmarks/history`.
 | Row | Result | Baseline | Ratio | Target | |
 |---|---|---|---|---|---|
 """
+
+TITLES = "Last run", "Where work grows"
 
 READING = """
 ## Read the table
@@ -49,22 +55,27 @@ READING = """
 """
 
 
-def page(report: dict[str, Any], date: str) -> str:
+def page(reports: Sequence[tuple[dict[str, Any], str]]) -> str:
     """Return the page.
 
     Args:
-        report: The JSON of `python -m benchmarks.run --json`.
-        date: The day of the run.
+        reports: The JSON of `python -m benchmarks.run --json` and of `python -m benchmarks.growth --json`, each with
+            the day of the run.
     """
+    tables = (_table(title, report, day) for title, (report, day) in zip(TITLES, reports, strict=True))
+    return INTRODUCTION + "\n".join(tables) + READING
+
+
+def _table(title: str, report: dict[str, Any], day: str) -> str:
     machine, rows = report["machine"], report["rows"]
     targets = [each for each in rows if "most" in each or "least" in each]
     about = (
-        f"Measured on {date} with Python {machine['python']}, SQLite {machine['sqlite']} and {machine['cores']} cores "
+        f"Measured on {day} with Python {machine['python']}, SQLite {machine['sqlite']} and {machine['cores']} cores "
         "of a virtual machine."
     )
     missed = sum(not each["held"] for each in targets)
-    head = INTRODUCTION.format(about=about, missed=missed, targets=len(targets))
-    return head + "".join(f"{line}\n" for line in _lines(rows)) + READING
+    head = TABLE.format(title=title, about=about, missed=missed, targets=len(targets))
+    return head + "".join(f"{line}\n" for line in _lines(rows))
 
 
 def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -80,11 +91,14 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page from a file of figures, whose date is the day of the run."""
-    file = Path(arguments[0])
-    day = dt.datetime.fromtimestamp(file.stat().st_mtime, dt.UTC).date().isoformat()
-    PAGE.write_text(page(json.loads(file.read_text("utf-8")), day), "utf-8")
+    """Write the page from the files of figures, whose dates are the days of the runs."""
+    PAGE.write_text(page([_read(Path(each)) for each in arguments]), "utf-8")
     return 0
+
+
+def _read(file: Path) -> tuple[dict[str, Any], str]:
+    day = dt.datetime.fromtimestamp(file.stat().st_mtime, dt.UTC).date().isoformat()
+    return json.loads(file.read_text("utf-8")), day
 
 
 if __name__ == "__main__":

@@ -96,11 +96,15 @@ def test_the_page_shows_figures_targets_and_misses() -> None:
         Line("a | cost", 1.5, "MB"),
     ]
     machine = {"python": "3.11.7", "sqlite": "3.40.1", "cores": "2"}
-    text = page.page({"machine": machine, "rows": [line.as_dict() for line in lines]}, "2026-11-26")
+    report = {"machine": machine, "rows": [line.as_dict() for line in lines]}
+    growth = {"machine": machine, "rows": [Line("replay", 5.0, "/s").as_dict()]}
+    text = page.page([(report, "2026-11-26"), (growth, "2026-11-27")])
     assert "Measured on 2026-11-26 with Python 3.11.7, SQLite 3.40.1 and 2 cores of a virtual machine." in text
     assert "1 of 2 targets were missed." in text
     assert "| a commit | 30 µs | 10 | 3.00 | ≤ 2 | missed |\n| a rate | 2,000 runs/s |  |  | ≥ 1,800 |  |\n" in text
     assert "| a \\| cost | 1.5 MB |  |  |  |  |\n" in text
+    assert "Measured on 2026-11-27 " in text.partition("## Where work grows")[2]
+    assert text.count("0 of 0 targets were missed.") == 1
 
 
 def test_an_unknown_row_is_named(capsys: pytest.CaptureFixture[str]) -> None:
