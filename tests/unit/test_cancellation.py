@@ -25,6 +25,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
     return None if request.param == "memory" else tmp_path / "agents.db"
 
 
+@pytest.fixture
+def never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that has been told of a cancellation is not stopped, however slow the machine is."""
+    monkeypatch.setattr("agent_runtime_core.runner.claim.NOTICE_SECONDS", 3600.0)
+
+
+@pytest.mark.usefixtures("never_stopped")
 @pytest.mark.parametrize("by", ["runner", "queue"])
 async def test_a_run_that_cancels_itself_begins_no_other_step(place: Path | None, by: str) -> None:
     log: list[str] = []
@@ -50,6 +57,7 @@ async def test_a_run_that_cancels_itself_begins_no_other_step(place: Path | None
     assert log == ["heard True", "not two"]
 
 
+@pytest.mark.usefixtures("never_stopped")
 async def test_code_that_looks_ends_by_itself(place: Path | None) -> None:
     seen: list[bool] = []
 
