@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .errors import ProviderTimeout as ProviderTimeout
     from .errors import ProviderUnavailable as ProviderUnavailable
     from .errors import RateLimited as RateLimited
+    from .errors import RedactionFailed as RedactionFailed
     from .errors import RequestRefused as RequestRefused
     from .errors import RunBusy as RunBusy
     from .errors import RunFailed as RunFailed
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from .errors import ToolTimeout as ToolTimeout
     from .errors import TooManyVectors as TooManyVectors
     from .errors import UnknownAgent as UnknownAgent
+    from .errors import UnknownEncryptionKey as UnknownEncryptionKey
     from .errors import UnknownPrice as UnknownPrice
     from .errors import UnknownRun as UnknownRun
     from .errors import UnknownSetting as UnknownSetting
@@ -149,10 +151,11 @@ else:
         "EffectAlreadyDone IdempotencyConflict IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost "
         "LimitExceeded MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch "
         "PlanningError PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable "
-        "RateLimited RequestRefused RunBusy RunFailed RunNotFound StepCancelledError StepExecutionError "
-        "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageOutdated "
-        "StorageTooNew StreamCut TaskNotHeld TooManyVectors ToolFailed ToolTimeout UnknownAgent "
-        "UnknownPrice UnknownRun UnknownSetting UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
+        "RateLimited RedactionFailed RequestRefused RunBusy RunFailed RunNotFound StepCancelledError "
+        "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
+        "StorageOutdated StorageTooNew StreamCut TaskNotHeld TooManyVectors ToolFailed ToolTimeout UnknownAgent "
+        "UnknownEncryptionKey UnknownPrice UnknownRun UnknownSetting UnknownTool UnsafeRedis UnserialisableResult "
+        "WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink current_run",
         "limits": "RunLimits",

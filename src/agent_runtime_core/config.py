@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote
 
 from ._core.installed_schemes import BUILT_IN, installed_schemes
+from ._core.lazy_import import load
 from ._core.log import log
 from ._core.settings import (
     POSITIVE,
@@ -29,8 +31,11 @@ from ._core.settings import (
     number,
     with_known_names,
 )
-from ._core.validation import Shown, must, redacted_url
+from ._core.validation import Shown, must, redacted_url, type_name
 from .errors import InvalidArgument, brief
+
+if TYPE_CHECKING:
+    from ._core.redaction import Redaction
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 
@@ -68,6 +73,15 @@ class RuntimeConfig:
     sqlite_path: str | None = None
     #: "full" survives a power loss, "normal" a crash of the process.
     durability: Literal["full", "normal"] = "full"
+    #: Encrypts contents before they are stored: an instance, such as `AESGCMCodec`, or the place of one as
+    #: "their_package.module:codec".
+    payload_codec: Any = None
+    #: `redact(kind, value)` returns what logs, trace sinks and relays get: a function, or the place of one as
+    #: "their_package.module:function". `kind` is "input", "result", "state", "event", "error", "message" or "log".
+    redact: Any = None
+    #: Whether `redact` is called before values are stored too. The HTTP API, streams and the inspector show what is
+    #: stored, so only this setting changes it.
+    redact_stored: bool = False
     run_timeout_seconds: float = 300
     heartbeat_interval_seconds: float = 30
     lease_ttl_seconds: float = 60
@@ -96,6 +110,8 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         for name, kind in SETTINGS.items():
             kind.check(name, getattr(self, name))
+        if self.redact_stored and self.redact is None:
+            raise must("redact_stored", "be set together with redact", True, "Set redact to a function")
 
     def get_openai_api_key(self) -> str | None:
         """Return the `openai_api_key` setting, else OPENAI_API_KEY, else None."""
@@ -118,6 +134,37 @@ class RuntimeConfig:
                 options = {**location, **options}
         name = getattr(self, setting) if backend is None else backend
         return name, self.placed(name, options)
+
+    def redaction(self) -> Redaction | None:
+        """Return what calls the `redact` hook; None without one."""
+        hook = self.redact
+        if hook is None:
+            return None
+        if isinstance(hook, str):
+            hook = load(hook)
+            SETTINGS["redact"].check("redact", hook)
+        by: Any = load("._core.redaction:redaction_by", package=__package__)
+        return cast("Redaction", by(hook))
+
+    def codec(self) -> Any:
+        """Return the payload codec; None without one."""
+        codec = self.payload_codec
+        if isinstance(codec, str):
+            codec = load(codec)
+            SETTINGS["payload_codec"].check("payload_codec", codec)
+        return codec
+
+    def encode_contents(self, *backends: Any) -> None:
+        """Make these backends redact and encode what they store, if `redact_stored` and `payload_codec` are set."""
+        if (redaction := self.redaction()) is not None:
+            for backend in backends:
+                backend.sink_redaction = redaction
+                backend.redaction = redaction if self.redact_stored else None
+        codec = self.codec()
+        if codec is None:
+            return
+        encode: Any = load("._engines.payloads:encode_contents", package=__package__)
+        encode(backends, codec)
 
     def placed(self, backend: str, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a backend, with the configured location if they name none."""
@@ -239,6 +286,18 @@ def _json_in(text: str) -> Any:
         return text
 
 
+def _is_codec(value: Any) -> bool:
+    return isinstance(value, str) or all(callable(getattr(value, name, None)) for name in ("encode", "decode"))
+
+
+def _is_hook(value: Any) -> bool:
+    return isinstance(value, str) or (callable(value) and not inspect.iscoroutinefunction(value))
+
+
+def _place_shown(value: Any) -> Any:
+    return value if isinstance(value, str | None) else Shown(type_name(type(value)))
+
+
 FIELDS = {each.name: each for each in dataclasses.fields(RuntimeConfig)}
 #: The type of each setting.
 SETTINGS: dict[str, SettingType] = {
@@ -257,6 +316,11 @@ SETTINGS: dict[str, SettingType] = {
         "a list of trace sinks or their names", _are_sinks,
         lambda text: tuple(filter(None, map(str.strip, text.split(",")))),
     ),
+    "payload_codec": SettingType("a payload codec or the place of one", _is_codec, shown=_place_shown).or_none(),
+    "redact": SettingType(
+        "a function or the place of one", _is_hook, shown=_place_shown
+    ).or_none(),
+    "redact_stored": TRUTH,
     "model_prices": SettingType(
         "prices by model, in USD per million tokens: {'a-model': {'input': 2.5, 'output': 10}}, "
         "and if they differ 'cached_input' and 'cache_write'", _are_prices, _json_in,
@@ -298,6 +362,12 @@ def configure(**settings: Any) -> RuntimeConfig:
 def get_config() -> RuntimeConfig:
     """Return the configuration of this process; the first call reads the environment."""
     return _current if _current is not None else configure()
+
+
+def use(config: RuntimeConfig) -> None:
+    """Replace the configuration of this process."""
+    global _current
+    _current = config
 
 
 def reset_config() -> None:

@@ -24,6 +24,7 @@ AgentRuntimeError
 ├── TaskNotHeld                       the worker does not own the claim of a task
 ├── JournalMismatch                   the code no longer matches the journal
 ├── UnserialisableResult (TypeError, ValueError)   a value that cannot be stored as JSON
+├── RedactionFailed                   the `redact` hook failed for a value; nothing was stored
 ├── StepExecutionError                a step failed after its last retry
 │   ├── StepInDoubt                   a step was interrupted by a crash; its outcome is unknown
 │   └── EffectAlreadyDone             another fork of the run did the step, or used its approval
@@ -49,6 +50,7 @@ AgentRuntimeError
     ├── StorageBusy (TimeoutError)    no reply before the deadline; the outcome is unknown
     ├── StorageFull                   no space left; acknowledged writes are kept
     ├── StorageCorrupt                the store cannot be read; it is not modified
+    ├── UnknownEncryptionKey          contents are encrypted with a key that this process does not have
     ├── StorageTooNew                 the store was written by a later version of this library
     ├── StorageOutdated               the store was written by an earlier version and must be migrated
     ├── UnsafeRedis                   the Redis settings would lose runs; nothing was written
@@ -288,6 +290,15 @@ class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
         )
 
 
+class RedactionFailed(AgentRuntimeError):
+    """The `redact` hook failed for a value of `kind`, which `owner` was to store; nothing was stored."""
+
+    def __init__(self, kind: str, owner: str, reason: str) -> None:
+        self.kind: str = kind
+        self.owner: str = owner
+        super().__init__(f"the redact hook {reason} for the {kind} of {owner}. Nothing was stored. Correct the hook")
+
+
 class StepExecutionError(AgentRuntimeError):
     """A step failed after its last attempt.
 
@@ -392,11 +403,7 @@ class UnknownPrice(AgentRuntimeError):
 
 
 class Postponed(AgentRuntimeError):
-    """The run is deferred: it is released to the queue and resumes later, without using an attempt.
-
-    Attributes:
-        after: Seconds until the run may be claimed again.
-    """
+    """The run is deferred: it resumes after `after` seconds, released to the queue and without using an attempt."""
 
     after: float = 0.0
 
@@ -416,15 +423,9 @@ class ProviderError(AgentRuntimeError):
     retriable: bool = False
 
     def __init__(
-        self,
-        message: str = "",
-        *,
-        provider: str = "",
-        model: str = "",
-        status: int | None = None,
-        code: str = "",
+        self, message: str = "", *, provider: str = "", model: str = "", status: int | None = None, code: str = "",
         retry_after: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.provider: str = provider
         self.model: str = model
         self.status: int | None = status
@@ -504,6 +505,23 @@ class StorageCorrupt(StorageError):
     """The store cannot be read; it is not modified."""
 
 
+class UnknownEncryptionKey(StorageError):
+    """Stored contents are encrypted with a key that the codec does not have.
+
+    Attributes:
+        key_id: The id of that key.
+        place: Whose contents these are, such as "input of run" and its id.
+    """
+
+    def __init__(self, key_id: str, place: str, *, has_codec: bool = True) -> None:
+        self.key_id: str = key_id
+        self.place: str = place
+        reason = "which is none of the keys of the codec. Add that key"
+        if not has_codec:
+            reason = "and no payload codec is set. Set payload_codec"
+        super().__init__(f"{place} is encrypted with key {brief(key_id)}, {reason}")
+
+
 class StorageTooNew(StorageError):
     """The store was written by a later version of this library."""
 
@@ -531,7 +549,7 @@ _PRECEDENCE: Final[tuple[tuple[type[BaseException], ...], ...]] = (
     (LeaseLost,),
     (JournalMismatch, StepInDoubt, EffectAlreadyDone),
     (LimitExceeded, UnknownPrice, OutputMismatch),
-    (UnserialisableResult, InvalidArgument, NotSupported, MissingDependency, IdempotencyConflict),
+    (UnserialisableResult, RedactionFailed, InvalidArgument, NotSupported, MissingDependency, IdempotencyConflict),
     (StepCancelledError, PortalMisuse),
 )
 

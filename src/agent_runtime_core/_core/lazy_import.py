@@ -17,6 +17,7 @@ from .validation import must, unknown
 EXTRAS = {
     "anthropic": "anthropic",
     "apache_iggy": "iggy",
+    "cryptography": "crypto",
     "fastapi": "server",
     "langfuse": "langfuse",
     "litellm": "litellm",

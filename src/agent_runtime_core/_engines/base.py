@@ -14,12 +14,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 from .._core.clock import Clock
 from .._core.threads import started
 from .._core.validation import Shown, must, type_name
 from ..errors import MOST_NAMED, LeaseLost
+
+if TYPE_CHECKING:
+    from .._core.redaction import Redaction
 
 
 class Op(NamedTuple):
@@ -221,10 +224,24 @@ class Backend(ABC):
     async def close(self) -> None:  # noqa: B027 - a backend may hold nothing to close
         """Close what this backend holds. A second call does nothing."""
 
+    #: Redacts what leaves the process, as logs and traces do; None without `redact`.
+    sink_redaction: Redaction | None = None
+    #: Redacts what this backend stores; None without `redact_stored`.
+    redaction: Redaction | None = None
+    #: The `Payloads` that encode what this backend stores; None without a codec.
+    payloads: Any = None
+    #: The `PayloadFields` of this component: the contents in its operations.
+    payload_fields: ClassVar[Any]
+    #: Whether this backend has the operations and reads with which `agent-runtime reencrypt` encodes contents again.
+    rewrites: ClassVar[bool] = False
+
     @property
     def commits(self) -> Committer:
         """What writes for this backend: the engine it shares with others, or itself."""
-        return cast(Committer, getattr(self, "engine", self))
+        engine = cast(Committer, getattr(self, "engine", self))
+        if self.payloads is None:
+            return engine
+        return cast(Committer, self.payloads.committer(engine, self.payload_fields))
 
 
 def every(fn: Callable[[], None], interval: float) -> Callable[[], None]:

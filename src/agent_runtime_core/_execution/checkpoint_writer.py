@@ -44,6 +44,7 @@ class CheckpointWriter:
     """
 
     has_journal: bool = False
+    redaction: None = None
     run_id: str = ""
     claim_id: str = ""
     max_delay: float = -1.0  # below 0, so that the start of a step is never merged into its end

@@ -14,6 +14,7 @@ from .._core.clock import Clock
 from .._core.codec.json import decode
 from .._core.current_step import step_position
 from .._core.former_names import renamed_attribute
+from .._core.redaction import Redaction
 from .._engines.base import INSTALL, Committer, Guard, Op, end_fence
 from .._journal.record import (
     DONE,
@@ -80,6 +81,7 @@ class ClaimWriter:
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
         self.state: StateStore = state
+        self.redaction: Redaction | None = state.redaction
         self.clock: Clock = clock
         self.guard: Guard = Guard(row.run_id, row.claim_id)
         self.on_event: Callable[[str, dict[str, Any]], None] | None = None

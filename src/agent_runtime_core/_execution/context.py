@@ -10,7 +10,7 @@ from uuid import UUID
 from weakref import ref
 
 from .._core.clock import Clock
-from .._core.codec.json import MAX_RESULT, decode, digest, encode_as
+from .._core.codec.json import MAX_RESULT, decode, decode_dict, digest, encode_as
 from .._core.event_types import EventType
 from .._core.ids import known_uuid, trace_id
 from .._core.typed_steps import typed_step
@@ -461,6 +461,8 @@ class Context:
     def _event(self, kind: str, payload: dict[str, Any]) -> tuple[str, str, str, float] | None:
         """Return the row of an event: id, type, payload and time. None while code replays what it published before."""
         scope, journal = self._scope, self.journal
+        if journal.redaction is not None and kind != EventType.STATE_CHECKPOINT.value:
+            payload = journal.redaction.stored_copy("event", payload, f"run {self._row.run_id}")
         if scope is not None:
             payload = {**self._steps.where(), **payload}
             position = f"s:{scope.step_id}:{self._writer.claim_id}.{scope.attempt}:{scope.emitted}"
@@ -487,6 +489,9 @@ class Context:
         if not isinstance(state, dict):
             raise must("state", "be a dict", state)
         text = encode_as("state", state)
+        if (redaction := self.journal.redaction) is not None:
+            text = redaction.stored_dict("state", text, f"run {self._row.run_id}")
+            state = decode_dict(text)
         row = self._event(EventType.STATE_CHECKPOINT.value, {"state": state})
         if row is not None:
             await self._writer.checkpoint(text, row[0], row)
@@ -523,14 +528,9 @@ class Context:
         return await self.waits.signal(name, timeout, key)
 
     async def approve(
-        self,
-        name: str,
-        details: Any = None,
-        *,
-        schema: dict[str, Any] | None = None,
-        timeout: float | None = None,
+        self, name: str, details: Any = None, *, schema: dict[str, Any] | None = None, timeout: float | None = None,
         key: str | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Publish a request for a decision, and return the answer of `runner.approve`.
 
         The request is an "approval.requested" event. A resumed run identifies an approval by its name and how often it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as _dt
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
 from .._core.clock import Clock, aware
@@ -27,6 +27,7 @@ from ..errors import (
     holds,
 )
 from .journal_view import CONCURRENT_INFO, was_concurrent
+from .redacted_values import redacted_result
 from .run_control import RunControl
 from .run_writer import OUTCOME_UNKNOWN
 from .step_failure import Failure, failure_info
@@ -37,6 +38,9 @@ from .step_runner import StepCall, result_not_serializable, run_step
 from .step_scope import CURRENT_STEP, StepScope
 
 T = TypeVar("T")
+
+#: Values that the library records, which have no contents.
+_OWN_VALUES: Final = frozenset({"history", "now", "random", "uuid4"})
 
 
 class ContextSteps:
@@ -213,7 +217,11 @@ class ContextSteps:
         record = journal.value_record(name, key, None, info)._replace(pos=position, digest=digest, tries=1, nev=1)
 
         def completed(value: object) -> Record:
-            return record._replace(result=function.encode(value))
+            text = function.encode(value)
+            if journal.redaction is not None:
+                owner = f"transaction {name!r} of run {self._writer.run_id}"
+                text = redacted_result(journal.redaction, owner, text, function.decode)
+            return record._replace(result=text)
 
         try:
             text = await self._writer.transact(fn, args, record, completed)
@@ -227,8 +235,8 @@ class ContextSteps:
             if holds(error, (*NEVER_RETRIED, StorageError, Postponed)):
                 raise
             cause = deciding_error(error)
-            about = failure_info(cause)
-            failure = Failure(name, error, about, 1)
+            about = failure_info(cause, journal.redaction)
+            failure = Failure(name, error, about, 1, journal.redaction)
             await self._record_failure(name, key, position, about | failure.info)
             raise failure.to_raise()  # noqa: B904 - it has its cause, or the context shows what happened
         done = journal.view.completed[name, key] = record._replace(result=text)
@@ -260,7 +268,11 @@ class ContextSteps:
         if self._writer.closed_error is not None:
             raise self._writer.closed_error(name)  # `make` may have effects
         value = await make()
-        record = self._journal.value_record(name, key, encode(value))
+        text = encode(value)
+        if (redaction := self._journal.redaction) is not None and name not in _OWN_VALUES:
+            text = redaction.stored("result", text, f"value {name!r} of run {self._writer.run_id}")
+            value = decode(text)
+        record = self._journal.value_record(name, key, text)
         # Durable before it is used: if the record were lost, the step that is run again would get another value.
         await self._journal.write((record,), (), CURRENT_STEP.get())
         self._journal.advance()

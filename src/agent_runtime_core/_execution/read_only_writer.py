@@ -26,6 +26,7 @@ class ReadOnlyWriter:
     has_journal: Final = True
     earlier: Final[dict[str, Any]] = {}
     max_delay: Final = 0.0
+    redaction: Final = None
 
     def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
         self.run_id: str = row.run_id

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from .._core.clock import Clock
+from .._core.redaction import Redaction
 from .._engines.base import Op
 from .._journal.record import Record
 from ..errors import StorageBusy
@@ -39,6 +40,10 @@ class StepWriter(Protocol):
     @property
     def earlier(self) -> dict[str, Any]:
         """Results of other lists that the steps of a list can read."""
+
+    @property
+    def redaction(self) -> Redaction | None:
+        """Redacts what is recorded; None without `redact_stored`."""
 
     @property
     def run_id(self) -> str: ...

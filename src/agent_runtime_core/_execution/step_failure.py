@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
 
+from .._core.redaction import Redaction, stored_error_text
 from .._journal.record import Record
 from ..errors import AgentRuntimeError, CircuitOpen, LimitExceeded, StepExecutionError, shortened, text_of
 from .stored_errors import Description, class_label, class_of, rebuilt, values_of
@@ -21,9 +22,10 @@ _BUILT_FROM_MESSAGE: Final = frozenset({builtins.__name__, AgentRuntimeError.__m
 _UNWRAPPED: Final = (StepExecutionError, LimitExceeded)
 
 
-def failure_info(error: BaseException) -> dict[str, Any]:
+def failure_info(error: BaseException, redaction: Redaction | None) -> dict[str, Any]:
     """Return the message and type of an error, as its record and events have them."""
-    return {"error": text_of(error), "type": type(error).__name__}
+    text = text_of(error)
+    return {"error": text if redaction is None else stored_error_text(redaction, text), "type": type(error).__name__}
 
 
 class Failure:
@@ -37,12 +39,16 @@ class Failure:
         error: What the function raised.
         info: What `failure_info` returned for it, or for the error of a group that decides.
         attempts: The number of the attempt.
+        redaction: Redacts what is recorded; None without `redact_stored`.
 
     Attributes:
         info: The part of the record from which the error is rebuilt.
     """
 
-    def __init__(self, name: str, error: Exception, info: Mapping[str, Any], attempts: int) -> None:
+    def __init__(
+        self, name: str, error: Exception, info: Mapping[str, Any], attempts: int, redaction: Redaction | None
+    ) -> None:
+        self._redaction = redaction
         self._name, self._error, self._message, self._attempts = name, error, info["error"], attempts
         self._is_complete = True
         self.info: dict[str, Any] = {}
@@ -53,6 +59,8 @@ class Failure:
             return
         # A step inside it failed.
         message = shortened(error.message)
+        if redaction is not None:
+            message = stored_error_text(redaction, message)
         nested: dict[str, Any] = {"step": error.step_name, "error": message, "attempts": error.attempts}
         if error.recorded_cause:
             nested |= error.recorded_cause
@@ -62,7 +70,7 @@ class Failure:
         self.info = {"of": nested}
 
     def _described(self, error: BaseException) -> dict[str, Any]:
-        description = Description(error)
+        description = Description(error, self._redaction)
         self._is_complete = description.is_complete
         return description.info
 

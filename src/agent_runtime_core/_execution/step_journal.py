@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any, Generic, TypeGuard, TypeVar
 
 from .._core.ids import unbroken
+from .._core.redaction import Redaction
 from .._core.traceparent import RunTrace
 from .._engines.base import Op
 from .._journal.record import FAILED, RETRYING, Record
@@ -33,6 +34,7 @@ class StepJournal(Generic[W_co]):
 
     Attributes:
         writer: Writes for the claim.
+        redaction: Redacts what is recorded; None without `redact_stored`.
         records: Builds the records.
         keys: Gives steps their keys.
         view: The records, as read at the start and added since.
@@ -55,6 +57,7 @@ class StepJournal(Generic[W_co]):
 
     def __init__(self, writer: W_co, records: Sequence[Record], control: RunControl | None = None) -> None:
         self.writer: W_co = writer
+        self.redaction: Redaction | None = writer.redaction
         self.control: RunControl = RunControl() if control is None else control
         self.records: RecordFactory = RecordFactory(writer)
         self.keys: StepKeys = StepKeys(writer.run_id)

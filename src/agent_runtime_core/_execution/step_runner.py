@@ -12,6 +12,7 @@ from .._core.codec.json_slices import LARGE, NotSliced, slices
 from .._core.codec.tagged import MANY_PARTS, MAX_PARTS
 from .._core.codec.typed import size_limit
 from .._core.context_vars import restore
+from .._core.redaction import Redaction
 from .._core.timeouts import with_time_limit
 from .._core.validation import must
 from .._engines.base import Op
@@ -29,6 +30,7 @@ from ..errors import (
 from ..state.base import EffectExists
 from .effects import GuardedStep
 from .journal_view import CONCURRENT_INFO
+from .redacted_values import redacted_result
 from .run_writer import StepWriter
 from .step_failure import Failure, failure_info
 from .step_function import call, step_function
@@ -145,6 +147,8 @@ async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal, start: i
         if (known := await _apply_in_doubt_policy(journal, work, start, step)) is not None:
             adapt = work.adapt_review_result
             text = _text(work, known.result if adapt is None else adapt(known.result))
+            if journal.redaction is not None:
+                text = _redacted(journal.redaction, journal.writer.run_id, work, text)
             return await _record_completion(journal, work, seal, text)
         await step.check_others()
     while True:
@@ -200,6 +204,9 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                     result = _decoded(work, value, text)
                 except LargeValue:
                     text, result = await _large_result(work, value)
+                if journal.redaction is not None:
+                    text = _redacted(journal.redaction, journal.writer.run_id, work, text)
+                    result = work.decode(text)
                 scope.ended = True
                 if scope.charged is not None:
                     work.info = with_charged(work.info, scope.charged)
@@ -219,6 +226,12 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
         journal.step_finished()
         restore(CURRENT_STEP, token)
     return result
+
+
+def _redacted(redaction: Redaction, run_id: str, work: StepCall, text: str) -> str:
+    """Return the text of a result that may be stored."""
+    most = size_limit(work.encode) or MAX_BYTES
+    return redacted_result(redaction, f"step {work.name!r} of run {run_id}", text, work.decode, most)
 
 
 def _text(work: StepCall, value: Any, at_once: int | None = None) -> str:
@@ -321,7 +334,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
     leaves = bool(CONTROL_FLOW) and isinstance(error, tuple(CONTROL_FLOW))
     delay = None if leaves else work.policy.delay(error, attempt, journal.writer.clock.random)
     cause = deciding_error(error)
-    info = failure_info(cause)
+    info = failure_info(cause, journal.redaction)
     if isinstance(cause, LeaseLost):
         raise error
     scope = CURRENT_STEP.get()
@@ -340,7 +353,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
     failure = None
     is_group_of_limit = isinstance(cause, LimitExceeded) and cause is not error  # `except*` of the caller gets it
     if is_last and not holds(error, NEVER_RETRIED) and not is_group_of_limit:
-        failure = Failure(work.name, error, info, attempt)
+        failure = Failure(work.name, error, info, attempt, journal.redaction)
         if work.key[:2] in ("s:", "k:"):  # other steps run again when the run is resumed
             info |= failure.info | journal.about_failure(
                 None if scope is None else scope.outer, journal.running_steps - 1

@@ -18,6 +18,7 @@ from types import MemberDescriptorType
 from typing import Any, Final, cast
 
 from .._core.codec.json import MAX_BYTES, decode, encode
+from .._core.redaction import Redaction, stored_error_text, stored_error_value
 from ..errors import UnserialisableResult, leaves_of, shortened, text_of
 
 MAX_GROUP_ERRORS: Final = 16  # of a larger group, only the class is stored
@@ -36,12 +37,17 @@ _ROOTS: Final = (BaseException, BaseExceptionGroup, object)  # what they define 
 class Description:
     """What is stored of an error.
 
+    Args:
+        error: The error.
+        redaction: Redacts what is stored; None without `redact_stored`.
+
     Attributes:
         info: The description as JSON values.
         is_complete: Nothing was left out, so the error and its rebuilt form are equal.
     """
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, redaction: Redaction | None = None) -> None:
+        self._redaction = redaction
         self.is_complete: bool = True
         self._left = MAX_VALUES
         self._seen: set[int] = set()
@@ -54,15 +60,24 @@ class Description:
             if len(leaves_of(error)) > MAX_GROUP_ERRORS:
                 self.is_complete = False
                 return info
-            inside = [self._describe(each, most_causes) | {"error": text_of(each)} for each in error.exceptions]
-            info["group"] = {"message": shortened(str(error.message)), "errors": inside}
+            inside = [
+                self._describe(each, most_causes) | {"error": self._message(text_of(each))} for each in error.exceptions
+            ]
+            info["group"] = {"message": self._message(shortened(str(error.message))), "errors": inside}
         info["values"] = self._values(error)
         cause = error.__cause__
         if cause is not None and most_causes and id(cause) not in self._seen:
-            info["cause"] = self._describe(cause, most_causes - 1) | {"error": text_of(cause)}
+            info["cause"] = self._describe(cause, most_causes - 1) | {"error": self._message(text_of(cause))}
         elif cause is not None:
             self.is_complete = False
         return info
+
+    def _message(self, text: str) -> str:
+        if self._redaction is None:
+            return text
+        redacted = stored_error_text(self._redaction, text)
+        self.is_complete = self.is_complete and redacted == text
+        return redacted
 
     def _values(self, error: BaseException) -> str:
         """Return the arguments and the attributes of an error as JSON text of the codec."""
@@ -70,7 +85,7 @@ class Description:
         if not isinstance(error, BaseExceptionGroup):  # its arguments are its message and its errors
             args = [text for each in error.args if (text := self._encoded(each)) is not None]
             if len(args) < len(error.args):  # most errors print their only argument
-                args = [encode(text_of(error))]
+                args = [encode(self._message(text_of(error)))]
         attributes = (
             f"{quote(name)}:{text}"
             for name, value in _attributes(error)
@@ -83,6 +98,10 @@ class Description:
         # Another name could be a tag of the codec.
         stored = not name or (name.isidentifier() and not _SECRET.search(name))
         text = self._text(shortened(value) if type(value) is str else value) if stored else None
+        if text is not None and self._redaction is not None:
+            redacted = encode(stored_error_value(self._redaction, decode(text)), exact=True)
+            self.is_complete = self.is_complete and redacted == text
+            text = redacted
         if text is not None and len(text) <= self._left:
             self._left -= len(text)
             self.is_complete = self.is_complete and (type(value) is not str or value == shortened(value))

@@ -175,7 +175,10 @@ class Waits:
         """Publish a request for approval and wait for its answer."""
         name = unbroken("approval name", name)
         require_references(schema, f"approval {name!r}: schema")
-        request = {**self._where(), "name": name, "details": details, "schema": schema}
+        shown = details
+        if (redaction := self._journal.redaction) is not None:
+            shown = redaction.stored_value("event", details, f"run {self._row.run_id}")
+        request = {**self._where(), "name": name, "details": shown, "schema": schema}
         approval = arguments_digest(details) or ""
 
         async def ask(request_id: str, key: str) -> None:

@@ -66,6 +66,18 @@ def applied(tx: MemoryTx, run_id: str, record: Record) -> int:
     return record.seq
 
 
+def rewrite(tx: MemoryTx, run_id: str, changes: Sequence[tuple[Record, Record]]) -> list[bool]:
+    """Replace records by the same ones, encoded in another way; return of each pair whether the old one is stored."""
+    journal: dict[int, Entry] = tx.tables["journal"].get(run_id, {})
+    done = []
+    for old, new in changes:
+        entry = journal.get(old.seq)
+        done.append(entry is not None and _read(entry) == old)
+        if entry is not None and done[-1]:
+            tx.put(journal, old.seq, (entry[0], new))
+    return done
+
+
 def delete(tx: MemoryTx, run_id: str) -> None:
     tx.drop(tx.tables["journal"], run_id)
     if run_id not in tx.tables.get("events", {}):  # remaining published events keep their sequence numbers
@@ -107,7 +119,7 @@ def boundaries(tx: MemoryTx, run_id: str, since: int, limit: int) -> list[Record
 
 CONCERN = OperationSet(
     "journal",
-    {"journal.append": append, "journal.delete": delete},
+    {"journal.append": append, "journal.delete": delete, "journal.rewrite": rewrite},
     {"journal.append": applied},
     tables=("journal", "head"),
 )

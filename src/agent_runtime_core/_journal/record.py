@@ -155,6 +155,8 @@ def derived_events(
     if record.nev == 0:
         return []
     info = cast("dict[str, Any]", decode_text(record.info)) if record.info else {}
+    if "encrypted" in info:
+        return _marked_events(run_id, record, {"encrypted": info["encrypted"]})
     match record.kind:
         case "attempt" | "resumed":
             return [_attempt_event(record.kind, record.name, record.attempt, info)]
@@ -167,6 +169,36 @@ def derived_events(
             return [_skipped_event(run_id, record, step) for step in info["steps"]]
         case _:
             return _step_events(run_id, record, info, decode_text)
+
+
+def _marked_events(run_id: str, record: Record, mark: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the events of a record that cannot be decrypted, with a mark as their contents.
+
+    The numbers of the events stay right. Which event has which number is certain, except for a step of a list with
+    three events: it has its own start or that of the next step.
+    """
+    fields = _step_fields(run_id, record.name, record.key, record.pos, record.total)
+    counts = {"attempt": record.attempt, "max_attempts": record.tries}
+    started, done = ["step.started", "progress.update"][: start_events(record.total)], "step.completed"
+    if record.key.startswith("k:l:"):  # a tool call of an agent loop
+        started, done = ["tool.call"], "tool.result"
+    match record.kind:
+        case "attempt" | "resumed":
+            return [_attempt_event(record.kind, record.name, record.attempt, mark)]
+        case "ended":
+            kinds = [*["run.started"][: record.nev - 1], _EVENT_OF_STATUS[record.name]]
+            return [(kind, dict(mark)) for kind in kinds]
+        case "skipped":
+            return [("step.skipped", {"total_steps": record.total or None, **mark})] * record.nev
+        case "started":
+            kinds = started
+        case _:
+            has_own_start = record.nev > 1 and (record.nev != 3 or record.pos + 1 == record.total)
+            kinds = [*(started if has_own_start else ()), done]
+            after = record.nev - len(kinds)
+            own = [(kind, {**fields, **counts, **mark}) for kind in kinds]
+            return own + [(kind, {"total_steps": record.total or None, **mark}) for kind in started[:after]]
+    return [(kind, {**fields, **counts, **mark}) for kind in kinds]
 
 
 def stored_events(run_id: str, record: Record) -> list[tuple[str, str]]:

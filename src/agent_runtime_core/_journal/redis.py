@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core.codec.json import compact
-from .._engines.redis.script import Codec, RedisOperationSet, lua_source
+from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from ..errors import NotSupported
 from .record import ENDED, Record
 
@@ -16,10 +16,17 @@ if TYPE_CHECKING:
 PAGE = 512  # most records in one reply
 
 
+def _body(record: Record) -> str:
+    return compact((record.kind, record.name, record.key, record.attempt, record.claim_id, *record[6:17]))
+
+
 def _packed(run_id: str, record: Record) -> tuple[Any, ...]:
     """Return the fields of a record that the script reads, and the other ones as one JSON string."""
-    body = (record.kind, record.name, record.key, record.attempt, record.claim_id, *record[6:17])
-    return (run_id, record.seq, record.nev, record.claim_id, record.kind, record.key, compact(body))
+    return (run_id, record.seq, record.nev, record.claim_id, record.kind, record.key, _body(record))
+
+
+def _rewritten(run_id: str, changes: Sequence[tuple[Record, Record]]) -> tuple[Any, ...]:
+    return run_id, [(f"{old.ev}-{old.seq + 1}", _body(old), _body(new)) for old, new in changes]
 
 
 def restored(reply: list[Any]) -> Record:
@@ -67,5 +74,9 @@ CONCERN = RedisOperationSet(
     {},
     script=lua_source(__file__),
     seldom=lua_source(__file__, "redis_admin"),
-    codecs={"journal.append": Codec(_packed), "journal.transact": Codec(_no_function)},
+    codecs={
+        "journal.append": Codec(_packed),
+        "journal.rewrite": Codec(_rewritten, as_list),
+        "journal.transact": Codec(_no_function),
+    },
 )

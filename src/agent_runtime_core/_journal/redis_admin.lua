@@ -71,6 +71,27 @@ ops['journal.delete'] = function(run)
   return null
 end
 
+-- Replaces the bodies of entries, {id, old body, new body}, and returns of each one whether its old body is stored. Redis
+-- cannot change an entry of a stream, so the commit writes the stream again, with the same ids.
+local function rewrite_stream(key, changes)
+  local entries, by_id, done, differs = call('XRANGE', key, '-', '+'), {}, {}, false
+  for _, entry in ipairs(entries) do by_id[entry[1]] = entry[2] end
+  for i, change in ipairs(changes) do
+    local fields = by_id[change[1]]
+    done[i] = fields ~= nil and fields[#fields] == change[2]
+    if done[i] then fields[#fields], differs = change[3], true end
+  end
+  if differs then
+    write('DEL', key)
+    for _, entry in ipairs(entries) do write('XADD', key, entry[1], unpack(entry[2])) end
+  end
+  return done
+end
+
+ops['journal.rewrite'] = function(run, changes)
+  return rewrite_stream(P .. 'journal:' .. run, changes)
+end
+
 -- Returns a record as JSON: [first event number, position, number of events, body].
 local function record(entry, ev, seq)
   return '[' .. text(ev) .. ',' .. text(seq) .. ',' .. entry[2][2] .. ',' .. entry[2][4] .. ']'
@@ -99,8 +120,14 @@ ops['journal.ending'] = function(run, from, limit)
   return raw('[' .. more .. ',' .. (ending or 'null') .. ']')
 end
 
+-- Whether a text of a record is a JSON object or missing: it is not encoded by a payload codec.
+local function is_object(value)
+  return value == null or value == nil or value:sub(1, 1) == '{'
+end
+
 -- Returns [number of runs that were read, [[run, status, generation, info, result], ...]]. `info` has the error and the
--- usage of the result, which may be large. If an older release wrote the record, `result` has these two.
+-- usage of the result, which may be large. If an older release wrote the record, `result` has these two; if the record is
+-- encoded by a payload codec, `result` is whole.
 ops['journal.endings'] = function(runs)
   local found, size, count = {}, 0, 0
   for _, run in ipairs(runs) do
@@ -113,7 +140,9 @@ ops['journal.endings'] = function(runs)
     if ending then
       local fields = cjson.decode(ending)
       local info, result = fields[14], null
-      if info == null or cjson.decode(info)['end'] == nil then
+      if not is_object(info) or not is_object(fields[7]) then
+        result = fields[7] or null
+      elseif info == null or cjson.decode(info)['end'] == nil then
         local whole = fields[7] ~= null and cjson.decode(fields[7]) or {}
         result = cjson.encode({error = whole.error, usage = whole.usage})
       end

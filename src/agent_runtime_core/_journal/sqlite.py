@@ -10,6 +10,7 @@ from zlib import compress, crc32, decompress
 from zlib import error as PackError
 
 from .._core.codec.json_slices import LARGE
+from .._core.encrypted_text import MARK
 from .._engines.base import NotApplied, OperationSet, always
 from .._engines.sqlite.transaction import SQLiteTx
 from .._engines.sqlite.user_transaction import run
@@ -57,6 +58,7 @@ _LAST_FIRST = " ORDER BY id DESC LIMIT 1"
 _AFTER_RECORDS = f"SELECT ev + nev {_OF_RUN}{_LAST_FIRST}"
 _LAST_ID = f"SELECT id {_OF_RUN}{_LAST_FIRST}"
 _INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?)"
+_REWRITE = "UPDATE arc_journal SET result = ?, body = ?, crc = ? WHERE id = ?"
 _COLUMNS = f"SELECT id & {_POSITIONS - 1}, kind, name, result, body, ev, nev, crc"
 _RECORDS = f"{_COLUMNS} {_OF_RUN} ORDER BY id"
 _RECORD = f"{_COLUMNS} FROM arc_journal WHERE id = ?"
@@ -148,6 +150,8 @@ def _packed(kind: str, result: str | None) -> str | bytes | None:
     whole conversation.
     """
     if result is None or len(result) < SHORTEST_PACKED or (len(result) > LONGEST_PACKED and kind != ENDED):
+        return result
+    if result.startswith(MARK):  # the codec has compressed it
         return result
     packed = compress(result.encode(), 1)
     return packed if len(packed) < len(result) * 0.8 else result
@@ -251,6 +255,21 @@ def transact(
 
 def transacted(tx: SQLiteTx, run_id: str, *_: Any) -> str | None:
     raise NotApplied
+
+
+def rewrite(tx: SQLiteTx, run_id: str, changes: Sequence[tuple[Record, Record]]) -> list[bool]:
+    """Replace records by the same ones, encoded in another way; return of each pair whether the old one is stored."""
+    first, done = _span(tx, run_id)[0], []
+    for old, new in changes:
+        row = tx.execute(_RECORD, (first + old.seq,)).fetchone()
+        done.append(row is not None and _read(run_id, [row]) == [old])
+        if done[-1]:
+            fields = row[4].split("\t", 12)
+            fields[7:12] = [text or "" for text in (new.error, new.state, new.info, new.next, new.digest)]
+            body, result = "\t".join(fields), _packed(new.kind, new.result)
+            crc = _crc(run_id, new.seq, new.kind, new.name, result, body, new.nev)
+            tx.execute(_REWRITE, (result, body, crc, first + new.seq))
+    return done
 
 
 def delete(tx: SQLiteTx, run_id: str) -> None:
@@ -389,9 +408,9 @@ def boundaries(
 
 CONCERN = OperationSet(
     "journal",
-    {"journal.append": append, "journal.transact": transact, "journal.delete": delete},
+    {"journal.append": append, "journal.transact": transact, "journal.delete": delete, "journal.rewrite": rewrite},
     {"journal.append": applied, "journal.transact": transacted},
     MIGRATIONS,
     not_repeatable=frozenset({"journal.transact"}),
-    slow={"journal.append": _is_long, "journal.delete": always},
+    slow={"journal.append": _is_long, "journal.delete": always, "journal.rewrite": always},
 )

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from .._core.chat_messages import SYSTEM_ROLES
 from .._core.ids import step_id
+from .._engines.reading_codec import mark_in, words_of
 from .._execution.result_codec import OmittedHistory
 from .._execution.step_scope import Identity
 from .._journal.record import DONE, Record
@@ -84,6 +85,8 @@ async def _initial_messages(runner: RunClient, given: Any, records: Sequence[Rec
     """Return the messages that a run began with: those of its conversation so far, and those of its input."""
     if not isinstance(given, dict):
         return []
+    if (mark := mark_in(given)) is not None:
+        return [{"role": "user", "content": words_of(mark)}]
     found = given.get("messages")
     messages = [*found] if isinstance(found, list) else []
     pinned = next((each for each in records if each.kind == DONE and each.name == "history"), None)

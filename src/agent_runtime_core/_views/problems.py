@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from .._core.encrypted_text import KEY_ID
 from .._core.log import log
 from .._core.validation import redacted
 from ..errors import (
@@ -18,6 +19,7 @@ from ..errors import (
     JournalMismatch,
     LeaseLost,
     NotSupported,
+    RedactionFailed,
     RunBusy,
     StorageBusy,
     StorageClosed,
@@ -26,6 +28,7 @@ from ..errors import (
     StorageOutdated,
     StorageTooNew,
     UnknownAgent,
+    UnknownEncryptionKey,
     UnknownRun,
     UnknownTool,
     UnserialisableResult,
@@ -50,6 +53,8 @@ _CODES: Final[Mapping[type[AgentRuntimeError], tuple[int, str]]] = {
     StorageBusy: (503, "The store is busy"),
     StorageClosed: (503, "The store is closed"),
     StorageFull: (507, "The store is full"),
+    RedactionFailed: (503, "Redaction failed"),
+    UnknownEncryptionKey: (503, "The contents are encrypted"),
 }
 #: Their messages name the place of the store.
 _FIXED: Final[Mapping[type[AgentRuntimeError], str]] = {
@@ -132,6 +137,16 @@ def safe_text(message: str) -> str:
     return text if hint is None else f"{text} {hint[0]}"
 
 
+def detail_of(error: Exception) -> str:
+    """Return what a caller gets to know of an error."""
+    if isinstance(error, UnknownEncryptionKey):  # the id is none of the caller's values
+        key = error.key_id if KEY_ID.fullmatch(error.key_id) else "unknown"
+        return f"The contents are encrypted with key {key}, which this server does not have."
+    if isinstance(error, RedactionFailed):
+        return f"The redact hook of the server failed for the {error.kind}. Nothing was stored."
+    return safe_text(str(error))
+
+
 def problem_of(error: Exception) -> Problem:
     """Return the problem for any error. An unexpected one gives 500, without a detail."""
     if isinstance(error, Problem):
@@ -144,7 +159,7 @@ def problem_of(error: Exception) -> Problem:
     text, errors = str(error), []
     if isinstance(error, InvalidTurn):
         text = f"{field_path(error.field)}{text.removeprefix(error.field)}"
-    detail = _FIXED.get(known) or safe_text(text)
+    detail = _FIXED.get(known) or (detail_of(error) if text == str(error) else safe_text(text))
     if isinstance(error, InvalidTurn):
         errors = [{"field": field_path(error.field), "message": detail}]
     headers = {"Retry-After": str(RETRY_SECONDS)} if status == 503 else None

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._journal.record import Record
-from ..errors import StorageCorrupt
+from ..errors import StorageCorrupt, UnknownEncryptionKey
 from ..queue.records import LIVE, RunRow
 from ..runner.run_client import RunClient
 from ..state.base import RunEnd
 from .plain import plain_value
-from .problems import safe_text
+from .problems import detail_of
 
 _Outcome = tuple[dict[str, Any] | None, dict[str, Any]]  # error and usage
 
@@ -49,9 +49,9 @@ async def outcomes_of(runner: RunClient, rows: Sequence[RunRow]) -> list[_Outcom
     try:
         ends = await runner.state_store.endings(finished) if finished else {}
         return [outcome_in(row, ends.get(row.run_id)) for row in rows]
-    except StorageCorrupt as error:
+    except (StorageCorrupt, UnknownEncryptionKey) as error:
         if len(rows) == 1:
-            return [({"type": type(error).__name__, "message": safe_text(str(error))}, {})]
+            return [({"type": type(error).__name__, "message": detail_of(error)}, {})]
     middle = len(rows) // 2
     return [*await outcomes_of(runner, rows[:middle]), *await outcomes_of(runner, rows[middle:])]
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from .._core.event_types import EventType
 from .._core.validation import did_you_mean
+from .._engines.reading_codec import in_words
 from .._views.plain import without_secrets
 from ..events.event import Event
 from .output import human_time, json_line, print_columns, print_json, warn
@@ -56,7 +57,7 @@ def _wanted(args: Namespace, event: Event) -> bool:
 
 
 def _print_event(event: Event) -> None:
-    fields = without_secrets(event_fields(event))
+    fields = in_words(without_secrets(event_fields(event)))
     payload = json.dumps(fields["payload"], ensure_ascii=False, default=str)
     time = human_time(fields["timestamp"], local=False)
     print_columns((f"{event.sequence}", 5), (time, 32), (event.event_type, 18), (payload, 0))

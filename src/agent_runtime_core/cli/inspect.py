@@ -17,7 +17,7 @@ from ..errors import InvalidArgument
 from ..inspector.local_server import LocalServer
 from ..registry import Registry
 from .output import json_line, print_line
-from .store import display_name, open_store, require_file
+from .store import contents_only_shown, display_name, open_store, require_file
 
 
 async def inspect(args: Namespace) -> int:
@@ -26,7 +26,7 @@ async def inspect(args: Namespace) -> int:
     if url is None:
         raise InvalidArgument("store must be a file or a URL, got none. Example: agent-runtime inspect agents.db")
     require_file(url, "Check the path")
-    with _stop_on_signals() as stopped:
+    with _stop_on_signals() as stopped, contents_only_shown():
         async with open_store(url, Registry(), read_only=True) as runner:
             await runner.queue.next_due()  # raises for an unreadable store before the ready line
             place = display_name(runner, url)

@@ -422,6 +422,7 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
         commands, "doctor", ".doctor:doctor", "check versions, settings, file permissions and the store",
         "doctor --url agents.db", [store],
     )  # fmt: skip
+    _add_reencrypt(commands, plain)
     _add_check(commands, store)
     conforming = _command(
         commands, "conformance", ".conformance:conformance", "run the conformance tests for a custom backend class",
@@ -447,6 +448,27 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
     )  # fmt: skip
     migrating.add_argument("directory", nargs="?", metavar="DIR",
                            help="directory that contains .agent_runtime (default: the current directory)")  # fmt: skip
+
+
+def _add_reencrypt(commands: Any, plain: argparse.ArgumentParser) -> None:
+    encrypting = _command(
+        commands, "reencrypt", ".reencrypt:reencrypt", "encrypt all stored contents with the current key",
+        "reencrypt agents.db --compact", [plain],
+        "Encrypt all stored contents with the current key of the payload codec, also those that are not encrypted. The "
+        "codec\nis the setting AGENT_RUNTIME_PAYLOAD_CODEC. Runs that a worker owns are skipped: run the command again "
+        "later. It\nmay be interrupted, and run again.",
+    )  # fmt: skip
+    where = encrypting.add_mutually_exclusive_group()
+    where.add_argument("store", nargs="?", metavar="STORE",
+                       help="SQLite file or URL of the store, or files:///path for a directory of documents; default: "
+                       "AGENT_RUNTIME_BACKEND_URL")  # fmt: skip
+    where.add_argument("--url", help="another way to name STORE")
+    encrypting.add_argument("--batch", type=positive_int, default=500, metavar="N",
+                            help="texts in one commit, at most (default: 500)")  # fmt: skip
+    encrypting.add_argument("--compact", action="store_true",
+                            help="write a SQLite file again afterwards, so that its free pages hold no old text; no "
+                            "process can write to it during that time")  # fmt: skip
+    _add_agent_path(encrypting)
 
 
 def _add_check(commands: Any, store: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from typing import Any
 
+from .._engines.reading_codec import in_words
 from .._views.plain import without_secrets
 from .._views.runs import summary
 from .._views.steps import steps_of
@@ -69,7 +70,7 @@ def event_fields(event: Event) -> dict[str, Any]:
 
 
 def _print_run(details: dict[str, Any], args: Namespace) -> None:
-    details = with_human_times(without_secrets(details))
+    details = with_human_times(in_words(without_secrets(details)))
     error = details["error"]
     shown = {**details, "error": error and f"{error.get('type')}: {error.get('message')}"}
     for name, value in shown.items():

@@ -8,15 +8,16 @@ import math
 import os
 import shlex
 from argparse import Namespace
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Final
 from urllib.parse import unquote
 
 from .._core.ids import run_uuid
 from .._core.validation import redacted, redacted_url
 from .._engines.memory import MemoryEngine
-from ..config import get_config
+from .._engines.reading_codec import ReadingCodec
+from ..config import get_config, use
 from ..errors import InvalidArgument, UnknownRun, brief
 from ..limits import RunLimits
 from ..queue.records import RunFilter, RunRow
@@ -74,12 +75,25 @@ def _readable(url: str) -> str:
 async def existing_store(args: Namespace, *, reads: bool = False) -> AsyncIterator[AgentRunner]:
     """Open the store of a command that needs an existing one.
 
-    A command that only `reads` opens a SQLite file read-only if this user may not write it.
+    A command that only `reads` opens a SQLite file read-only if this user may not write it. It marks contents that it
+    cannot decrypt.
     """
     url = args.url or get_config().backend_url or ""
     require_file(url)
-    async with open_store(args.url, Registry(), read_only=reads and not _may_write(_file_of(url))) as runner:
-        yield runner
+    with contents_only_shown() if reads else nullcontext():
+        async with open_store(args.url, Registry(), read_only=reads and not _may_write(_file_of(url))) as runner:
+            yield runner
+
+
+@contextmanager
+def contents_only_shown() -> Iterator[None]:
+    """Have stores that are opened inside the block mark contents that they cannot decrypt, and refuse writes."""
+    before = get_config()
+    use(dataclasses.replace(before, payload_codec=ReadingCodec(before.codec())))
+    try:
+        yield
+    finally:
+        use(before)
 
 
 def _file_of(url: str) -> str:

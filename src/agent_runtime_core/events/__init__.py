@@ -44,8 +44,10 @@ def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
     Raises:
         InvalidArgument: if there is no such backend.
     """
-    name, options = get_config().chosen("event_bus_backend", backend, options)
+    config = get_config()
+    name, options = config.chosen("event_bus_backend", backend, options)
     bus: EventBus = pick(BACKENDS, name, package=__name__, what="event bus")(**options)
+    config.encode_contents(bus)
     return bus
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import encode_as
 from .._core.context_vars import start_helper
+from .._core.encrypted_text import encrypted_without_codec
 from .._core.ids import next_id, plain, run_uuid
 from .._core.per_loop import PerLoop
 from .._core.validation import Shown, is_number, must, type_name
@@ -28,7 +29,9 @@ from .event import (
     lazy_event,
     lazy_events,
     page_rows,
+    sequence_after,
 )
+from .payload_fields import FIELDS, decode_rows
 from .subscriptions import End, SubscriptionHub
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 PUBLISH = "events.publish"
 DELETE = "events.delete"
 TRIM = "events.trim"
+REWRITE = "events.rewrite"
 
 _PAGE = 2048  # most rows in one read
 _SAMPLE = 64  # most rows that are read of a custom backend before their size is known
@@ -78,6 +82,7 @@ class EventBus(Backend):
         poll_interval: Seconds between polls.
     """
 
+    payload_fields = FIELDS
     #: Whether `_rows` also returns the records of the journal; their events are then not published.
     derives: ClassVar[bool] = False
     #: Whether `report_reader` stores reports, so that a reader in another process can slow a run down.
@@ -171,21 +176,34 @@ class EventBus(Backend):
         run, text = _known(run_id)
         t = self.clock.wall()
         id_ = checked_event_name("event_id", event_id) if event_id else next_id(self.clock, t)
-        row = (id_, checked_event_name("event_type", event_type), _text(payload), t)
+        row = (id_, checked_event_name("event_type", event_type), self._text(text, payload), t)
         guard = Guard(text, claim) if claim is not None else None
         # Faster than calling the class.
         op: Op = tuple.__new__(Op, (PUBLISH, (text, (row,))))
-        [[sequence]] = await self.commit(guard, [op])
+        [[sequence]] = await self.commits.commit(guard, [op])
         return lazy_event(run, sequence, row)
 
-    def publishing(self, run_id: str | UUID, events: Iterable[tuple[str, str, dict[str, Any]]]) -> Op:
-        """Return the operation that publishes (event id, type, payload) triples, for a commit together with others."""
-        t = self.clock.wall()
+    def publishing(
+        self, run_id: str | UUID, events: Iterable[tuple[str, str, dict[str, Any]]], *, redacted: bool = False
+    ) -> Op:
+        """Return the operation that publishes (event id, type, payload) triples, for a commit together with others.
+
+        Args:
+            run_id: The run.
+            events: The triples.
+            redacted: The caller has redacted the payloads, if `redact_stored` is set.
+        """
+        t, run = self.clock.wall(), _known(run_id)[1]
+        text_of = _text if redacted else partial(self._text, run)
         rows = tuple(
-            (checked_event_name("event_id", id_), checked_event_name("event_type", type_), _text(payload), t)
+            (checked_event_name("event_id", id_), checked_event_name("event_type", type_), text_of(payload), t)
             for id_, type_, payload in events
         )
-        return Op(PUBLISH, (_known(run_id)[1], rows))
+        return Op(PUBLISH, (run, rows))
+
+    def _text(self, run_id: str, payload: object) -> str:
+        text = _text(payload)
+        return text if self.redaction is None else self.redaction.stored_dict("event", text, f"run {run_id}")
 
     async def get_events(self, run_id: str | UUID, since_sequence: int = 0, limit: int | None = None) -> list[Event]:
         """Return the run's events from `since_sequence` on (inclusive), at most `limit`; None for all."""
@@ -215,11 +233,11 @@ class EventBus(Backend):
         text = _known(run_id)[1]
         found: set[str] = set()
         since = 0
-        while rows := await self._rows_of_page(text, since, _PAGE):
+        while rows := await self.stored_rows(text, since, _PAGE):
             found.update(row.event_id for row in rows if isinstance(row, StoredEvent))
             if not rows.more:
                 break
-            since = _after(rows[-1])
+            since = sequence_after(rows[-1])
         return frozenset(found)
 
     def subscribe(self, run_id: str | UUID, since_sequence: int | None = None) -> AsyncGenerator[Event, None]:
@@ -274,7 +292,11 @@ class EventBus(Backend):
     async def _page(self, run_id: str, since: int, limit: int) -> EventPage:
         """Return the next events from `since` on: at most `limit`, and the bytes of a page."""
         run = UUID(run_id)
-        rows = await self._rows_of_page(run_id, since, limit)
+        rows = await self.stored_rows(run_id, since, limit)
+        if self.payloads is not None:
+            rows = decode_rows(self.payloads, run_id, rows)
+        elif rows and (encrypted := encrypted_without_codec(f"events of run {run_id}", _content(rows[-1]))) is not None:
+            raise encrypted
         if not self.derives or Record not in set(map(type, rows)):
             return EventPage(lazy_events(run, cast(Sequence[StoredEvent], rows)), rows.more, rows.size)
         events: list[Event] = []
@@ -282,8 +304,8 @@ class EventBus(Backend):
             events += derived(run, row, since) if isinstance(row, Record) else lazy_events(run, (row,))
         return EventPage(events[:limit], rows.more or len(events) > limit, rows.size)
 
-    async def _rows_of_page(self, run_id: str, since: int, limit: int) -> EventRows:
-        """Return the rows of the next page."""
+    async def stored_rows(self, run_id: str, since: int, limit: int) -> EventRows:
+        """Return the rows of the next page, as they are stored."""
         if self.bounds_pages:
             return _as_page(await self._rows(run_id, since, limit), limit)
         # The first rows show how many of their size make a page: their backend would read `limit` rows of any size.
@@ -292,7 +314,7 @@ class EventBus(Backend):
         if page.more and asked == len(page) < limit:
             fitting = min(limit - asked, (PAGE_BYTES - page.size) * asked // max(page.size, 1))
             if fitting > 0:
-                rest = await self._rows(run_id, _after(page[-1]), fitting)
+                rest = await self._rows(run_id, sequence_after(page[-1]), fitting)
                 page = page_rows([*page, *rest], limit, _as_page(rest, fitting).more)
         return page
 
@@ -332,9 +354,8 @@ def _as_page(rows: Sequence[StoredEvent | Record], asked: int) -> EventRows:
     return rows if isinstance(rows, EventRows) else page_rows(rows, asked, len(rows) >= asked)
 
 
-def _after(row: StoredEvent | Record) -> int:
-    """Return the sequence after the events of a row."""
-    return row.ev + row.nev if isinstance(row, Record) else row.sequence + 1
+def _content(row: StoredEvent | Record) -> str | None:
+    return (row.info or row.result) if isinstance(row, Record) else row.payload
 
 
 def _known(run_id: str | UUID) -> tuple[UUID, str]:

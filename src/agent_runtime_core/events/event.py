@@ -195,6 +195,11 @@ def row_size(row: StoredEvent | Record) -> int:
     return record_size(row) if isinstance(row, Record) else len(row[2])
 
 
+def sequence_after(row: StoredEvent | Record) -> int:
+    """Return the sequence after the events of a row."""
+    return row.ev + row.nev if isinstance(row, Record) else row.sequence + 1
+
+
 def _starts_at(row: StoredEvent | Record) -> int:
     return row.ev if isinstance(row, Record) else row.sequence
 

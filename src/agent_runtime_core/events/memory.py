@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
@@ -12,7 +12,7 @@ from .._engines.base import READER_SECONDS, NotApplied, Op, OperationSet, engine
 from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
 from .._journal.record import Record
-from .base import DELETE, PUBLISH, TRIM, EventBus
+from .base import DELETE, PUBLISH, REWRITE, TRIM, EventBus
 from .event import EventRows, StoredEvent, merged
 
 _CLEAR = "events.clear"
@@ -65,6 +65,15 @@ def trim(tx: MemoryTx, run_id: str, sequence: int) -> int:
     return len(gone)
 
 
+def rewrite(tx: MemoryTx, run_id: str, changes: Sequence[tuple[StoredEvent, StoredEvent]]) -> list[bool]:
+    """Replace events by the same ones, encoded in another way; return of each pair whether the old one is stored."""
+    of_run: dict[int, StoredEvent] = tx.tables["events"].get(run_id, {})
+    done = [of_run.get(old.sequence) == old for old, _ in changes]
+    for _, new in compress(changes, done):
+        tx.put(of_run, new.sequence, new)
+    return done
+
+
 def clear(tx: MemoryTx) -> None:
     for run_id in [*tx.tables["events"]]:
         delete(tx, run_id)
@@ -92,7 +101,7 @@ def _of(tx: MemoryTx, table: str, run_id: str) -> dict[Any, Any]:
 
 CONCERN = OperationSet(
     "events",
-    {PUBLISH: publish, DELETE: delete, TRIM: trim, _CLEAR: clear},
+    {PUBLISH: publish, DELETE: delete, TRIM: trim, REWRITE: rewrite, _CLEAR: clear},
     {PUBLISH: published},
     tables=("events", "event_ids"),
 )
@@ -105,6 +114,7 @@ class InMemoryEventBus(EventBus):
     derives = True
     bounds_pages = True
     stores_readers = True
+    rewrites = True
 
     commit = engine_commit
     listen = engine_listen

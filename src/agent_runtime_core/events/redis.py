@@ -13,7 +13,7 @@ from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
 from .._journal.record import Record
-from .base import PUBLISH, EventBus
+from .base import PUBLISH, REWRITE, EventBus
 from .event import PAGE_BYTES, EventRows, StoredEvent, merged
 
 Row = tuple[str, str, str, float]
@@ -25,12 +25,20 @@ def _packed(run_id: str, rows: Sequence[Row]) -> tuple[Any, ...]:
     ]
 
 
+def _rewritten(run_id: str, changes: Sequence[tuple[StoredEvent, StoredEvent]]) -> tuple[Any, ...]:
+    return run_id, [(f"{old.sequence + 1}-0", compact(old[1:]), compact(new[1:])) for old, new in changes]
+
+
 CONCERN = RedisOperationSet(
     "events",
     {},
     script=lua_source(__file__),
     seldom=lua_source(__file__, "redis_admin"),
-    codecs={PUBLISH: Codec(_packed, as_list), "events.heads": Codec(unpack=as_list)},
+    codecs={
+        PUBLISH: Codec(_packed, as_list),
+        REWRITE: Codec(_rewritten, as_list),
+        "events.heads": Codec(unpack=as_list),
+    },
 )
 
 
@@ -41,6 +49,7 @@ class RedisEventBus(EventBus):
     derives = True
     bounds_pages = True
     stores_readers = True
+    rewrites = True
 
     commit = engine_commit
     listen = engine_listen

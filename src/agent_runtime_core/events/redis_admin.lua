@@ -15,6 +15,10 @@ ops['events.delete'] = function(run)
   return null
 end
 
+ops['events.rewrite'] = function(run, changes)
+  return rewrite_stream(P .. 'events:' .. run, changes)
+end
+
 -- Deletes the published events before that number, and their ids. The last event of the run stays.
 ops['events.trim'] = function(run, number)
   local key, gone = P .. 'events:' .. run, 0

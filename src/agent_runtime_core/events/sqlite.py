@@ -20,12 +20,13 @@ from .._error_text import brief_kind
 from .._journal import sqlite as journal
 from .._journal.record import Record
 from ..errors import StorageCorrupt
-from .base import DELETE, PUBLISH, TRIM, EventBus
+from .base import DELETE, PUBLISH, REWRITE, TRIM, EventBus
 from .event import PAGE_BYTES, EventRows, StoredEvent, merged
 
 _INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
 _FIND = "SELECT seq FROM arc_events WHERE run_id = ? AND event_id = ?"
 _ROWS = "SELECT seq, type, payload, t, event_id FROM arc_events WHERE run_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
+_REWRITE = "UPDATE arc_events SET payload = ? WHERE run_id = ? AND seq = ? AND event_id = ? AND payload = ?"
 
 # The last event is kept, as the next sequence number follows from it.
 _TRIM = (
@@ -65,6 +66,14 @@ def delete(tx: SQLiteTx, run_id: str) -> None:
 
 def trim(tx: SQLiteTx, run_id: str, sequence: int) -> int:
     return tx.execute(_TRIM, (run_id, sequence, run_id)).rowcount
+
+
+def rewrite(tx: SQLiteTx, run_id: str, changes: Sequence[tuple[StoredEvent, StoredEvent]]) -> list[bool]:
+    """Replace events by the same ones, encoded in another way; return of each pair whether the old one is stored."""
+    return [
+        tx.execute(_REWRITE, (new.payload, run_id, old.sequence, old.event_id, old.payload)).rowcount == 1
+        for old, new in changes
+    ]
 
 
 def _stored(run_id: str, rows: Sequence[tuple[Any, ...]]) -> list[StoredEvent]:
@@ -107,9 +116,9 @@ def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
 
 CONCERN = OperationSet(
     "events",
-    {PUBLISH: publish, DELETE: delete, TRIM: trim},
+    {PUBLISH: publish, DELETE: delete, TRIM: trim, REWRITE: rewrite},
     {PUBLISH: published},
-    slow={DELETE: always, TRIM: always},
+    slow={DELETE: always, TRIM: always, REWRITE: always},
 )
 
 
@@ -120,6 +129,7 @@ class SQLiteEventBus(EventBus):
     derives = True
     bounds_pages = True
     stores_readers = True
+    rewrites = True
 
     commit = engine_commit
     listen = engine_listen

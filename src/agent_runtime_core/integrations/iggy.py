@@ -29,12 +29,14 @@ from .._core.lazy_import import load
 from .._core.log import log
 from .._core.settings import POSITIVE, POSITIVE_SECONDS
 from .._core.validation import Shown, must, redacted_url
+from ..config import get_config
 from ..errors import InvalidTurn
 from ..retry import Backoff
 from ..tracing.prometheus import Sample
 from ..turns.event_topics import EventPublisherSubscriber
 from ..turns.events import TOPICS, TURNS, AuditEvent, EventEnvelope, TurnEvent
 from ..turns.manager import TurnManager
+from ..turns.redacted_payloads import leaving_payload
 
 __all__ = ["IggyRelay", "IggyTurns", "IggyUnavailable"]
 
@@ -177,6 +179,7 @@ class IggyRelay:
         POSITIVE.check("partitions", partitions)
         self._topics, self._server = topics, _Server(url, timeout)
         self._stream, self._consumer, self._partitions = stream, consumer, partitions
+        self._redaction = get_config().redaction()
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Copy until `stop` is set or the caller is cancelled. A server that does not answer is tried again."""
@@ -204,7 +207,10 @@ class IggyRelay:
     async def _send(self, topic: str, batch: Sequence[EventEnvelope]) -> None:
         by_turn: dict[str, list[Any]] = {}
         for each in batch:
-            data = json.dumps(each.to_dict(), separators=(",", ":")).encode()
+            plain = each.to_dict()
+            if self._redaction is not None:
+                plain["payload"] = leaving_payload(self._redaction, plain["payload"])
+            data = json.dumps(plain, separators=(",", ":")).encode()
             message = self._server.message(data, each.event_id, {"event_id": each.event_id, "type": each.type})
             by_turn.setdefault(each.turn_id or each.event_id, []).append(message)
         for turn, messages in by_turn.items():

@@ -17,6 +17,7 @@ from .._core.clock import SYSTEM, Clock, aware
 from .._core.codec.json import encode
 from .._core.ids import new_ulid
 from .._engines.base import Op
+from ..config import get_config
 from ..errors import InvalidArgument, StorageError, UnserialisableResult, brief
 from .backends.files import home_directory, project_directory
 from .document_stores.arguments import stored_key
@@ -82,6 +83,7 @@ async def carry_over(project_dir: str | os.PathLike[str] | None = None, *, clock
         )
     spaces = ["project", "global"] if directory == home_directory() else ["project"]
     documents, old = FileDocuments(root_of(directory), clock=clock), DurableDirectory(directory)
+    get_config().encode_contents(documents)
     try:
         for each in files:
             try:
@@ -122,7 +124,7 @@ async def _put(documents: FileDocuments, space: str, puts: Sequence[Put], result
     for start in range(0, len(puts), _BATCH):
         part = puts[start : start + _BATCH]
         ops: list[Op] = [Collection(documents, space, kind).add(entry) for kind, entry in part]
-        for (kind, _), rank in zip(part, await documents.commit(None, ops), strict=True):
+        for (kind, _), rank in zip(part, await documents.commits.commit(None, ops), strict=True):
             counts = result.kept if rank is None else result.carried
             counts[kind] = counts.get(kind, 0) + 1
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from .._core.installed_schemes import load_scheme
 from .._core.lazy_import import load
 from .._core.validation import Shown, must
-from ..config import INSTALLED, place_of
+from ..config import INSTALLED, get_config, place_of
 from .documents.base import DocumentStore
 
 _CLASSES: Final = {
@@ -34,12 +34,14 @@ def open_document_store(url: str, *, durability: str = "full") -> DocumentStore:
         name, options = "files", {"root": unquote(url.removeprefix(_FILES))}
     else:
         name, options = place_of(url)
-    if name == INSTALLED:
-        return _installed(url)
     if name == "sqlite":
         options["durability"] = durability
-    store: Any = load(f".documents.{_CLASSES[name]}", package=__package__)
-    opened: DocumentStore = store(**options)
+    if name == INSTALLED:
+        opened = _installed(url)
+    else:
+        store: Any = load(f".documents.{_CLASSES[name]}", package=__package__)
+        opened = store(**options)
+    get_config().encode_contents(opened)
     return opened
 
 

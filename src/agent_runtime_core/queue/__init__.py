@@ -76,8 +76,10 @@ def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
     Raises:
         InvalidArgument: if there is no such backend.
     """
-    name, options = get_config().chosen("queue_backend", backend, options)
+    config = get_config()
+    name, options = config.chosen("queue_backend", backend, options)
     queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**options)
+    config.encode_contents(queue)
     return queue
 
 

@@ -7,17 +7,18 @@ import contextlib
 import datetime as _dt
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from .._core.arguments import checked_agent_keys, checked_int, checked_name, checked_seconds, deadline_at, mapping
 from .._core.clock import SYSTEM, Clock
-from .._core.codec.json import digest, encode, encode_as
+from .._core.codec.json import decode_dict, digest, encode, encode_as
 from .._core.former_names import renamed_attribute
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, plain, run_uuid, stored_id, unbroken
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
 from ..errors import AgentRuntimeError, LeaseLost, StorageBusy, UnknownRun, brief
+from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows
 from .queued_run import QueuedRun
 from .records import (
     CANCELLED_BY_CALLER,
@@ -33,6 +34,7 @@ from .records import (
     same_input,
     same_run,
 )
+from .redacted_mail import redacted_mail
 
 if TYPE_CHECKING:
     from .blocking_claims import BlockingClaims
@@ -90,6 +92,8 @@ class RunQueue(Backend):
         clock: Source of times and random values.
     """
 
+    payload_fields = FIELDS
+
     def __init__(self, *, max_retries: int = MAX_RETRIES, clock: Clock = SYSTEM) -> None:
         self.max_retries: int = int(checked_int("max_retries", max_retries))
         #: Whether `max_retries` was passed for this queue: then a runner uses it instead of its own.
@@ -140,21 +144,12 @@ class RunQueue(Backend):
     # -- entering
 
     def new_row(
-        self,
-        run_id: UUID | str | None,
-        agent_key: str,
-        input: Mapping[str, Any],
-        metadata: Mapping[str, Any] | None = None,
-        priority: int = 0,
-        *,
-        delay: float = 0,
-        idempotency_key: str | None = None,
-        expires_in: float | None = None,
-        deadline: _dt.datetime | float | None = None,
-        parent_run_id: UUID | str | None = None,
-        concurrency_key: str | None = None,
-        origin: str = "",
-    ) -> RunRow:
+        self, run_id: UUID | str | None, agent_key: str, input: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None, priority: int = 0, *, delay: float = 0,
+        idempotency_key: str | None = None, expires_in: float | None = None,
+        deadline: _dt.datetime | float | None = None, parent_run_id: UUID | str | None = None,
+        concurrency_key: str | None = None, origin: str = "",
+    ) -> RunRow:  # fmt: skip
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `enqueue`."""
         agent = checked_name("agent_key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
@@ -166,13 +161,15 @@ class RunQueue(Backend):
         lane = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
         now = self.clock.wall()
-        text = encode_as("input", dict(input))
+        text, meta_text = encode_as("input", dict(input)), encode_as("metadata", meta)
+        if self.redaction is not None:
+            text, meta_text = (self.redaction.stored_dict("input", each, f"run {uid}") for each in (text, meta_text))
         return RunRow(
             run_id=str(uid),
             agent=agent,
             input=text,
             digest=digest(f"{agent}\0{text}"),
-            metadata=encode_as("metadata", meta),
+            metadata=meta_text,
             priority=priority,
             created_at=now,
             updated_at=now,
@@ -184,7 +181,7 @@ class RunQueue(Backend):
             parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
             lane=lane,
             origin=origin,
-            conversation=conversation_of(input),
+            conversation=conversation_of(input if self.redaction is None else decode_dict(text)),
         )
 
     async def enqueue(
@@ -305,7 +302,8 @@ class RunQueue(Backend):
         """Release the runs that were claimed with these tickets, if any."""
         # A claim id is raised above the run's last one, but keeps the random bits of its ticket at its end.
         ends = {ticket[-ULID_RANDOM_LENGTH:] for ticket in tickets}
-        for row in await self.find(RunFilter(("running",), limit=MAX_PRIORITY)):
+        rows: list[RunRow] = await self.read("find", RunFilter(("running",), limit=MAX_PRIORITY))  # contents undecoded
+        for row in rows:
             if row.claim_id[-ULID_RANDOM_LENGTH:] in ends:
                 with contextlib.suppress(LeaseLost, RowChanged):
                     await self.settle(
@@ -418,8 +416,8 @@ class RunQueue(Backend):
         how = self.unchanged_update(row, token)._replace(
             status="succeeded" if success else "failed",
             mark=-1,
-            output=None if output is None else encode(mapping("output", output)),
-            error=None if error is None else encode(error),
+            output=None if output is None else self._redacted("result", key, encode(mapping("output", output))),
+            error=None if error is None else self._redacted("error", key, encode(error)),
         )
         await self._update_claimed(key, worker_id, how)
 
@@ -431,6 +429,9 @@ class RunQueue(Backend):
             raise LeaseLost(key, how.claim_id) from None
         if how.status != "running":
             self._forget(key, worker_id, how.claim_id)
+
+    def _redacted(self, kind: Literal["result", "error"], run_id: str, text: str) -> str:
+        return text if self.redaction is None else self.redaction.stored(kind, text, f"run {run_id}")
 
     def _forget(self, key: str, worker_id: str, claim_id: str) -> None:
         if self._claim_ids.get((key, worker_id)) == claim_id:
@@ -477,7 +478,7 @@ class RunQueue(Backend):
             status="pending",
             due_at=self.clock.wall() + delay if delay else 0.0,
             failures=row.failures + 1,
-            error=None if error is None else encode(error),
+            error=None if error is None else self._redacted("error", key, encode(error)),
         )
         try:
             await self._update_claimed(key, worker_id, how)
@@ -509,6 +510,8 @@ class RunQueue(Backend):
     def post_op(self, run_id: str, kind: str, name: str, payload: str, msg_id: str | None = None) -> Op:
         """Return the operation of `post`, for a commit together with others."""
         message_id = new_ulid(self.clock) if not msg_id else unbroken("msg_id", msg_id)
+        if self.redaction is not None:
+            payload = redacted_mail(self.redaction, run_id, kind, payload)
         mail = MailboxMessage(kind, name, payload, message_id, self.clock.wall())
         return Op("queue.post", (run_id, mail))
 
@@ -546,7 +549,7 @@ class RunQueue(Backend):
     async def row(self, run_id: UUID | str) -> RunRow | None:
         """Return the row of a run."""
         row: RunRow | None = await self.read("row", stored_id(run_id))
-        return row
+        return None if row is None else decode_row(self.payloads, row)
 
     async def require(self, run_id: UUID | str) -> RunRow:
         """Return the row of a run, or raise UnknownRun."""
@@ -566,7 +569,8 @@ class RunQueue(Backend):
         if any(text is not None and HALF.search(text) for text in texts):
             return []  # a lone surrogate: no store can have such a value, or accepts it in a query
         rows: list[RunRow] = await self.read("find", wanted._replace(limit=min(wanted.limit, MAX_LISTED)))
-        return rows
+        # A run that cannot be decrypted must not hide the others.
+        return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
 
     async def counts(self) -> RunCounts:
         """Return how many runs are stored, by status and agent."""
@@ -576,12 +580,12 @@ class RunQueue(Backend):
     async def children(self, run_id: str) -> list[RunRow]:
         """Return the child runs of a run."""
         rows: list[RunRow] = await self.read("children", run_id)
-        return rows
+        return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
 
     async def mail(self, run_id: str, after: int = 0) -> list[MailboxMessage]:
         """Return the messages of a run with a number above `after`."""
         messages: list[MailboxMessage] = await self.read("mail", run_id, after)
-        return messages
+        return decode_mail(self.payloads, run_id, messages)
 
     async def snapshots(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
         """Return a snapshot of each of these runs; unknown ones are left out."""

@@ -68,6 +68,9 @@ class MemoryTransitions(RunTransitions):
         else:
             self.tx.drop(tables["running"], row.run_id)
 
+    def replace_contents(self, row: RunRow) -> None:
+        self.tx.put(self.tx.tables["runs"], row.run_id, row)  # without new entries in the heaps
+
     def _index_in_group(self, row: RunRow, lane: str) -> None:
         """Update the indexes of a concurrency key."""
         tables, is_active = self.tx.tables, row.status in LIVE and not row.held
@@ -168,6 +171,13 @@ class MemoryTransitions(RunTransitions):
             self.tx.put(self.tx.tables["mail"], run_id, box)
         self.tx.add(box, mail.msg_id, mail)
 
+    def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
+        box: dict[str, MailboxMessage] = self.tx.tables["mail"].get(run_id, {})
+        if box.get(old.msg_id) != old:
+            return False
+        self.tx.put(box, old.msg_id, new)
+        return True
+
 
 def _is_queued(row: RunRow | None) -> bool:
     """Return whether a row waits for the active run of its concurrency key."""
@@ -232,6 +242,8 @@ class InMemoryQueue(RunQueue):
         "news": _news,
         "next_due": _next_due,
     }
+
+    rewrites = True
 
     commit = engine_commit
     read = engine_read

@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from .._core.codec.json import differing_keys, same_tree
 from .._core.former_names import keep_former_names
+from .._engines.payloads import why_unreadable
 from .._error_text import brief_kind
-from ..errors import MOST_NAMED, IdempotencyConflict, StorageCorrupt, UnserialisableResult, brief
+from ..errors import MOST_NAMED, IdempotencyConflict, StorageCorrupt, StorageError, UnserialisableResult, brief
 
 LIVE = ("pending", "running", "waiting")
 #: Values of `RunRow.held`. QUEUED_BEHIND: another run of its concurrency key comes first, or it is not due yet.
@@ -102,25 +104,45 @@ class RunRow(NamedTuple):
 
         Raises:
             StorageCorrupt: if that fails. It names the run and the column.
+            UnknownEncryptionKey: if it is encrypted, and there is no codec.
         """
         value = self[_PLACE[column]]
         try:
             return made(value)
-        except UnserialisableResult:
-            raise
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise damaged(self.run_id, column, value) from error
+        except (ValueError, TypeError, OverflowError, RecursionError, StorageCorrupt) as error:
+            wrong = damaged(self.run_id, column, value)
+            if isinstance(error, UnserialisableResult | StorageCorrupt) and isinstance(wrong, StorageCorrupt):
+                raise
+            raise wrong from error
 
 
 _PLACE = {name: place for place, name in enumerate(RunRow._fields)}
 
 
-def damaged(run_id: object, column: str, value: object) -> StorageCorrupt:
-    """Return the error for a column with a value that the library does not write."""
-    return StorageCorrupt(
+def unreadable(row: RunRow) -> StorageError | None:
+    """Return why the contents of a claimed run cannot be read by this process, None if they can."""
+    text = row.input
+    if type(text) is str and text[:1] == "{" == row.metadata[:1]:
+        return None
+    found = [why_unreadable(f"{name} of run {row.run_id}", getattr(row, name)) for name in ("input", "metadata")]
+    return found[0] or found[1]
+
+
+def damaged(run_id: object, column: str, value: object) -> StorageError:
+    """Return the error for a column with a value that the library does not write, or that is encrypted."""
+    return why_unreadable(f"{column} of run {run_id}", value) or StorageCorrupt(
         f"run {brief(run_id)}: {column} must be a value that this library wrote, got {brief_kind(value)}. "
         "The row is not modified: restore a backup"
     )
+
+
+#: The columns of a row with contents, and with the digest of contents: those that `queue.rewrite` replaces.
+CONTENTS = ("input", "digest", "metadata", "output", "error")
+
+
+def contents_of(row: RunRow) -> tuple[str | None, ...]:
+    """Return the values of `CONTENTS` in a row."""
+    return tuple(getattr(row, name) for name in CONTENTS)
 
 
 class RunFilter(NamedTuple):
@@ -417,4 +439,4 @@ def same_input(asked: RunRow, stored: RunRow) -> bool:
     """
     if asked.digest == stored.digest:
         return True
-    return asked.agent == stored.agent and same_tree(asked.input, stored.input)
+    return asked.agent == stored.agent and stored.decoded("input", partial(same_tree, asked.input))

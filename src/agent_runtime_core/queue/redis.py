@@ -15,6 +15,7 @@ from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_sourc
 from ..status import RunStatus
 from .base import RunQueue
 from .blocking_claims import BlockingClaims, SubscriptionFactory
+from .payload_fields import decode_committed
 from .records import (
     ANSWER,
     IN_DOUBT,
@@ -62,6 +63,10 @@ def _end(run_id: str, expect: Sequence[str], status: str, now: float, reason: st
 
 def _reopen(run_id: str, expect: Sequence[str], now: float) -> tuple[Any, ...]:
     return run_id, expect, _time(now)
+
+
+def _rewrite_mail(run_id: str, changes: Sequence[tuple[MailboxMessage, MailboxMessage]]) -> tuple[Any, ...]:
+    return run_id, [(old.seq, old.msg_id, old.payload, new.payload) for old, new in changes]
 
 
 def _taken(reply: list[Any]) -> tuple[str, RunRow | None]:
@@ -141,6 +146,7 @@ CONCERN = RedisOperationSet(
         "queue.post": Codec(_post, tuple),
         "queue.end": Codec(_end, decoded_row),
         "queue.reopen": Codec(_reopen, decoded_row),
+        "queue.rewrite_mail": Codec(_rewrite_mail, as_list),
         "queue.row": Codec(unpack=decoded_row),
     },
     refusals={"MOVED": RowChanged},
@@ -160,6 +166,8 @@ class RedisQueue(RunQueue):
         "mail": _mail,
         "row": _read_function("queue.row"),
     }
+
+    rewrites = True
 
     commit = engine_commit
     read = engine_read
@@ -181,7 +189,15 @@ class RedisQueue(RunQueue):
 
     def blocking_claims(self, given: Callable[[list[RunRow]], None]) -> BlockingClaims | None:
         # The lease of a blocking claim begins when it gets a run: only the server's clock can measure that.
-        if self.engine.place.tls or not self.engine.by_server:
+        if (
+            self.engine.place.tls
+            or not self.engine.by_server
+            or (self.payloads is not None and self.payloads.reads_only)
+        ):
             return None
         subscribe: SubscriptionFactory = lambda name, *call: self.engine.subscription(f"stand:{name}", *call)  # noqa: E731
-        return BlockingClaims(self, subscribe, lambda message: decoded_rows(json.loads(message)), given)
+
+        def claimed(message: bytes) -> list[RunRow]:
+            return [decode_committed(self.payloads, row) for row in decoded_rows(json.loads(message))]
+
+        return BlockingClaims(self, subscribe, claimed, given)

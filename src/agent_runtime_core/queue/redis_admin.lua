@@ -161,6 +161,44 @@ ops['queue.delete'] = function(run, generation, n)
   return null
 end
 
+-- Replaces the contents of a row, or a part of its messages, by the same ones, encoded in another way.
+
+ops['queue.rewrite'] = function(run, old, new, lease_now)
+  local row = get(run)
+  if not row then return 'gone' end
+  local live_from = by_server and now + lease_now or lease_now
+  if row[STATUS] == 'running' and tonumber(row[LEASE_UNTIL]) >= live_from then return 'owned' end
+  local differs = false
+  for i, value in ipairs({row[INPUT], row[DIGEST], row[METADATA], row[OUTPUT], row[ERROR]}) do
+    if value ~= old[i] then return 'changed' end
+    differs = differs or value ~= new[i]
+  end
+  if not differs then return 'rewritten' end
+  -- The commit adds a row of an older release to the lists, and could not read its conversation in the new input.
+  if tx.rows[run].unlisted then row[CONVERSATION] = conversation_of(row[INPUT]) end
+  row[INPUT], row[DIGEST], row[METADATA], row[OUTPUT], row[ERROR] = unpack(new)
+  changed(row)
+  return 'rewritten'
+end
+
+ops['queue.rewrite_mail'] = function(run, changes)
+  local key, done, replaced = P .. 'mail:' .. run, {}, false
+  local mail = get(run) and call('LRANGE', key, 0, -1) or {}
+  for i, change in ipairs(changes) do
+    local message = mail[change[1]] and cjson.decode(mail[change[1]])
+    done[i] = message ~= nil and message[4] == change[2] and message[3] == change[3]
+    if done[i] then
+      message[3], replaced = change[4], true
+      mail[change[1]] = cjson.encode(message)
+    end
+  end
+  if replaced then
+    write('DEL', key)
+    for _, message in ipairs(mail) do write('RPUSH', key, message) end
+  end
+  return done
+end
+
 -- Reads.
 
 ops['queue.row'] = function(run)

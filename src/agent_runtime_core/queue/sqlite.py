@@ -16,7 +16,7 @@ from .._engines.base import OperationSet, engine_close, engine_commit, engine_re
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .base import RunQueue
-from .records import ClaimRequest, MailboxMessage, RunRow, RunSnapshot
+from .records import ClaimRequest, MailboxMessage, RunRow, RunSnapshot, contents_of
 from .sqlite_find import agents, checked_row, counts, fetch, find
 from .transitions import RunTransitions, operation_set
 
@@ -88,6 +88,10 @@ CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at)
 
 _INSERT = (
     "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL,?,?)"
+)
+_REWRITE = "UPDATE arc_runs SET input = ?, digest = ?, metadata = ?, output = ?, error = ? WHERE n = ?"  # CONTENTS
+_REWRITE_MESSAGE = (
+    "UPDATE arc_mail SET payload = ? WHERE run_id = ? AND seq = ? AND kind = ? AND msg_id = ? AND payload = ?"
 )
 _CLAIM = "SELECT claim_id FROM arc_runs WHERE run_id = ? AND status = 'running'"
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
@@ -185,6 +189,14 @@ class SQLiteTransitions(RunTransitions):
             statement, values = _update(indexes)
             tx.execute(statement, values(row))
         self._remember(row)
+
+    def replace_contents(self, row: RunRow) -> None:
+        self.tx.rows.pop(row.run_id, None)
+        self.tx.execute(_REWRITE, (*contents_of(row), row.n))
+
+    def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
+        found = (run_id, old.seq, old.kind, old.msg_id, old.payload)
+        return self.tx.execute(_REWRITE_MESSAGE, (new.payload, *found)).rowcount == 1
 
     def _remember(self, row: RunRow) -> None:
         if row.status == "running" and len(row.input) <= LARGEST_KEPT:
@@ -318,6 +330,8 @@ class SQLiteQueue(RunQueue):
         "news": _news,
         "next_due": _next_due,
     }
+
+    rewrites = True
 
     commit = engine_commit
     read = engine_read

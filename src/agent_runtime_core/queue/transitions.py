@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from .._core.former_names import warn_former
 from .._core.ids import above
 from .._engines.base import NotApplied, OperationSet, always
+from ..errors import NotSupported
 from .records import (
+    CONTENTS,
     LIVE,
     QUEUED_BEHIND,
     SET_ASIDE,
@@ -22,6 +24,7 @@ from .records import (
     as_claimed,
     as_reopened,
     as_updated,
+    contents_of,
     questions_after,
 )
 
@@ -149,6 +152,14 @@ class RunTransitions(ABC):
     @abstractmethod
     def add_message(self, run_id: str, mail: MailboxMessage) -> None:
         """Store a message, whose `seq` is set, in the mailbox of a run."""
+
+    def replace_contents(self, row: RunRow) -> None:
+        """Replace the `CONTENTS` of the stored row with the same `n`. By default `save` does it."""
+        self.save(row)
+
+    def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
+        """Replace a stored message by one with another payload, and return whether `old` is stored."""
+        raise NotSupported(f"{type(self).__name__} does not define replace_message, so payloads cannot be re-encoded")
 
     def is_dead(self, holder: str) -> bool:
         """Return whether the process with that id is known to have ended. By default a lease has to expire instead."""
@@ -410,13 +421,43 @@ class RunTransitions(ABC):
         self.drop(row)
         self.fence(run_id, None)
 
+    def rewrite(self, run_id: str, old: tuple[str | None, ...], new: tuple[str | None, ...], lease_now: float) -> str:
+        """Replace the `CONTENTS` of a run by the same contents, encoded in another way. Nobody is notified.
+
+        Returns:
+            "rewritten"; or, without a change, "gone" if the run is not stored, "owned" if a live claim has it, and
+            "changed" if its contents are not `old`.
+        """
+        row = self.get(run_id)
+        if row is None:
+            return "gone"
+        if row.status == "running" and row.lease_until >= lease_now and not self.is_dead(row.holder):
+            return "owned"
+        if contents_of(row) != tuple(old):
+            return "changed"
+        if old != new:
+            self.replace_contents(row.with_values(**dict(zip(CONTENTS, new, strict=True))))
+        return "rewritten"
+
+    def rewrite_mail(self, run_id: str, changes: Sequence[tuple[MailboxMessage, MailboxMessage]]) -> list[bool]:
+        """Replace messages by the same ones, encoded in another way, if they are stored.
+
+        Returns:
+            For each pair of an old and a new message, whether the old one was stored.
+        """
+        if self.get(run_id) is None:
+            return [False] * len(changes)
+        return [self.replace_message(run_id, old, new) for old, new in changes]
+
 
 def _released_by(row: RunRow, how: RunUpdate) -> bool:
     """Return whether the row's claim is the one of `how`, or the one that it was renewed to."""
     return row.claim_id == (above(how.renew, how.claim_id) if how.renew else how.claim_id)
 
 
-OPS = ("insert", "claim", "take", "settle", "beat", "post", "end", "reopen", "delete")
+OPS = (
+    "insert", "claim", "take", "settle", "beat", "post", "end", "reopen", "delete", "rewrite", "rewrite_mail",
+)  # fmt: skip
 
 
 def operations(rows: Callable[[Any], RunTransitions]) -> Mapping[str, Callable[..., Any]]:
@@ -456,5 +497,5 @@ def operation_set(
         tables: Names of the dicts that it needs on the memory engine.
         fence: On SQLite: returns the current fencing token of a run, given the open transaction and the run id.
     """
-    slow = {"queue.delete": always}
+    slow = {"queue.delete": always, "queue.rewrite": always, "queue.rewrite_mail": always}
     return OperationSet("queue", operations(rows), replays(rows), migrations, tables, slow=slow, fence=fence)

@@ -95,7 +95,7 @@ def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> T
     every = [sink for sink in named if not isinstance(sink, NoopTraceSink)]
     if config.langfuse_enabled and not any(getattr(sink, "service", "") == "langfuse" for sink in every):
         every.append(get_trace_sink("langfuse"))
-    return Tracer(every, clock=clock) if every else None
+    return Tracer(every, clock=clock, redaction=config.redaction()) if every else None
 
 
 def open_url(

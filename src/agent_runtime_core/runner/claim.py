@@ -195,8 +195,10 @@ class HeldClaim:
         Only the queue is written to. It may be another store, and available.
         """
         self.leaving = True
-        due_at = self.clock.wall() + OUTAGE_DELAY * (1 + jitter)
-        await self._release_in_queue(self.unchanged_release()._replace(due_at=due_at, reason=type(error).__name__))
+        await self._release_in_queue(self._deferred(self.unchanged_release(), error, jitter))
+
+    def _deferred(self, update: RunUpdate, error: Exception, jitter: float) -> RunUpdate:
+        return update._replace(due_at=self.clock.wall() + OUTAGE_DELAY * (1 + jitter), reason=type(error).__name__)
 
     async def try_release(self) -> None:
         """Release the claim if the store allows it, so that the next worker need not wait for the lease to expire.
@@ -210,12 +212,14 @@ class HeldClaim:
             return
         await self._release_in_queue(self.unchanged_release())
 
-    async def release_unstarted(self) -> None:
-        """Release a claim under which nothing ran: only the queue knows it, and the row stays as it was."""
+    async def release_unstarted(self, error: Exception | None = None, jitter: float = 0.0) -> None:
+        """Release a claim under which nothing ran: only the queue knows it, and the row stays as it was.
+
+        With an error, the run is claimed again after some seconds.
+        """
         row = self.row
-        await self._release_in_queue(
-            self.run_update("pending", stalls=row.stalls, parked=row.parked, reason=row.reason)
-        )
+        update = self.run_update("pending", stalls=row.stalls, parked=row.parked, reason=row.reason)
+        await self._release_in_queue(update if error is None else self._deferred(update, error, jitter))
 
     async def _release_in_queue(self, update: RunUpdate) -> None:
         with contextlib.suppress(AgentRuntimeError, RowChanged):

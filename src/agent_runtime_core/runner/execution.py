@@ -19,6 +19,7 @@ from .._core.log import LOGGED_RUN, LoggedRun, log
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import done_in_time, is_abandoned, wait_cancelled
 from .._core.validation import must
+from .._engines.payloads import UNREADABLE
 from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
 from .._execution.result_codec import decode_result
@@ -30,6 +31,7 @@ from .._journal.record import ATTEMPT, RESUMED, Record
 from ..errors import (
     AgentRuntimeError,
     LeaseLost,
+    RedactionFailed,
     StorageBusy,
     StorageClosed,
     StorageCorrupt,
@@ -39,7 +41,7 @@ from ..errors import (
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM
-from ..queue.records import LIMITS, RowChanged, RunRow
+from ..queue.records import LIMITS, RowChanged, RunRow, unreadable
 from ..status import RunStatus
 from .backends import Backends
 from .claim import HeldClaim, error_name
@@ -61,6 +63,8 @@ from .outcomes import (
     TimeLimitReached,
     deferred_seconds,
     no_usage,
+    redacted_end,
+    redacted_retry,
     with_counted_usage,
     without_result,
 )
@@ -70,6 +74,8 @@ from .settings import RunnerConfig
 from .unread_messages import UnreadMessages
 
 _RUNNING = RunStatus.RUNNING.value
+#: After these errors the same run may be executed later, or by another worker.
+PASSING = (StorageBusy, StorageFull, *UNREADABLE)
 #: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
 HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_held_concurrency_keys")
 #: The ids of all runs that this task is part of, the outermost first.
@@ -138,6 +144,7 @@ class RunExecution:
             The run's result; None if it has none yet, because it is parked, released, or lost to another worker.
         """
         self.started = True
+        await self.require_readable()
         token = self.log_claim()
         try:
             self.claim.register()
@@ -152,7 +159,7 @@ class RunExecution:
             # After an internal error a worker keeps the lease: its end is the pause before the next attempt.
             if self.inline or not isinstance(error, Exception):
                 await self.claim.try_release()
-            elif isinstance(error, StorageBusy | StorageFull):  # a damaged store does not get better with time
+            elif isinstance(error, PASSING):  # a damaged store does not get better with time
                 await self.claim.release_after(error, self._jitter())
             raise
         except GeneratorExit:  # the event loop has stopped: nothing can be awaited
@@ -171,6 +178,16 @@ class RunExecution:
             if self.recorder is not None and not self.control.lost:
                 await self._audit(self.recorder)
             restore(LOGGED_RUN, token)
+
+    async def require_readable(self) -> None:
+        """Release the claim if this process cannot decode the contents of the run, and raise why.
+
+        An inline run is released at once. The worker that claims it again is perhaps the same, which must not repeat
+        that without a pause.
+        """
+        if (error := unreadable(self.row)) is not None:
+            await self.claim.release_unstarted(None if self.inline else error, self._jitter())
+            raise error
 
     def log_claim(self) -> Token[LoggedRun | None]:
         """Log that the run was claimed. From here on, log records of the current task are about this run."""
@@ -328,7 +345,7 @@ class RunExecution:
         if (at := error.__traceback__) is not None and at.tb_next is not None:
             error.__traceback__ = in_agent(at.tb_next)  # begins in the agent's own code, and not in `_run_agent`
         cause = deciding_error(error)
-        if isinstance(cause, (LeaseLost, KeyboardInterrupt, SystemExit)):
+        if isinstance(cause, (LeaseLost, KeyboardInterrupt, SystemExit, *UNREADABLE)):
             raise cause
         if isinstance(cause, asyncio.CancelledError):
             return self.policy.of_cancellation(facts)
@@ -365,7 +382,7 @@ class RunExecution:
             case Released():
                 await self.claim.release()
             case Retry():
-                await self._retry(decision)
+                await self._retry(redacted_retry(self.writer.redaction, decision))
         return decision
 
     async def _apply_error(self, error: BaseException, ctx: Context) -> Decision:
@@ -397,7 +414,7 @@ class RunExecution:
             try:
                 await self.end(End(RunStatus.CANCELLED, returned, {}), ctx)
                 return
-            except UnserialisableResult as refusal:
+            except (UnserialisableResult, RedactionFailed) as refusal:
                 log.warning(
                     "result of %s after its cancellation was dropped, because it cannot be stored: %s",
                     self.claim.label, type(refusal).__name__,
@@ -412,7 +429,7 @@ class RunExecution:
         except NotSaved as refused:
             assert ctx is not None
             return await self._apply_error(refused.reason, ctx)
-        except UnserialisableResult as refusal:
+        except (UnserialisableResult, RedactionFailed) as refusal:
             if succeeded and ctx is not None:
                 return await self._apply_error(refusal, ctx)
             if end.status != RunStatus.FAILED:
@@ -431,6 +448,7 @@ class RunExecution:
         Raises:
             NotSaved: The run has succeeded, and its messages cannot be saved.
         """
+        end = redacted_end(self.writer.redaction, end, self.row.run_id)
         unread = UnreadMessages(self.claim, ctx, self._completed.values())
 
         async def write(result: RunResult, cursor: int) -> RunResult:
@@ -476,14 +494,11 @@ class RunExecution:
         self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]], ctx: Context
     ) -> None:
         """Append the messages of the run to its conversation, or report that this runner stores none."""
+        report = self.services.not_kept
         if self._conversation is not None:
             await self._conversation.save(status, result, sent)
-        elif status == RunStatus.SUCCEEDED and ctx.conversation_id is not None and not ctx.owns_conversation:
-            self._report_not_kept()
-
-    def _report_not_kept(self) -> None:
-        if self.services.not_kept is not None:
-            self.services.not_kept(self.row)
+        elif report is not None and status == RunStatus.SUCCEEDED and ctx.conversation_id and not ctx.owns_conversation:
+            report(self.row)
 
     # -- the agent's task
 

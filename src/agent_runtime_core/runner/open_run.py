@@ -69,6 +69,7 @@ class OpenRunSession:
             ended: The run has succeeded before: its saved results are returned and nothing is added.
         """
         execution = self.execution
+        await execution.require_readable()
         writer: RunWriter = execution.writer
         if not ended:
             self._logged = execution.log_claim()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from .._core.clock import aware
 from .._core.codec.json import encode
+from .._core.redaction import Redaction
 from .._core.validation import must
+from .._execution.redacted_values import redacted_error, redacted_run_result
 from .._execution.result_codec import error_payload
 from ..errors import (
     EffectAlreadyDone,
@@ -27,6 +29,7 @@ from ..errors import (
     Postponed,
     ProviderError,
     RateLimited,
+    RedactionFailed,
     StepCancelledError,
     StepInDoubt,
     UnknownPrice,
@@ -48,7 +51,7 @@ JITTER = 0.2  # the largest share that is added to a delay
 #: Another attempt would fail in the same way.
 FINAL_ERRORS = (
     JournalMismatch, StepInDoubt, EffectAlreadyDone, UnserialisableResult, InvalidArgument, NotSupported,
-    LimitExceeded, UnknownPrice, OutputMismatch, MissingDependency, IdempotencyConflict,
+    LimitExceeded, UnknownPrice, OutputMismatch, MissingDependency, IdempotencyConflict, RedactionFailed,
 )  # fmt: skip
 
 
@@ -323,7 +326,25 @@ def _is_more(name: str, value: Any, counted: dict[str, Any]) -> bool:
     return isinstance(value, (int, float)) and name in counted and value > counted[name] * _ROUNDING
 
 
-def without_result(end: End, refusal: UnserialisableResult) -> End:
+def redacted_retry(redaction: Redaction | None, retry: Retry) -> Retry:
+    """Return when the run is tried again, with the error that may be stored."""
+    return retry if redaction is None else replace(retry, error=redacted_error(redaction, retry.error))
+
+
+def redacted_end(redaction: Redaction | None, end: End, run_id: str) -> End:
+    """Return how the run finishes, with the result that may be stored.
+
+    Raises:
+        RedactionFailed: The hook failed for the result.
+    """
+    if redaction is None:
+        return end
+    result = redacted_run_result(redaction, end.result, run_id)
+    is_error = end.event is not None and "type" in end.event
+    return End(end.status, result, error_payload(result.error) if is_error else end.event)
+
+
+def without_result(end: End, refusal: UnserialisableResult | RedactionFailed) -> End:
     """Return a failed `end` without the agent's result, which cannot be stored: that the run failed is recorded."""
     error = copy(end.result.error)
     assert error is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from .._core.log import log
+from .._engines.payloads import UNREADABLE
 from .._execution.context import Context
 from .._execution.run_control import RunRecorder
 from ..errors import ContextOverflow, LeaseLost, RequestRefused, StorageBusy, StorageFull, deciding_error, text_of
@@ -15,8 +16,8 @@ from ..status import RunStatus
 from .guarded_calls import GuardedCalls
 from .outcomes import NotSaved
 
-#: Temporary errors, after which the run resumes.
-OUTAGES = (LeaseLost, StorageBusy, StorageFull)
+#: After these errors the run resumes later, or in another process.
+OUTAGES = (LeaseLost, StorageBusy, StorageFull, *UNREADABLE)
 #: Errors of a provider that the messages of the run may have caused.
 _REJECTIONS = (RequestRefused.__name__, ContextOverflow.__name__)
 
@@ -77,6 +78,7 @@ class RunConversation:
 
         Raises:
             LeaseLost, StorageBusy, StorageFull: The store is not available, or the claim is lost.
+            UnknownEncryptionKey, StorageCorrupt: The conversation cannot be decoded here.
         """
         try:
             await self._calls.call(work, f"a store of {self._label}", context=self._context())

@@ -104,6 +104,7 @@ class AgentRunner(RunClient):
             for given, backend in zip((queue, event_bus, state_store), backends, strict=True):
                 if given is None:
                     opened(backend)
+            settings.encode_contents(*backends)
             super().__init__(backends, config, registry, persistence)
             at_url = settings.backend_url is not None and not (queue or event_bus or state_store)
             self._has_store_url = at_url and backends.hold_documents
@@ -193,7 +194,7 @@ class AgentRunner(RunClient):
         """
         SETTINGS["trace_sinks"].check("trace_sinks", [sink])
         if self.tracer is None:
-            self.tracer = Tracer(clock=self.queue.clock)
+            self.tracer = Tracer(clock=self.queue.clock, redaction=self.queue.sink_redaction)
             self._services_cache.clear()
         self.tracer.add(sink)
 

@@ -14,6 +14,7 @@ from .._core.context_vars import start_helper
 from .._core.log import about_run, log
 from .._core.per_loop import call_in_loop
 from .._core.validation import Shown, is_number, must
+from .._engines.payloads import UNREADABLE
 from ..errors import AgentRuntimeError, StorageClosed
 from ..queue.records import ClaimRequest, RunRow
 from .concurrency import ConcurrencySlots
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 MAINTENANCE_INTERVAL = 0.1  # seconds after which a busy worker checks expired leases and timers again
 EXTRA_WAIT = 2.0  # seconds that a blocking claim waits longer than until the next poll
 MAX_CLAIM = 1000  # runs in one claim, even if more slots are free
+UNREADABLE_INTERVAL = 60.0  # seconds between two reports of runs that this process cannot decode
 RELEASE_SECONDS = 0.5  # seconds to release runs that did not stop
 
 
@@ -68,6 +70,7 @@ class Worker:
         self._suspects = CrashSuspects(queue.clock, lambda: self.slots.busy, lambda: self.config.max_crashes)
         self._stopping = False
         self._looked = -MAINTENANCE_INTERVAL  # when the loop last claimed, which checks leases and timers too
+        self._reported = -UNREADABLE_INTERVAL  # when a run that cannot be decoded was last reported
         self._hurry = False  # release active runs without waiting for the grace
         self._claims_due = False  # the last claim succeeded, and so made due runs ready
         self._wake_event: asyncio.Event | None = None
@@ -190,10 +193,18 @@ class Worker:
             # Cancelled before it ran, as when the event loop ends: its own code could not release the run.
             _ = self._follow(start_helper(execution.release_unstarted()), execution)
         if not task.cancelled() and (error := task.exception()) is not None:
+            self._report(execution, error)
+
+    def _report(self, execution: RunExecution, error: BaseException) -> None:
+        label, extra = execution.claim.label, about_run(execution.row.run_id, execution.row.attempt)
+        if not isinstance(error, UNREADABLE):
             log.error(
-                "execution of %s failed: %s; it is claimed again later", execution.claim.label, error,
-                exc_info=error, extra=about_run(execution.row.run_id, execution.row.attempt),
-            )  # fmt: skip
+                "execution of %s failed: %s; it is claimed again later", label, error, exc_info=error, extra=extra
+            )
+        elif (now := self.queue.clock.boot()) - self._reported >= UNREADABLE_INTERVAL:
+            # There may be many such runs, and each is claimed every few seconds.
+            self._reported = now
+            log.error("%s is left to a worker that can read it: %s", label, error, extra=extra)
 
     def _forget(self, execution: RunExecution) -> None:
         self._suspects.ended(execution)

@@ -52,8 +52,10 @@ def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
     Raises:
         InvalidArgument: if there is no such backend.
     """
-    name, options = get_config().chosen("state_store_backend", backend, options)
+    config = get_config()
+    name, options = config.chosen("state_store_backend", backend, options)
     store: StateStore = pick(BACKENDS, name, package=__name__, what="state store")(**options)
+    config.encode_contents(store)
     return store
 
 

@@ -13,23 +13,20 @@ from .._core.codec.json import decode_dict, encode_as
 from .._core.ids import stored_id, unbroken
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
+from .._engines.payloads import why_unreadable
 from .._error_text import brief_kind
 from .._journal.record import Record, outcome_of
-from ..errors import StorageCorrupt, UnserialisableResult
+from ..errors import StorageCorrupt, StorageError, UnserialisableResult
+from .payload_fields import FIELDS, decode_effect, decode_record, decode_records, decode_state
+from .rows import APPROVED as APPROVED
+from .rows import BEGUN as BEGUN
+from .rows import HAPPENED as HAPPENED
+from .rows import MEMBER as MEMBER
+from .rows import TAKEN as TAKEN
+from .rows import EffectRow as EffectRow
+from .rows import StateRow as StateRow
 
 _FURTHEST: Final = 2**53  # greater than every position, and every store accepts it
-
-
-class StateRow(NamedTuple):
-    """The mutable part of a run's state.
-
-    `mark` is the position in the run at which the checkpoint was saved, `t` the wall time of the last write.
-    """
-
-    status: str | None = None
-    checkpoint: str | None = None
-    mark: str | None = None
-    t: float = 0.0
 
 
 class RunEnd(NamedTuple):
@@ -41,36 +38,13 @@ class RunEnd(NamedTuple):
     usage: str | None  # JSON, as in the result
 
 
-#: Values of `EffectRow.status`.
-BEGUN: Final = "begun"  # a step has started, and its outcome is not recorded
-HAPPENED: Final = "done"  # a step has completed: `result` is its result
-APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
-TAKEN: Final = "taken"  # never stored: a run may repeat the effect of another run
-MEMBER: Final = "member"  # no effect: the run belongs to the lineage, whose rows are kept while it has members
-
-
-class EffectRow(NamedTuple):
-    """A step or an approval of one run, which forks of the run must not repeat without notice.
-
-    Runs that were forked from each other share an `origin`: the first run of that lineage.
-    """
-
-    origin: str
-    key: str  # name and key of the step or wait; "" in the row of a member
-    digest: str  # of its arguments, or of the details of an approval; "" for none
-    run_id: str  # the run that did it
-    status: str
-    result: str | None = None
-    t: float = 0.0
-
-
 class EffectExists(Exception):
     """Another run of the lineage has a row of this effect. Nothing was written."""
 
 
-def damaged(run_id: str, column: str, value: object) -> StorageCorrupt:
-    """Return the error for a column of a run's state with a value that the library does not write."""
-    return StorageCorrupt(
+def damaged(run_id: str, column: str, value: object) -> StorageError:
+    """Return the error for a column of a run's state with a value that the library does not write, or encrypted."""
+    return why_unreadable(f"{column} of run {run_id}", value) or StorageCorrupt(
         f"run {run_id}: the {column} of its state must be a value that this library wrote, got {brief_kind(value)}. "
         "Restore a backup"
     )
@@ -111,6 +85,8 @@ class StateStore(Backend):
     * "effects" (origin, key, digest): the rows of one effect.
     """
 
+    payload_fields = FIELDS
+
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
         self.clock = clock
 
@@ -135,7 +111,10 @@ class StateStore(Backend):
         if not isinstance(state, Mapping):
             raise must("state", "be a dict", state)
         key = stored_id(run_id)
-        op = Op("state.checkpoint", (key, encode_as("state", dict(state)), None, self.clock.wall()))
+        text = encode_as("state", dict(state))
+        if self.redaction is not None:
+            text = self.redaction.stored_dict("state", text, f"run {key}")
+        op = Op("state.checkpoint", (key, text, None, self.clock.wall()))
         await self.commits.commit(None if claim is None else Guard(key, claim), [op])
 
     async def get_checkpoint(self, run_id: UUID | str) -> dict[str, Any] | None:
@@ -167,29 +146,35 @@ class StateStore(Backend):
     async def state(self, run_id: str) -> StateRow:
         """Return the status and the checkpoint of a run."""
         row: StateRow = await self.read("state", run_id)
-        return row
+        return decode_state(self.payloads, run_id, row)
 
     async def effects(self, origin: str, key: str, digest: str) -> list[EffectRow]:
         """Return the rows of one effect, one for each run of the lineage that did it, the oldest first."""
         rows: list[EffectRow] = await self.read("effects", origin, key, digest)
+        if self.payloads is not None:  # those above were stored before there was a codec
+            keyed = self.payloads.keyed_digest(digest)
+            rows = [*rows, *(await self.read("effects", origin, key, keyed) if keyed != digest else ())]
+            rows = [decode_effect(self.payloads, row, digest) for row in rows]
         return sorted(rows, key=lambda row: (row.t, row.run_id))
 
     async def records(self, run_id: UUID | str, after: int = -1) -> list[Record]:
         """Return the records of the run's journal after a position, in order."""
         if not isinstance(after, int):
             raise must("after", "be an integer, a position in the journal", after)
-        records: list[Record] = await self.read("records", stored_id(run_id), max(-1, min(after, _FURTHEST)))
-        return records
+        key = stored_id(run_id)
+        records: list[Record] = await self.read("records", key, max(-1, min(after, _FURTHEST)))
+        return decode_records(self.payloads, key, records)
 
     async def ending(self, run_id: str) -> Record | None:
         """Return the record of the run's last end, or None."""
         record: Record | None = await self.read("ending", run_id)
-        return record
+        return None if record is None else decode_record(self.payloads, run_id, record)
 
     async def endings(self, run_ids: Sequence[str]) -> dict[str, RunEnd]:
         """Return how the last generation of each of these runs ended, in one read; others are left out."""
         found: dict[str, Record] = await self.read("endings", tuple(run_ids))
-        return {run_id: _run_end(run_id, record) for run_id, record in found.items()}
+        payloads = None if self.payloads is None else self.payloads.marking
+        return {run_id: _run_end(run_id, decode_record(payloads, run_id, record)) for run_id, record in found.items()}
 
 
 def _run_end(run_id: str, record: Record) -> RunEnd:

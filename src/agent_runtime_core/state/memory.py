@@ -91,6 +91,27 @@ def _keep(tx: MemoryTx, origin: str, identity: tuple[str, ...], rows: list[Effec
     tx.put(table[origin], identity, rows)
 
 
+def effect_keys(tx: MemoryTx, origin: str) -> list[tuple[str, ...]]:
+    return [*tx.tables["effects"].get(origin, {})]
+
+
+def rewrite(tx: MemoryTx, run_id: str, old: str, new: str) -> bool:
+    row = _state(tx, run_id)
+    if row.checkpoint != old:
+        return False
+    tx.put(tx.tables["state"], run_id, row._replace(checkpoint=new))
+    return True
+
+
+def rewrite_effect(tx: MemoryTx, old: EffectRow, new: EffectRow) -> bool:
+    if old not in effects(tx, *old[:3]):
+        return False
+    drop(tx, *old[:4])
+    if not any(each.run_id == new.run_id for each in effects(tx, *new[:3])):
+        put(tx, new)
+    return True
+
+
 def delete(tx: MemoryTx, run_id: str) -> None:
     tx.drop(tx.tables["state"], run_id)
     journal.delete(tx, run_id)
@@ -113,6 +134,7 @@ CONCERN = OperationSet(
     {
         "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, _CLEAR: clear,
         "effect.begin": begin, "effect.put": put, "effect.drop": drop, "effect.leave": leave,
+        "state.rewrite": rewrite, "effect.rewrite": rewrite_effect,
     },
     {
         "state.checkpoint": checkpointed, "state.status": stated,
@@ -132,7 +154,10 @@ class InMemoryStateStore(StateStore):
         "ending": journal.ending,
         "endings": journal.endings,
         "effects": effects,
+        "effect_keys": effect_keys,
     }
+
+    rewrites = True
 
     commit = engine_commit
     read = engine_read

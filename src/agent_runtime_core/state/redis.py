@@ -29,6 +29,10 @@ def _effect(row: EffectRow) -> tuple[Any, ...]:
     return row.origin, compact(row[1:3]), row.run_id, compact(row)
 
 
+def _rewrite_effect(old: EffectRow, new: EffectRow) -> tuple[Any, ...]:
+    return *_effect(old), compact(new[1:3]), compact(new)
+
+
 def _of_effect(origin: str, key: str, digest: str, run_id: str) -> tuple[Any, ...]:
     return origin, compact((key, digest)), run_id
 
@@ -36,6 +40,10 @@ def _of_effect(origin: str, key: str, digest: str, run_id: str) -> tuple[Any, ..
 async def _effects(engine: RedisEngine, origin: str, key: str, digest: str) -> list[EffectRow]:
     rows = as_list(await engine.ask("state.effects", origin, compact((key, digest))))
     return [EffectRow(*json.loads(row)) for row in rows]
+
+
+async def _effect_keys(engine: RedisEngine, origin: str) -> list[tuple[str, str]]:
+    return [tuple(json.loads(each)) for each in as_list(await engine.ask("state.effect_keys", origin))]
 
 
 async def _state(engine: RedisEngine, run_id: str) -> StateRow:
@@ -53,6 +61,7 @@ CONCERN = RedisOperationSet(
         "state.status": Codec(_status),
         "effect.begin": Codec(_effect),
         "effect.put": Codec(_effect),
+        "effect.rewrite": Codec(_rewrite_effect),
         "effect.drop": Codec(_of_effect),
     },
     refusals={"EFFECT": EffectExists},
@@ -69,7 +78,10 @@ class RedisStateStore(StateStore):
         "ending": journal.ending,
         "endings": journal.endings,
         "effects": _effects,
+        "effect_keys": _effect_keys,
     }
+
+    rewrites = True
 
     commit = engine_commit
     read = engine_read

@@ -22,6 +22,13 @@ ops['state.delete'] = function(run)
   return null
 end
 
+ops['state.rewrite'] = function(run, old, new)
+  local key = P .. 'state:' .. run
+  if call('HGET', key, 'checkpoint') ~= old then return false end
+  write('HSET', key, 'checkpoint', new)
+  return true
+end
+
 ops['state.row'] = function(run)
   return state(run)
 end
@@ -89,6 +96,16 @@ applied['effect.drop'] = function(origin, what, run)
   return null
 end
 
+-- Replaces the row of a run by the same one, encoded in another way, perhaps with another digest.
+ops['effect.rewrite'] = function(origin, what, run, old, now_what, new)
+  if of_run(effects(origin, what), run) ~= old then return false end
+  keep_effect(origin, what, run, now_what == what and new or nil)
+  if now_what ~= what and not of_run(effects(origin, now_what), run) then
+    keep_effect(origin, now_what, run, new)
+  end
+  return true
+end
+
 ops['effect.leave'] = function(origin, run)
   keep_effect(origin, MEMBERS, run)
   if #effects(origin, MEMBERS) == 0 then
@@ -96,6 +113,10 @@ ops['effect.leave'] = function(origin, run)
     tx.effects = nil
   end
   return null
+end
+
+ops['state.effect_keys'] = function(origin)
+  return call('HKEYS', P .. 'effects:' .. origin)
 end
 
 ops['state.effects'] = function(origin, what)

@@ -96,6 +96,23 @@ def effects(view: SQLiteTx | sqlite3.Connection, origin: str, key: str, digest: 
     return [EffectRow(*row) for row in view.execute(f"SELECT * {_EFFECTS}", (origin, key, digest))]
 
 
+def effect_keys(view: SQLiteTx | sqlite3.Connection, origin: str) -> list[tuple[str, str]]:
+    return view.execute("SELECT DISTINCT key, digest FROM arc_effects WHERE origin = ?", (origin,)).fetchall()
+
+
+def rewrite(tx: SQLiteTx, run_id: str, old: str, new: str) -> bool:
+    update = "UPDATE arc_state SET checkpoint = ? WHERE run_id = ? AND checkpoint = ?"
+    return tx.execute(update, (new, run_id, old)).rowcount == 1
+
+
+def rewrite_effect(tx: SQLiteTx, old: EffectRow, new: EffectRow) -> bool:
+    if old not in effects(tx, *old[:3]):
+        return False
+    drop(tx, *old[:4])
+    tx.execute("INSERT OR IGNORE INTO arc_effects VALUES (?,?,?,?,?,?,?)", new)
+    return True
+
+
 def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.execute("DELETE FROM arc_state WHERE run_id = ?", (run_id,))
     journal.delete(tx, run_id)
@@ -116,13 +133,14 @@ CONCERN = OperationSet(
     {
         "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete,
         "effect.begin": begin, "effect.put": put, "effect.drop": drop, "effect.leave": leave,
+        "state.rewrite": rewrite, "effect.rewrite": rewrite_effect,
     },
     {
         "state.checkpoint": checkpointed, "state.status": stated,
         "effect.begin": has_begun, "effect.put": was_put, "effect.drop": dropped,
     },
     migrations=MIGRATIONS,
-    slow={"state.delete": always, "effect.leave": always},
+    slow={"state.delete": always, "effect.leave": always, "state.rewrite": always, "effect.rewrite": always},
 )  # fmt: skip
 
 
@@ -136,8 +154,11 @@ class SQLiteStateStore(StateStore):
         "ending": journal.ending,
         "endings": journal.endings,
         "effects": effects,
+        "effect_keys": effect_keys,
     }
     transacts = True
+
+    rewrites = True
 
     commit = engine_commit
     read = engine_read

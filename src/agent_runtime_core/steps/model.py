@@ -16,6 +16,7 @@ from .._core.codec.json import MAX_RESULT, encode
 from .._core.codec.tagged import stored_as_dict
 from .._core.codec.typed import codec_for
 from .._core.ids import run_uuid, unbroken
+from .._core.redaction import Redaction
 from .._core.validation import Shown, must
 from .._execution.step_function import StepFunction, cached_step_function, step_function
 from .._execution.step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
@@ -282,14 +283,18 @@ class ReadOnlyState(State):
     update: Callable[..., Any] = _refuse
 
 
-def state_text(values: Mapping[str, Any], step: str | None = None) -> str:
-    """Encode a state.
+def state_text(
+    values: Mapping[str, Any], step: str | None = None, redaction: Redaction | None = None, owner: str = ""
+) -> str:
+    """Encode a state, and redact it.
 
     Raises:
+        RedactionFailed: The hook failed for the state, which `owner` was to store.
         UnserialisableResult: A value cannot be stored. The error has its path in the state, and the step that set it.
     """
     try:
-        return encode(dict(values))
+        text = encode(dict(values))
+        return text if redaction is None else redaction.stored_dict("state", text, owner)
     except UnserialisableResult as error:
         where = f"state{error.path[1:]}"
         raise UnserialisableResult(where, error.reason, max_bytes=error.max_bytes, step_name=step) from None

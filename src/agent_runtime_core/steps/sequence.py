@@ -143,7 +143,7 @@ class StepSequence(StepListRun):
         if self.changed is not None:
             self.state_text: str = self.changed
             journal.view.states.set(self.key, self.number, self.record.seq, self.record.state or "", self.changed)
-        if self.state and not is_immutable_state(self.state):
+        if journal.redaction is not None or (self.state and not is_immutable_state(self.state)):
             self._reset_state()
         elif self.changed is not None:  # a step that ended may still refer to the old object
             self.state = State(self.state, self.readable_results)
@@ -165,7 +165,9 @@ class StepSequence(StepListRun):
         """Return the records to write for the present step, as in `step_runner.Seal`."""
         self.changed: str | None = None
         if self.state or self.state_text != "{}":
-            new_state = state_text(self.state, self.step.name)
+            journal = self.journal
+            owner = f"step {work.name!r} of run {journal.writer.run_id}"
+            new_state = state_text(self.state, self.step.name, journal.redaction, owner)
             if new_state != self.state_text:
                 self.changed = new_state
         if self.has_unrecorded_state and self.changed is None:

@@ -118,7 +118,8 @@ class StepListRun:
         before, own = states.before(self.key), states.of(self.key, self.number)
         if own is None:
             previous = progress.custom_state if before is None else cast("dict[str, Any]", decode(before))
-            own = state_text({**previous, **options.added, **(initial or {})})
+            values = {**previous, **options.added, **(initial or {})}
+            own = state_text(values, None, journal.redaction, f"run {journal.writer.run_id}")
             self.has_unrecorded_state: bool = own != (before or "{}") or self.info is not None or not self.is_ordered
         else:
             options.added, self.has_unrecorded_state = {}, not states.is_recorded(self.key, self.number)

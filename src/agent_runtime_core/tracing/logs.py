@@ -38,4 +38,6 @@ class JsonFormatter(logging.Formatter):
         line |= {name: str(value) if name == "run_id" else value for name in FIELDS if (value := about.get(name))}
         if record.exc_info:
             line["exception"] = redacted(self.formatException(record.exc_info))
+        elif record.exc_text:  # the redact hook has replaced the traceback
+            line["exception"] = record.exc_text
         return json.dumps(line, default=str)

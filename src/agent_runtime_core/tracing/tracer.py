@@ -16,8 +16,10 @@ from uuid import UUID
 from .._core.clock import SYSTEM, Clock
 from .._core.log import log
 from .._core.per_loop import call_in_loop
+from .._core.redaction import Redaction
 from .._core.traceparent import checked
 from ..interfaces import TraceSink
+from .redacted_traces import redacted_trace
 
 MAX_WAITING = 10_000  # traces that may wait for the sinks
 MAX_FAILURES = 20  # failures in a row after which a sink is paused
@@ -72,10 +74,13 @@ class Tracer:
     Args:
         sinks: The trace sinks.
         clock: Source of time, for tests.
+        redaction: Redacts the traces before a sink gets them. If its hook fails, the sinks get ids, names and times.
     """
 
-    def __init__(self, sinks: Sequence[TraceSink] = (), *, clock: Clock = SYSTEM) -> None:
-        self._clock = clock
+    def __init__(
+        self, sinks: Sequence[TraceSink] = (), *, clock: Clock = SYSTEM, redaction: Redaction | None = None
+    ) -> None:
+        self._clock, self._redaction = clock, redaction
         self._callers: tuple[_SinkCaller, ...] = ()
         self._activate: list[tuple[str, Callable[[str], AbstractContextManager[object] | None]]] = []
         self._activation_failed: set[str] = set()
@@ -107,6 +112,11 @@ class Tracer:
             self._sources.append(sink)
 
     # -- called by the runner
+
+    @property
+    def redaction_failures(self) -> int:
+        """How often the redact hook failed, so that a sink or a log record got no content."""
+        return 0 if self._redaction is None else self._redaction.failures
 
     @property
     def activates(self) -> bool:
@@ -222,6 +232,9 @@ class Tracer:
             while self._waiting:
                 for _ in range(min(BATCH, len(self._waiting))):
                     trace = self._waiting.popleft()
+                    if self._redaction is not None:
+                        about = redacted_trace(self._redaction, trace.method, trace.kind, trace.about)
+                        trace = trace._replace(about=about)
                     for sink in self._callers:
                         await sink.send(trace)
                 await asyncio.sleep(0)  # let tasks of the sinks continue

@@ -24,6 +24,7 @@ from ..events.event import Event
 from ..state.base import StateStore
 from ..tracing.tracer import Tracer
 from .events import TOPICS, EventEnvelope, Payload, invalid
+from .redacted_payloads import stored_payload
 
 # The ids of stored logs derive from this value: with another one, stored topics would not be found.
 _TOPICS = UUID("1d5e0f6a-9c2b-5a71-8f34-6b0f7c1a2e95")
@@ -134,7 +135,10 @@ class EventPublisherSubscriber:
         return self._publishing(envelope.topic, [plain])
 
     def _publishing(self, topic: str, data: Sequence[dict[str, Any]]) -> Op:
-        return self._bus.publishing(self._log(topic), [(each["event_id"], each["type"], each) for each in data])
+        if (redaction := self._bus.redaction) is not None:
+            data = [{**each, "payload": stored_payload(redaction, each["payload"], f"topic {topic}")} for each in data]
+        rows = [(each["event_id"], each["type"], each) for each in data]
+        return self._bus.publishing(self._log(topic), rows, redacted=True)
 
     def _trace(self, topic: str, latency: float | None) -> None:
         if self.tracer is not None:

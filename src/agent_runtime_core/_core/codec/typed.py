@@ -118,7 +118,16 @@ def codec_for(
     convert, needed = codec_of(annotation)
     if not needed:
         return write, decode
-    return lambda value: write(convert(value, None, False)), lambda text: convert(decode(text), None, True)
+    return lambda value: write(convert(value, None, False)), partial(_read, annotation, convert)
+
+
+def _read(_: object, convert: Turn, text: str) -> object:
+    return convert(decode(text), None, True)
+
+
+def annotation_of(read: Callable[[str], object]) -> object | None:
+    """Return the annotation of a function of `codec_for` that decodes, None if it has none."""
+    return read.args[0] if isinstance(read, partial) and read.func is _read else None
 
 
 _ENCODE: Final = partial(encode, max_bytes=MAX_RESULT, exact=True)

@@ -92,7 +92,8 @@ export function Table({ label, head, rows, foot }) {
 export function Json({ value, label, lines = 12 }) {
   const [open, setOpen] = useState(false);
   if (value === null || value === undefined) return null;
-  const text = typeof value === "string" ? value : json(value);
+  const key = Object.keys(value).length === 1 && value.encrypted?.key;
+  const text = key ? `(encrypted with key '${key}')` : typeof value === "string" ? value : json(value);
   const all = text.split("\n");
   const long = all.length > lines || text.length > 4000;
   const shown = open || !long ? text : `${all.slice(0, lines).join("\n").slice(0, 4000)}\n…`;

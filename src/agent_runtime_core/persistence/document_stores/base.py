@@ -8,6 +8,7 @@ from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
 from ..._core.log import log
 from ..._core.validation import must
+from ...config import get_config
 from ...errors import StorageError
 from ..documents.base import Collection, DocumentStore, storable
 from ..models import Scope
@@ -75,6 +76,7 @@ class DocumentHome:
         }  # fmt: skip
         if self.clock is SYSTEM:
             self.clock = documents.clock
+        get_config().encode_contents(*self.document_stores())
 
     def documents(self, scope: Scope) -> DocumentStore:
         """Return the document store of a scope."""

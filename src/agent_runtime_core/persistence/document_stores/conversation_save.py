@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from ..._core.clock import aware
 from ..._core.codec.json import MAX_BYTES, digest
+from ..._core.redaction import Redaction
 from ..._core.validation import Shown, must
 from ..._engines.base import Op
+from ...errors import RedactionFailed
 from ..documents.base import Collection, Document, Entry
 from ..documents.full_text import text_in
 from ..model_codec import model_of, text_of
@@ -58,8 +60,10 @@ def group_of(agent_key: str | None) -> str:
     return "" if agent_key is None else f"agent:{escaped(agent_key)}"
 
 
-def message_entry(conversation: str, message: ConversationMessage, *, max_bytes: int = MAX_BYTES) -> Entry:
-    """Check a message, and return its document."""
+def message_entry(
+    conversation: str, message: ConversationMessage, redaction: Redaction | None = None, *, max_bytes: int = MAX_BYTES
+) -> Entry:
+    """Check a message, redact it, and return its document."""
     if not isinstance(message, ConversationMessage):
         raise must("a message", "be a ConversationMessage", message)
     key = f"{conversation}/{id_text(message.id, 'message')}"
@@ -74,7 +78,23 @@ def message_entry(conversation: str, message: ConversationMessage, *, max_bytes:
         )
     check_link(message.parent_message_id, "the parent_message_id of a message")
     check_link(message.branch_id, "the branch_id of a message")
+    if redaction is not None:
+        message = _redacted(redaction, message, f"conversation {conversation}")
     return Entry(key, text_of(message, max_bytes=max_bytes), conversation, words=text_in(message.content))
+
+
+def _redacted(redaction: Redaction, message: ConversationMessage, owner: str) -> ConversationMessage:
+    """Return the message that may be stored. The hook gets it as a dict, and returns one of the same form."""
+    shown = {
+        "role": message.role, "content": message.content, "metadata": message.metadata,
+        "tool_calls": [dataclasses.asdict(each) for each in message.tool_calls],
+    }  # fmt: skip
+    found = redaction.stored_value("message", shown, owner)
+    try:
+        calls = [ToolCall(**each) for each in found["tool_calls"]]
+        return dataclasses.replace(message, content=found["content"], metadata=found["metadata"], tool_calls=calls)
+    except (LookupError, TypeError):
+        raise RedactionFailed("message", owner, "returned no message for one") from None
 
 
 def read_back(header: Document, messages: list[ConversationMessage]) -> Conversation:
@@ -130,13 +150,13 @@ class LoadedState(NamedTuple):
         return self.creation_id == model_of(Header, header.text).born
 
 
-def entries_of(key: str, conversation: Conversation) -> dict[str, Entry]:
+def entries_of(key: str, conversation: Conversation, redaction: Redaction | None) -> dict[str, Entry]:
     """Check the messages of a conversation, and return their documents by key, in order."""
     entries: dict[str, Entry] = {}
     if not isinstance(conversation.messages, list | tuple):
         raise must(f"the messages of conversation {key}", "be a list", conversation.messages)
     for message in conversation.messages:
-        entry = message_entry(key, message)
+        entry = message_entry(key, message, redaction)
         if entry.key in entries:
             raise must(f"the message ids of conversation {key}", "be unique", Shown(f"{message.id} twice"))
         entries[entry.key] = entry

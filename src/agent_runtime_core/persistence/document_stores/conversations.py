@@ -68,7 +68,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         headers, messages = self._tables(scope)
         key = id_text(conversation.id, "conversation")
         check_link(conversation.active_branch_id, "the active_branch_id of a conversation")
-        entries = entries_of(key, conversation)
+        entries = entries_of(key, conversation, headers.documents.redaction)
 
         async def attempt() -> None:
             stored = await headers.get(key)
@@ -152,7 +152,8 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         key = id_text(conversation_id, "conversation")
         if not isinstance(messages, Iterable):
             raise must("messages", "be a list of ConversationMessage", messages)
-        ops = [table.add(message_entry(key, message)) for message in messages]
+        redaction = table.documents.redaction
+        ops = [table.add(message_entry(key, message, redaction)) for message in messages]
         if not ops and await headers.get(key) is None:
             raise no_conversation(conversation_id)
         ranks = await self._commit_and_touch(headers, conversation_id, ops) if ops else []
@@ -196,7 +197,8 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         self, conversation_id: UUID, message: ConversationMessage, scope: Scope | None, switch: bool
     ) -> None:
         headers, messages = self._tables(scope)
-        add = messages.add(message_entry(id_text(conversation_id, "conversation"), message))
+        key = id_text(conversation_id, "conversation")
+        add = messages.add(message_entry(key, message, messages.documents.redaction))
         if switch:
             await self._switch(headers, conversation_id, message.branch_id, add)
         else:

@@ -12,15 +12,19 @@ import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.lazy_import import lazily
 from ..._core.validation import Shown, must
 from ..._engines.base import Backend, Guard, Op
-from ...errors import StorageBusy, brief
+from ...errors import NotSupported, StorageBusy, brief
 from ..fencing import CURRENT_CLAIM
 from .full_text import best, folded, words_of
+from .payload_fields import FIELDS, decode_documents
+from .rows import Document as Document
+from .rows import Entry as Entry
+from .rows import Query as Query
 
 T = TypeVar("T")
 
@@ -29,95 +33,6 @@ MOST_RANK = 1e300  # the largest absolute rank, so that a greater one always exi
 MARK_BITS = 52  # a double, which Lua uses for numbers, holds such an integer exactly
 PAGE = 500  # documents in one page, by default
 SEARCH_LIMIT = 20  # documents that a search returns, by default
-
-
-class Document(NamedTuple):
-    """A stored document.
-
-    Attributes:
-        key: Unique within its kind.
-        text: The content.
-        version: 1 at first, plus one for each put.
-        rank: The position in its kind.
-        group: The group, or an empty string.
-        expires: The time at which it expires, in seconds since the epoch. None: it does not expire.
-    """
-
-    key: str
-    text: str
-    version: int = 1
-    rank: float = 0.0
-    group: str = ""
-    expires: float | None = None
-
-
-class Entry(NamedTuple):
-    """A document to store.
-
-    Attributes:
-        key: Unique within its kind.
-        text: The content.
-        group: The group, or an empty string.
-        rank: The position in its kind. None keeps the rank of a stored document of the same group. A new document gets
-            a rank after all others of its group, from 1.
-        expires: The time at which it expires, in seconds since the epoch. None: it does not expire.
-        words: The text that a full-text search matches. An empty string is never found.
-        mark: A random id of this write, which `Collection` sets. It identifies a repeated write.
-    """
-
-    key: str
-    text: str
-    group: str = ""
-    rank: float | None = None
-    expires: float | None = None
-    words: str = ""
-    mark: int = 0
-
-
-class Query(NamedTuple):
-    """A query for documents of a kind.
-
-    Attributes:
-        space: The space.
-        kind: The kind.
-        now: The current time, in seconds since the epoch.
-        group: Only documents of this group. None: of all.
-        prefix: Only documents whose key begins with it.
-        low: The smallest rank, inclusive.
-        high: The greatest rank, exclusive.
-        descending: Return the documents in descending order.
-        offset: Skip this many documents.
-        limit: Return at most this many documents. None: all.
-    """
-
-    space: str
-    kind: str
-    now: float
-    group: str | None = None
-    prefix: str = ""
-    low: float | None = None
-    high: float | None = None
-    descending: bool = False
-    offset: int = 0
-    limit: int | None = None
-
-    def listed(self, documents: Iterable[Document]) -> list[Document]:
-        """Return those of `documents`, all of this space and kind, that the query finds, in its order.
-
-        For a store without indexes.
-        """
-        found = sorted(filter(self.admits, documents), key=lambda each: (each.rank, each.key), reverse=self.descending)
-        return found[self.offset :][: self.limit]
-
-    def admits(self, document: Document) -> bool:
-        """Return whether a document has not expired, and has the group, the prefix and a rank of the query."""
-        return (
-            (document.expires is None or document.expires > self.now)
-            and (self.group is None or document.group == self.group)
-            and document.key.startswith(self.prefix)
-            and (self.low is None or document.rank >= self.low)
-            and (self.high is None or document.rank < self.high)
-        )
 
 
 class VersionConflict(Exception):
@@ -179,6 +94,8 @@ class DocumentStore(Backend):
     Args:
         clock: The clock of the store.
     """
+
+    payload_fields = FIELDS
 
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
         self.clock = clock
@@ -300,6 +217,9 @@ class Collection:
 
     # -- reads
 
+    def _decoded(self, found: Iterable[Document]) -> list[Document]:
+        return decode_documents(self.documents.payloads, self.space, self.kind, found)
+
     async def get(self, key: str) -> Document | None:
         """Return a document, or None if there is none."""
         found = await self.many([key])
@@ -312,7 +232,7 @@ class Collection:
         if not keys:
             return []
         found: list[Document] = await self.documents.read("get", self.space, self.kind, tuple(keys), self._now())
-        return found
+        return self._decoded(found)
 
     async def find(
         self, group: str | None = None, *, prefix: str = "", low: float | None = None, high: float | None = None,
@@ -337,7 +257,7 @@ class Collection:
         storable(prefix, "prefix", self.kind)
         query = Query(self.space, self.kind, self._now(), group, prefix, low, high, descending, offset, limit)
         found: list[Document] = await self.documents.read("find", query)
-        return found
+        return self._decoded(found)
 
     async def pages(
         self, group: str | None = None, *, low: float | None = None, high: float | None = None,
@@ -365,7 +285,13 @@ class Collection:
 
         If `words` contains no word, nothing is found.
         """
-        return await self.documents.search(self.space, self.kind, words, limit)
+        payloads = self.documents.payloads
+        if payloads is not None and not payloads.searchable:
+            raise NotSupported(
+                "documents that a payload codec encodes cannot be searched, because their words are not stored. "
+                "Use AESGCMCodec(searchable=True) to store them, unencrypted"
+            )
+        return self._decoded(await self.documents.search(self.space, self.kind, words, limit))
 
     async def change(self, key: str, fn: Callable[[Document | None], Entry | None], *also: Op) -> Document | None:
         """Replace a document by `fn(document)`, as a compare-and-set.

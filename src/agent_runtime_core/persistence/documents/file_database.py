@@ -36,6 +36,7 @@ from .file_directory import DRAFTS, DurableDirectory, storage_errors
 from .file_format import VERSION, sealed, unsealed
 from .file_index import DOCUMENTS, NameIndex, directory_of
 from .file_lock import LOCK, locked
+from .file_names import text_of
 from .file_transaction import Changes, FileTransaction
 from .operations import APPLIED, OPS
 
@@ -279,6 +280,14 @@ class FileDatabase:
         index = self.index(directory_of(space, kind))
         return [
             (record.key, file.rank, record.words) for file, record in index.live(index.files(None), now) if record.words
+        ]
+
+    def kinds(self) -> list[tuple[str | None, str | None]]:
+        """Return (space, kind) of all documents, with None for a name that is too long for the name of a directory."""
+        return [
+            (text_of(space), text_of(kind))
+            for space in self.disk.directories(DOCUMENTS)
+            for kind in self.disk.directories(f"{DOCUMENTS}/{space}")
         ]
 
 

@@ -47,6 +47,7 @@ class FileDocuments(DocumentStore):
         InvalidArgument: `root` is not a path.
     """
 
+    rewrites = True
     patience: float = PATIENCE
     """Seconds that a read or commit waits for other readers and writers. Then it raises StorageBusy."""
 
@@ -114,7 +115,7 @@ class FileDocuments(DocumentStore):
         """
         database = self._require_open()
         reads: dict[str, Callable[..., list[Any]]] = {
-            "get": database.get, "find": database.find, "words": database.words
+            "get": database.get, "find": database.find, "words": database.words, "kinds": database.kinds
         }  # fmt: skip
         answer: Future[list[Any]] = Future()
         self.submit(ReadRequest(partial(reads[what], *args), answer))

@@ -106,6 +106,10 @@ def _words(tx: MemoryTx, space: str, kind: str, now: float) -> list[tuple[str, f
     return [(key, each.rank, notes[key][0]) for key, each in stored.items() if notes[key][0]]
 
 
+def _kinds(tx: MemoryTx) -> list[Kind]:
+    return [*tx.tables["documents"]]
+
+
 CONCERN = OperationSet(
     "documents",
     on(MemoryTransaction, OPS),
@@ -122,7 +126,10 @@ class MemoryDocuments(DocumentStore):
         "get": _get,
         "find": _find,
         "words": _words,
+        "kinds": _kinds,
     }
+
+    rewrites = True
 
     commit = engine_commit
     read = engine_read

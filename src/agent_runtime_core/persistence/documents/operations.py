@@ -91,6 +91,22 @@ def touch(
         tx.store(space, kind, changed)
 
 
+def rewrite(
+    tx: DocumentWrites, space: str, kind: str, key: str, old: str, new: str, keeps_words: bool, now: float
+) -> bool:
+    """Replace a text by the same one, encoded in another way, and return whether the old one is stored.
+
+    The document keeps everything else, its version too, so that no writer has a conflict. Without `keeps_words` the
+    words for the search are deleted.
+    """
+    stored = tx.get(space, kind, key, now)
+    if stored is None or stored.text != old:
+        return False
+    document = stored._replace(text=new)
+    tx.store(space, kind, document, None if keeps_words else Entry(key, new, stored.group, expires=stored.expires))
+    return True
+
+
 def delete(tx: DocumentTransaction, space: str, kind: str, key: str, now: float) -> bool:
     """Delete a document, and return whether it existed."""
     stored = tx.get(space, kind, key, now)
@@ -148,6 +164,7 @@ OPS: Final[Operations] = {
     "documents.put": put,
     "documents.add": add,
     "documents.touch": touch,
+    "documents.rewrite": rewrite,
     "documents.delete": delete,
     "documents.clear": clear,
     "documents.drop": drop,

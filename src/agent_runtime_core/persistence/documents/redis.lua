@@ -52,6 +52,18 @@ ops['documents.touch'] = function(space, kind, key, rank, ends, at)
   return null
 end
 
+ops['documents.rewrite'] = function(space, kind, key, old, new, keeps_words, at)
+  local place = place_of(space, kind)
+  local found = doc_at(place, key)
+  local there = live(found.is, at)
+  if not there or there.body ~= old then return false end
+  if not keeps_words then found.words = '' end
+  set_doc(place, found, {
+    version = there.version, rank = there.rank, ends = there.ends, mark = there.mark, group = there.group, body = new,
+  })
+  return true
+end
+
 applied['documents.touch'] = function(space, kind, key, rank, ends, at)
   local there = live(doc_at(place_of(space, kind), key).is, at)
   local moved = there and touched(there, rank, ends)
@@ -137,6 +149,18 @@ local function through(place, line, low, high, down, after, see)
     end
     if #page < CHUNK then return 'null' end
   end
+end
+
+-- Returns [cursor for the next call, [[space, kind], ...]]. The cursor is "0" at the beginning and at the end.
+ops['documents.kinds'] = function(cursor)
+  local page, found = call('SCAN', cursor, 'MATCH', P .. 'dockinds:*', 'COUNT', 500), {}
+  for _, key in ipairs(page[2]) do
+    for _, place in ipairs(call('SMEMBERS', key)) do
+      local space = space_of(place)
+      found[#found + 1] = {space, string.sub(place, #place_of(space, '') + 1)}
+    end
+  end
+  return {page[1], found}
 end
 
 -- Returns [`after` for the next call, the remaining offset, [documents]].

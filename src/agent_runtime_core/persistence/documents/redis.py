@@ -31,6 +31,10 @@ def _encode_add(space: str, kind: str, entry: Entry, now: float) -> tuple[Any, .
     return (space, kind, *_encode_entry(entry), now)
 
 
+def _encode_rewrite(space: str, kind: str, key: str, old: str, new: str, *rest: Any) -> tuple[Any, ...]:
+    return (space, kind, key, _encode_json(old), _encode_json(new), *rest)
+
+
 def _decode_put(reply: list[Any]) -> tuple[int, float]:
     return reply[0], float(reply[1])
 
@@ -84,6 +88,15 @@ async def _words(engine: RedisEngine, space: str, kind: str, now: float) -> list
             return found
 
 
+async def _kinds(engine: RedisEngine) -> list[tuple[str, str]]:
+    cursor, found = "0", dict[tuple[str, str], None]()  # a scan may return a key twice
+    while True:
+        cursor, places = await engine.ask("documents.kinds", cursor)
+        found |= dict.fromkeys(map(tuple, as_list(places)))
+        if cursor == "0":
+            return list(found)
+
+
 def _corrupt_document() -> StorageCorrupt:
     return StorageCorrupt(
         "a document to change cannot be read. It was not modified. Restore it from a backup, or delete it."
@@ -94,7 +107,11 @@ CONCERN = RedisOperationSet(
     "documents",
     {},
     script="\n".join(lua_source(__file__, name) for name in ("redis_docs", "redis")),
-    codecs={"documents.put": Codec(_encode_put, _decode_put), "documents.add": Codec(_encode_add, _decode_add)},
+    codecs={
+        "documents.put": Codec(_encode_put, _decode_put),
+        "documents.add": Codec(_encode_add, _decode_add),
+        "documents.rewrite": Codec(_encode_rewrite),
+    },
     refusals={"CHANGED": VersionConflict, "ABSENT": DocumentMissing, "CORRUPT": _corrupt_document},
 )
 
@@ -107,7 +124,11 @@ class RedisDocuments(DocumentStore):
     """
 
     operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {"get": _get, "find": _find, "words": _words}
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+        "get": _get, "find": _find, "words": _words, "kinds": _kinds
+    }  # fmt: skip
+
+    rewrites = True
 
     commit = engine_commit
     read = engine_read

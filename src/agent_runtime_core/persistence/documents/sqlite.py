@@ -125,6 +125,7 @@ CONCERN = OperationSet(
     slow={
         "documents.put": _is_long,
         "documents.add": _is_long,
+        "documents.rewrite": always,
         "documents.clear": always,
         "documents.drop": always,
         sqlite_fts.INDEX: always,
@@ -140,8 +141,11 @@ class SQLiteDocuments(DocumentStore):
         "get": sqlite_queries.get,
         "find": sqlite_queries.find,
         "words": sqlite_queries.words_of_kind,
+        "kinds": sqlite_queries.kinds,
         "search": sqlite_queries.search,
     }
+
+    rewrites = True
 
     commit = engine_commit
     read = engine_read

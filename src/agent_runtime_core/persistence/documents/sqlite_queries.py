@@ -92,6 +92,11 @@ def words_of_kind(view: sqlite3.Connection, space: str, kind: str, now: float) -
     return sqlite_fts.texts(view, kind_id_of(view, space, kind), now)
 
 
+def kinds(view: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Return (space, kind) of all documents."""
+    return view.execute("SELECT space, kind FROM arc_document_kinds ORDER BY id").fetchall()
+
+
 class IndexDamaged(Exception):
     """The full-text index cannot be read."""
 

@@ -31,7 +31,7 @@ async def opened(make: Make) -> AsyncIterator[EventBus]:
 async def fill(bus: EventBus, count: int, first: int = 0, run_id: UUID = RUN) -> None:
     """Publish `count` events in one commit."""
     events = [(f"e{n}", "tick", {"n": n}) for n in range(first, first + count)]
-    await bus.commit(None, [bus.publishing(run_id, events)])
+    await bus.commits.commit(None, [bus.publishing(run_id, events)])
 
 
 async def take(events: AsyncGenerator[Event, None], count: int) -> list[Event]:

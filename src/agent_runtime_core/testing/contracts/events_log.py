@@ -83,7 +83,7 @@ async def an_event_id_is_absorbed_and_keeps_its_sequence(make: Make) -> None:
         again = await bus.publish(RUN, "tick", {}, event_id="a")
         same((first.sequence, again.sequence), (0, 0), "the sequence of a repeated event id")
         mixed = bus.publishing(RUN, [("b", "tick", {}), ("c", "tick", {}), ("c", "tick", {})])
-        same(await bus.commit(None, [mixed]), [[1, 2, 2]], "a batch of old and new ids")
+        same(await bus.commits.commit(None, [mixed]), [[1, 2, 2]], "a batch of old and new ids")
         same((await bus.publish(OTHER, "tick", {}, event_id="a")).sequence, 0, "the same id in another run")
         same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
         same(await bus.published(RUN), frozenset("abc"), "published ids")
@@ -92,15 +92,15 @@ async def an_event_id_is_absorbed_and_keeps_its_sequence(make: Make) -> None:
 @CASES
 async def an_event_stays_as_it_was_first_published(make: Make) -> None:
     async with opened(make) as bus:
-        await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        await bus.commits.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
         await fill(bus, 2)
         before = await bus.get_events(RUN)
         other = Op(PUBLISH, (str(RUN), (("e0", "other", '{"n":9}', 9.0),)))
         for guard in (None, Guard(str(RUN), "01A"), Guard(str(RUN), "01")):
-            same(await bus.commit(guard, [other]), [[0]], "the sequence of a known id with another event")
+            same(await bus.commits.commit(guard, [other]), [[0]], "the sequence of a known id with another event")
         same(await bus.get_events(RUN), before, "the log after the repeats")
         twice = bus.publishing(RUN, [("new", "tick", {"n": 2}), ("new", "other", {"n": 3})])
-        same(await bus.commit(None, [twice]), [[2, 2]], "the sequences of one id with two events")
+        same(await bus.commits.commit(None, [twice]), [[2, 2]], "the sequences of one id with two events")
         [kept] = await bus.get_events(RUN, 2)
         same((kept.event_type, kept.payload), ("tick", {"n": 2}), "the stored one of the two events")
 
@@ -109,16 +109,16 @@ async def an_event_stays_as_it_was_first_published(make: Make) -> None:
 async def a_deleted_run_is_gone(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 3)
-        await bus.commit(None, [Op(INSTALL, (str(OTHER), "01A")), Op(INSTALL, (str(RUN), "01B"))])
+        await bus.commits.commit(None, [Op(INSTALL, (str(OTHER), "01A")), Op(INSTALL, (str(RUN), "01B"))])
         await bus.publish(OTHER, "tick", {}, claim="01A")
-        await bus.commit(None, [Op(DELETE, (str(RUN),))])
+        await bus.commits.commit(None, [Op(DELETE, (str(RUN),))])
         await bus.publish(OTHER, "tick", {}, claim="01A")
         same(await bus.get_events(RUN), [], "the log of a deleted run")
         same(await bus.published(RUN), frozenset(), "its published ids")
         same(len(await bus.get_events(OTHER)), 2, "the log of another run")
         same(await bus.head(RUN), 0, "its head")
         with refused(LeaseLost, "installing an older claim after the run was deleted"):
-            await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+            await bus.commits.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
         anew = await bus.publish(RUN, "tick", {}, event_id="e1", claim="01B")
         same(anew.sequence, 0, "the first sequence after the run was created again")
 
@@ -126,7 +126,7 @@ async def a_deleted_run_is_gone(make: Make) -> None:
 @CASES
 async def a_log_that_is_trimmed_goes_on(make: Make) -> None:
     async def trimmed(before: int, run_id: UUID = RUN) -> int:
-        gone: int = (await bus.commit(None, [Op(TRIM, (str(run_id), before))]))[0]
+        gone: int = (await bus.commits.commit(None, [Op(TRIM, (str(run_id), before))]))[0]
         return gone
 
     async with opened(make) as bus:
@@ -196,7 +196,9 @@ async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
         # `publish` rejects these types, so the operation is written directly: the bus must store any string.
         broken = ["a\0b", "a\0c", "a\r\nb", "a\nb", "a\rb", "a\x85b", "a\u2028b"]
         run_id = str(UUID(int=1))
-        await bus.commit(None, [Op(PUBLISH, (run_id, tuple((ascii(kind), kind, "{}", 9.0) for kind in broken)))])
+        await bus.commits.commit(
+            None, [Op(PUBLISH, (run_id, tuple((ascii(kind), kind, "{}", 9.0) for kind in broken)))]
+        )
         same([event.event_type for event in await bus.get_events(run_id)], broken, "types with a NUL or a line end")
 
 

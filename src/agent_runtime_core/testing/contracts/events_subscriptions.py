@@ -185,7 +185,7 @@ async def a_page_holds_at_most_256_kib(make: Make) -> None:
     async with opened(make) as bus:
         for first in range(0, len(lengths), 500):
             rows = [(f"e{n}", "tick", {"x": "x" * lengths[n]}) for n in everything[first : first + 500]]
-            await bus.commit(None, [bus.publishing(RUN, rows)])
+            await bus.commits.commit(None, [bus.publishing(RUN, rows)])
         same(sequences(await bus.get_events(RUN)), everything, "the log")
         same(sequences(await bus.get_events(RUN, 2, limit=4)), [2, 3, 4, 5], "4 events from the third")
         same(len(await bus.published(RUN)), len(lengths), "published ids")

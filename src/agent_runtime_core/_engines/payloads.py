@@ -1,0 +1,200 @@
+"""Encode the contents of operations and rows on their way to a store and back, with the codec of the application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property
+from typing import Any, Final, NamedTuple
+
+from .._core.encrypted_text import encrypted_without_codec
+from .._core.payload_codec import PayloadCodec
+from ..errors import NotSupported, StorageBusy, StorageCorrupt, StorageError, UnknownEncryptionKey
+from .base import Backend, Guard, Op
+from .reading_codec import ReadingCodec
+
+_EMPTY: Final = "{}"  # stays as it is: it has no content, and stands for the contents of light rows
+_KEYED: Final = "h."  # begins a keyed digest
+_PLAIN: Final = "p."  # begins a digest that was stored before there was a codec, outside of the store
+_MOST_REPEATED: Final = 256
+
+
+class NotDecoded(StorageCorrupt):
+    """The codec refuses a stored text: it was changed or moved, or encoded with another key."""
+
+
+#: The contents of a run cannot be decoded by this process, but perhaps by another one.
+UNREADABLE: Final = (UnknownEncryptionKey, NotDecoded)
+
+
+class Undecoded(str):
+    """A text as its store has it, because it could not be decoded. Written again, it stays as it is."""
+
+    error: StorageError
+
+    def __new__(cls, text: str, error: StorageError) -> Undecoded:
+        """Return this text with the error of the attempt to decode it."""
+        self = super().__new__(cls, text)
+        self.error = error
+        return self
+
+
+def why_unreadable(place: str, text: object) -> StorageError | None:
+    """Return why a stored text cannot be read by this process, None if it is neither encrypted nor undecoded."""
+    return text.error if isinstance(text, Undecoded) else encrypted_without_codec(place, text)
+
+
+class PayloadFields(NamedTuple):
+    """The contents in the operations of one component.
+
+    `encode[name](payloads, args)` returns the arguments of an operation as the store gets them, and
+    `decode[name](payloads, args, result)` its result as the caller gets it.
+    """
+
+    encode: Mapping[str, Callable[[Payloads, Any], tuple[Any, ...]]]
+    decode: Mapping[str, Callable[[Payloads, Any, Any], Any]] = {}
+
+
+class Payloads:
+    """The codec of an application, as the backends that it was passed to share it."""
+
+    def __init__(self, codec: PayloadCodec) -> None:
+        self._codec = codec
+        self._digest: Callable[[str], str] | None = getattr(codec, "digest", None)
+        self.searchable: bool = bool(getattr(codec, "searchable", False))
+        #: The ids of the keys of the codec, if it names them.
+        self.key_ids: tuple[str, ...] = tuple(getattr(codec, "key_ids", ()))
+        #: Whether this process only shows contents, and so executes no runs.
+        self.reads_only: bool = bool(getattr(codec, "reads_only", False))
+        #: The id of the key that the digests need too.
+        self.digest_key_id: str | None = getattr(codec, "digest_key_id", None)
+
+    def encode(self, kind: str, owner: str, text: str) -> str:
+        """Return what the store gets for a text of this kind and owner."""
+        if isinstance(text, Undecoded):
+            return str(text)
+        return text if text == _EMPTY else self._codec.encode(text, context=f"{kind} {owner}")
+
+    def decode(self, kind: str, owner: str, text: str) -> str:
+        """Return the text of this kind and owner that the store has.
+
+        Raises:
+            UnknownEncryptionKey: The codec does not have its key.
+            NotDecoded: The codec refuses it.
+        """
+        if text == _EMPTY:
+            return text
+        context = f"{kind} {owner}"
+        try:
+            return self._codec.decode(text, context=context)
+        except UnknownEncryptionKey:
+            raise
+        except StorageCorrupt as error:
+            raise NotDecoded(str(error)) from error
+        except Exception as error:  # noqa: BLE001 - a codec may raise anything, with contents or keys in its message
+            raise NotDecoded(f"{context} was not decoded by the payload codec: {type(error).__name__}") from None
+
+    @cached_property
+    def marking(self) -> Payloads:
+        """The same codec for lists of runs, which mark the contents that it cannot decrypt."""
+        return self if self.reads_only else Payloads(ReadingCodec(self._codec))
+
+    def encode_optional(self, kind: str, owner: str, text: str | None) -> str | None:
+        return None if text is None else self.encode(kind, owner, text)
+
+    def decode_optional(self, kind: str, owner: str, text: str | None) -> str | None:
+        return None if text is None else self.decode(kind, owner, text)
+
+    def keyed_digest(self, digest: str) -> str:
+        """Return what the store gets for a digest of contents: the same for the same digest."""
+        if not digest or self._digest is None or digest.startswith(_KEYED):
+            return digest
+        return digest[len(_PLAIN) :] if digest.startswith(_PLAIN) else f"{_KEYED}{self._digest(digest)}"
+
+    def stored_digest(self, digest: str) -> str:
+        """Return a digest that the store has, so that `keyed_digest` returns it unchanged."""
+        return digest if not digest or self._digest is None or digest.startswith(_KEYED) else f"{_PLAIN}{digest}"
+
+    def committer(self, target: Any, fields: PayloadFields) -> EncodingCommitter:
+        """Return what commits to an engine for all backends that use this codec."""
+        found = vars(target).setdefault("_encoding_committers", {})
+        if self not in found:
+            found[self] = EncodingCommitter(self, target)
+        committer: EncodingCommitter = found[self]
+        committer.fields(fields)
+        return committer
+
+
+class EncodingCommitter:
+    """In place of an engine, or of a backend that commits by itself: encodes operations, and decodes their results."""
+
+    def __init__(self, payloads: Payloads, target: Any) -> None:
+        self._payloads, self._target = payloads, target
+        self._encode: dict[str, Callable[[Payloads, Any], tuple[Any, ...]]] = {}
+        self._decode: dict[str, Callable[[Payloads, Any, Any], Any]] = {}
+        #: Operations whose outcome is unknown, and their encoded forms. A store recognizes a repeated operation by its
+        #: contents, and a codec encodes the same text differently each time.
+        self._unconfirmed: dict[int, tuple[Op, Op]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        match name:  # a third party's backend may have neither
+            case "commit_from_thread":
+                return lambda guard, ops: self._decoded(ops, found(guard, self._encoded(ops)))
+            case "commit_nowait":
+                return lambda guard, ops: found(guard, self._encoded(ops))
+        return found
+
+    def fields(self, fields: PayloadFields) -> None:
+        """Add the operations of a component."""
+        self._encode.update(fields.encode)
+        self._decode.update(fields.decode)
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        encoded = self._encoded(ops)
+        try:
+            results: list[Any] = await self._target.commit(guard, encoded)
+        except (StorageBusy, asyncio.CancelledError):
+            self._keep(ops, encoded)
+            raise
+        return self._decoded(ops, results)
+
+    def _encoded(self, ops: Sequence[Op]) -> list[Op]:
+        if self._payloads.reads_only:
+            raise NotSupported("a store whose contents are only shown cannot be written: no run can be executed")
+        encoded = []
+        for op in ops:
+            encode = self._encode.get(op.name)
+            if encode is None:
+                encoded.append(op)
+            elif self._unconfirmed and id(op) in self._unconfirmed:
+                encoded.append(self._unconfirmed[id(op)][1])
+            else:
+                encoded.append(Op(op.name, encode(self._payloads, op.args)))
+        return encoded
+
+    def _keep(self, ops: Sequence[Op], encoded: Sequence[Op]) -> None:
+        for op, sent in zip(ops, encoded, strict=True):
+            if sent is not op:
+                self._unconfirmed[id(op)] = op, sent  # holds the operation, so that no other one gets its id
+        while len(self._unconfirmed) > _MOST_REPEATED:
+            del self._unconfirmed[next(iter(self._unconfirmed))]
+
+    def _decoded(self, ops: Sequence[Op], results: list[Any]) -> list[Any]:
+        decode, payloads = self._decode, self._payloads
+        return [
+            decode[op.name](payloads, op.args, result) if op.name in decode else result
+            for op, result in zip(ops, results, strict=True)
+        ]
+
+
+@cache
+def _payloads_of(codec: Any) -> Payloads:
+    return Payloads(codec)  # one for each codec, so that backends on one engine have the same committer
+
+
+def encode_contents(backends: Iterable[Backend], codec: Any) -> None:
+    """Make these backends encode what they store, unless they have a codec already."""
+    for backend in backends:
+        if backend.payloads is None:
+            backend.payloads = _payloads_of(codec)

@@ -1,0 +1,93 @@
+"""The contents of a queue: inputs, metadata, outputs and errors of runs, and the payloads of their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .._engines.payloads import UNREADABLE, PayloadFields, Payloads, Undecoded, why_unreadable
+from .records import MailboxMessage, RunRow
+
+_COLUMNS = ("input", "metadata", "output", "error")
+
+
+def encode_row(payloads: Payloads, row: RunRow) -> RunRow:
+    """Return a row as its store gets it."""
+    contents = {name: payloads.encode_optional(f"{name} of run", row.run_id, getattr(row, name)) for name in _COLUMNS}
+    return row.with_values(digest=payloads.keyed_digest(row.digest), **contents)
+
+
+def decode_row(payloads: Payloads | None, row: RunRow) -> RunRow:
+    """Return a row that a store has as its readers get it."""
+    if payloads is None:
+        return row
+    contents = {name: payloads.decode_optional(f"{name} of run", row.run_id, getattr(row, name)) for name in _COLUMNS}
+    return row.with_values(digest=payloads.stored_digest(row.digest), **contents)
+
+
+def decode_committed(payloads: Payloads | None, row: RunRow) -> RunRow:
+    """Return a row that a commit returned. If its contents cannot be decoded, its readers get the error.
+
+    The commit must not seem to have failed: its claims would be held by nobody, and its other claims would be lost.
+    """
+    if payloads is None:
+        return row
+    try:
+        return decode_row(payloads, row)
+    except UNREADABLE as error:
+        texts = {name: text for name in _COLUMNS if (text := getattr(row, name)) is not None}
+        return row.with_values(**{name: Undecoded(text, error) for name, text in texts.items()})
+
+
+def decode_rows(payloads: Payloads | None, rows: Iterable[RunRow]) -> list[RunRow]:
+    """Return rows that a store has as their readers get them."""
+    return [decode_row(payloads, row) for row in rows]
+
+
+def _encode_mail(payloads: Payloads, run_id: str, mail: MailboxMessage) -> MailboxMessage:
+    return mail._replace(payload=payloads.encode("message of run", run_id, mail.payload))
+
+
+def decode_mail(payloads: Payloads | None, run_id: str, messages: list[MailboxMessage]) -> list[MailboxMessage]:
+    """Return messages of a run's mailbox as their readers get them."""
+    if payloads is None:
+        for mail in messages:
+            if (error := why_unreadable(f"message of run {run_id}", mail.payload)) is not None:
+                raise error
+        return messages
+    return [mail._replace(payload=payloads.decode("message of run", run_id, mail.payload)) for mail in messages]
+
+
+def _encode_update(payloads: Payloads, args: Any) -> tuple[Any, ...]:
+    run_id, how = args
+    output, error = (
+        payloads.encode_optional(f"{name} of run", run_id, getattr(how, name)) for name in ("output", "error")
+    )
+    return run_id, how._replace(output=output, error=error)
+
+
+def _row(payloads: Payloads, args: Any, row: RunRow) -> RunRow:
+    return decode_committed(payloads, row)
+
+
+def _taken(payloads: Payloads, args: Any, result: tuple[str, RunRow | None]) -> tuple[str, RunRow | None]:
+    what, row = result
+    return what, None if row is None else decode_committed(payloads, row)
+
+
+FIELDS = PayloadFields(
+    {
+        "queue.insert": lambda payloads, args: (encode_row(payloads, args[0]),),
+        "queue.take": lambda payloads, args: (encode_row(payloads, args[0]), *args[1:]),
+        "queue.settle": _encode_update,
+        "queue.post": lambda payloads, args: (args[0], _encode_mail(payloads, *args)),
+    },
+    {
+        "queue.insert": _row,
+        "queue.settle": _row,
+        "queue.end": _row,
+        "queue.reopen": _row,
+        "queue.claim": lambda payloads, args, rows: [decode_committed(payloads, row) for row in rows],
+        "queue.take": _taken,
+    },
+)

@@ -1,0 +1,40 @@
+"""The rows of a state store: the state of a run, and effects that forks must not repeat."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class StateRow(NamedTuple):
+    """The mutable part of a run's state.
+
+    `mark` is the position in the run at which the checkpoint was saved, `t` the wall time of the last write.
+    """
+
+    status: str | None = None
+    checkpoint: str | None = None
+    mark: str | None = None
+    t: float = 0.0
+
+
+#: Values of `EffectRow.status`.
+BEGUN: Final = "begun"  # a step has started, and its outcome is not recorded
+HAPPENED: Final = "done"  # a step has completed: `result` is its result
+APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
+TAKEN: Final = "taken"  # never stored: a run may repeat the effect of another run
+MEMBER: Final = "member"  # no effect: the run belongs to the lineage, whose rows are kept while it has members
+
+
+class EffectRow(NamedTuple):
+    """A step or an approval of one run, which forks of the run must not repeat without notice.
+
+    Runs that were forked from each other share an `origin`: the first run of that lineage.
+    """
+
+    origin: str
+    key: str  # name and key of the step or wait; "" in the row of a member
+    digest: str  # of its arguments, or of the details of an approval; "" for none
+    run_id: str  # the run that did it
+    status: str
+    result: str | None = None
+    t: float = 0.0
