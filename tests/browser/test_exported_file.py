@@ -167,3 +167,35 @@ def test_hostile_texts_are_only_text(tmp_path: Path, disk: Disk) -> None:
         assert page.locator("script").count() == 2
         page.context.close()
     assert disk.requests == []
+
+
+def test_contents_that_cannot_be_decrypted_are_marked(tmp_path: Path, disk: Disk) -> None:
+    from playwright.sync_api import expect
+
+    from agent_runtime_core.config import configure, reset_config
+    from agent_runtime_core.encryption import AESGCMCodec
+
+    async def body(ctx: Any) -> Any:
+        return await ctx.step("tell", lambda: "canary of the contents")
+
+    async def write() -> None:
+        async with AgentRunner.open(tmp_path / "sealed.db", registry=Registry()) as runner:
+            await runner.execute(Script(body, "body"), "sealed", {"text": "canary of the contents"})
+
+    configure(payload_codec=AESGCMCodec({"2026-10": bytes(32)}, "2026-10"))
+    try:
+        in_thread(write())
+    finally:
+        reset_config()
+    page = disk.open(exported(tmp_path / "sealed.db", "sealed"))
+    for part in ("timeline", "messages", "journal"):
+        page.get_by_role("navigation", name="Parts of the run").get_by_role(
+            "link", name=part.capitalize(), exact=True
+        ).click()
+        expect(page.locator(".failed")).to_have_count(0)
+        if part != "timeline":
+            expect(page.locator("main")).to_contain_text("2026-10")
+        assert "canary" not in page.content()
+    page.get_by_role("navigation", name="Parts of the run").get_by_role("link", name="Timeline", exact=True).click()
+    page.get_by_text("Input", exact=True).first.click()
+    expect(page.locator("main")).to_contain_text("(encrypted with key '2026-10')")

@@ -9,6 +9,7 @@ import pytest
 
 from agent_runtime_core.events import BACKENDS, EventBus, get_event_bus
 from agent_runtime_core.testing.contracts.events import CASES, Case, Make
+from tests.support.codec import kind_of
 from tests.support.storage import kinds, places
 
 THEIRS = "tests.contract.third_party.their_bus:TheirBus"
@@ -16,10 +17,10 @@ THEIRS = "tests.contract.third_party.their_bus:TheirBus"
 
 @pytest.fixture(params=kinds(BACKENDS, THEIRS))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    place = places(request, tmp_path)
+    kind, place = kind_of(request), places(request, tmp_path)
 
     def new(**options: Any) -> EventBus:
-        return get_event_bus(request.param, **place(request.param), **options)
+        return get_event_bus(kind, **place(kind), **options)
 
     return new
 

@@ -14,6 +14,7 @@ from agent_runtime_core.queue import RunQueue, get_queue
 from agent_runtime_core.state import StateStore, get_state_store
 from agent_runtime_core.testing.contracts.runs import CASES, Case, Make
 from tests.support.backends import backends
+from tests.support.codec import kind_of
 
 # Queue, events, state: an engine's kind and a letter, the same letter for the same engine.
 # A run depends on which of the three share an engine and on the kinds of engines: each way to share is here by default
@@ -45,9 +46,19 @@ MORE = [
 ]
 
 
-@pytest.fixture(params=backends([*DEFAULT, *MORE], default=DEFAULT))
+# With a payload codec, operations and reads differ by component: one engine, several, and backends of a third party.
+ENCODED = [
+    "memory-a memory-a memory-a+aes",
+    "sqlite-a sqlite-a sqlite-a+aes",
+    "redis-a redis-a redis-a+aes",
+    "sqlite-a redis-b redis-b+aes",
+    "theirs theirs theirs+aes",
+]
+
+
+@pytest.fixture(params=backends([*DEFAULT, *MORE, *ENCODED], default=[*DEFAULT, *ENCODED]))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    numbers = itertools.count()
+    numbers, components = itertools.count(), kind_of(request).split(" ")
 
     def new(**options: Any) -> tuple[RunQueue, EventBus, StateStore]:
         place = next(numbers)
@@ -62,7 +73,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
                 return {"backend": kind, "url": f"{request.getfixturevalue('redis_url')}-{place}{letter}", **options}
             return {"backend": kind, "engine": engines.setdefault(letter, MemoryEngine(**options))}
 
-        queue, bus, state = request.param.split(" ")
+        queue, bus, state = components
         return (
             get_queue(**(their("their_queue:TheirQueue") | options if queue == "theirs" else at(queue))),
             get_event_bus(**(their("their_bus:TheirBus") | options if bus == "theirs" else at(bus))),

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._core.lazy_import import pick
+from agent_runtime_core.config import get_config
 from agent_runtime_core.persistence.documents.base import Collection, DocumentStore
 from agent_runtime_core.testing.contracts.persistence.documents import CASES, Case, Make, rejects_a_stale_worker
+from tests.support.backends import backends
+from tests.support.codec import kind_of
 from tests.support.storage import places
 
 DOCUMENTS = {
@@ -36,14 +39,15 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Documen
         cls = pick(DOCUMENTS, kind, package="agent_runtime_core.persistence.documents", what="document store")
         where = place(kind)
         documents: DocumentStore = cls(**({"root": where["project_dir"]} if kind == "files" else where), **options)
+        get_config().encode_contents(documents)
         return documents
 
     return new
 
 
-@pytest.fixture(params=map(_marked, DOCUMENTS))
+@pytest.fixture(params=backends([*DOCUMENTS, *(f"{name}+codec" for name in DOCUMENTS)]))
 def make(request: pytest.FixtureRequest, new: Callable[..., DocumentStore]) -> Make:
-    return functools.partial(new, request.param)
+    return functools.partial(new, kind_of(request))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

@@ -17,7 +17,7 @@ from tests.contract.third_party.plain_records import DEFECTS, PlainKnowledge, Pl
 
 @pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredKnowledge, request.param, request, tmp_path)
+    return maker(StoredKnowledge, request, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*CASES, *VECTORS, *BUILT_IN], ids=lambda case: case.__name__)

@@ -15,7 +15,7 @@ from tests.contract.third_party.plain_stores import DEFECTS, PlainMemory
 
 @pytest.fixture(params=TECHNOLOGIES)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredMemory, request.param, request, tmp_path)
+    return maker(StoredMemory, request, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)

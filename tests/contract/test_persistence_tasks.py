@@ -20,7 +20,7 @@ from tests.contract.third_party.plain_records import DEFECTS, PlainTasks
 
 @pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredTasks, request.param, request, tmp_path)
+    return maker(StoredTasks, request, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)

@@ -9,6 +9,7 @@ import pytest
 
 from agent_runtime_core.queue import BACKENDS, RunQueue, get_queue
 from agent_runtime_core.testing.contracts.queue import CASES, Case, Make
+from tests.support.codec import kind_of
 from tests.support.storage import kinds, places
 
 THEIRS = "tests.contract.third_party.their_queue:TheirQueue"
@@ -16,10 +17,10 @@ THEIRS = "tests.contract.third_party.their_queue:TheirQueue"
 
 @pytest.fixture(params=kinds(BACKENDS, THEIRS))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    place = places(request, tmp_path)
+    kind, place = kind_of(request), places(request, tmp_path)
 
     def new(**options: Any) -> RunQueue:
-        return get_queue(request.param, **place(request.param), **options)
+        return get_queue(kind, **place(kind), **options)
 
     return new
 

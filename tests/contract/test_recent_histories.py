@@ -14,7 +14,7 @@ from tests.contract.persistence.stores import TECHNOLOGIES, maker
 
 @pytest.fixture(params=TECHNOLOGIES)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredConversations, request.param, request, tmp_path)
+    return maker(StoredConversations, request, tmp_path)
 
 
 @pytest.mark.parametrize("case", HISTORIES, ids=lambda case: case.__name__)

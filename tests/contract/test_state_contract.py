@@ -9,6 +9,7 @@ import pytest
 
 from agent_runtime_core.state import BACKENDS, StateStore, get_state_store
 from agent_runtime_core.testing.contracts.state import CASES, Case, Make
+from tests.support.codec import kind_of
 from tests.support.storage import kinds, places
 
 THEIRS = "tests.contract.third_party.their_store:TheirStore"
@@ -16,10 +17,10 @@ THEIRS = "tests.contract.third_party.their_store:TheirStore"
 
 @pytest.fixture(params=kinds(BACKENDS, THEIRS))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    place = places(request, tmp_path)
+    kind, place = kind_of(request), places(request, tmp_path)
 
     def new(**options: Any) -> StateStore:
-        return get_state_store(request.param, **place(request.param), **options)
+        return get_state_store(kind, **place(kind), **options)
 
     return new
 

@@ -16,11 +16,12 @@ from uuid import uuid4
 
 import pytest
 
+from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.tracing import PrometheusSink
-from agent_runtime_core.turns import EventPublisherSubscriber, TurnEvent, TurnManager
+from agent_runtime_core.turns import EventEnvelope, EventPublisherSubscriber, TurnEvent, TurnManager
 
 pytest.importorskip("apache_iggy")
 
@@ -286,3 +287,30 @@ async def test_the_lag_is_a_metric(place: Place, runner: AgentRunner) -> None:
     assert 'iggy_consumer_lag{consumer="iggy",topic="agent.turns"} 1.0' in text
     assert 'iggy_consumer_lag{consumer="turns",topic="agent.turns"} 1.0' in text
     assert "agent_runtime_iggy" not in text
+
+
+@pytest.mark.parametrize("hook_fails", [False, True])
+async def test_contents_are_redacted_before_they_leave(
+    double: IggyDouble, runner: AgentRunner, hook_fails: bool
+) -> None:
+    def redact(kind: str, value: Any) -> Any:
+        if hook_fails:
+            raise RuntimeError(value)
+        return json.loads(json.dumps(value).replace("canary", "[redacted]"))
+
+    topics = EventPublisherSubscriber(runner.event_bus, runner.state_store)
+    configure(redact=redact)
+    try:
+        relay = IggyRelay(topics, double.url)
+    finally:
+        reset_config()
+    asked = {"text": "the canary sings", "turn_id": "t", "metadata": {"note": "canary"}}
+    await topics.tell(TurnEvent.of(asked), event_id="event-1", turn_id="t")
+    async with running(relay):
+        await eventually(lambda: bool(stored(double)), "it is copied")
+    [copied] = stored(double)
+    assert (copied["event_id"], copied["turn_id"], copied["payload"]["turn_id"]) == ("event-1", "t", "t")
+    said, note = ("[left out]", {}) if hook_fails else ("the [redacted] sings", {"note": "[redacted]"})
+    assert copied["payload"]["messages"] == [{"role": "user", "content": said}]
+    assert copied["payload"]["metadata"] == note
+    EventEnvelope.from_dict(copied)

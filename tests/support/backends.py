@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 
-def backends(names: Iterable[str], *, default: Collection[str]) -> list[Any]:
-    """Return a pytest parameter for each name; all but `default` have the marker `all_backends`."""
+def backends(names: Iterable[str], *, default: Collection[str] | None = None) -> list[Any]:
+    """Return a pytest parameter for each name; all but `default`, if given, have the marker `all_backends`."""
     return [
         pytest.param(
             name,
             id=name.replace(" ", "+"),
             marks=[
                 *([pytest.mark.redis] if "redis" in name else []),
-                *([] if name in default else [pytest.mark.all_backends]),
+                *([] if default is None or name in default else [pytest.mark.all_backends]),
             ],
         )
         for name in names

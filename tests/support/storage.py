@@ -11,11 +11,12 @@ import pytest
 
 
 def kinds(table: Iterable[str], theirs: str) -> list[Any]:
-    """A parameter for each backend of a table, and for one of a third party."""
-    marks = {"redis": [pytest.mark.redis]}
+    """A parameter for each backend of a table, and for one of a third party, without and with a codec."""
+    names = [*((name, name) for name in table), (theirs, "theirs")]
     return [
-        *(pytest.param(name, id=name, marks=marks.get(name, [])) for name in table),
-        pytest.param(theirs, id="theirs"),
+        pytest.param(f"{name}{codec}", id=f"{short}{codec}", marks=[pytest.mark.redis] if name == "redis" else [])
+        for codec in ("", "+codec")
+        for name, short in names
     ]
 
 

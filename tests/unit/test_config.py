@@ -23,6 +23,9 @@ def test_the_defaults() -> None:
         "redis_url": None,
         "sqlite_path": None,
         "durability": "full",
+        "payload_codec": None,
+        "redact": None,
+        "redact_stored": False,
         "run_timeout_seconds": 300,
         "heartbeat_interval_seconds": 30,
         "lease_ttl_seconds": 60,
@@ -100,6 +103,7 @@ def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None
         "trace_sinks": ("noop, a.b:C", ("noop", "a.b:C")),
         "langfuse_enabled": ("true", True),
         "langfuse_content": ("on", True),
+        "redact_stored": ("yes", True),
         "model_prices": ('{"m":{"input":1,"output":2}}', PRICES),
     }
     for field in dataclasses.fields(RuntimeConfig):
@@ -132,7 +136,7 @@ def test_an_unknown_setting_names_the_nearest_and_changes_nothing() -> None:
 def test_an_unknown_setting_that_is_like_none_is_told_which_there_are() -> None:
     with pytest.raises(
         UnknownSetting,
-        match="Known: anthropic_api_key, backend_url, default_model, durability, event_bus_backend and 23",
+        match="Known: anthropic_api_key, backend_url, default_model, durability, event_bus_backend and 26",
     ):
         configure(nope=1)
 

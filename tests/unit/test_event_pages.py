@@ -104,7 +104,7 @@ async def test_pages_of_any_rows_have_each_event_once(bus: EventBus, seed: int) 
         pages = await walked(bus, since, limit)
         assert [event for page in pages for event in page] == everything[since:], (since, limit)
         assert max(map(len, pages)) <= limit
-    rows = await bus._rows_of_page(str(RUN), 0, PAGE)
+    rows = await bus.stored_rows(str(RUN), 0, PAGE)
     assert sum(map(row_size, rows)) <= PAGE_BYTES or len(rows) == 1
     assert all(page.size <= PAGE_BYTES or len({event.timestamp for event in page}) == 1 for page in pages)
     await bus.close()

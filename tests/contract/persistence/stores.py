@@ -16,6 +16,7 @@ from agent_runtime_core.persistence.backends.redis import RedisHome
 from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
 from agent_runtime_core.persistence.document_stores.base import DocumentBackedStore, DocumentHome
 from tests.support.backends import backends
+from tests.support.codec import kind_of
 from tests.support.storage import places
 
 HOMES: dict[str, type[DocumentHome]] = {
@@ -27,14 +28,13 @@ HOMES: dict[str, type[DocumentHome]] = {
 
 TECHNOLOGIES = backends(HOMES, default=HOMES)
 
-#: For the stores that share their code with others: the document suite runs on all technologies.
-SHARED = backends(HOMES, default=["memory", "sqlite"])
+#: For the stores that share their code with others: the document suite runs on all technologies, also with a codec.
+SHARED = backends([*HOMES, "sqlite+codec"], default=["memory", "sqlite", "sqlite+codec"])
 
 
-def maker(
-    body: type[DocumentBackedStore], technology: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> Callable[..., Any]:
+def maker(body: type[DocumentBackedStore], request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """`make(**options)` of a suite: `place` names where; without it, it is a new and empty place."""
+    technology = kind_of(request)
     store: Any = type(f"{technology}{body.__name__}", (body,), {}, home=HOMES[technology])
     place = places(request, tmp_path)
     engines: dict[str, MemoryEngine] = {}
