@@ -134,7 +134,7 @@ def _live_row(size: Size, backend: str, subscribers: int, count: int) -> Line:
 
     live, floor = in_turns(size.rounds(5), ours, lambda: asyncio.run(_queues(subscribers, count)))
     least = None if size.tiny else LEAST.get((backend, subscribers))
-    name = f"events {backend} to {subscribers}, published meanwhile"
+    name = f"events {backend} to {subscribers}, while they are published"
     return Line(name, live, "/s", least=least, beside=floor, note="beside: an asyncio.Queue for each")
 
 

@@ -18,6 +18,8 @@ from typing import Any
 from uuid import uuid4
 
 from agent_runtime_core._core.codec.json import decode, encode
+from agent_runtime_core.config import configure, reset_config
+from agent_runtime_core.encryption import AESGCMCodec
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.events import EventBus
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult, TraceSink
@@ -27,6 +29,7 @@ from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.tracing import NoopTraceSink, OpenTelemetrySink, PrometheusSink, Tracer
 
 from .floor import Line, Size, in_turns, percentile
+from .growth_steps import noise
 
 CODEC = 2.0  # times what the json module takes
 REFUSED = 300.0  # milliseconds
@@ -230,6 +233,35 @@ def _sinks(size: Size) -> Iterator[Line]:
         yield Line(f"a durable step with {name}", ours, "µs", without, most=most)
 
 
+def _encrypted(size: Size) -> Iterator[Line]:
+    """A durable step whose contents are encrypted, beside one without."""
+    if find_spec("cryptography") is None:
+        return
+    count = size.of(300, 5)
+
+    async def returns(text: str) -> dict[str, str]:
+        return {"text": text}
+
+    def chain(codec: AESGCMCodec | None, text: str) -> float:
+        async def measured() -> float:
+            async with open_run(str(path), "bench") as ctx:
+                since = time.perf_counter()
+                for n in range(count):
+                    await ctx.step(f"step-{n}", returns, text)
+                return (time.perf_counter() - since) / count * 1e6
+
+        configure(durability="full", payload_codec=codec)
+        with size.file() as path:
+            return asyncio.run(measured())
+
+    codec = AESGCMCodec({"k": bytes(32)}, "k")
+    for characters in (10, 5_000):
+        text = noise(1, characters)
+        plain, ours = in_turns(size.rounds(15), lambda: chain(None, text), lambda: chain(codec, text))  # noqa: B023
+        yield Line(f"a durable step with a result of {characters} characters, encrypted", ours, "µs", plain)
+    reset_config()
+
+
 async def _publish(bus: EventBus, count: int, reads: int) -> float:
     """The 99th percentile of a publication, with a follower that reads one event of `reads`."""
     run, took = uuid4(), []
@@ -295,5 +327,5 @@ def _cancels(size: Size) -> Iterator[Line]:
 
 
 def rows(size: Size) -> Iterator[Line]:
-    for part in (_codec, _refusals, _lists, _sinks, _traces, _followers, _cancels):
+    for part in (_codec, _refusals, _lists, _sinks, _encrypted, _traces, _followers, _cancels):
         yield from part(size)
