@@ -43,7 +43,7 @@ def test_every_type_of_problem_has_its_row_once() -> None:
     for name, kind in vars(errors).items():
         if inspect.isclass(kind) and issubclass(kind, errors.AgentRuntimeError):
             error = kind.__new__(kind, "x")
-            vars(error)["field"] = "x"
+            vars(error).update(field="x", kind="input", key_id="x")
             problem = problem_of(error)
             word = problem.type.removeprefix("urn:agent-runtime:")
             found.add((problem.status, word, "every other error" if problem.status == 500 else name))
