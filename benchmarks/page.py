@@ -27,7 +27,7 @@ python -m benchmarks.run
 python -m benchmarks.growth
 ```
 
-The first command takes minutes, the second about twenty; [benchmarks/README.md](../benchmarks/README.md) describes each row and its baseline.
+Each command takes about five to ten minutes; [benchmarks/README.md](../benchmarks/README.md) describes each row and its baseline.
 `python -m benchmarks.peers` compares queues and event buses with those of other libraries.
 Earlier runs are in `benchmarks/history`.
 
