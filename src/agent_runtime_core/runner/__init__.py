@@ -30,3 +30,7 @@ _LAZY = {name: f".reencryption:{name}" for name in ("Reencryption", "reencrypt")
 
 def __getattr__(name: str) -> object:
     return lazily(__name__, _LAZY, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
