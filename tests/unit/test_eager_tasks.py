@@ -8,6 +8,7 @@ from contextvars import copy_context
 
 import pytest
 
+from agent_runtime_core._core.clock import SYSTEM
 from agent_runtime_core._core.context_vars import start_soon
 from agent_runtime_core.interfaces import RunContext
 from tests.support.runs import Rig
@@ -73,7 +74,7 @@ async def test_runs_that_are_waited_for_end(factory: object) -> None:
             steps = [group.create_task(ctx.step(f"s{n}", lambda n=n: n)) for n in range(3)]
         return sum([step.result() for step in steps])
 
-    async with Rig() as rig:
+    async with Rig(clock=SYSTEM) as rig:  # the waits of 20 callers would let leases expire on a clock that hurries
         rig.register(body)
         working = asyncio.create_task(rig.runner.run_loop(concurrency=4, handle_signals=False))
         ids = [await rig.runner.submit("script", {}) for _ in range(20)]

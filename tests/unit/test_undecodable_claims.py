@@ -17,6 +17,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.status import RunStatus
 from tests.support.runs import Rig, Script, soon
 
+LONG = 1e6  # seconds, so that waits on a clock that hurries let no lease expire
 SAME = b"digests that stay the same"
 HERE = AESGCMCodec({"k1": bytes(range(32))}, "k1", digest_key=SAME)
 #: By what a process has instead: the codec and the error.
@@ -104,7 +105,7 @@ async def test_metadata_alone_may_be_encrypted(place: Path | None, other: str) -
 async def test_the_other_runs_of_a_worker_go_on(
     place: Path | None, other: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with rig_with_codec(place) as rig:
+    async with rig_with_codec(place, lease_ttl_seconds=LONG) as rig:
         rig.register(answer)
         worker = process_of(rig, other)
         for number in range(3):
@@ -137,7 +138,7 @@ async def test_the_other_runs_of_a_worker_go_on(
 
 
 async def test_a_run_that_ends_claims_one_that_cannot_be_decoded(place: Path | None, other: str) -> None:
-    async with rig_with_codec(place) as rig:
+    async with rig_with_codec(place, lease_ttl_seconds=LONG) as rig:
         rig.register(answer)
         worker = process_of(rig, other)
         await worker.submit("script", {"text": "open"}, run_id="open", priority=1)
