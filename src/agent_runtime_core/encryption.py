@@ -26,13 +26,14 @@ from .errors import StorageCorrupt, UnknownEncryptionKey
 __all__ = ["AESGCMCodec", "PayloadCodec"]
 
 _NONCE: Final = 12  # bytes, as NIST SP 800-38D recommends for GCM
-_KEY_SIZES: Final = (16, 24, 32)
+_KEY_SIZE: Final = 32  # bytes, for AES-256
+_SHORTEST_DIGEST_KEY: Final = 16  # bytes
 _COMPRESSED: Final = "z."  # before the base64 of a text that was compressed
 _SHORTEST_COMPRESSED, _LONGEST_COMPRESSED = 800, 32_000  # bytes; compressing longer texts would hold the event loop
 
 
 class AESGCMCodec:
-    """Encrypts with AES-GCM: a random nonce for each text, and the context as authenticated data.
+    """Encrypts with AES-256-GCM: a random nonce for each text, and the context as authenticated data.
 
     The text that a store gets is `arc1.<key id>.<base64 of nonce, ciphertext and tag>`, with `z.` before the base64 if
     the text was compressed. Stores cannot compress encrypted text, so this class compresses texts of 800 to 32,000
@@ -64,12 +65,12 @@ class AESGCMCodec:
         for key_id, key in keys.items():
             if not isinstance(key_id, str) or KEY_ID.fullmatch(key_id) is None:
                 raise must("a key id", "have 1 to 64 letters, digits, '-' and '_'", key_id)
-            if not isinstance(key, bytes) or len(key) not in _KEY_SIZES:
+            if not isinstance(key, bytes) or len(key) != _KEY_SIZE:
                 got = Shown(f"{len(key)} bytes" if isinstance(key, bytes) else "another type")
                 raise must(f"key {key_id!r}", "be 32 bytes", got, "Make one with secrets.token_bytes(32)")
         if current not in keys:
             raise must("current", f"be one of the key ids {', '.join(map(repr, keys))}", current)
-        if digest_key is not None and (not isinstance(digest_key, bytes) or len(digest_key) < min(_KEY_SIZES)):
+        if digest_key is not None and (not isinstance(digest_key, bytes) or len(digest_key) < _SHORTEST_DIGEST_KEY):
             raise must("digest_key", "be at least 16 bytes", Shown("something else"))
         self.key_ids: tuple[str, ...] = tuple(keys)
         self._ciphers = {key_id: cipher(key) for key_id, key in keys.items()}
@@ -101,7 +102,7 @@ class AESGCMCodec:
         """Return the text that was encrypted with the same context.
 
         Raises:
-            UnknownEncryptionKey: The key that encrypted it is none of `keys`.
+            UnknownEncryptionKey: `keys` does not have the key that encrypted it.
             StorageCorrupt: It was changed, or encrypted with another context or key of this id.
         """
         if not text.startswith(MARK):

@@ -197,6 +197,7 @@ async def test_documents_are_encrypted_and_not_searchable(tmp_path: Path) -> Non
     [
         ({}, "k", "keys must be a dict with at least one key"),
         ({"k": b"short"}, "k", "key 'k' must be 32 bytes, got 5 bytes"),
+        ({"k": OLD[:16]}, "k", "key 'k' must be 32 bytes, got 16 bytes"),
         ({"k": "x" * 32}, "k", "key 'k' must be 32 bytes, got another type"),
         ({"a.b": OLD}, "a.b", "a key id must have 1 to 64 letters"),
         ({"k": OLD}, "other", "current must be one of the key ids 'k', got 'other'"),

@@ -28,7 +28,7 @@ def decode_row(payloads: Payloads | None, row: RunRow) -> RunRow:
 def decode_committed(payloads: Payloads | None, row: RunRow) -> RunRow:
     """Return a row that a commit returned. If its contents cannot be decoded, its readers get the error.
 
-    The commit must not seem to have failed: its claims would be held by nobody, and its other claims would be lost.
+    The commit must not seem to have failed: no worker would execute the runs that it claimed until their leases expire.
     """
     if payloads is None:
         return row

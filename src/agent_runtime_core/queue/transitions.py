@@ -422,7 +422,7 @@ class RunTransitions(ABC):
         self.fence(run_id, None)
 
     def rewrite(self, run_id: str, old: tuple[str | None, ...], new: tuple[str | None, ...], lease_now: float) -> str:
-        """Replace the `CONTENTS` of a run by the same contents, encoded in another way. Nobody is notified.
+        """Replace the `CONTENTS` of a run by the same contents, encoded in another way. It notifies no listener.
 
         Returns:
             "rewritten"; or, without a change, "gone" if the run is not stored, "owned" if a live claim has it, and
