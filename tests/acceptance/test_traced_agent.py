@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from agent_runtime_core._execution.run_control import Stop
 from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import LLMClient
@@ -188,7 +189,8 @@ async def test_a_run_whose_worker_died_shows_each_call_once(receiver: Receiver, 
     await agent.hung.wait()
     first.heartbeat.drop(str(run_id))
     for drive in tuple(first._worker._executions.values()):
-        drive.control.closed = drive.control.lost = True
+        drive.control.stop(Stop.LOST)
+        drive.control.close()
     # Its lease ends now, so that the next worker need not wait for long.
     row = await first.queue.require(str(run_id))
     await first.queue.extend_lease(row.run_id, "first", 0.001, claim_id=row.claim_id)

@@ -144,7 +144,7 @@ async def drop(runner: AgentRunner, task: asyncio.Task[Any], run_id: UUID | str)
     """Make a worker as good as dead: its heart no longer beats for the run, and its code never goes on."""
     runner.heartbeat.drop(str(run_id))
     for drive in tuple(runner._worker._executions.values()):
-        drive.control.closed = True
+        drive.control.close()
     task.add_done_callback(lambda each: each.cancelled() or each.exception())
 
 

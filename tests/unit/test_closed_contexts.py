@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._execution.run_control import Stop
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
@@ -120,7 +121,7 @@ async def test_no_transaction_begins_in_a_run_that_was_cancelled(tmp_path: Path)
     ran: list[int] = []
 
     async def body(ctx: Any) -> None:
-        ctx.control.cancelled = True
+        ctx.control.stop(Stop.CANCEL)
         with pytest.raises(StepCancelledError):
             await ctx.transaction("book", lambda conn: ran.append(1))
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._execution.run_control import Stop
 from agent_runtime_core.errors import (
     InvalidArgument,
     JournalMismatch,
@@ -225,7 +226,7 @@ async def test_a_step_of_a_cancelled_run_does_not_begin() -> None:
 
         async def body(ctx: Any) -> None:
             assert not ctx.is_cancelled()
-            ctx.control.cancelled = True
+            ctx.control.stop(Stop.CANCEL)
             assert (ctx.cancelled(), ctx.is_cancelled()) == (True, True)
             with pytest.raises(StepCancelledError):
                 await ctx.step("a", lambda: 1)

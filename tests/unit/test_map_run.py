@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from agent_runtime_core._execution.run_control import Stop
 from agent_runtime_core.errors import (
     InvalidArgument,
     StepCancelledError,
@@ -449,7 +450,7 @@ async def test_a_cancelled_run_begins_no_other_item(place: Path | None) -> None:
         async def body(ctx: Any) -> None:
             async def item(n: int) -> None:
                 begun.append(n)
-                ctx.control.cancelled = True
+                ctx.control.stop(Stop.CANCEL)
 
             with pytest.raises(StepCancelledError):
                 await StepExecutor(ctx, max_concurrency=1).map("m", item, range(3))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._execution.run_control import Stop
 from agent_runtime_core.errors import (
     InvalidArgument,
     LimitExceeded,
@@ -29,7 +30,6 @@ from agent_runtime_core.runner.outcomes import (
     Cancelled,
     Decision,
     End,
-    NothingToDo,
     OutcomePolicy,
     Released,
     RetryHere,
@@ -66,8 +66,6 @@ FAILED = RunResult(error=ErrorInfo("NoStock", "none left"))
 FINAL = RunResult(error=ErrorInfo("NoStock", "none left", retriable=False))
 RETURNED: list[tuple[Any, dict[str, Any], Any]] = [
     (RunResult({"a": 1}), {}, ("succeeded", None)),
-    (RunResult({"a": 1}), {"cancelled": True}, "Cancelled"),
-    (None, {"cancelled": True}, "Cancelled"),
     (None, {}, "AskAgent"),
     ({"a": 1}, {}, "AskAgent"),
     (RunResult(error="no"), {}, "AskAgent"),  # type: ignore[arg-type]
@@ -93,10 +91,9 @@ def postponed(seconds: float) -> Postponed:
 RAISED: list[tuple[BaseException, dict[str, Any], Any]] = [
     (ValueError("x"), {}, "AskAgent"),
     (StepCancelledError("s"), {}, "AskAgent"),
-    (StepCancelledError("s"), {"cancelled": True}, "Cancelled"),
-    (ExceptionGroup("g", [StepCancelledError("s")]), {"cancelled": True}, "Cancelled"),
     (TimeLimitReached(), {}, ("timed_out", "TimedOut")),
-    (TimeLimitReached(), {"lost": True}, "NothingToDo"),
+    (TimeLimitReached(), {"stop": Stop.LOST}, "NothingToDo"),
+    (TimeLimitReached(), {"stop": Stop.RELEASE}, "Released"),
     (postponed(5), {}, ("later", 5.0, "Postponed", 0, True)),
     (postponed(5), {"inline": True}, ("here", 5.0, "Postponed", 0, True)),
     (postponed(5), {"jitter": lambda: 0.2}, ("later", 6.0, "Postponed", 0, True)),
@@ -145,30 +142,40 @@ def test_a_failure_keeps_the_partial_result_of_a_limit_and_else_what_was_used() 
     assert decision.result.usage == {"total_tokens": 3}
 
 
-STOPPED: list[tuple[dict[str, Any], Any, Any]] = [
-    # facts, the task was cancelled, the time was up
-    ({}, ("later", 2.0, "CancelledError", 1, False), ("timed_out", "TimedOut")),
-    ({"lost": True, "cancelled": True}, "NothingToDo", "NothingToDo"),
-    ({"parked": True, "release_requested": True}, "NothingToDo", "NothingToDo"),
-    ({"cancelled": True, "release_requested": True}, "Cancelled", "Cancelled"),
-    ({"release_requested": True}, "Released", "Released"),
-    (
-        {"row": ROW._replace(deadline=NOW)},
-        ("later", 2.0, "CancelledError", 1, False),
-        ("timed_out", "DeadlineExceeded"),
-    ),
-]
+STOPPED: dict[Stop, Any] = {
+    Stop.RELEASE: "Released",
+    Stop.LOST: "NothingToDo",
+    Stop.TIME_LIMIT: ("timed_out", "TimedOut"),
+    Stop.DEADLINE: ("timed_out", "DeadlineExceeded"),
+    Stop.CANCEL: "Cancelled",
+}
 
 
-@pytest.mark.parametrize(("about", "cancelled", "late"), STOPPED)
-def test_of_a_task_that_was_cancelled_or_is_late(about: dict[str, Any], cancelled: Any, late: Any) -> None:
-    assert short(POLICY.of_cancellation(facts(**about))) == cancelled
-    assert short(POLICY.of_timeout(facts(**about))) == late
+@pytest.mark.parametrize("stop", list(Stop))
+def test_the_cause_of_a_stop_decides_alone(stop: Stop) -> None:
+    assert short(POLICY.of_stop(stop, facts(ROW._replace(deadline=NOW)))) == STOPPED[stop]
+
+
+def test_only_a_cancelled_run_keeps_what_its_code_returned() -> None:
+    assert POLICY.of_stop(Stop.CANCEL, facts(), FINAL) == Cancelled(FINAL)
+    assert POLICY.of_stop(Stop.RELEASE, facts(), FINAL) == Released()
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({}, Stop.TIME_LIMIT),
+        ({"row": ROW._replace(deadline=NOW)}, Stop.DEADLINE),
+        ({"row": ROW._replace(deadline=NOW), "stop": Stop.CANCEL}, Stop.CANCEL),
+    ],
+)
+def test_an_attempt_that_is_late_passed_a_limit_or_was_stopped_before(about: dict[str, Any], expected: Stop) -> None:
+    assert POLICY.passed_limit(facts(**about)) is expected
 
 
 def test_a_timeout_names_what_deferred_the_run() -> None:
     error = json.dumps({"type": "RateLimited", "message": "slow down", "details": {"deferred_seconds": 40.0}})
-    decision = POLICY.of_timeout(facts(ROW._replace(error=error), deferred_seconds=40.0))
+    decision = POLICY.of_stop(Stop.TIME_LIMIT, facts(ROW._replace(error=error), deferred_seconds=40.0))
     assert isinstance(decision, End)
     assert decision.result.error is not None
     assert decision.result.error.message == (
@@ -181,7 +188,9 @@ BEFORE: list[tuple[dict[str, Any], int, int, Any]] = [
     ({}, 0, 0, None),
     ({}, 2, 0, None),
     ({}, 3, 0, ("dead", "Poisoned")),
-    ({"cancel_at": NOW}, 0, 4, ("cancelled", None)),
+    ({"cancel_at": NOW}, 0, 4, "Cancelled"),
+    ({"cancel_at": NOW}, 0, 0, ("cancelled", None)),
+    ({"cancel_at": NOW}, 3, 4, ("cancelled", None)),
     ({"expires_at": NOW - 1}, 0, 0, ("timed_out", "Expired")),
     ({"expires_at": NOW - 1}, 0, 1, None),
     ({"expires_at": NOW}, 0, 0, None),
@@ -197,7 +206,7 @@ def test_before_start(changes: dict[str, Any], crashes: int, recorded: int, expe
 
 def test_an_inline_run_is_never_poisoned_and_a_cancelled_one_does_not_start() -> None:
     assert POLICY.before_start(facts(inline=True), 3, 0) is None
-    assert short(POLICY.before_start(facts(cancelled=True), 0, 0)) == ("cancelled", None)
+    assert short(POLICY.before_start(facts(stop=Stop.CANCEL), 0, 0)) == ("cancelled", None)
 
 
 def test_a_result_that_cannot_be_stored_is_left_out_of_a_failed_run() -> None:
@@ -226,8 +235,5 @@ def test_the_policy_knows_no_event_loop_no_engine_and_no_claim() -> None:
     assert not [name for name in imported if "_engines" in name]
 
 
-def test_the_types_stand_apart() -> None:
-    assert short(POLICY.of_cancellation(facts(lost=True))) == NothingToDo.__name__
+def test_a_cancellation_that_no_stop_explains_is_an_error_of_the_code() -> None:
     assert isinstance(POLICY.of_error(asyncio.CancelledError(), facts()), AskAgent)
-    assert isinstance(POLICY.of_timeout(facts(release_requested=True)), Released)
-    assert isinstance(POLICY.of_result(None, facts(cancelled=True)), Cancelled)

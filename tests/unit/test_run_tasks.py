@@ -40,6 +40,9 @@ class Run:
         self.main: asyncio.Task[Any] | None = None
         self.thread = threading.Event()
 
+    def cut_off(self) -> bool:
+        return False
+
     async def wait(self) -> None:
         task = asyncio.current_task()
         assert task is not None

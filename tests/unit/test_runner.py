@@ -20,6 +20,7 @@ from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._execution.claim_writer import ClaimWriter
+from agent_runtime_core._execution.run_control import Stop
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
@@ -374,7 +375,7 @@ async def test_the_agents_hooks_are_asked(place: Path | None, caplog: pytest.Log
         assert "on_error() of agent 'script' failed" in caplog.text
 
         async def cancelled(ctx: Any) -> None:
-            ctx.control.cancelled = True
+            ctx.control.stop(Stop.CANCEL)
             ctx.control.task.cancel()
             await asyncio.sleep(0)
 

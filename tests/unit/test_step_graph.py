@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._execution.run_control import Stop
 from agent_runtime_core.errors import (
     InvalidArgument,
     JournalMismatch,
@@ -609,7 +610,7 @@ async def test_a_cancelled_run_begins_nothing_more_and_records_what_runs(place: 
         async def body(ctx: Any) -> None:
             async def stop(ctx: Any, state: Any) -> None:
                 await asyncio.sleep(0)
-                ctx.control.cancelled = True
+                ctx.control.stop(Stop.CANCEL)
 
             steps = [Step("a", stop), work.step("b", turns=20), work.step("c", ["a"]), work.step("d", ["b"])]
             with pytest.raises(StepCancelledError):

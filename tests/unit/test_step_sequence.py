@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._core.codec.json import MAX_RESULT, decode, encode
+from agent_runtime_core._execution.run_control import Stop
 from agent_runtime_core._execution.step_runner import result_not_serializable
 from agent_runtime_core.errors import (
     InvalidArgument,
@@ -933,7 +934,7 @@ async def test_a_cancelled_run_stops_before_its_next_step(place: Path | None) ->
 
         async def body(ctx: Any) -> Any:
             async def cancels(ctx: Any, state: Any) -> None:
-                ctx.control.cancelled = True
+                ctx.control.stop(Stop.CANCEL)
 
             with pytest.raises(StepCancelledError) as caught:
                 await StepExecutor(ctx).run([Step("a", cancels), calls.step("b")])
@@ -1074,7 +1075,8 @@ async def test_a_step_that_was_never_begun_is_not_in_doubt(place: Path | None) -
         def body(cancel: bool) -> Any:
             async def run(ctx: Any) -> Any:
                 async def first(ctx: Any, state: Any) -> None:
-                    ctx.control.cancelled = cancel
+                    if cancel:
+                        ctx.control.stop(Stop.CANCEL)
 
                 return await StepExecutor(ctx).run([Step("a", first), calls.step("pay", on_in_doubt="fail")])
 

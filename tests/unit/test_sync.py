@@ -436,7 +436,7 @@ def test_an_interrupt_raised_in_a_call_is_its_callers_and_others_are_served() ->
 
 LEAVING = """
 import sys
-from agent_runtime_core import AgentRunner, AgentRuntime
+from agent_runtime_core import AgentRunner, AgentRuntime, RunnerConfig
 from agent_runtime_core.portal import call
 
 class Leaves(AgentRuntime):
@@ -450,7 +450,7 @@ async def leaves():
 async def five():
     return 5
 
-runner = AgentRunner.open(sys.argv[1])
+runner = AgentRunner.open(sys.argv[1], config=RunnerConfig(max_retries=2, retry_backoff_base=1))
 runner.registry.register(Leaves())
 call(runner.submit, "leaves", run_id="queued")
 for act in (lambda: call(leaves), lambda: runner.execute_sync("leaves", run_id="here"), lambda: call(runner.run_once)):
@@ -463,11 +463,11 @@ call(runner.close)
 """
 
 
-def test_what_leaves_the_program_is_its_callers_and_others_are_served(tmp_path: Path) -> None:
+def test_sys_exit_ends_the_call_of_the_portal_or_the_attempt_of_the_run_and_others_are_served(tmp_path: Path) -> None:
     child = subprocess.run(
         [sys.executable, "-c", LEAVING, str(tmp_path / "a.db")], capture_output=True, text=True, timeout=60, check=True
     )
-    assert child.stdout.splitlines() == ["3", "7", "7", "5 pending pending"]
+    assert child.stdout.splitlines() == ["3", "5 failed pending"]
 
 
 # -- iterating without a loop

@@ -313,16 +313,15 @@ async def test_errors_keep_their_class_and_their_traceback(place: Path | None) -
         assert await rig.told("failed") == [("failed", {"thread": "agent-runtime-step"})]
 
 
-async def test_sys_exit_in_a_plain_run_reaches_the_caller() -> None:
+async def test_sys_exit_in_a_plain_run_is_a_failed_attempt() -> None:
     def body(ctx: SyncRunContext) -> None:
         raise SystemExit(3)
 
-    def execute() -> None:
-        runner = AgentRunner.open("memory://")
-        with pytest.raises(SystemExit):
-            asyncio.run(runner.execute(Plain(body), "r"))
-
-    await asyncio.to_thread(execute)
+    async with Rig(max_retries=1) as rig:
+        result = await rig.runner.execute(Plain(body), "r")
+    assert result.error is not None
+    text = "run() of agent 'plain' must not end the process, got SystemExit: 3. Handle it in the code"
+    assert result.error.message == text
 
 
 @pytest.mark.parametrize("kind", ["generator", "async generator"])

@@ -22,6 +22,9 @@ class Run(Protocol):
     #: Tasks that wait until other tasks of the run have done something.
     queued: set[asyncio.Task[Any]]
 
+    def cut_off(self) -> bool:
+        """Return whether an error that code of the run raises now comes after the stop of its attempt."""
+
 
 #: The claimed run whose code this is. None for helper tasks of the library; unset outside of runs.
 RUN: ContextVar[Run | None] = ContextVar("agent_runtime_run")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from ..errors import PortalMisuse, StorageBusy
+from ..errors import PortalMisuse, StorageBusy, note_thread
 
 T = TypeVar("T")
 
@@ -155,6 +155,7 @@ async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio
             result = context.run(fn, *args)
         except BaseException as failure:  # noqa: BLE001 - raised to the awaiting task
             error = RuntimeError(f"StopIteration: {failure}") if isinstance(failure, StopIteration) else failure
+            note_thread(error)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Final
 
+from ..errors import contained
 from .context_vars import start_soon
 from .log import log
 
@@ -14,6 +16,7 @@ GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it 
 
 _abandoned: set[asyncio.Task[Any]] = set()
 _when_left: dict[asyncio.Task[Any], Callable[[], object]] = {}  # called when the grace of a task has ended
+_threads: dict[asyncio.Task[Any], Callable[[], int | None]] = {}  # the thread that a task waits for
 
 #: Waits for a task, at most so many seconds; it may return earlier.
 Wait = Callable[[asyncio.Task[Any], float], Awaitable[object]]
@@ -59,6 +62,16 @@ async def ended_in_time(
     return False
 
 
+async def contain(awaitable: Awaitable[Any], where: str) -> Any:
+    """Return the result of code that a runner executes in a task; see `contained` for what it raises."""
+    try:
+        return await awaitable
+    except BaseException as raised:
+        if (error := contained(raised, where)) is raised:
+            raise
+        raise error from raised
+
+
 async def with_time_limit(awaitable: Awaitable[Any], seconds: float, what: str, late: Exception | None = None) -> Any:
     """Return the result of `awaitable`; after `seconds` cancel it and raise `late`, or TimeoutError if that is None."""
     task, loop = start_soon(awaitable), asyncio.get_running_loop()
@@ -86,9 +99,25 @@ async def wait_cancelled(
         _leave(tasks)
         raise
     if left:
+        places = ", ".join(place_of(task) for task in left)  # before they are left, which may move them
         _leave(left)
-        log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
+        log.warning(
+            "%s did not stop within %g s of being cancelled: abandoned, it may still have effects. It is in %s",
+            what, grace, places,
+        )  # fmt: skip
     return left
+
+
+def place_of(task: asyncio.Task[Any]) -> str:
+    """Return the name of a task, and the file, line and function where it, or the thread that it waits for, is now."""
+    find = _threads.get(task)
+    frame = None if find is None else sys._current_frames().get(find() or 0)
+    if frame is None and (stack := task.get_stack()):
+        frame = stack[-1]
+    if frame is None:
+        return task.get_name()
+    code = frame.f_code
+    return f"{task.get_name()} at {code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
 
 
 def is_abandoned(task: asyncio.Task[Any]) -> bool:
@@ -97,13 +126,22 @@ def is_abandoned(task: asyncio.Task[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def when_left(task: asyncio.Task[Any], leave: Callable[[], object]) -> Iterator[None]:
-    """Inside the block, call `leave` if the task is cancelled and outlives its grace, or no caller awaits it longer."""
+def when_left(
+    task: asyncio.Task[Any], leave: Callable[[], object], thread: Callable[[], int | None] = lambda: None
+) -> Iterator[None]:
+    """Inside the block, call `leave` if the task is cancelled and outlives its grace, or no caller awaits it longer.
+
+    Args:
+        task: The task.
+        leave: What to call.
+        thread: Returns the identifier of the thread that the task waits for.
+    """
     outer = _when_left.get(task)
-    _when_left[task] = leave
+    _when_left[task], _threads[task] = leave, thread
     try:
         yield
     finally:
+        _threads.pop(task, None)
         if outer is None:
             del _when_left[task]
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import inspect
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Final, NamedTuple, cast
 from .._core.context_vars import claimed_run, restore
 from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, run_in_thread
 from .._core.timeouts import when_left
+from ..errors import note_thread
 from ..portal import run_and_wait
 
 _MISSING: Final = object()
@@ -55,18 +57,22 @@ class AgentThread:
         self._left = False  # the grace of the run has ended
         self._closed = False
         self._pause: Job | None = None
+        self._ended: Callable[[], object] | None = None
 
     # -- in the task
 
-    async def run(self, fn: Callable[..., Any], ctx: AgentContext, *args: Any) -> Outcome:
-        """Run `fn(ctx, *args)` in the thread.
+    async def run(
+        self, fn: Callable[..., Any], ctx: AgentContext, *args: Any, ended: Callable[[], object] | None = None
+    ) -> Outcome:
+        """Run `fn(ctx, *args)` in the thread, and call `ended` there when it has returned a result or raised.
 
         A cancellation is raised in the thread, by its open call or its next one, and this waits for the thread to end.
         It does not wait for a thread that outlives the grace of its run: otherwise the event loop could not end.
         """
         task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._ended = ended
         try:
-            with when_left(task, partial(self._leave, task)):
+            with when_left(task, partial(self._leave, task), lambda: self._ident):
                 self._start(fn, ctx, args)
                 return await self._serve_all()
         finally:
@@ -153,7 +159,10 @@ class AgentThread:
         except BaseException as error:  # noqa: BLE001 - raised in the task
             if (at := error.__traceback__) is not None and at.tb_next is not None:
                 error.__traceback__ = at.tb_next  # begins in the agent's own code
+            note_thread(error)
             outcome = Outcome(None, error)
+        if self._ended is not None and not inspect.isawaitable(outcome.value):
+            self._ended()
         self._ident = None
         self._pauses()
         self._send(outcome)

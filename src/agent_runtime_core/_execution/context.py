@@ -175,11 +175,11 @@ class Context:
 
     def cancelled(self) -> bool:
         """Return whether the run is being cancelled."""
-        return self.control.cancelled
+        return self.control.cancelled and self.control.cut_off()
 
     def is_cancelled(self) -> bool:
-        """Return whether the run is being cancelled."""
-        return self.control.cancelled
+        """Return whether the run is being cancelled. False in the agent's `cancel` hook, which may work."""
+        return self.cancelled()
 
     def charge(
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
@@ -349,8 +349,8 @@ class Context:
             StepInDoubt: if the outcome is unknown and `on_in_doubt="fail"`.
             UnserialisableResult: if the result cannot be stored.
         """
-        if self.control.closed:
-            await self.control.raise_closed()
+        if self.control.refuses:
+            await self.control.refuse(name)
         policy = DEFAULT_POLICY
         fields = (retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
         if fields != DEFAULT_FIELDS:
@@ -378,7 +378,8 @@ class Context:
             NotSupported: if the journal is not on SQLite.
             StepExecutionError: if the function failed. Nothing of it is committed.
         """
-        await self.control.ensure_open()
+        if self.control.refuses:
+            await self.control.refuse(name)
         return await self._steps.transaction(name, fn, *args)
 
     async def recorded_value(self, name: str, make: Callable[[], Awaitable[Any]], key: str | None = None) -> Any:
@@ -419,8 +420,8 @@ class Context:
         Raises:
             InvalidArgument: if the payload is no dict, or the name is one that only the library publishes.
         """
-        if self.control.closed:
-            await self.control.raise_closed()
+        if self.control.refuses:
+            await self.control.refuse()
         kind = agent_event_type(event_type)
         if payload is not None and not isinstance(payload, dict):
             raise must("payload", "be a dict", Shown(type_name(type(payload))))

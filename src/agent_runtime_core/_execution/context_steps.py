@@ -19,7 +19,6 @@ from ..errors import (
     JournalMismatch,
     NotSupported,
     Postponed,
-    StepCancelledError,
     StorageError,
     UnserialisableResult,
     brief,
@@ -102,7 +101,6 @@ class ContextSteps:
         policy: Policy, digest: str | None, description: str | None,
     ) -> Any:  # fmt: skip
         """Run a step that has no record yet and return its result."""
-        self._check_may_start(name)
         journal = self._journal
         work = StepCall(
             journal.view.journal_name(name, key), key, lambda attempt: call(fn, function, args, ctx), policy,
@@ -117,10 +115,6 @@ class ContextSteps:
             raise
         journal.advance()
         return value
-
-    def _check_may_start(self, name: str) -> None:
-        if self._control.cancelled:
-            raise StepCancelledError(name)
 
     def _next_step(self, name: str, given_key: str | None, digest: str | None) -> tuple[str, Record | None]:
         """Return the key of the next step of that name, and its record if there is one."""
@@ -197,7 +191,8 @@ class ContextSteps:
             name = journal.view.journal_name(name, key)
             record = await self._lookup_confirmed(name, key)
         if record is None:
-            self._check_may_start(name)
+            if self._control.refuses:
+                await self._control.refuse(name)
             record = await self._transact(name, key, fn, args, function, digest)
         else:
             journal.records.position = max(journal.records.position, record.pos)

@@ -13,7 +13,7 @@ from ..queue.records import MailboxMessage, RowChanged, RunRow, RunUpdate
 from .mailbox import MailboxReader
 from .run_control import RunControl, Services
 from .step_journal import RunJournal
-from .step_scope import CURRENT_STEP
+from .step_scope import CANCEL_HOOK, CURRENT_STEP
 
 #: The outcome of a wait that reached its time limit.
 TIMED_OUT: Final = object()
@@ -97,7 +97,8 @@ class Parking:
 
     async def _wait_active(self, find: Find, until: float | None, reason: str) -> Any:
         boot, park_after = self._clock.boot, self._services.park_after
-        park_at = None if park_after is None or CURRENT_STEP.get() is not None else boot() + park_after
+        stays = park_after is None or CURRENT_STEP.get() is not None or CANCEL_HOOK.get() is not None
+        park_at = None if park_after is None or stays else boot() + park_after
         while True:
             await self._mailbox.read()
             if self._control.closed:  # another wait has parked the run
@@ -184,7 +185,7 @@ class Parking:
         if not tasks.only_wait(self._control.task):
             self._active_at, self._joins = self._clock.boot(), None
             if self._journal.slot_released:
-                self._reclaim_slot()
+                self.reclaim_slot()
             self._follow(tasks.working)
             return False
         self._follow(tasks.joined)
@@ -240,8 +241,8 @@ class Parking:
             if self._services.slots is not None:
                 self._services.slots.release(self._control)
 
-    def _reclaim_slot(self) -> None:
-        """Count the run as active again, because a timer of its own code ended what its main task joined."""
+    def reclaim_slot(self) -> None:
+        """Count the run as active again, even if no slot is free: its code runs already."""
         self._journal.slot_released = False
         self._control.resume_timer(self._clock.boot())
         if self._services.slots is not None:
@@ -296,7 +297,8 @@ class Parking:
         with self.committing():
             await self._writer.update_run(update)
         control = self._control
-        control.parked = control.closed = True
+        control.parked = True
+        control.close()
         control.cancel_task()
         await asyncio.get_running_loop().create_future()
 

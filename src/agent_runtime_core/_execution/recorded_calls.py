@@ -13,7 +13,6 @@ from .._core.codec.json import decode
 from .._core.event_types import EventType
 from .._core.ids import step_id
 from .._journal.record import Record, is_copied
-from ..errors import StepCancelledError
 from ..tools.results import text_of_result
 from .checkpoint_writer import unsaved_steps
 from .context import Context
@@ -125,11 +124,9 @@ class RecordedCalls:
         Raises:
             StepCancelledError: The run is being cancelled.
         """
-        journal, control = self.journal, self._control
-        if control.closed:
-            await control.raise_closed()
-        if control.cancelled:
-            raise StepCancelledError(name)
+        journal = self.journal
+        if self._control.refuses:
+            await self._control.refuse(name)
         if journal.unconfirmed.pending:
             await journal.unconfirmed.resolve()
             if (known := self.recorded(name, key)) is not UNRECORDED:

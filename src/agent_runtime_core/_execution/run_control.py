@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,7 @@ from .._core.clock import Clock
 from .._core.context_vars import claimed_run
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor, tasks_of
-from ..errors import JournalMismatch
+from ..errors import JournalMismatch, StepCancelledError
 from ..interfaces import AgentRuntime, RunResult
 from ..limits import Budget, RunLimits
 from ..persistence.fencing import FencedWrites
@@ -22,6 +23,7 @@ from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from .result_codec import OmittedHistory
 from .step_policy import AlreadyDone
+from .step_scope import CANCEL_HOOK, StepScope
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
@@ -145,6 +147,29 @@ def _no_context() -> None:
     return None
 
 
+class Stop(Enum):
+    """Why somebody other than the code of an attempt ends the attempt. `OutcomePolicy.of_stop` decides what follows.
+
+    From the stop on, every call of the context that starts or writes something raises the stop. What the code raises or
+    returns after it does not count; only a cancelled run keeps a result that its code returns immediately.
+    """
+
+    #: The worker drains, the runner is closed, or the caller of `execute` has left: another execution resumes the run.
+    RELEASE = "release"
+    #: Another worker has the run, it has finished, or its store is gone: nothing is written any more.
+    LOST = "lost"
+    #: The attempt has used `run_timeout_seconds`.
+    TIME_LIMIT = "time limit"
+    #: The deadline of the run has passed.
+    DEADLINE = "deadline"
+    #: The run was cancelled.
+    CANCEL = "cancel"
+
+
+_QUIET_REFUSALS = 100  # refused calls after which each further one takes a while
+_REFUSAL_SECONDS = 0.05
+
+
 @dataclass(repr=False, eq=False)
 class RunControl:
     """What the context, the journal and the runner of one claim share."""
@@ -152,11 +177,14 @@ class RunControl:
     #: Returns the context while it exists: a weak reference, set by the context. The context refers to this control,
     #: so with a strong reference each ended run would wait for the garbage collector.
     context: Callable[[], RunningContext | None] = _no_context
-    cancelled: bool = False
+    stopped: Stop | None = None  # the first cause that stopped the attempt; `LOST` replaces every other
     parked: bool = False
-    closed: bool = False
-    lost: bool = False  # another worker has the run, or it has finished
-    release_requested: bool = False  # the worker stops the run so that another one resumes it
+    closed: bool = False  # the claim has ended
+    refuses: bool = False  # the attempt is stopped, or the claim has ended: calls of the context must ask `refuse`
+    release_requested: bool = False  # a drain or `close` does not wait any longer
+    #: Why the attempt was stopped when its code ended; unset while the code runs. The code ends before the loop knows.
+    stopped_before_end: tuple[Stop | None] | None = None
+    cancel_hook: StepScope | None = None  # the agent's `cancel` hook runs: it may use the context
     #: Returns the error for calls after the run ended or its `open_run` block was left; None while it is parked.
     refusal: Callable[[], Exception] | None = None
     task: asyncio.Task[Any] | None = None
@@ -167,6 +195,7 @@ class RunControl:
     without_slot: bool = False  # the run uses no slot of its worker
     paused_seconds: float = 0.0  # time that does not count against the time limit
     paused_at: float | None = None  # boot time since which the timer is paused
+    _refused: int = 0  # calls that were refused because the attempt is stopped
     _notified: asyncio.Event = field(default_factory=asyncio.Event)
 
     @cached_property
@@ -182,7 +211,7 @@ class RunControl:
     @property
     def in_main_task(self) -> bool:
         """Whether the calling code runs in the main task of the run."""
-        return self.task is None or asyncio.current_task() is self.task
+        return CANCEL_HOOK.get() is None if self.task is None else asyncio.current_task() is self.task
 
     def other_tasks(self) -> list[asyncio.Task[Any]]:
         """Return the unfinished tasks of the run but the current one."""
@@ -228,23 +257,69 @@ class RunControl:
         if context is not None:
             context.budget.recalled(usage)
 
+    # -- the end of the attempt
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the attempt was stopped because the run is cancelled."""
+        return self.stopped is Stop.CANCEL
+
+    @property
+    def lost(self) -> bool:
+        """Whether another worker has the run, or it has finished."""
+        return self.stopped is Stop.LOST
+
+    def stop(self, cause: Stop) -> None:
+        """Stop the attempt, unless it is stopped already. This does not cancel its task."""
+        if self.stopped is None or cause is Stop.LOST:
+            self.stopped = cause
+        self.refuses = True
+
+    def close(self) -> None:
+        """Refuse all later calls of the context, because the claim has ended."""
+        self.closed = self.refuses = True
+
+    def begin_attempt(self) -> None:
+        """Forget how the code of the last attempt ended."""
+        self.stopped_before_end = None
+
+    def code_ended(self) -> None:
+        """Note that the code of the attempt has returned or raised, also in a thread: a later stop changes nothing."""
+        if self.stopped_before_end is None:
+            self.stopped_before_end = (self.stopped,)
+
     async def ensure_open(self) -> None:
-        """Return only while the run may write.
+        """Return only while the run may write; see `refuse`."""
+        if self.refuses:
+            await self.refuse()
 
-        Once it has ended, this raises the `refusal`. Once it is parked, this never returns, so the calling code writes
-        nothing.
+    async def refuse(self, step: str | None = None) -> None:
+        """Raise the stop of the attempt, or what `refusal` returns once the claim has ended.
+
+        Returns in the agent's `cancel` hook, which may use the context. Once the run is parked, this never returns, so
+        the calling code writes nothing.
+
+        Args:
+            step: The name of the step that would start; None for other calls.
+
+        Raises:
+            StepCancelledError: The step must not start, because the run is cancelled.
+            asyncio.CancelledError: The attempt is stopped.
         """
-        if self.closed:
-            await self.raise_closed()
-
-    async def raise_closed(self) -> None:
-        """Do what `ensure_open` does for a closed run."""
-        if self.refusal is not None:
+        if self.cancel_hook is not None and CANCEL_HOOK.get() is self.cancel_hook and not self.closed:
+            return
+        if self.closed and self.refusal is not None:
             raise self.refusal()
-        if self.clearing and claimed_run() is self:
-            await asyncio.sleep(0)
-            raise asyncio.CancelledError  # otherwise a `finally` block would wait here until its task is abandoned
+        if self.stopped is not None or (self.clearing and claimed_run() is self):
+            # Code that ignores the stop and repeats a call forever must leave the event loop to others.
+            self._refused += 1
+            await asyncio.sleep(0 if self._refused < _QUIET_REFUSALS else _REFUSAL_SECONDS)
+            raise StepCancelledError(step) if step is not None and self.cancelled else asyncio.CancelledError
         await asyncio.get_running_loop().create_future()
+
+    def cut_off(self) -> bool:
+        """Return whether an error that a step raises now comes after the stop of its attempt, and so is no failure."""
+        return self.stopped is not None and (self.cancel_hook is None or CANCEL_HOOK.get() is not self.cancel_hook)
 
     def pause_timer(self, now: float) -> None:
         """Stop counting time against the run's time limit."""

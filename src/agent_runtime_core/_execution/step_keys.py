@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from .._core.context_vars import queued
-from .step_scope import CURRENT_STEP, FRAMEWORK_TASKS, SCOPE_SUFFIX, Identity, JournalToken, StepScope, scope_id
+from .step_scope import (
+    CANCEL_HOOK,
+    CURRENT_STEP,
+    FRAMEWORK_TASKS,
+    SCOPE_SUFFIX,
+    Identity,
+    JournalToken,
+    StepScope,
+    scope_id,
+)
 
 
 def _next_occurrence(counts: dict[tuple[str, str], int], space: str, name: str) -> int:
@@ -102,10 +111,16 @@ class StepKeys:
         return None if scope is None or scope.token is not self.token else scope
 
     def task_scope(self) -> StepScope | None:
-        """Return the scope of the framework's task that the calling code is in; None if it is in none, or in a step."""
-        if not FRAMEWORK_TASKS:
+        """Return the scope of the `cancel` hook or the framework's task that the calling code is in.
+
+        None if it is in none, or in a step.
+        """
+        hook = CANCEL_HOOK.get()
+        if hook is None and not FRAMEWORK_TASKS:
             return None
         scope = self.scope()
+        if hook is not None and hook.token is self.token:
+            return hook if scope is None else None
         for find in FRAMEWORK_TASKS:
             if (task := find(self.token.run_id, scope)) is None:
                 continue

@@ -13,7 +13,7 @@ from .._core.codec.tagged import MANY_PARTS, MAX_PARTS
 from .._core.codec.typed import size_limit
 from .._core.context_vars import restore
 from .._core.redaction import Redaction
-from .._core.timeouts import with_time_limit
+from .._core.timeouts import contain, with_time_limit
 from .._core.validation import must
 from .._engines.base import Op
 from .._journal.record import FAILED, RETRYING, Record
@@ -22,8 +22,10 @@ from ..errors import (
     LimitExceeded,
     Postponed,
     RunFailed,
+    StepCancelledError,
     StepInDoubt,
     UnserialisableResult,
+    contained,
     deciding_error,
     holds,
 )
@@ -110,6 +112,17 @@ def run_step(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Co
     """
     if journal.writer.closed_error is not None:
         raise journal.writer.closed_error(work.name)
+    if journal.control.refuses:
+        return _run_unless_stopped(journal, work, seal)
+    return _run(journal, work, seal)
+
+
+async def _run_unless_stopped(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Any:
+    await journal.control.refuse(work.name)
+    return await _run(journal, work, seal)
+
+
+def _run(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Coroutine[Any, Any, Any]:
     start = (
         journal.view.started.pop((work.name, work.key), None)
         if journal.view.started and not work.start_recorded
@@ -196,7 +209,10 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                 if timeout is None:
                     value = await call_step(attempt)
                 else:
-                    value = await with_time_limit(call_step(attempt), timeout, f"step {work.name!r}")
+                    what, limited = f"step {work.name!r}", call_step(attempt)
+                    if journal.control.tracked:
+                        limited = contain(limited, what)
+                    value = await with_time_limit(limited, timeout, what)
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.
                 try:
@@ -212,7 +228,8 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                     work.info = with_charged(work.info, scope.charged)
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
-            except Exception as error:  # noqa: BLE001 - _record_failure raises it, unless there is another attempt
+            except BaseException as raised:  # noqa: BLE001 - _record_failure raises it, unless it is tried again
+                error = _failure(journal, work, raised)
                 await _record_failure(journal, work, attempt, error)
                 # The next attempt uses the records inside the step, as a resumed run does. It needs its own scope:
                 # tasks that this attempt left running still count their calls in the old one.
@@ -226,6 +243,24 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
         journal.step_finished()
         restore(CURRENT_STEP, token)
     return result
+
+
+def _failure(journal: StepJournal[StepWriter], work: StepCall, raised: BaseException) -> Exception:
+    """Return the error with which an attempt of a step has failed.
+
+    Raises:
+        BaseException: The attempt did not fail. It was cut off, because it or the attempt of the run was stopped.
+    """
+    error = contained(raised, f"step {work.name!r}") if journal.control.tracked else raised
+    if not isinstance(error, Exception):
+        raise raised
+    if journal.control.cut_off():
+        if isinstance(error, (LeaseLost, StepCancelledError)):
+            raise raised
+        raise asyncio.CancelledError from error
+    if error is not raised:
+        error.__cause__ = raised
+    return error
 
 
 def _redacted(redaction: Redaction, run_id: str, work: StepCall, text: str) -> str:

@@ -64,6 +64,10 @@ SCOPE_SUFFIX: Final = re.compile("@([0-9a-f]{16})(?::|$)")
 CURRENT_STEP: Final = cast("ContextVar[StepScope | None]", current_step.CURRENT_STEP)
 
 
+#: The scope in which the calls of an agent's `cancel` hook are counted. Set in the code of the hook.
+CANCEL_HOOK: Final[ContextVar[StepScope | None]] = ContextVar("agent_runtime_core_cancel_hook", default=None)
+
+
 class FrameworkTask(NamedTuple):
     """A task of a framework that saves its own progress, and resumes a run in the middle of the run's code.
 

@@ -330,15 +330,17 @@ def is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn))
 
 
-async def run_plain(fn: Callable[..., Any], ctx: Any, *args: Any) -> Any:
+async def run_plain(fn: Callable[..., Any], ctx: Any, *args: Any, ended: Callable[[], object] | None = None) -> Any:
     """Return `fn(ctx, *args)`, which is called in a thread with the context in its synchronous form.
+
+    The thread calls `ended` when the function has returned a result or raised.
 
     Raises:
         InvalidArgument: `fn` is a generator function.
     """
     thread = AgentThread()
     sync = SyncRunContext(ctx, thread)
-    value, error = await thread.run(fn, sync, *args)
+    value, error = await thread.run(fn, sync, *args, ended=ended)
     if error is not None:
         try:
             raise error
@@ -353,9 +355,14 @@ async def run_plain(fn: Callable[..., Any], ctx: Any, *args: Any) -> Any:
     return value
 
 
-def run_agent(agent: AgentRuntime, ctx: Any) -> Awaitable[Any]:
-    """Return the awaitable of an agent's `run`, which may be a coroutine function or a plain one."""
-    return call_method(agent.run, ctx)
+def run_agent(agent: AgentRuntime, ctx: Any, ended: Callable[[], object] | None = None) -> Awaitable[Any]:
+    """Return the awaitable of an agent's `run`, which may be a coroutine function or a plain one.
+
+    The thread of a plain function calls `ended` when the function has returned a result or raised.
+    """
+    if is_async(agent.run):
+        return cast("Awaitable[Any]", agent.run(ctx))
+    return run_plain(agent.run, ctx, ended=ended)
 
 
 def call_method(method: Callable[..., Any], ctx: Any, *args: Any) -> Awaitable[Any]:

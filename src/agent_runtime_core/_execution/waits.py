@@ -79,6 +79,10 @@ class Waits:
         """Wait for a free slot of the worker. If there is none for long, the run is released and this never returns."""
         await self._parking.regain_slot()
 
+    def reclaim_slot(self) -> None:
+        """Count the run as active again, even if no slot of the worker is free."""
+        self._parking.reclaim_slot()
+
     # -- records of waits
 
     async def _replayed(self, name: str, key: str) -> Record | None:

@@ -16,7 +16,7 @@ from .._core.log import log
 from .._engines.base import Op
 from .._execution.claim_writer import ClaimWriter
 from .._execution.result_codec import OmittedHistory, encode_result, error_payload
-from .._execution.run_control import RunControl
+from .._execution.run_control import RunControl, Stop
 from .._journal.record import ENDED, Record, with_outcome
 from ..errors import AgentRuntimeError, StorageBusy
 from ..interfaces import AgentRuntime, RunResult
@@ -79,10 +79,15 @@ class HeldClaim:
         """The run and its agent, as messages name them."""
         return f"run {self.row.run_key or self.row.run_id} of agent {self.row.agent!r}"
 
-    def fenced_writes(self) -> FencedWrites:
-        """Return the claim of the present attempt, for stores other than the run's own."""
+    def fenced_writes(self, *, of_code: bool = False) -> FencedWrites:
+        """Return the claim of the present attempt, for stores other than the run's own.
+
+        Args:
+            of_code: For the code of the run, which writes nothing once the attempt is stopped.
+        """
         writer, control = self.writer, self.control  # not those of a later attempt
-        return FencedWrites(lambda: writer.guard, self.backends.queue.commits, lambda: control.closed)
+        admit = control.ensure_open if of_code else None
+        return FencedWrites(lambda: writer.guard, self.backends.queue.commits, lambda: control.closed, admit)
 
     # -- lease
 
@@ -104,9 +109,9 @@ class HeldClaim:
         self._heartbeat.drop(self.row.run_id, self.row.claim_id)
 
     def _cancel(self) -> None:
-        if self.control.cancelled or self.control.closed or self.leaving:
+        if self.control.stopped is not None or self.control.closed or self.leaving:
             return
-        self.control.cancelled = True
+        self.control.stop(Stop.CANCEL)
         asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._interrupt)
 
     def _interrupt(self) -> None:
@@ -116,7 +121,8 @@ class HeldClaim:
     def lose(self, claim_id: str) -> None:
         """Stop the run, because another worker has claimed it or it has finished."""
         if claim_id == self.row.claim_id and not self.control.lost and not self.control.closed and not self.leaving:
-            self.control.lost = self.control.closed = True
+            self.control.stop(Stop.LOST)
+            self.control.close()
             self.control.cancel_task()
 
     def publish_heartbeat(self) -> None:
@@ -128,6 +134,7 @@ class HeldClaim:
     def request_release(self) -> None:
         """Stop the run so that another worker resumes it. No attempt is used."""
         self.control.release_requested = True
+        self.control.stop(Stop.RELEASE)
         self.control.cancel_task()
 
     # -- the next attempt, in this process

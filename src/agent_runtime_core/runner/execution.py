@@ -23,9 +23,9 @@ from .._engines.payloads import UNREADABLE
 from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
 from .._execution.result_codec import decode_result
-from .._execution.run_control import RunControl, RunRecorder, Services
+from .._execution.run_control import RunControl, RunRecorder, Services, Stop
 from .._execution.step_journal import RunJournal, StepJournal
-from .._execution.step_scope import Identity
+from .._execution.step_scope import CANCEL_HOOK, Identity, StepScope
 from .._execution.sync_context import in_agent, run_agent
 from .._journal.record import ATTEMPT, RESUMED, Record
 from ..errors import (
@@ -37,6 +37,7 @@ from ..errors import (
     StorageCorrupt,
     StorageFull,
     UnserialisableResult,
+    contained,
     deciding_error,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, describe
@@ -55,6 +56,7 @@ from .outcomes import (
     Cancelled,
     Decision,
     End,
+    NothingToDo,
     NotSaved,
     OutcomePolicy,
     Released,
@@ -155,7 +157,7 @@ class RunExecution:
                 self.claim.label, self.writer.guard.token,
             )  # fmt: skip
             return None
-        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
+        except (Exception, asyncio.CancelledError, KeyboardInterrupt) as error:
             # After an internal error a worker keeps the lease: its end is the pause before the next attempt.
             if self.inline or not isinstance(error, Exception):
                 await self.claim.try_release()
@@ -163,10 +165,10 @@ class RunExecution:
                 await self.claim.release_after(error, self._jitter())
             raise
         except GeneratorExit:  # the event loop has stopped: nothing can be awaited
-            self.control.lost = True
+            self.control.stop(Stop.LOST)
             raise
         finally:
-            self.control.closed = True
+            self.control.close()
             if self.result is not None:
                 self.control.refusal = partial(_finished_error, self.row.run_key or self.row.run_id)
             self.control.task = None  # a circle of references, which would keep each run for the garbage collector
@@ -258,9 +260,25 @@ class RunExecution:
             crashes = crashes_without_progress(row, journal.view.ends)
             if crashes < self.config.max_crashes or self.inline:
                 await self.claim.update(stalls=crashes, mark=journal.view.ends)
-        facts = self._facts(journal.view.usage)._replace(row=row)  # as it was claimed
+        facts = self._facts(self.control.stopped, journal.view.usage)._replace(row=row)  # as it was claimed
         end = self.policy.before_start(facts, crashes, journal.view.length)
+        if isinstance(end, Cancelled):
+            return await self._end_cancelled_before_start(journal)
         return None if end is None else await self.end(end)
+
+    async def _end_cancelled_before_start(self, journal: RunJournal) -> RunResult | None:
+        """Call the `cancel` hook for an execution that could not do so itself, and finish the run.
+
+        Returns:
+            The run's result; None if it was released before the hook had ended.
+        """
+        self.control.stop(Stop.CANCEL)
+        try:
+            ctx = Context(self.row, journal, self.services, self.control, await self.limit_overrides())
+        except UnserialisableResult:  # the input can be read by another worker only, which may be gone
+            return await self.end(End(RunStatus.CANCELLED, RunResult(), {}))
+        await self._apply(Cancelled(), ctx)
+        return self.result
 
     async def _finish_interrupted_end(self, ended: Record) -> RunResult:
         text = ended.result or "{}"
@@ -310,56 +328,69 @@ class RunExecution:
             if self.inline:
                 raise
             # Another attempt may succeed, unlike after other errors of this class: another worker may know the type.
-            return await self._apply(self.policy.failed(RunResult(), describe(unknown), self._facts()), None)
+            return await self._apply(self.policy.failed(RunResult(), describe(unknown), self._facts(None)), None)
         if self._conversation is not None and (refusal := await self._conversation.load(ctx)) is not None:
             return await self._apply_error(refusal, ctx)
+        self.control.begin_attempt()
         self.control.task = task = self._start_agent(ctx)
-        if self.control.cancelled or self.control.lost or self.control.release_requested:
-            task.cancel()
+        if self.control.stopped is not None:
+            self.control.cancel_task()
         try:
             on_time = await self._finishes_in_time(task)
         except asyncio.CancelledError:
             # The caller of execute() was cancelled: the run is released, unless the run itself was cancelled.
+            self.control.stop(Stop.RELEASE)
             self.control.cancel_task()
             await self._cancel_agent(task)
             if self.control.cancelled:
                 with contextlib.suppress(LeaseLost, RowChanged):
                     await self._apply(Cancelled(), ctx)
             raise
-        leaves = self.control.lost or self.control.parked or self.control.cancelled
-        if leaves or not on_time or task.cancelled():
+        if self.control.parked or self.control.stopped is not None or not on_time or task.cancelled():
             await self._cancel_agent(task)
         elif waiting := ctx.waiting_tasks:
             # Nothing will end these waits. Left to the garbage collector, their `finally` blocks could not await.
             await self.cancel_all(waiting)
-        return await self._apply(self._decide(task, on_time, self._facts(lambda: ctx.usage)), ctx)
+        return await self._apply(self._decide(task, ctx), ctx)
 
-    def _decide(self, task: asyncio.Task[Any], on_time: bool, facts: AttemptFacts) -> Decision:
-        if not on_time or facts.lost or facts.parked:
-            return self.policy.of_timeout(facts)
+    def _decide(self, task: asyncio.Task[Any], ctx: Context) -> Decision:
+        # A stop after the end of the code changes nothing: what the code returned or raised counts.
+        ended = self.control.stopped_before_end
+        stop = ended[0] if ended is not None and not self.control.lost else self.control.stopped
+        facts = self._facts(stop, lambda: ctx.usage)
+        if facts.parked:
+            return NothingToDo()
+        if stop is None and task.cancelled():
+            stop = self.control.stopped
+        if stop is not None:
+            return self.policy.of_stop(stop, facts, self._returned_in_time(task))
         if task.cancelled():
-            return self.policy.of_cancellation(facts)
-        error = task.exception()
+            error: BaseException | None = asyncio.CancelledError("the agent's own code cancelled it")
+        else:
+            error = task.exception()
         if error is None:
             return self.policy.of_result(task.result(), facts)
         if (at := error.__traceback__) is not None and at.tb_next is not None:
             error.__traceback__ = in_agent(at.tb_next)  # begins in the agent's own code, and not in `_run_agent`
         cause = deciding_error(error)
-        if isinstance(cause, (LeaseLost, KeyboardInterrupt, SystemExit, *UNREADABLE)):
+        if isinstance(cause, (LeaseLost, KeyboardInterrupt, *UNREADABLE)):
             raise cause
-        if isinstance(cause, asyncio.CancelledError):
-            return self.policy.of_cancellation(facts)
         return self.policy.of_error(error, facts)
 
-    def _facts(self, usage: Callable[[], dict[str, Any]] = no_usage) -> AttemptFacts:
+    def _returned_in_time(self, task: asyncio.Task[Any]) -> RunResult | None:
+        """Return the result of code that noticed the cancellation of its run and returned before it was interrupted."""
+        if self.control.cancel_requested or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return result if isinstance(result := task.result(), RunResult) else None
+
+    def _facts(self, stop: Stop | None, usage: Callable[[], dict[str, Any]] = no_usage) -> AttemptFacts:
         control = self.control
         return AttemptFacts(
             self.row, self.claim.clock.wall(),
             time_left=self.calls.time_limit_at + control.paused_seconds - self.claim.clock.boot(),
             progressed=len(self._completed) > self._completed_at_start,
             deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter, usage=usage,
-            cancelled=control.cancelled, release_requested=control.release_requested,
-            lost=control.lost, parked=control.parked,
+            stop=stop, parked=control.parked,
         )  # fmt: skip
 
     def _jitter(self) -> float:
@@ -376,7 +407,8 @@ class RunExecution:
         match decision:
             case Cancelled():
                 assert ctx is not None
-                await self._end_cancelled(decision.returned, ctx)
+                if not await self._end_cancelled(decision.returned, ctx):
+                    return await self._apply(Released(), ctx)
             case End():
                 return await self._end_or_fail(decision, ctx)
             case Released():
@@ -386,16 +418,16 @@ class RunExecution:
         return decision
 
     async def _apply_error(self, error: BaseException, ctx: Context) -> Decision:
-        return await self._apply(self.policy.of_error(error, self._facts(lambda: ctx.usage)), ctx)
+        stop = self.control.stopped if isinstance(error, TimeLimitReached) else None
+        return await self._apply(self.policy.of_error(error, self._facts(stop, lambda: ctx.usage)), ctx)
 
     async def _ask_agent(self, error: BaseException, ctx: Context) -> Decision:
         """Have the agent's `on_error` describe the error, and decide."""
         try:
-            info = await self._hook("on_error", ctx, error)
+            info = await self.calls.hook(self.agent, "on_error", (ctx, error), self._context(of_code=True))
         except TimeLimitReached:
-            facts = self._facts(lambda: ctx.usage)
-            if facts.cancelled or facts.release_requested or facts.lost or facts.parked:
-                return self.policy.of_timeout(facts)
+            if (stop := self.control.stopped) is not None:
+                return self.policy.of_stop(stop, self._facts(stop, lambda: ctx.usage))
             info = None
         if info is not None and not isinstance(info, ErrorInfo):
             log.error(
@@ -403,23 +435,47 @@ class RunExecution:
             )
             info = None
         info = describe(error) if info is None else info
-        return self.policy.of_failure(error, info, self._facts(lambda: ctx.usage))
+        return self.policy.of_failure(error, info, self._facts(None, lambda: ctx.usage))
 
-    async def _end_cancelled(self, returned: RunResult | None, ctx: Context) -> None:
-        with contextlib.suppress(TimeLimitReached):
-            await self._hook("cancel", ctx, within=False)
+    async def _call_cancel_hook(self, ctx: Context) -> bool:
+        """Call the agent's `cancel` hook, in which the context works.
+
+        Its calls are counted separately: the code of the run, which may be resumed later, does not make them.
+
+        Returns:
+            False if the worker left before the hook had ended, so that another one has to call it again.
+        """
+        key = f"cancel:{self.row.generation}"
+        self.control.cancel_hook = scope = StepScope(ctx.journal.token, "cancel", key, 1)
+        context = self._context(of_code=True)
+        context.run(CANCEL_HOOK.set, scope)
+        if ctx.journal.slot_released:  # the run only waited
+            ctx.waits.reclaim_slot()
+        try:
+            await self.calls.hook(self.agent, "cancel", (ctx,), context, within=False)
+        except TimeLimitReached:
+            return not self.control.release_requested
+        finally:
+            self.control.cancel_hook = None
+        return True
+
+    async def _end_cancelled(self, returned: RunResult | None, ctx: Context) -> bool:
+        """Finish a cancelled run after its hook. Returns False if the hook has to be called again."""
+        if not await self._call_cancel_hook(ctx):
+            return False
         if returned is not None and isinstance(returned.final_messages, list):
             returned = copy(with_counted_usage(returned, ctx.usage))
             returned.error = None
             try:
                 await self.end(End(RunStatus.CANCELLED, returned, {}), ctx)
-                return
+                return True
             except (UnserialisableResult, RedactionFailed) as refusal:
                 log.warning(
                     "result of %s after its cancellation was dropped, because it cannot be stored: %s",
                     self.claim.label, type(refusal).__name__,
                 )  # fmt: skip
         await self.end(End(RunStatus.CANCELLED, RunResult(usage=ctx.usage), {}), ctx)
+        return True
 
     async def _end_or_fail(self, end: End, ctx: Context | None) -> Decision:
         """Finish the run. If a success cannot be saved, decide again; a failure is stored without its result."""
@@ -487,9 +543,6 @@ class RunExecution:
         )
         await claim.release_with(update._replace(failures=retry.failures, error=retry.error_text))
 
-    async def _hook(self, name: str, ctx: Context, *args: Any, within: bool = True) -> Any:
-        return await self.calls.hook(self.agent, name, (ctx, *args), self._context(), within=within)
-
     async def _save_conversation(
         self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]], ctx: Context
     ) -> None:
@@ -511,10 +564,14 @@ class RunExecution:
                     found |= cast("dict[str, Any]", decode(message.payload))
         return found
 
-    def _context(self) -> contextvars.Context:
-        """Return a context in which code knows the claim it writes under, and the runs it is part of."""
+    def _context(self, *, of_code: bool = False) -> contextvars.Context:
+        """Return a context in which code knows the claim it writes under, and the runs it is part of.
+
+        Args:
+            of_code: For code of the agent, and not for a store that the runner calls.
+        """
         context = contextvars.copy_context()
-        context.run(CURRENT_CLAIM.set, self.claim.fenced_writes())
+        context.run(CURRENT_CLAIM.set, self.claim.fenced_writes(of_code=of_code))
         context.run(RUN.set, self.control)
         context.run(ACTIVE_RUN.set, self.control)
         context.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), self.row.run_id))
@@ -524,13 +581,13 @@ class RunExecution:
 
     def _start_agent(self, ctx: Context) -> asyncio.Task[Any]:
         self.control.tracked = True
-        return start_soon(self._run_agent(ctx), context=self._context())
+        return start_soon(self._run_agent(ctx), context=self._context(of_code=True))
 
     async def _run_agent(self, ctx: Context) -> Any:
         try:
             if self._leave_lifespan is None and self.services.enter_lifespan is not None:
                 self._leave_lifespan = await self.services.enter_lifespan(self.agent)
-            work: Any = run_agent(self.agent, ctx)
+            work: Any = run_agent(self.agent, ctx, self.control.code_ended)
             if not inspect.isawaitable(work):  # of a coroutine function that something replaced
                 fix = "Await the wrapped function in async def run, or leave out functools.wraps"
                 raise must(f"run() of agent {self.row.agent!r}", "return an awaitable", work, fix)
@@ -542,7 +599,12 @@ class RunExecution:
                 raise
             await ctx.journal.unconfirmed.resolve_at_end(None)
             return result
+        except BaseException as error:
+            if (failure := contained(error, f"run() of agent {self.row.agent!r}")) is error:
+                raise
+            raise failure from error
         finally:
+            self.control.code_ended()
             self.control.notify()  # one iteration of the event loop before the callbacks of the task
 
     async def _cancel_agent(self, task: asyncio.Task[Any]) -> None:
@@ -584,10 +646,11 @@ class RunExecution:
             return True
         task.add_done_callback(lambda _: control.notify())  # `_run_agent` may never have begun
         while not await done_in_time(task, lambda: 0.0 if control.cancel_requested else calls.time_left(), calls.wait):
-            if control.cancel_requested:  # it does not stop at once: it has a grace, and is abandoned after that
+            if control.cancel_requested:  # it has a grace, and is abandoned after that
                 await self._cancel_agent(task)
                 return task.done()
             if not self._restart_timer():
+                control.stop(self.policy.passed_limit(self._facts(control.stopped)))
                 return False
         return True
 

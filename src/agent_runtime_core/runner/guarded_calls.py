@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 from .._core.clock import Clock
 from .._core.context_vars import start_soon
 from .._core.log import log
-from .._core.timeouts import done_in_time, ended_in_time
+from .._core.timeouts import contain, done_in_time, ended_in_time
 from .._execution.run_control import RunControl
 from .._execution.sync_context import is_async, run_plain
-from ..errors import deciding_error
 from ..interfaces import AgentRuntime
 from ..queue.records import RunRow
 from .outcomes import TimeLimitReached
@@ -59,7 +58,7 @@ class GuardedCalls:
     def time_allowed(self, within: bool) -> float:
         """Return the seconds that a call may take from now on, apart from the time limit of the attempt."""
         control = self.control
-        if within and (control.lost or control.parked):
+        if control.lost or (within and control.parked):
             return 0.0
         if control.release_requested:  # the worker has waited for the grace already
             return LEAVE_SECONDS
@@ -97,11 +96,9 @@ class GuardedCalls:
             raise TimeLimitReached(f"{what} took too long, and is not awaited any longer")
         try:
             return task.result()
-        except (Exception, SystemExit, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:  # mostly a cancellation, and not of the task that waits here
-            if isinstance(cause := deciding_error(error), (SystemExit, KeyboardInterrupt)):
-                raise cause from error
             raise RuntimeError(f"{what} ended with {type(error).__name__}, and was not cancelled") from error
 
     async def wait(self, _: object, seconds: float) -> None:
@@ -143,7 +140,7 @@ class GuardedCalls:
             return None
         what = f"{name}() of agent {self.row.agent!r}"
         try:
-            return await self.call(_answer(agent, hook, args), what, within=within, context=context)
+            return await self.call(contain(_answer(agent, hook, args), what), what, within=within, context=context)
         except TimeLimitReached as late:
             log.warning("run %s continues without a hook: %s", self.row.run_key or self.row.run_id, late)
             raise

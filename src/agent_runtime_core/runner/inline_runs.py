@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 from .._core.clock import Clock
 from .._core.per_loop import call_in_loop
+from .._execution.run_control import Stop
 from .execution import ENCLOSING_RUNS, RunExecution
 from .settings import SHUTDOWN_SECONDS
 
@@ -70,6 +71,7 @@ class InlineRuns:
                 break
         for held in self._of_this_loop():
             held.execution.control.release_requested = True
+            held.execution.control.stop(Stop.RELEASE)
             await held.execution.claim.try_release()
 
     def _all(self) -> list[_InlineRun]:

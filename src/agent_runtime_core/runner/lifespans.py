@@ -12,6 +12,7 @@ from .._core.context_vars import start_helper
 from .._core.log import log
 from .._core.per_loop import call_in_loop
 from .._core.validation import must
+from ..errors import contained
 from ..interfaces import AgentRuntime
 from .settings import SHUTDOWN_SECONDS
 
@@ -60,7 +61,11 @@ class _Lifespan:
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._leave.wait()
                 self._leave.set()
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as raised:
+            if isinstance(
+                error := contained(raised, f"lifespan() of agent {key!r}"), (GeneratorExit, KeyboardInterrupt)
+            ):
+                raise
             if not self._entered.done():
                 self._refuse(error)
             else:

@@ -92,7 +92,7 @@ class OpenRunSession:
         overrides = await execution.limit_overrides()
         self._active = ACTIVE_RUN.set(self.control)
         self.ctx: Context = Context(execution.row, journal, execution.services, self.control, overrides)
-        self.fenced_writes: FencedWrites = execution.claim.fenced_writes()
+        self.fenced_writes: FencedWrites = execution.claim.fenced_writes(of_code=True)
         return self.ctx
 
     async def leave(self, error: BaseException | None) -> None:
@@ -154,7 +154,8 @@ class OpenRunSession:
 
     def close(self) -> None:
         """Refuse further calls on the context, and stop extending the lease."""
-        self.control.closed = self._left = True
+        self.control.close()
+        self._left = True
         self.execution.claim.unregister()
         if self.execution.tracing is not None:
             self.execution.tracing.end(self.execution.result, self.control)

@@ -17,6 +17,7 @@ from .._core.redaction import Redaction
 from .._core.validation import must
 from .._execution.redacted_values import redacted_error, redacted_run_result
 from .._execution.result_codec import error_payload
+from .._execution.run_control import Stop
 from ..errors import (
     EffectAlreadyDone,
     IdempotencyConflict,
@@ -30,12 +31,10 @@ from ..errors import (
     ProviderError,
     RateLimited,
     RedactionFailed,
-    StepCancelledError,
     StepInDoubt,
     UnknownPrice,
     UnserialisableResult,
     deciding_error,
-    holds,
     shortened,
     text_of,
 )
@@ -91,6 +90,8 @@ class AttemptFacts(NamedTuple):
         inline: The next attempt takes place in the same process, and is not queued.
         jitter: Returns a random share between 0 and `JITTER`, by which a deferral grows.
         usage: Returns what the run has used. It reads the whole journal, so it is called only for a partial result.
+        stop: Why the attempt was stopped before its code ended; None if it was not.
+        parked: The run is parked.
     """
 
     row: RunRow
@@ -101,9 +102,7 @@ class AttemptFacts(NamedTuple):
     inline: bool = False
     jitter: Callable[[], float] = _no_jitter
     usage: Callable[[], dict[str, Any]] = no_usage
-    cancelled: bool = False
-    release_requested: bool = False
-    lost: bool = False
+    stop: Stop | None = None
     parked: bool = False
 
 
@@ -172,7 +171,7 @@ class OutcomePolicy:
     def __init__(self, config: RunnerConfig) -> None:
         self.config: RunnerConfig = config
 
-    def before_start(self, facts: AttemptFacts, crashes: int, recorded: int) -> End | None:
+    def before_start(self, facts: AttemptFacts, crashes: int, recorded: int) -> End | Cancelled | None:
         """Return how the run finishes without an attempt, or None if it may start.
 
         Args:
@@ -182,11 +181,13 @@ class OutcomePolicy:
         """
         row = facts.row
         if crashes >= self.config.max_crashes and not facts.inline:
+            if row.cancel_at is not None:  # its hook has perhaps crashed the workers
+                return End(RunStatus.CANCELLED, RunResult(), {})
             message = f"{crashes} crash{'es' * (crashes != 1)} in a row without progress"
             error = ErrorInfo("Poisoned", message, retriable=False)
             return End(RunStatus.DEAD, RunResult(usage=facts.usage(), error=error), error_payload(error) or {})
-        if row.cancel_at is not None or facts.cancelled:
-            return End(RunStatus.CANCELLED, RunResult(), {})
+        if row.cancel_at is not None or facts.stop is Stop.CANCEL:
+            return Cancelled() if recorded else End(RunStatus.CANCELLED, RunResult(), {})
         if row.expires_at is not None and facts.now > row.expires_at and not recorded:
             message = f"the run did not start within {row.expires_at - row.created_at:g} s"
             return self._timed_out(facts._replace(usage=no_usage), "Expired", message, {})
@@ -196,8 +197,6 @@ class OutcomePolicy:
 
     def of_result(self, result: Any, facts: AttemptFacts) -> Decision:
         """Decide what follows from what the agent's `run` returned."""
-        if facts.cancelled:  # the agent checked ctx.cancelled() and returned
-            return Cancelled(result if isinstance(result, RunResult) else None)
         if not isinstance(result, RunResult):
             fix = "Return RunResult(final_output={...})"
             return AskAgent(must(f"run() of agent {facts.row.agent!r}", "return a RunResult", result, fix))
@@ -211,10 +210,8 @@ class OutcomePolicy:
 
     def of_error(self, error: BaseException, facts: AttemptFacts) -> Decision:
         """Decide what follows from an exception of the agent's code, of a store, or of a time limit."""
-        if facts.cancelled and holds(error, StepCancelledError):
-            return Cancelled()
         if isinstance(error, TimeLimitReached):
-            return self.of_timeout(facts)
+            return self.of_stop(self.passed_limit(facts), facts)
         cause = deciding_error(error)
         if isinstance(cause, Postponed):
             return self._deferred(cause, cause.after, facts)
@@ -234,27 +231,34 @@ class OutcomePolicy:
         partial = partial if isinstance(partial, RunResult) else RunResult()
         return self.failed(with_counted_usage(partial, facts.usage()), info, facts)
 
-    def of_cancellation(self, facts: AttemptFacts) -> Decision:
-        """Decide what follows when the agent's task was cancelled, by this library or by the agent's own code."""
-        if facts.lost or facts.parked:
-            return NothingToDo()
-        if facts.cancelled:
-            return Cancelled()
-        if facts.release_requested:
-            return Released()
-        error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
-        return self.failed(RunResult(usage=facts.usage()), error, facts)
+    def of_stop(self, stop: Stop, facts: AttemptFacts, returned: RunResult | None = None) -> Decision:
+        """Decide what follows from a stop. The cause alone decides, whatever the code has raised.
 
-    def of_timeout(self, facts: AttemptFacts) -> Decision:
-        """Decide what follows when the attempt did not finish in its time, or before it had to stop."""
-        if facts.lost or facts.parked:
-            return NothingToDo()
-        if facts.cancelled:
-            return Cancelled()
-        if facts.release_requested:
-            return Released()
-        if facts.row.deadline is not None and facts.now >= facts.row.deadline:
-            return self._past_deadline(facts, facts.row.deadline)
+        Args:
+            stop: Why the attempt was stopped.
+            facts: The attempt.
+            returned: What the code of a cancelled run has returned in time.
+        """
+        match stop:
+            case Stop.LOST:
+                return NothingToDo()
+            case Stop.RELEASE:
+                return Released()
+            case Stop.CANCEL:
+                return Cancelled(returned)
+            case Stop.DEADLINE:
+                return self._past_deadline(facts, facts.row.deadline or facts.now)
+            case Stop.TIME_LIMIT:
+                return self._past_time_limit(facts)
+
+    def passed_limit(self, facts: AttemptFacts) -> Stop:
+        """Return which limit of time an attempt has passed that is not awaited any longer, unless it was stopped."""
+        if facts.stop is not None:
+            return facts.stop
+        is_past_deadline = facts.row.deadline is not None and facts.now >= facts.row.deadline
+        return Stop.DEADLINE if is_past_deadline else Stop.TIME_LIMIT
+
+    def _past_time_limit(self, facts: AttemptFacts) -> End:
         limit = self.config.run_timeout_seconds
         message = f"the attempt took more than {limit:g} s"
         if facts.deferred_seconds:

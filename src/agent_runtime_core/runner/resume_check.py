@@ -172,7 +172,8 @@ async def _reaches_a_new_step(task: asyncio.Task[Any], ctx: Context, writer: _St
 
 async def _end(task: asyncio.Task[Any], control: RunControl) -> None:
     """End all tasks of the replayed run. Calls on its context raise CancelledError from now on."""
-    control.closed = control.clearing = True
+    control.close()
+    control.clearing = True
     if not task.done():
         task.cancel()
         await wait_cancelled((task,), "a replayed run")

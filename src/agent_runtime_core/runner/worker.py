@@ -13,8 +13,10 @@ from .._core.arguments import checked_int
 from .._core.context_vars import start_helper
 from .._core.log import about_run, log
 from .._core.per_loop import call_in_loop
+from .._core.timeouts import place_of
 from .._core.validation import Shown, is_number, must
 from .._engines.payloads import UNREADABLE
+from .._execution.run_control import Stop
 from ..errors import AgentRuntimeError, StorageClosed
 from ..queue.records import ClaimRequest, RunRow
 from .concurrency import ConcurrencySlots
@@ -387,11 +389,14 @@ class Worker:
             await asyncio.wait(releases, timeout=RELEASE_SECONDS)
         finally:
             for execution in left.values():
+                agent = execution.control.task
                 log.warning(
-                    "%s did not stop when it was cancelled; released to the queue", execution.claim.label,
+                    "%s did not stop when it was cancelled; released to the queue. It is in %s", execution.claim.label,
+                    "its end" if agent is None or agent.done() else place_of(agent),
                     extra=about_run(execution.row.run_id, execution.row.attempt),
                 )  # fmt: skip
-                execution.control.lost = execution.control.closed = True
+                execution.control.stop(Stop.LOST)
+                execution.control.close()
                 execution.claim.unregister()
                 self._forget(execution)
             for task in (*releases, *left):

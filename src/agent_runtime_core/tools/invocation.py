@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .._core.codec.json import decode, encode
+from .._core.context_vars import claimed_run
 from .._core.log import log
 from .._core.validation import MAX_DEPTH
 from ..errors import (
@@ -121,6 +122,8 @@ async def answer_read(
         return _error_answer(BAD_ARGUMENTS, f"tool {name!r}: {error}")
     if before is not None:
         await before(name, arguments)
+    task = asyncio.current_task()
+    requests = 0 if task is None else task.cancelling()
     try:
         result = output_of(
             name, await _execute(registry, name, tool, arguments, ctx, before is None, retries is not None)
@@ -128,11 +131,13 @@ async def answer_read(
     except ENDS_RUN:
         raise
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if task is None or task.cancelling() > requests:
             raise
         return _failed(name, error)  # something that the tool awaited was cancelled, not the tool
     except Exception as error:
+        run = claimed_run()
+        if (task is not None and task.cancelling() > requests) or (run is not None and run.cut_off()):
+            raise asyncio.CancelledError from error  # the call was stopped: the tool did not fail
         ends = error.subgroup(ENDS_RUN) if isinstance(error, ExceptionGroup) else None
         if ends is not None:
             raise deciding_error(ends) from error

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from .._core.clock import SYSTEM, Clock
 from .._core.event_types import EventType
 from .._core.threads import in_thread
-from .._core.timeouts import log_abandoned_thread, with_time_limit
+from .._core.timeouts import contain, log_abandoned_thread, with_time_limit
 from .._core.validation import did_you_mean, must
-from ..errors import InvalidArgument, ToolTimeout, UnknownTool, UnserialisableResult, brief, deciding_error
+from ..errors import InvalidArgument, ToolTimeout, UnknownTool, UnserialisableResult, brief
 from .arguments import BadArguments, check_arguments, read_arguments
 from .base import BaseTool
 from .names import check_name
@@ -171,7 +171,8 @@ class ToolRegistry:
             raise BadArguments(str(error), name) from error
         is_async = binder.is_async
         call = functools.partial(tool.handler, **bound)
-        running = _without_system_exit(call() if is_async else _in_thread(name, call))
+        # In a task, a SystemExit would stop the event loop, and so all runs of this process.
+        running = contain(call() if is_async else _in_thread(name, call), f"tool {name!r}")
         if tool.timeout is None:
             return running
         more = "" if is_async else ". It continues in its thread and may still have effects"
@@ -224,13 +225,3 @@ def _for_event(tool: Tool, result: Any) -> Any:
 async def _in_thread(name: str, call: Callable[[], Any]) -> Any:
     result = await in_thread(call, left=lambda: log_abandoned_thread(f"tool {name!r}"))
     return await result if inspect.isawaitable(result) else result
-
-
-async def _without_system_exit(running: Awaitable[Any]) -> Any:
-    try:
-        return await running
-    except (SystemExit, BaseExceptionGroup) as error:
-        # A SystemExit in a task would stop the event loop, and so all runs of this process.
-        if not isinstance(cause := deciding_error(error), SystemExit):
-            raise
-        raise RuntimeError(f"SystemExit: {cause}") from error
