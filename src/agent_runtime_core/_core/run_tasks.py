@@ -36,6 +36,7 @@ _GATHERING: Final[type] = asyncio.tasks._GatheringFuture  # type: ignore[attr-de
 _GROUP_EXITS: Final = ("__aexit__", "_aexit")
 _GROUP_MODULES: Final = ("asyncio.taskgroups", "anyio._backends._asyncio")
 _EVENT_LIBRARIES: Final = ("asyncio", "anyio")
+_WAITING_LIBRARIES: Final = (*_EVENT_LIBRARIES, "threading", "concurrent", "queue", "agent_runtime_core")
 _GENERATOR_CALLS: Final = ("async_generator_asend", "async_generator_athrow")
 
 
@@ -149,6 +150,34 @@ def _awaited(task: AnyTask) -> asyncio.Future[Any] | None:
     return getattr(task, "_fut_waiter", None)
 
 
+def _frames_of(awaited: Any) -> tuple[list[FrameType], Any]:
+    """Return the frames of a suspended coroutine, the innermost last, and what the innermost awaits."""
+    frames: list[FrameType] = []
+    while True:
+        if isinstance(awaited, CoroutineType):
+            frame, awaited = awaited.cr_frame, awaited.cr_await
+        elif isinstance(awaited, AsyncGeneratorType):
+            frame, awaited = awaited.ag_frame, awaited.ag_await
+        elif type(awaited).__name__ in _GENERATOR_CALLS:
+            # No attribute leads from the call of a generator to the generator.
+            awaited = next((it for it in gc.get_referents(awaited) if isinstance(it, AsyncGeneratorType)), None)
+            continue
+        else:
+            return frames, awaited
+        if frame is not None:
+            frames.append(frame)
+
+
+def frames_of(coroutine: Any) -> list[FrameType]:
+    """Return the frames of a suspended coroutine, the innermost last."""
+    return _frames_of(coroutine)[0]
+
+
+def is_waiting_code(frame: FrameType) -> bool:
+    """Return whether this is code of a library by which other code waits."""
+    return _module(frame).partition(".")[0] in _WAITING_LIBRARIES
+
+
 class _Stack:
     """Where a task is.
 
@@ -159,20 +188,7 @@ class _Stack:
     __slots__ = ("_frames", "innermost")
 
     def __init__(self, awaited: Any) -> None:
-        self._frames: list[FrameType] = []
-        while True:
-            if isinstance(awaited, CoroutineType):
-                frame, awaited = awaited.cr_frame, awaited.cr_await
-            elif isinstance(awaited, AsyncGeneratorType):
-                frame, awaited = awaited.ag_frame, awaited.ag_await
-            elif type(awaited).__name__ in _GENERATOR_CALLS:
-                # No attribute leads from the call of a generator to the generator.
-                awaited = next((it for it in gc.get_referents(awaited) if isinstance(it, AsyncGeneratorType)), None)
-                continue
-            else:
-                break
-            if frame is not None:
-                self._frames.append(frame)
+        self._frames, awaited = _frames_of(awaited)
         readable = type(awaited).__name__ == "FutureIter" and bool(self._frames)
         self.innermost: FrameType | None = self._frames[-1] if readable else None
 

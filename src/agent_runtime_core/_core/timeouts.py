@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Final
 
 from ..errors import contained
 from .context_vars import start_soon
 from .log import log
+from .run_tasks import frames_of, is_waiting_code
 
 GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it is abandoned
 
@@ -112,12 +114,13 @@ def place_of(task: asyncio.Task[Any]) -> str:
     """Return the name of a task, and the file, line and function where it, or the thread that it waits for, is now."""
     find = _threads.get(task)
     frame = None if find is None else sys._current_frames().get(find() or 0)
-    if frame is None and (stack := task.get_stack()):
-        frame = stack[-1]
-    if frame is None:
+    frames = frames_of(task.get_coro())
+    if frame is not None:
+        frames = [each for each, _ in traceback.walk_stack(frame)][::-1]
+    if not frames:
         return task.get_name()
-    code = frame.f_code
-    return f"{task.get_name()} at {code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+    frame = next((each for each in reversed(frames) if not is_waiting_code(each)), frames[-1])
+    return f"{task.get_name()} at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
 def is_abandoned(task: asyncio.Task[Any]) -> bool:
