@@ -603,7 +603,7 @@ def contained(error: BaseException, where: str) -> BaseException:
     if isinstance(cause, KeyboardInterrupt):
         note_thread(cause)
         if not getattr(cause, "agent_runtime_thread", False):
-            return cause
+            return error
     text = f"{type(cause).__name__}: {text_of(cause)}".rstrip(": ")
     return RuntimeError(f"{where} must not end the process, got {text}. Handle it in the code")
 

@@ -211,17 +211,16 @@ async def test_a_cancelled_run_whose_steps_are_in_a_group_is_cancelled() -> None
         assert (await rig.go(body)).status is RunStatus.CANCELLED
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_what_ends_the_process_is_not_swallowed(kind: type[BaseException]) -> None:
+def test_an_interrupt_is_not_swallowed() -> None:
     async def main() -> None:
         async with Rig() as rig:
-            await rig.go(lambda ctx: _raise(BaseExceptionGroup("g", [ValueError("bad"), kind()])))
+            await rig.go(lambda ctx: _raise(BaseExceptionGroup("g", [ValueError("bad"), KeyboardInterrupt()])))
 
-    with pytest.raises(kind):
+    with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())
 
 
-async def test_a_hook_that_ends_the_process_does() -> None:
+async def test_a_hook_that_interrupts_the_process_does() -> None:
     async with Rig() as rig:
         agent = rig.register(lambda ctx: _raise(ValueError("bad")))
 

@@ -13,6 +13,7 @@ from .._core.log import log
 from .._core.timeouts import contain, done_in_time, ended_in_time
 from .._execution.run_control import RunControl
 from .._execution.sync_context import is_async, run_plain
+from ..errors import deciding_error
 from ..interfaces import AgentRuntime
 from ..queue.records import RunRow
 from .outcomes import TimeLimitReached
@@ -99,6 +100,8 @@ class GuardedCalls:
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:  # mostly a cancellation, and not of the task that waits here
+            if isinstance(cause := deciding_error(error), KeyboardInterrupt):
+                raise cause from error
             raise RuntimeError(f"{what} ended with {type(error).__name__}, and was not cancelled") from error
 
     async def wait(self, _: object, seconds: float) -> None:
