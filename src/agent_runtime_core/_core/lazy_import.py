@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
 
 from ..errors import InvalidArgument, MissingDependency, brief
-from .validation import must, unknown
+from .validation import must, unknown, without_credentials
 
 # Import name of an optional package -> the extra that installs it.
 EXTRAS = {
@@ -29,6 +30,7 @@ EXTRAS = {
     "uvicorn": "server",
     "websockets": "server",
 }
+_IN_NO_NAME = re.compile(r"[\s@/?#&=:]")
 
 
 def load(dotted: str, *, package: str | None = None, needed_by: str | None = None) -> object:
@@ -44,8 +46,12 @@ def load(dotted: str, *, package: str | None = None, needed_by: str | None = Non
         InvalidArgument: The package is installed and has no such module or name.
     """
     name, colon, attribute = dotted.partition(":")
-    if not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None):
-        raise must("a name to import", "be written as 'package.module:Name'", dotted)
+    if (
+        not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None)
+        # A URL. Python's own error about a module of that name would show its password.
+        or _IN_NO_NAME.search(name + attribute)
+    ):  # fmt: skip
+        raise must("a name to import", "be written as 'package.module:Name'", without_credentials(dotted))
     module = _module(name, package, needed_by or attribute or name)
     if not attribute:
         return module
