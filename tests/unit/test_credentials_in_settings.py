@@ -32,7 +32,8 @@ WRITTEN = (
     "redis://app:{}@db:6379", "redis://:{}@db", "redis+sentinel://app:{}@a,b:1/0", "postgres://app:{}@db/name",
     "redis:app:{}@db", "app:a?token=b{}@db", "app:a\n{}@db", "their_package.module:app:{}@db", "at redis://app:{}@db",
     "db:6379?password={}", "redis://db?password=a@{}&x=1", "db?token={}", "db/0?x=1&access_key={}",
-    "host=db password={}", "db;client_secret={}", '{{"password": "{}"', "their_package.module?password={}:Class", "redis?api-key={}",
+    "host=db password={}", "db;client_secret={}", '{{"password": "{}"', "their_package.module?password={}:Class",
+    "redis?api-key={}",
 )  # fmt: skip
 texts = st.builds(
     lambda written, before, after: written.format(f"{before}{CANARY}{after}"),
@@ -96,7 +97,7 @@ def test_the_error_of_a_setting_in_use_shows_no_password(text: str) -> None:
         said += said_by(lambda make=make: make(text))  # type: ignore[misc]
     for use in (RuntimeConfig.redaction, RuntimeConfig.codec):
         said += said_by(lambda use=use: use(RuntimeConfig(redact=text, payload_codec=text)))  # type: ignore[misc]
-    said += said_by(lambda: AgentRunner(trace_sinks=[text]))
+    said += said_by(lambda: AgentRunner(trace_sinks=[text]))  # type: ignore[list-item]
     said += said_by(lambda: process.configure(**{text: 1}))
     assert [each for each in said if CANARY in each] == []
 
