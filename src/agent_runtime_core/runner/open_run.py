@@ -198,6 +198,7 @@ async def _open(
 
 
 async def _close(runner: AgentRunner, session: OpenRunSession, error: BaseException | None) -> None:
+    session.control.leaving = True
     try:
         try:
             if waiting := session.ctx.waiting_tasks:
