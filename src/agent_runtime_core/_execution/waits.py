@@ -326,6 +326,8 @@ class Waits:
                     message = await self._close_question(signal, asked, message)
             if message is TIMED_OUT or (message.kind != CLOSED and fits(message)):
                 return message
+            if message.kind == CLOSED:
+                self._mailbox.put_back(message)  # a later call of this wait asks under the same ids
             # The answer to a review can have a result that is not one of the step. It has closed the question.
             asked = f"{request_id}.{message.seq}"
             await ask(asked)
