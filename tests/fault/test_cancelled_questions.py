@@ -52,8 +52,9 @@ async def approval(ctx: Any) -> Any:
 async def by_timeout(ctx: Any, ask: Code, enough: asyncio.Event) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(None) as limit:
-            asyncio.get_running_loop().create_task(_then(enough, lambda: limit.reschedule(0)))
+            cancels = asyncio.ensure_future(_then(enough, lambda: limit.reschedule(0)))
             await ask(ctx)
+        await cancels
 
 
 async def by_task_group(ctx: Any, ask: Code, enough: asyncio.Event) -> None:

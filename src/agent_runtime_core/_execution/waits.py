@@ -74,6 +74,7 @@ class Waits:
         self._journal, self._row, self._services, self._control = journal, row, services, control
         self._writer, self._clock = journal.writer, services.clock
         self._where = where
+        self._closing: set[asyncio.Task[None]] = set()  # tasks that close questions
         #: The messages that were sent to the agent.
         self.inbox: Inbox = Inbox(journal, self._mailbox)
 
@@ -343,7 +344,9 @@ class Waits:
         try:
             yield
         except asyncio.CancelledError:
-            start_helper(self._close_unless_ending(signal, request_id))
+            task = start_helper(self._close_unless_ending(signal, request_id))
+            self._closing.add(task)  # the event loop alone would not keep it
+            task.add_done_callback(self._closing.discard)
             raise
 
     async def _close_unless_ending(self, signal: str, request_id: str) -> None:
