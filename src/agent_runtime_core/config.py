@@ -31,7 +31,7 @@ from ._core.settings import (
     number,
     with_known_names,
 )
-from ._core.validation import Shown, must, redacted_url, type_name
+from ._core.validation import Shown, must, redacted_url, type_name, without_credentials
 from .errors import InvalidArgument, brief
 
 if TYPE_CHECKING:
@@ -212,10 +212,11 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """
     text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise must("store URL", "be a path or a URL string", path_or_url)
+        raise must("store URL", "be a path or a URL string", Shown(type_name(type(path_or_url))))
     scheme, found, rest = text.partition("://")
     if text[:5].lower() == "file:":
-        raise must("store URL", "not begin with file:", Shown(brief(text, 500)), f"{_SQLITE_URLS}, or memory://")
+        fix = f"{_SQLITE_URLS}, or memory://"
+        raise must("store URL", "not begin with file:", Shown(brief(without_credentials(text), 500)), fix)
     if not found:
         if text is path_or_url:
             refuse_half_a_url(text)
@@ -294,10 +295,6 @@ def _is_hook(value: Any) -> bool:
     return isinstance(value, str) or (callable(value) and not inspect.iscoroutinefunction(value))
 
 
-def _place_shown(value: Any) -> Any:
-    return value if isinstance(value, str | None) else Shown(type_name(type(value)))
-
-
 FIELDS = {each.name: each for each in dataclasses.fields(RuntimeConfig)}
 #: The type of each setting.
 SETTINGS: dict[str, SettingType] = {
@@ -316,10 +313,8 @@ SETTINGS: dict[str, SettingType] = {
         "a list of trace sinks or their names", _are_sinks,
         lambda text: tuple(filter(None, map(str.strip, text.split(",")))),
     ),
-    "payload_codec": SettingType("a payload codec or the place of one", _is_codec, shown=_place_shown).or_none(),
-    "redact": SettingType(
-        "a function or the place of one", _is_hook, shown=_place_shown
-    ).or_none(),
+    "payload_codec": SettingType("a payload codec or the place of one", _is_codec).or_none(),
+    "redact": SettingType("a function or the place of one", _is_hook).or_none(),
     "redact_stored": TRUTH,
     "model_prices": SettingType(
         "prices by model, in USD per million tokens: {'a-model': {'input': 2.5, 'output': 10}}, "

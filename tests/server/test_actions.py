@@ -42,6 +42,13 @@ async def _waits(ctx: Any) -> Any:
     return await ctx.wait_for_signal("paid")
 
 
+async def _cancels(ctx: Any) -> Any:
+    asking = asyncio.ensure_future(_asks(ctx))
+    await ctx.wait_for_signal("enough")
+    asking.cancel()
+    return await ctx.wait_for_signal("paid")
+
+
 async def _fails(ctx: Any) -> Any:
     raise ValueError("no luck")
 
@@ -52,7 +59,7 @@ async def _steps(ctx: Any) -> Any:
 
 def _registry() -> Registry:
     registry = Registry()
-    for key, body in (("asks", _asks), ("waits", _waits), ("fails", _fails), ("steps", _steps)):
+    for key, body in (("asks", _asks), ("waits", _waits), ("cancels", _cancels), ("fails", _fails), ("steps", _steps)):
         registry.register(Script(body, key))
     return registry
 
@@ -209,6 +216,28 @@ async def test_a_question_is_answered_once(client: httpx.AsyncClient, runner: Ag
     assert {each.json().get("type") for each in both} == {None, "urn:agent-runtime:already-answered"}
     assert done.json()["result"] == {"value": {"ok": True}}
     assert late.status_code == 410
+
+
+async def test_a_question_whose_wait_was_cancelled_is_not_answered(
+    client: httpx.AsyncClient, runner: AgentRunner
+) -> None:
+    await runner.submit("cancels", run_id="one")
+    await runner.run_once()
+    async with client:
+        before = (await client.get(f"{RUNS}/one")).json()
+        await runner.signal("one", "enough")
+        await runner.run_once()
+        await eventually(lambda: _asks_nothing(runner, "one"))
+        after = (await client.get(f"{RUNS}/one")).json()
+        late = await client.post(f"{RUNS}/one/approvals/plan", json={"answer": {"ok": True}})
+    assert [each["name"] for each in before["questions"]] == ["plan"]
+    assert after["questions"] == []
+    assert (late.status_code, late.json()["type"]) == (409, "urn:agent-runtime:illegal-transition")
+    assert "has cancelled its wait" in late.json()["detail"]
+
+
+async def _asks_nothing(runner: AgentRunner, run_id: str) -> bool:
+    return not (await runner.get_run(run_id)).open_approvals
 
 
 async def test_an_answer_says_whether_the_run_has_asked(client: httpx.AsyncClient, runner: AgentRunner) -> None:

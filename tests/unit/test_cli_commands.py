@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -458,6 +459,9 @@ def test_a_healthy_store(run: Commands) -> None:
     found = findings(run)
     for check in ("library", "python", "sqlite", "extras", "settings", "store"):
         assert [each["status"] for each in found[check]] == ["ok"]
+    extras = set(metadata.metadata("agent-runtime-core").get_all("Provides-Extra") or ()) - {"all", "dev", "docs"}
+    shown = found["extras"][0]["detail"].replace(";", ",").split(", ")
+    assert {each.removeprefix("not ").removeprefix("installed: ").split(" ")[0] for each in shown} - {"none"} == extras
     if "://" not in run.url:
         assert found["journal mode"][0]["detail"] == "wal"
         assert found["permissions"][0]["status"] == "ok"

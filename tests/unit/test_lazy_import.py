@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from agent_runtime_core._core.lazy_import import load, pick
+from agent_runtime_core._core.lazy_import import EXTRAS, load, pick
 from agent_runtime_core.errors import InvalidArgument, MissingDependency
 
 HOUSE = "agent_runtime_core"
@@ -57,6 +58,40 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
         load("redis.asyncio:Redis", needed_by="RedisQueue")
     assert str(caught.value) == "RedisQueue needs the 'redis' package: pip install 'agent-runtime-core[redis]'"
     assert isinstance(caught.value, ImportError)
+
+
+def test_every_extra_of_a_package_is_one_of_the_project() -> None:
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = set(project["optional-dependencies"]) - {"all", "dev", "docs"}
+    assert set(EXTRAS.values()) == extras
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("langgraph", "langgraph", "langgraph"), ("mcp", "mcp", "mcp"), ("mcp_server", "mcp", "mcp"),
+        ("openai_agents", "agents", "openai-agents"), ("pydantic_ai", "pydantic_ai", "pydantic-ai"),
+    ],
+)  # fmt: skip
+def test_an_integration_without_its_package_names_its_extra(
+    module: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{HOUSE}.integrations.{module}"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependency) as caught:
+        importlib.import_module(name)
+    assert str(caught.value) == f"{name} needs the {package!r} package: pip install 'agent-runtime-core[{extra}]'"
+
+
+def test_a_missing_module_of_a_package_that_is_there_names_its_own_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("opentelemetry")
+    exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, exporter, None)
+    with pytest.raises(MissingDependency, match=r"^the sink needs the module 'opentelemetry\.exporter\.") as caught:
+        load(f"{exporter}:OTLPSpanExporter", needed_by="the sink")
+    assert str(caught.value).endswith("': pip install opentelemetry-exporter-otlp-proto-http")
 
 
 def test_a_module_of_nobody_s_extra_is_looked_for_on_the_path() -> None:

@@ -197,7 +197,7 @@ async def test_a_question_stays_open_for_the_next_generation(kind: str, tmp_path
         assert (await runner.wait(run_id)).final_output == {"value": {"ok": 1}}
 
 
-async def test_a_new_try_of_a_step_asks_once(kind: str, tmp_path: Path) -> None:
+async def test_a_new_try_of_a_step_asks_again_for_a_wait_that_was_cancelled(kind: str, tmp_path: Path) -> None:
     tries = 0
 
     async def work(ctx: Any) -> Any:
@@ -207,6 +207,7 @@ async def test_a_new_try_of_a_step_asks_once(kind: str, tmp_path: Path) -> None:
         if tries == 1:
             await asked(runner, run_id, "pay")
             asking.cancel()
+            await asked(runner, run_id)
             raise ValueError("again")
         return await asking
 
@@ -223,11 +224,11 @@ async def test_a_new_try_of_a_step_asks_once(kind: str, tmp_path: Path) -> None:
             return tries == 2
 
         await eventually(second)
-        for request in await runner.approvals():
-            assert await runner.approve(run_id, "pay", "yes", request_id=request.request_id)
+        await asked(runner, run_id, "pay")
+        assert await runner.approve(run_id, "pay", "yes")
         await working
         assert (await runner.wait(run_id)).final_output == {"value": "yes"}
-        assert (await messages(runner, run_id)).count(QUESTION) == 1
+        assert await messages(runner, run_id) == [QUESTION, CLOSED, QUESTION, "signal"]
 
 
 # -- closed

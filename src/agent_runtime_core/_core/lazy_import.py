@@ -5,30 +5,39 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
 
 from ..errors import InvalidArgument, MissingDependency, brief
-from .validation import must, unknown
+from .validation import must, unknown, without_credentials
 
 # Import name of an optional package -> the extra that installs it.
 EXTRAS = {
+    "agents": "openai-agents",
     "anthropic": "anthropic",
     "apache_iggy": "iggy",
     "cryptography": "crypto",
     "fastapi": "server",
+    "langchain_core": "langgraph",
     "langfuse": "langfuse",
+    "langgraph": "langgraph",
     "litellm": "litellm",
     "mcp": "mcp",
+    "mcp_types": "mcp",
     "openai": "openai",
     "opentelemetry": "otel",
     "prometheus_client": "metrics",
+    "pydantic_ai": "pydantic-ai",
     "redis": "redis",
     "uvicorn": "server",
     "websockets": "server",
 }
+# A module that no extra installs -> its package.
+_PACKAGES = {"opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http"}
+_IN_NO_NAME = re.compile(r"[\s@/?#&=:]")
 
 
 def load(dotted: str, *, package: str | None = None, needed_by: str | None = None) -> object:
@@ -44,8 +53,12 @@ def load(dotted: str, *, package: str | None = None, needed_by: str | None = Non
         InvalidArgument: The package is installed and has no such module or name.
     """
     name, colon, attribute = dotted.partition(":")
-    if not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None):
-        raise must("a name to import", "be written as 'package.module:Name'", dotted)
+    if (
+        not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None)
+        # A URL. Python's own error about a module of that name would show its password.
+        or _IN_NO_NAME.search(name + attribute)
+    ):  # fmt: skip
+        raise must("a name to import", "be written as 'package.module:Name'", without_credentials(dotted))
     module = _module(name, package, needed_by or attribute or name)
     if not attribute:
         return module
@@ -102,16 +115,24 @@ def _module(name: str, package: str | None, needed_by: str) -> ModuleType:
         return importlib.import_module(wanted)
     except ModuleNotFoundError as error:
         missing = error.name or wanted
-        if sys.modules.get(missing.partition(".")[0]) is None or not f"{wanted}.".startswith(f"{missing}."):
+        is_lacking = _package_of(missing) is not None or sys.modules.get(missing.partition(".")[0]) is None
+        if is_lacking or not f"{wanted}.".startswith(f"{missing}."):
             raise MissingDependency(f"{needed_by} needs {_lacking(missing)}", name=missing) from error
         parent, _, child = missing.rpartition(".")
         there = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", ()))]
         raise InvalidArgument(f"package {parent!r}: {unknown('module', child, there)}") from None
 
 
+def _package_of(module: str) -> str | None:
+    """Return the package of a module that no extra installs."""
+    return next((package for name, package in _PACKAGES.items() if f"{module}.".startswith(f"{name}.")), None)
+
+
 def _lacking(module: str) -> str:
     """Return what is missing and how to install it. A module and its distribution may have different names."""
     top = module.partition(".")[0]
+    if (package := _package_of(module)) is not None:
+        return f"the module {module!r}: pip install {package}"
     if top in EXTRAS:
         return f"the {top!r} package: pip install 'agent-runtime-core[{EXTRAS[top]}]'"
     return (

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as _dt
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
-from ..errors import UnknownSetting
-from .validation import is_number, must, redacted, redacted_url, unknown
+from ..errors import UnknownSetting, brief
+from .validation import (
+    SECRET_NAME,
+    Shown,
+    is_number,
+    must,
+    redacted_url,
+    type_name,
+    unknown,
+    without_credentials,
+)
 
 _Kind = TypeVar("_Kind")
+_DEEPEST: Final = 8  # levels of a setting that are shown
 
 _TRUTH: Final = {
     "1": True,
@@ -26,12 +38,38 @@ _TRUTH: Final = {
 }
 
 
-def _redacted(value: Any) -> Any:
-    return redacted(value) if isinstance(value, str) else value
+def shown_setting(value: Any, depth: int = 0) -> Any:
+    """Return the value of a setting for a text: without credentials, whatever the setting is called.
+
+    Strings are shown `without_credentials`, values of dicts under a secret name as ***, and objects that are not
+    settings as their type, because their repr may contain anything.
+    """
+    if value is None or isinstance(value, bool | int | float | type | _dt.date | _dt.time):
+        return value
+    if isinstance(value, str):
+        return without_credentials(value)
+    if isinstance(value, PurePath):
+        return type(value)(without_credentials(str(value)))
+    if depth < _DEEPEST:
+        if isinstance(value, Mapping):
+            return {_key_shown(key): _item_shown(key, item, depth + 1) for key, item in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            items = [shown_setting(item, depth + 1) for item in value]
+            return tuple(items) if isinstance(value, tuple) else items
+    return value if type(value) in _CLASSES else Shown(type_name(type(value)))
+
+
+def _key_shown(key: Any) -> str:
+    return without_credentials(key) if isinstance(key, str) else brief(shown_setting(key, _DEEPEST))
+
+
+def _item_shown(name: Any, value: Any, depth: int = 0) -> Any:
+    secret = value is not None and isinstance(name, str) and SECRET_NAME.search(name) is not None
+    return "***" if secret else shown_setting(value, depth)
 
 
 def _redacted_url(value: Any) -> Any:
-    return redacted_url(value) if isinstance(value, str) else value
+    return redacted_url(value) if isinstance(value, str) else shown_setting(value)
 
 
 def _hidden(value: Any) -> Any:
@@ -43,13 +81,13 @@ class SettingType:
     """What a setting may be, in words and as a test.
 
     `read` makes the value of an environment variable; it returns the text itself if it cannot, which `fits` then
-    rejects. `shown` is the value without its secrets.
+    rejects. `shown` returns the value for a text, without its secrets.
     """
 
     wanted: str
     fits: Callable[[Any], bool]
     read: Callable[[str], Any] = str
-    shown: Callable[[Any], Any] = _redacted
+    shown: Callable[[Any], Any] = shown_setting
 
     def check(self, called: str, value: Any) -> None:
         """Raise InvalidArgument, which names the setting as `called`, for a value that does not fit."""
@@ -143,8 +181,29 @@ def from_variables(
     return found
 
 
+_CLASSES: Final = set[type]()  # whose repr shows no credentials
+
+
+def without_credentials_in_repr(kind: type[_Kind]) -> type[_Kind]:
+    """Make the repr of a dataclass show its fields without credentials. A repr that the class defines stays."""
+
+    def text(self: _Kind) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        shown = (f"{each.name}={_item_shown(each.name, getattr(self, each.name))!r}" for each in fields if each.repr)
+        return f"{kind.__name__}({', '.join(shown)})"
+
+    if kind.__dataclass_params__.repr:  # type: ignore[attr-defined]
+        kind.__repr__ = text  # type: ignore[method-assign, assignment]
+    _CLASSES.add(kind)
+    return kind
+
+
 def with_known_names(kind: type[_Kind], what: str = "setting") -> type[_Kind]:
-    """Make a dataclass raise UnknownSetting, with the nearest name, for a keyword that it does not have."""
+    """Make a dataclass a class of settings.
+
+    It raises UnknownSetting, with the nearest name, for a keyword that it does not have, and its repr shows no
+    credentials.
+    """
     made: Callable[..., None] = kind.__init__
     names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
 
@@ -155,4 +214,4 @@ def with_known_names(kind: type[_Kind], what: str = "setting") -> type[_Kind]:
         made(self, *args, **settings)
 
     kind.__init__ = init  # type: ignore[method-assign, assignment]
-    return kind
+    return without_credentials_in_repr(kind)

@@ -20,8 +20,18 @@ MAX_DEPTH: Final = 100
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 # The lookahead skips a value that is hidden already: hiding it again would remove the text after it.
 _OPTION = re.compile(
-    r"(?i:((?:password|passwd)=)(?!\*\*\*)[^&#]*|((?:pwd|secret|token|api_?key)=)(?!\*\*\*|\.\.\.)[^&#\s'\"]+)"
+    r"(?i:((?:password|passwd)=)(?!\*\*\*)[^&#]*|"
+    r"((?:pwd|passphrase|secret|token|credentials?|(?:api|secret|private|access)[_-]?key)=)"
+    r"(?!\*\*\*|\.\.\.)[^&#\s'\"]+)"
 )
+#: Names of values that are secret. They begin with any words: `client_secret`, `dbPassword`.
+SECRET_NAME: Final = re.compile(
+    r"(?:(?:api|secret|private|access)[_-]?key|authorization|cookies?|credentials?|passw(?:or)?d|passphrase|pwd|secret"
+    r"|token)$",
+    re.IGNORECASE,
+)
+# A secret name and its value in text that is nearly JSON.
+_MEMBER = re.compile(r"((?:key|authorization|passw(?:or)?d|passphrase|pwd|secret|token)['\"]\s*:\s*).*", re.I | re.S)
 # An address differs from run to run, and says nothing to the reader.
 _ADDRESS = re.compile(r"^<.* at 0x[0-9a-f]+|^<coroutine |^<(async_)?generator ")
 _WORD = re.compile(r"\S+")
@@ -148,7 +158,8 @@ def sentence(text: str) -> str:
 def unknown(what: str, name: object, known: Iterable[str], fix: str = "") -> str:
     """Return the message for an unknown name: `unknown WHAT 'helo'. Did you mean 'hello'? FIX`."""
     hint = did_you_mean(name, known)
-    return " ".join(filter(None, (f"unknown {what} {brief(name)}.", hint, sentence(fix))))
+    shown_name = without_credentials(name) if isinstance(name, str) else name
+    return " ".join(filter(None, (f"unknown {what} {brief(shown_name)}.", hint, sentence(fix))))
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -167,6 +178,19 @@ def redacted_url(url: str) -> str:
     url = _without_query_options(url)
     no_port = _AFTER_SCHEME if "@" in url else _AFTER_SCHEME_OR_START
     return _without_options(_without_user(url, _AUTHORITY_OR_START, no_port))
+
+
+def without_credentials(text: str) -> str:
+    """Return the text of a setting with *** for the credentials in it, whatever the setting is called.
+
+    Credentials are `user:password@` of a URL, with or without its scheme, and values that are named as secrets. Other
+    text with a colon, such as `package.module:Class`, is not changed.
+    """
+    if _URL.match(text):
+        return _MEMBER.sub(r"\1***", redacted_url(text))
+    if ":" in text.rpartition("@")[0]:
+        text = redacted_url(text.lstrip("/"))
+    return _MEMBER.sub(r"\1***", redacted(text))
 
 
 def redacted(text: str) -> str:

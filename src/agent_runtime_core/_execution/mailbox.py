@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from .._core.log import log
 from ..queue.base import RunQueue
-from ..queue.records import CLOSED, QUESTION, MailboxMessage, answered_request
+from ..queue.records import QUESTION, MailboxMessage, answered_request
 
 
 def consumed_numbers(info: str | None) -> Sequence[int]:
@@ -66,13 +66,13 @@ class MailboxReader:
                 self.cursor = max(self.cursor, message.seq)  # `passed` may have moved it during the read
 
     def _counts(self, message: MailboxMessage) -> bool:
-        """Return whether the code of the run can receive the message. Only the first answer to a request counts."""
+        """Return whether a wait of the run can receive the message. Only the first answer to a request counts."""
         request = answered_request(message.msg_id)
         if request is not None:
             if request in self._decided:
                 return False
             self._decided.add(request)
-        return message.kind not in (QUESTION, CLOSED)
+        return message.kind != QUESTION
 
     def passed(self, number: int) -> None:
         """Do not read the message of that number, which the run itself has posted, if it is the next one."""

@@ -191,6 +191,7 @@ class RunControl:
     cancel_requested: bool = False  # the task was cancelled
     tracked: bool = False  # the contexts of the run's tasks refer to this control
     clearing: bool = False  # the tasks of the run are being cancelled
+    leaving: bool = False  # the block of `open_run` is being left
     queued: set[asyncio.Task[Any]] = field(default_factory=set)  # tasks of the run that wait for other tasks of it
     without_slot: bool = False  # the run uses no slot of its worker
     paused_seconds: float = 0.0  # time that does not count against the time limit
@@ -212,6 +213,12 @@ class RunControl:
     def in_main_task(self) -> bool:
         """Whether the calling code runs in the main task of the run."""
         return CANCEL_HOOK.get() is None if self.task is None else asyncio.current_task() is self.task
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the attempt ends or is stopped, so that the next attempt takes up the waits that end now."""
+        ended = self.task is not None and self.task.done()
+        return ended or self.leaving or self.closed or self.cancel_requested
 
     def other_tasks(self) -> list[asyncio.Task[Any]]:
         """Return the unfinished tasks of the run but the current one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import operator
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,18 +18,13 @@ from typing import Any, Final, cast
 
 from .._core.codec.json import MAX_BYTES, decode, encode
 from .._core.redaction import Redaction, stored_error_text, stored_error_value
+from .._core.validation import SECRET_NAME
 from ..errors import UnserialisableResult, leaves_of, shortened, text_of
 
 MAX_GROUP_ERRORS: Final = 16  # of a larger group, only the class is stored
 MAX_CAUSES: Final = 8  # of a longer chain, the later causes are left out
 MAX_VALUE: Final = 32_768  # characters of one value as JSON; a string is shortened instead
 MAX_VALUES: Final = 16 * MAX_VALUE  # of all values of an error, its causes and the errors inside it
-
-#: Names of attributes, and keys of dicts in them, whose values are not stored.
-_SECRET: Final = re.compile(
-    r"(?:^|[_-])(?:(?:api|secret|private|access)[_-]?key|authorization|cookies?|credentials?|passw(?:or)?d|secret|token)$",
-    re.IGNORECASE,
-)
 _ROOTS: Final = (BaseException, BaseExceptionGroup, object)  # what they define is stored or set in another way
 
 
@@ -96,7 +90,7 @@ class Description:
     def _encoded(self, value: Any, name: str = "") -> str | None:
         """Return a value as JSON text, or None if it is left out."""
         # Another name could be a tag of the codec.
-        stored = not name or (name.isidentifier() and not _SECRET.search(name))
+        stored = not name or (name.isidentifier() and not SECRET_NAME.search(name))
         text = self._text(shortened(value) if type(value) is str else value) if stored else None
         if text is not None and self._redaction is not None:
             redacted = encode(stored_error_value(self._redaction, decode(text)), exact=True)
@@ -160,7 +154,7 @@ def _without_secrets(value: Any) -> Any:
         kept = {
             key: _without_secrets(item)
             for key, item in value.items()
-            if not (isinstance(key, str) and _SECRET.search(key))
+            if not (isinstance(key, str) and SECRET_NAME.search(key))
         }
         same = len(kept) == len(value) and all(kept[key] is item for key, item in value.items())
         return value if same else kept

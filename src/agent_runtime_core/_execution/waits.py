@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
 
 from .._core.clock import TOO_LATE
 from .._core.codec.json import MAX_WHOLE, arguments_digest, decode, encode
+from .._core.context_vars import start_helper
 from .._core.ids import child_run_id, step_id, unbroken
 from .._core.json_schema import misfit, require_references
+from .._core.log import log
 from .._core.validation import must
 from .._engines.base import Op
 from .._journal.record import Record
-from ..errors import InvalidArgument, LeaseLost, RunFailed, UnserialisableResult, WaitTimeout, brief
+from ..errors import InvalidArgument, LeaseLost, RunFailed, StorageError, UnserialisableResult, WaitTimeout, brief
 from ..interfaces import AgentRuntime, RunResult
-from ..queue.records import CLOSED, IN_DOUBT, LIVE, MailboxMessage, RowChanged, RunRow, answer_id, answered_request
+from ..queue.records import (
+    CLOSED,
+    IN_DOUBT,
+    LIVE,
+    WAIT_CANCELLED,
+    MailboxMessage,
+    RowChanged,
+    RunRow,
+    answer_id,
+    answered_request,
+)
 from ..state.base import APPROVED
 from ..status import RunStatus
 from .effects import effect_row, join_lineage, other_rows
@@ -27,7 +39,7 @@ from .parking import TIMED_OUT, Parking
 from .result_codec import result_from_payload, result_payload
 from .reviews import reviewed
 from .run_control import RunControl, Services
-from .run_writer import OUTCOME_UNKNOWN
+from .run_writer import OUTCOME_UNKNOWN, Row
 from .step_journal import RunJournal
 from .step_policy import AlreadyDone
 from .step_scope import CURRENT_STEP
@@ -59,9 +71,10 @@ class Waits:
         consumed = {number for record in journal.view.completed.values() for number in consumed_numbers(record.info)}
         self._mailbox = MailboxReader(journal.writer.queue, row.run_id, control.mail, consumed)
         self._parking = Parking(journal, row, services, control, self._mailbox)
-        self._journal, self._row, self._services = journal, row, services
+        self._journal, self._row, self._services, self._control = journal, row, services, control
         self._writer, self._clock = journal.writer, services.clock
         self._where = where
+        self._closing: set[asyncio.Task[None]] = set()  # tasks that close questions
         #: The messages that were sent to the agent.
         self.inbox: Inbox = Inbox(journal, self._mailbox)
 
@@ -191,7 +204,7 @@ class Waits:
             # event is that of the wait, so the event is published once.
             text = encode({**request, **before, "request_id": request_id})
             row = (f"asked:{request_id}", "approval.requested", text, self._clock.wall())
-            self._mailbox.passed(await self._writer.ask(row, name, request_id))
+            await self._ask(row, name, request_id)
 
         def fits(message: MailboxMessage) -> bool:
             if answered_request(message.msg_id) is not None:
@@ -245,7 +258,7 @@ class Waits:
             # event is that of the start, so the event is published once; a repeated question has one of its own.
             event_id = ":".join(("doubt", step, str(start), *request_id.split(".")[1:]))
             row = (event_id, "step.in_doubt", text, self._clock.wall())
-            self._mailbox.passed(await self._writer.ask(row, signal, request_id))
+            await self._ask(row, signal, request_id)
 
         answer = await self._wait_for_signal(signal, None, "in_doubt", ask, f"{step}:{start}", fits)
         outcome, result = reviewed(answer, read)
@@ -294,22 +307,65 @@ class Waits:
         self, signal: str, until: float | None, reason: str, request_id: str, ask: Callable[[str], Awaitable[Any]],
         fits: Callable[[MailboxMessage], bool],
     ) -> Any:  # fmt: skip
-        """Wait for the answer to a question, and close the question if another message, or the time limit, ends it."""
+        """Wait for the answer to a question.
+
+        The question is closed if another message or the time limit ends the wait, or if the code cancels it. A wait
+        whose question is closed asks again.
+        """
         asked = request_id
 
         def ends(message: MailboxMessage) -> bool:
             answered = answered_request(message.msg_id)
             return fits(message) if answered is None else answered == asked
 
+        def found() -> MailboxMessage | None:
+            return self._mailbox.find("signal", signal, ends) or self._mailbox.find(CLOSED, signal, ends)
+
         while True:
-            message = await self._parking.wait(lambda: self._mailbox.find("signal", signal, ends), until, reason)
-            if message is TIMED_OUT or answered_request(message.msg_id) is None:
-                message = await self._close_question(signal, asked, message)
-            if message is TIMED_OUT or fits(message):
+            with self._closed_if_cancelled(signal, asked):
+                message = await self._parking.wait(found, until, reason)
+                if message is not TIMED_OUT and message.kind == CLOSED:  # an earlier wait was cancelled, or timed out
+                    is_late = until is not None and until <= self._clock.wall()
+                    message = TIMED_OUT if is_late else message
+                elif message is TIMED_OUT or answered_request(message.msg_id) is None:
+                    message = await self._close_question(signal, asked, message)
+            if message is TIMED_OUT or (message.kind != CLOSED and fits(message)):
                 return message
+            if message.kind == CLOSED:
+                self._mailbox.put_back(message)  # a later call of this wait asks under the same ids
             # The answer to a review can have a result that is not one of the step. It has closed the question.
             asked = f"{request_id}.{message.seq}"
             await ask(asked)
+
+    async def _ask(self, row: Row, signal: str, request_id: str) -> None:
+        """Publish a question to a person."""
+        with self._closed_if_cancelled(signal, request_id):
+            self._mailbox.passed(await self._writer.ask(row, signal, request_id))
+
+    @contextmanager
+    def _closed_if_cancelled(self, signal: str, request_id: str) -> Iterator[None]:
+        """Close a question if the block is cancelled. The block does not wait for it, as it may be cancelled again."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = start_helper(self._close_unless_ending(signal, request_id))
+            self._closing.add(task)  # the event loop alone would not keep it
+            task.add_done_callback(self._closing.discard)
+            raise
+
+    async def _close_unless_ending(self, signal: str, request_id: str) -> None:
+        """Post that a question is closed, because the code of the run, which continues, has cancelled its wait.
+
+        If this is not written, the question stays open, and the next attempt closes it or waits for its answer.
+        """
+        if self._control.is_ending or self._writer.closed_error is not None:
+            return
+        op = self._writer.queue.post_op(self._row.run_id, CLOSED, signal, WAIT_CANCELLED, answer_id(request_id))
+        with self._parking.committing():  # not parked before: the claim would have ended
+            try:
+                await self._writer.write(queue=[op])
+            except (LeaseLost, StorageError) as error:
+                log.warning("question %.120s of run %s stays open: %s", signal, self._row.run_id, type(error).__name__)
 
     async def _close_question(self, signal: str, request_id: str, end: Any) -> Any:
         """Post that a question is closed. Returns what ends the wait: `end`, or the answer if that was posted before.

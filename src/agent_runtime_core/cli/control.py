@@ -59,9 +59,14 @@ async def approve(args: Namespace) -> int:
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id)
         refusal = _finished_reason(args, row) or (None if args.force else await _not_requested(runner, row, args))
-        if refusal is None and not await runner.approve(args.id, args.name, args.payload):
-            row = await require_run(runner, args.id)
-            refusal = _finished_reason(args, row) or f"approval {args.name!r} of run {args.id!r} was already answered"
+        try:
+            if refusal is None and not await runner.approve(args.id, args.name, args.payload):
+                row = await require_run(runner, args.id)
+                refusal = (
+                    _finished_reason(args, row) or f"approval {args.name!r} of run {args.id!r} was already answered"
+                )
+        except IllegalTransition as closed:
+            refusal = str(closed)
         row = await require_run(runner, args.id)
     return _report_message(args, row, "the answer to", refusal)
 

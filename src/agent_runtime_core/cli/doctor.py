@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sqlite3
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 from .._core.clock import SYSTEM, shown_duration
 from .._core.installed_schemes import BUILT_IN, check_scheme, installed_schemes, package_of
-from .._core.lazy_import import EXTRAS, load
+from .._core.lazy_import import load
 from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, misspelt, place_of
 from ..errors import AgentRuntimeError, brief
 from ..queue.records import RunRow
@@ -25,6 +27,8 @@ from .findings import ERROR, OK, WARNING, Finding
 from .output import only_errors_logged, print_columns, print_json, print_line
 from .store import display_name, open_store, require_file, rows_of
 
+_OF_EXTRA: Final = re.compile(r"""(?P<package>[\w.-]+).*;.*\bextra == ['"](?P<extra>[^'"]+)""")
+_COLLECTIONS: Final = frozenset({"all", "dev", "docs"})  # extras that install other extras
 _COUNTED: Final = 10_000  # runs of each status that are counted, at most
 _LONG: Final = 3600.0  # seconds after which a run that could execute, or is blocked, is reported
 _WAITING: Final = 7 * 86_400.0  # the same for a run that waits
@@ -66,10 +70,21 @@ def _versions() -> Iterator[Finding]:
         OK, "python", f"{platform.python_implementation()} {platform.python_version()} on {platform.platform()}"
     )
     yield Finding(OK, "sqlite", sqlite3.sqlite_version)
-    versions = {extra: _version(package) for package, extra in EXTRAS.items()}
+    versions = _extras()
     found = ", ".join(f"{extra} {version}" for extra, version in versions.items() if version)
     missing = ", ".join(extra for extra, version in versions.items() if not version)
     yield Finding(OK, "extras", f"installed: {found or 'none'}; not installed: {missing or 'none'}")
+
+
+def _extras() -> dict[str, str | None]:
+    """Return the version of the first package of each extra; None for an extra that is not installed completely."""
+    versions: dict[str, list[str | None]] = {}
+    with suppress(metadata.PackageNotFoundError):  # a copy of the source that is not installed
+        for requirement in metadata.requires("agent-runtime-core") or ():
+            found = _OF_EXTRA.match(requirement)
+            if found is not None and found["extra"] not in _COLLECTIONS:
+                versions.setdefault(found["extra"], []).append(_version(found["package"]))
+    return {extra: each[0] if all(each) else None for extra, each in versions.items()}
 
 
 def _schemes() -> Iterator[Finding]:

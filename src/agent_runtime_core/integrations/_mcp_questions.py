@@ -11,7 +11,7 @@ from mcp_types import INVALID_PARAMS, ElicitRequest, ElicitRequestFormParams, El
 
 from .._core.codec.json import encode
 from .._core.json_schema import misfit
-from ..errors import InvalidArgument, UnserialisableResult
+from ..errors import IllegalTransition, InvalidArgument, UnserialisableResult
 from ..queue.records import LIVE, RunRow
 from ..runner.approvals import ApprovalRequest, open_requests_of
 from ..runner.runner import AgentRunner
@@ -44,14 +44,14 @@ async def answer(runner: AgentRunner, asked: ApprovalRequest, response: ElicitRe
     """Answer a question with what a person entered in its form. A dismissed form leaves the question open.
 
     Raises:
-        MCPError: The answer does not match the schema of the question.
+        MCPError: The answer does not match the schema of the question, or the question is closed.
     """
     if response.action == "cancel":
         return
     try:
         given = _answer_of(asked.schema, response)
         await runner.approve(asked.run_id, asked.name, given, request_id=asked.request_id)
-    except (InvalidArgument, UnserialisableResult, ValueError) as error:
+    except (IllegalTransition, InvalidArgument, UnserialisableResult, ValueError) as error:
         raise MCPError(INVALID_PARAMS, f"answer to {asked.name!r}: {error}") from error
 
 

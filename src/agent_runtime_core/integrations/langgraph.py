@@ -9,7 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._core.lazy_import import load
+
+if not TYPE_CHECKING:
+    load("langgraph", needed_by=__name__)  # its error names the extra
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig

@@ -9,7 +9,12 @@ import asyncio
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from .._core.lazy_import import load
+
+if not TYPE_CHECKING:
+    load("mcp", needed_by=__name__)  # its error names the extra
 
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters

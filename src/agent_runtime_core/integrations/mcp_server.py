@@ -9,7 +9,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from .._core.lazy_import import load
+
+if not TYPE_CHECKING:
+    load("mcp", needed_by=__name__)  # its error names the extra
 
 import anyio
 from mcp import MCPError

@@ -12,7 +12,12 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .._core.lazy_import import load
+
+if not TYPE_CHECKING:
+    load("agents", needed_by=__name__)  # its error names the extra
 
 from agents import Agent, RunConfig, Runner, RunState
 from agents.exceptions import UserError

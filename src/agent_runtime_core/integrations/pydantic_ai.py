@@ -16,7 +16,12 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from .._core.lazy_import import load
+
+if not TYPE_CHECKING:
+    load("pydantic_ai", needed_by=__name__)  # its error names the extra
 
 from pydantic import JsonValue
 from pydantic_ai.agent import EventStreamHandler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as _dt
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -17,11 +17,13 @@ from .._core.ids import known_uuid
 from .._core.json_schema import misfit
 from .._core.validation import must
 from .._execution.reviews import ANSWER_SCHEMA, reviewed
-from ..errors import InvalidArgument, UnserialisableResult, brief
+from ..errors import IllegalTransition, InvalidArgument, UnserialisableResult, brief
 from ..events.base import EventBus
 from ..queue.base import RunQueue
 from ..queue.records import (
+    CLOSED,
     QUESTION,
+    WAIT_CANCELLED,
     MailboxMessage,
     OpenQuestion,
     RunFilter,
@@ -169,24 +171,28 @@ class AskedRequests:
     """The requests of one name that a run has made, and how they were decided.
 
     Args:
+        run_id: The run, as the caller names it.
         name: Name of the approval.
         mail: All messages of the run's mailbox.
         payloads: By request id, in the order in which the run asked.
     """
 
-    def __init__(self, name: str, mail: Sequence[MailboxMessage], payloads: dict[str, dict[str, Any]]) -> None:
+    def __init__(
+        self, run_id: str, name: str, mail: Sequence[MailboxMessage], payloads: dict[str, dict[str, Any]]
+    ) -> None:
         self.payloads = payloads
         #: Number of the last message that was read.
         self.read: int = mail[-1].seq if mail else 0
-        self._name = name
+        self._run_id, self._name = run_id, name
         self._received = {each.msg_id for each in mail}
         self._decided = decisions(mail)
 
     @classmethod
-    async def of(cls, queue: RunQueue, bus: EventBus, run_id: str, name: str) -> AskedRequests:
+    async def of(cls, queue: RunQueue, bus: EventBus, run_id: str, name: str, called: object = None) -> AskedRequests:
         """Return the requests of that name in the mailbox of a run.
 
-        A run that asked under an older release has them in its event log only.
+        A run that asked under an older release has them in its event log only. `called` is the run as the caller names
+        it, if that is not `run_id`.
         """
         mail = await queue.mail(run_id)
         payloads = {each.msg_id: _payload(run_id, each) for each in mail if each.kind == QUESTION and each.name == name}
@@ -197,20 +203,41 @@ class AskedRequests:
                 if event.event_type == "approval.requested" and event.payload.get("name") == name
                 if isinstance(event.payload.get("request_id"), str)  # other code may publish events of that type
             }
-        return cls(name, mail, payloads)
+        return cls(str(called or run_id), name, mail, payloads)
 
     def chosen(self, request_id: str | None, message_id: str | None) -> str | None:
         """Return the request that an answer is for, None if that was decided by another message.
 
         It is the request to which the same message was posted before, else the one named, else the latest open one.
+
+        Raises:
+            IllegalTransition: The code of the run has cancelled the wait for the answer.
         """
         given = {each: answer_id(each, message_id) for each in self.payloads if message_id}
         repeated = next((each for each, answer in given.items() if answer in self._received), None)
         if repeated is not None:
-            return repeated if self._decided[repeated] == given[repeated] else None
-        if request_id is not None:
-            return None if request_id in self._decided else request_id
-        return next((each for each in reversed(self.payloads) if each not in self._decided), None)
+            return repeated if self._decided[repeated].msg_id == given[repeated] else None
+        latest = reversed(self.payloads)
+        wanted = request_id or next((each for each in latest if each not in self._decided), [*self.payloads][-1])
+        return None if self.decided_by(wanted, self._decided) is not None else wanted
+
+    def decided_by(self, request_id: str, found: Mapping[str, MailboxMessage]) -> str | None:
+        """Return the id of the message that decided a request, None if it is open.
+
+        Args:
+            request_id: The request.
+            found: The `decisions` in the mailbox of the run.
+
+        Raises:
+            IllegalTransition: The code of the run has cancelled the wait for the answer.
+        """
+        message = found.get(request_id)
+        if message is not None and (message.kind, message.payload) == (CLOSED, WAIT_CANCELLED):
+            raise IllegalTransition(
+                f"cannot answer {brief(self._name)} of run {self._run_id!r}: the code of the run has cancelled its "
+                "wait for the answer. If it asks again, runner.approvals() shows the new question"
+            )
+        return None if message is None else message.msg_id
 
     def check(self, request_id: str, answer: Any) -> None:
         """Raise InvalidArgument if the answer is none to that request."""
@@ -225,10 +252,10 @@ class AskedRequests:
             raise must(subject, "match the schema of the request", answer, wrong)
 
 
-def decisions(mail: Sequence[MailboxMessage]) -> dict[str, str]:
-    """Return, by the id of the request, the id of the message that answered or closed it: the first one."""
-    found: dict[str, str] = {}
+def decisions(mail: Sequence[MailboxMessage]) -> dict[str, MailboxMessage]:
+    """Return, by the id of the request, the message that answered or closed it: the first one."""
+    found: dict[str, MailboxMessage] = {}
     for each in mail:
         if (request := answered_request(each.msg_id)) is not None:
-            found.setdefault(request, each.msg_id)
+            found.setdefault(request, each)
     return found

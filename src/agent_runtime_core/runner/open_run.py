@@ -199,6 +199,7 @@ async def _open(
 
 
 async def _close(runner: AgentRunner, session: OpenRunSession, error: BaseException | None) -> None:
+    session.control.leaving = True
     try:
         try:
             if waiting := session.ctx.waiting_tasks:

@@ -426,13 +426,14 @@ class RunClient:
 
         Raises:
             InvalidArgument: The answer does not match the schema of the request, or there is no such request.
+            IllegalTransition: The code of the run has cancelled its wait for the answer, so the question is closed.
             UnknownRun: No such run is stored.
         """
         self._require_writable()
         key = stored_id(run_id)
         if message_id:
             message_id = unbroken("message_id", message_id)
-        asked = await AskedRequests.of(self.queue, self.event_bus, key, name)
+        asked = await AskedRequests.of(self.queue, self.event_bus, key, name, run_id)
         requests = asked.payloads
         if request_id is not None and (not isinstance(request_id, str) or request_id not in requests):
             where = f"request_id of approval {brief(name)} of run {str(run_id)!r}"
@@ -450,7 +451,7 @@ class RunClient:
             raise self.queue.unknown_run(run_id)
         if status not in LIVE or number <= asked.read + 1:
             return status in LIVE  # as the next message, or one that was read above, it is the first answer
-        return decisions(await self.queue.mail(key, asked.read)).get(wanted) == mail_id
+        return asked.decided_by(wanted, decisions(await self.queue.mail(key, asked.read))) == mail_id
 
     async def resume(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
         """Open a new generation of a run that failed, timed out, was cancelled or is dead, for a worker.

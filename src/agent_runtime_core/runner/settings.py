@@ -14,7 +14,9 @@ from .._core.clock import aware
 from .._core.codec.json import decode_dict
 from .._core.ids import known_uuid
 from .._core.settings import DURATION, SECONDS, TRUTH, SettingType, check_all, with_known_names
+from .._core.validation import must
 from ..config import SETTINGS, RuntimeConfig
+from ..errors import InvalidArgument
 from ..limits import RunLimits
 from ..queue.records import RunRow, open_questions
 from ..status import TERMINAL, RunStatus
@@ -63,7 +65,6 @@ class RunnerConfig:
     keep_unanswered: bool = True
 
     def __post_init__(self) -> None:
-        checked_name("worker_id", self.worker_id)
         for name, kind in _SETTINGS.items():
             kind.check(name, getattr(self, name))
         check_all(self.retention, dict.fromkeys(TERMINAL, DURATION), "retention", "final status")
@@ -79,9 +80,22 @@ class RunnerConfig:
         return cls(**{name: getattr(config, name) for name in _OF_PROCESS})
 
 
+class _Name(SettingType):
+    """A name that every store can keep, whose error says what is wrong with it."""
+
+    def check(self, called: str, value: Any) -> None:
+        try:
+            checked_name(called, value)
+        except InvalidArgument:
+            if self.shown(value) == value:
+                raise
+            raise must(called, f"be {self.wanted}", self.shown(value)) from None
+
+
 #: The settings that a runner takes from those of the process.
 _OF_PROCESS = [each.name for each in fields(RunnerConfig) if each.name in SETTINGS]
 _SETTINGS = {
+    "worker_id": _Name("a string of 1 to 512 characters without control characters", lambda value: True),
     **{name: SETTINGS[name] for name in _OF_PROCESS},
     "grace_seconds": SECONDS,
     "keep_unanswered": TRUTH,

@@ -20,6 +20,7 @@ from .._core.settings import (
     check_all,
     choice,
     from_variables,
+    without_credentials_in_repr,
 )
 from ..config import PREFIX, SETTINGS, RuntimeConfig, from_environment
 from ..errors import InvalidArgument, UnknownSetting
@@ -44,6 +45,7 @@ _TURN_VARIABLES = {name: f"{PREFIX}TURNS_{name.upper()}" for name in ("max_in_fl
 _PERSONALITY_VARIABLES = {name: f"{PREFIX}PERSONALITY_{name.upper()}" for name in _PERSONALITY}
 
 
+@without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True)
 class ProviderSteps:
     """Which steps of a turn are executed by an external worker, which answers on agent.step_results.
@@ -71,6 +73,7 @@ class ProviderSteps:
         object.__setattr__(self, "kinds", tuple(self.kinds))
 
 
+@without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True)
 class TurnSettings:
     """Settings of turns.
@@ -90,6 +93,7 @@ def _are_kinds(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0 and all(each in _KINDS for each in value)
 
 
+@without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True)
 class PersonalitySettings:
     """The default personality, None for the pack with `default = true`; and the folder of packs, None for no packs."""
@@ -98,6 +102,7 @@ class PersonalitySettings:
     folder: Path | None = None
 
 
+@without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProviderSettings:
     """The options of the client of one provider. Its repr hides the API key."""
@@ -116,6 +121,7 @@ class ProviderSettings:
         return f"ProviderSettings({', '.join(shown)})"
 
 
+@without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """All settings and packs of one load, immutable. `version` starts at 1."""
@@ -128,6 +134,7 @@ class Settings:
     version: int = 1
 
 
+@without_credentials_in_repr
 @dataclass(frozen=True)
 class Sources:
     """The checked values of config.toml and of the environment."""
