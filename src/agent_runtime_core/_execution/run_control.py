@@ -218,7 +218,7 @@ class RunControl:
     def is_ending(self) -> bool:
         """Whether the attempt ends or is stopped, so that the next attempt takes up the waits that end now."""
         ended = self.task is not None and self.task.done()
-        return ended or self.leaving or self.closed or self.cancel_requested
+        return ended or self.leaving or self.refuses or self.cancel_requested
 
     def other_tasks(self) -> list[asyncio.Task[Any]]:
         """Return the unfinished tasks of the run but the current one."""

@@ -364,10 +364,7 @@ class RunExecution:
             stop = self.control.stopped
         if stop is not None:
             return self.policy.of_stop(stop, facts, self._returned_in_time(task))
-        if task.cancelled():
-            error: BaseException | None = asyncio.CancelledError("the agent's own code cancelled it")
-        else:
-            error = task.exception()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             return self.policy.of_result(task.result(), facts)
         if (at := error.__traceback__) is not None and at.tb_next is not None:
@@ -375,6 +372,8 @@ class RunExecution:
         cause = deciding_error(error)
         if isinstance(cause, (LeaseLost, KeyboardInterrupt, *UNREADABLE)):
             raise cause
+        if isinstance(cause, asyncio.CancelledError):
+            error = asyncio.CancelledError("the agent's own code cancelled it")
         return self.policy.of_error(error, facts)
 
     def _returned_in_time(self, task: asyncio.Task[Any]) -> RunResult | None:
