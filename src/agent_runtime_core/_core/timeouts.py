@@ -64,10 +64,10 @@ async def ended_in_time(
     return False
 
 
-async def contain(awaitable: Awaitable[Any], where: str) -> Any:
+async def contain(call: Callable[[], Awaitable[Any]], where: str) -> Any:
     """Return the result of code that a runner executes in a task; see `contained` for what it raises."""
     try:
-        return await awaitable
+        return await call()
     except BaseException as raised:
         if (error := contained(raised, where)) is raised:
             raise

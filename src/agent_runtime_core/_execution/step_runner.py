@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Final
 
 from .._core.codec.json import MAX_BYTES, LargeValue, decode, encode
@@ -192,7 +193,7 @@ async def _record_completion(journal: RunJournal, work: StepCall, seal: Seal, te
 
 async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Seal, in_doubt: bool) -> Any:
     """Run the attempts of a step, and record its end."""
-    boot, timeout = journal.writer.clock.boot, work.policy.timeout
+    boot, timeout, contains = journal.writer.clock.boot, work.policy.timeout, journal.control.tracked
     outer = CURRENT_STEP.get()
     scope = StepScope(journal.token, work.name, work.key, 1, outer)
     journal.running_steps += 1
@@ -209,9 +210,8 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                 if timeout is None:
                     value = await call_step(attempt)
                 else:
-                    what, limited = f"step {work.name!r}", call_step(attempt)
-                    if journal.control.tracked:
-                        limited = contain(limited, what)
+                    what = f"step {work.name!r}"
+                    limited = contain(partial(call_step, attempt), what) if contains else call_step(attempt)
                     value = await with_time_limit(limited, timeout, what)
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from .._core.clock import Clock
@@ -143,7 +144,9 @@ class GuardedCalls:
             return None
         what = f"{name}() of agent {self.row.agent!r}"
         try:
-            return await self.call(contain(_answer(agent, hook, args), what), what, within=within, context=context)
+            return await self.call(
+                contain(partial(_answer, agent, hook, args), what), what, within=within, context=context
+            )
         except TimeLimitReached as late:
             log.warning("run %s continues without a hook: %s", self.row.run_key or self.row.run_id, late)
             raise

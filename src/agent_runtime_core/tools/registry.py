@@ -172,7 +172,7 @@ class ToolRegistry:
         is_async = binder.is_async
         call = functools.partial(tool.handler, **bound)
         # In a task, a SystemExit would stop the event loop, and so all runs of this process.
-        running = contain(call() if is_async else _in_thread(name, call), f"tool {name!r}")
+        running = contain(call if is_async else functools.partial(_in_thread, name, call), f"tool {name!r}")
         if tool.timeout is None:
             return running
         more = "" if is_async else ". It continues in its thread and may still have effects"
