@@ -95,13 +95,16 @@ class StepCall:
 Seal = Callable[[StepCall, str, int, int], Sequence[Record]]
 
 
-def run_step(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Coroutine[Any, Any, Any]:
+def run_step(
+    journal: StepJournal[StepWriter], work: StepCall, seal: Seal, *, is_admitted: bool = False
+) -> Coroutine[Any, Any, Any]:
     """Run a step without a record until it has one.
 
     Args:
         journal: The journal of the run.
         work: The step.
         seal: Makes its records.
+        is_admitted: The step may start although its attempt is stopped.
 
     Returns:
         The result, as a resumed run decodes it.
@@ -113,17 +116,8 @@ def run_step(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Co
     """
     if journal.writer.closed_error is not None:
         raise journal.writer.closed_error(work.name)
-    if journal.control.refuses:
+    if journal.control.refuses and not is_admitted:
         return _run_unless_stopped(journal, work, seal)
-    return _run(journal, work, seal)
-
-
-async def _run_unless_stopped(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Any:
-    await journal.control.refuse(work.name)
-    return await _run(journal, work, seal)
-
-
-def _run(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Coroutine[Any, Any, Any]:
     start = (
         journal.view.started.pop((work.name, work.key), None)
         if journal.view.started and not work.start_recorded
@@ -132,6 +126,11 @@ def _run(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Corout
     if work.policy.on_in_doubt != "retry" and has_run(journal):
         return _run_guarded(journal, work, seal, start)
     return _run_tries(journal, work, seal, start is not None)
+
+
+async def _run_unless_stopped(journal: StepJournal[StepWriter], work: StepCall, seal: Seal) -> Any:
+    await journal.control.refuse(work.name)
+    return await run_step(journal, work, seal, is_admitted=True)
 
 
 def result_not_serializable(name: str, error: UnserialisableResult) -> UnserialisableResult:
