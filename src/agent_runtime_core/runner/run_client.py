@@ -32,11 +32,12 @@ from .approvals import ApprovalRequest, AskedRequests, decisions, open_requests
 from .arguments import run_filter
 from .backends import Backends
 from .backpressure import Backpressure, Reader
-from .cancellation import cancel_tree, cancel_with_children
+from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
 from .forking import fork
+from .presence import ProcessInfo, processes
 from .results import result_of
 from .retention import forget, vacuum
-from .run_watcher import RunWatcher, closed, pages_until_ended
+from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
 from .settings import RunInfo, RunnerConfig
 
 if TYPE_CHECKING:
@@ -224,6 +225,14 @@ class RunClient:
             raise must("agent", "be an agent key", agent, "Pass agent.key")
         return await open_requests(self.queue, checked_int("limit", limit), after, agent)
 
+    async def processes(self) -> list[ProcessInfo]:
+        """List the processes that claim runs from this store, the oldest first.
+
+        A runner is listed from the start of its `run_loop`, or from the first heartbeat of a run that it executes,
+        until it is closed. A process that was killed is listed for a day, and is not `living`.
+        """
+        return await processes(self.queue)
+
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
         """Return the run's result, waiting up to `timeout` seconds for it to finish.
 
@@ -313,6 +322,9 @@ class RunClient:
     async def cancel(self, run_id: UUID | str, *, wait: bool = False) -> bool | RunStatus:
         """Cancel a run and its child runs.
 
+        A run whose process has ended is taken over by a worker that has its agent. If there is none, or none takes it
+        over within a heartbeat interval, this call ends the run without its `cancel` hook.
+
         Returns:
             True if the request is stored, False if the run had finished before. With `wait`, the final status.
         """
@@ -328,11 +340,19 @@ class RunClient:
                 recorded = await cancel_tree(self.backends, self.registry, row)
             if recorded:
                 break
+        abandoned = self._abandoned()
+        await abandoned.end_tree(row.run_id, waiting=wait)
         if not wait:
             return recorded
-        status = (await self.wait(run_id)).status
+        pause = min(CHECK_INTERVAL, self.config.heartbeat_interval)
+        while (ended := await self._until_ended(row.run_id, at_most=pause)) is None:
+            await abandoned.end_tree(row.run_id, waiting=True)
+        status = (await self._result(ended)).status
         assert status is not None
         return status
+
+    def _abandoned(self) -> AbandonedRuns:
+        return AbandonedRuns(self.backends, self.registry, self._fenced_stores(), self.config.heartbeat_interval)
 
     async def signal(
         self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None
@@ -502,6 +522,8 @@ class RunClient:
     async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
         """Delete finished runs that are older than the retention of their status.
 
+        First it ends running runs as `cancel` does: cancellation was requested, and no process executes them.
+
         Args:
             retention: Seconds by final status. A status without an entry is kept. None means the runner's setting.
             compact: Shrink the SQLite file. No process can write to it in that time, so by default (None) a file of
@@ -512,10 +534,13 @@ class RunClient:
         """
         self._require_writable()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
+        await self._abandoned().end_all()
         return await vacuum(self.backends, kept, self._fenced_stores(), compact)
 
     async def discard(self, run_id: UUID | str) -> None:
         """Delete a finished run with its journal, events and messages. Its id can be used again.
+
+        A run that was cancelled and that no process executes is ended first, as `cancel` does it.
 
         Raises:
             IllegalTransition: The run has not finished.
@@ -523,6 +548,9 @@ class RunClient:
         """
         self._require_writable()
         row = await self.queue.require(run_id)
+        if row.status in LIVE and row.cancel_at is not None:
+            await self._abandoned().end_tree(row.run_id, waiting=False)
+            row = await self.queue.require(run_id)
         while row.status not in LIVE:
             try:
                 return await forget(self.backends, row, self._fenced_stores())
