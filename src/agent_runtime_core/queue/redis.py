@@ -122,7 +122,8 @@ async def _processes(engine: RedisEngine) -> list[ProcessRow]:
 
 
 def _save_process(row: ProcessRow, kept: float) -> tuple[Any, ...]:
-    return row.process_id, encode(list(row)), _time(row.seen_at), row.alive_until, kept
+    cells = (*row[:6], [*row.agents], *row[7:])
+    return row.process_id, encode([*cells]), _time(row.seen_at), row.alive_until, kept
 
 
 #: Constants that are defined in Python.
