@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .._core.lazy_import import lazily
 from .approvals import ApprovalRequest
 from .open_run import SyncRun, open_run, open_run_sync
-from .presence import ProcessInfo
+from .processes import ProcessInfo
 from .runner import AgentRunner
 from .settings import RunInfo, RunnerConfig
 

@@ -22,7 +22,7 @@ from ..registry import Registry
 from ..status import RunStatus
 from .backends import Backends
 from .completion_hooks import CompletionHook, call_on_end, completion_operations
-from .presence import may_be_claimed
+from .processes import may_be_claimed
 
 _PAGE = 500  # running runs that are read at the same time
 

@@ -34,7 +34,7 @@ from .backends import Backends
 from .backpressure import Backpressure, Reader
 from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
 from .forking import fork
-from .presence import ProcessInfo, processes
+from .processes import ProcessInfo, processes
 from .results import result_of
 from .retention import forget, vacuum
 from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended

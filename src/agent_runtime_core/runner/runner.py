@@ -40,7 +40,7 @@ from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
 from .inline_runs import InlineRuns
 from .lifespans import Lifespans
-from .presence import Presence
+from .processes import ListedProcess
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
 from .settings import SHUTDOWN_SECONDS, RunnerConfig
@@ -201,8 +201,8 @@ class AgentRunner(RunClient):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._presence: Presence = Presence(self.queue, self.config, lambda: self.registry.keys())
-        self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config, self._presence.operations)
+        self._process: ListedProcess = ListedProcess(self.queue, self.config, lambda: self.registry.keys())
+        self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config, self._process.operations)
         self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
         self._worker: Worker = Worker(
@@ -210,7 +210,7 @@ class AgentRunner(RunClient):
             self.config,
             lambda: self.registry,
             self.new_execution,
-            self._presence,
+            self._process,
             partial(self._lifespans.leave, idle_only=True),
         )
         self._monitor: PerLoop[Monitor] = PerLoop(partial(Monitor, clock=self.queue.clock))
@@ -240,7 +240,7 @@ class AgentRunner(RunClient):
         self._closed = True
         await self._lifespans.leave()
         self.heartbeat.stop()
-        await self._presence.leave()
+        await self._process.leave()
         self.watcher.close()
         async with AsyncExitStack() as closing:  # each is closed, even if another one fails
             closing.callback(SHARED.closed, self._worker)

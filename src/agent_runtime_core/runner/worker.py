@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..queue.blocking_claims import BlockingClaims
     from ..registry import Registry
     from .execution import RunExecution
-    from .presence import Presence
+    from .processes import ListedProcess
     from .settings import RunnerConfig
 
 
@@ -48,7 +48,7 @@ class Worker:
         config: Settings of the runner.
         registry: Returns the agents whose runs are claimed. A turn manager replaces the registry of its runner.
         new_execution: Creates the execution of a claimed run.
-        presence: The row of the runner, which the loop stores and renews.
+        process: The row of the runner, which the loop stores and renews.
         leave_lifespans: Called when the loop has drained.
     """
 
@@ -58,14 +58,14 @@ class Worker:
         config: RunnerConfig,
         registry: Callable[[], Registry],
         new_execution: Callable[..., RunExecution],
-        presence: Presence,
+        process: ListedProcess,
         leave_lifespans: Callable[[], Awaitable[None]],
     ) -> None:
         self.queue = queue
         self.config = config
         self._registry = registry
         self._new_execution = new_execution
-        self._presence = presence
+        self._process = process
         self._leave_lifespans = leave_lifespans
         self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self._wake_for_free_slot)
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
@@ -245,11 +245,11 @@ class Worker:
                 if (stop_listening := self.queue.listen("work", self._wake_from_thread)) is not None:
                     undo.callback(stop_listening)
                 self._blocking_claims = self.queue.blocking_claims(self.start_delivered)
-                self._presence.slots = concurrency
+                self._process.slots = concurrency
                 try:
                     await self._work(wake)
                 finally:
-                    await self._presence.leave()
+                    await self._process.leave()
                     await self._leave_lifespans()
             finally:
                 # Not at the start: `stop()` may have been called before the first iteration.
@@ -261,8 +261,8 @@ class Worker:
         try:
             while not self._stopping:
                 wake.clear()
-                if not self._presence.seconds_left():
-                    await self._presence.renew()
+                if not self._process.seconds_left():
+                    await self._process.renew()
                 if not await self.claim_for_free_slots():
                     await self._sleep(wake, self._poll)
             await self.stop_claiming()
@@ -320,7 +320,7 @@ class Worker:
             timer.result()
 
     async def _until_due(self, poll_interval: float) -> None:
-        clock, seconds = self.queue.clock, min(poll_interval, max(self._presence.seconds_left(), 0.001))
+        clock, seconds = self.queue.clock, min(poll_interval, max(self._process.seconds_left(), 0.001))
         if self._suspects.is_careful():
             seconds = min(seconds, ISOLATION_TIMEOUT)
         if self._claims_due:  # after a failed claim, due runs would make the loop retry without a pause

@@ -47,7 +47,7 @@ class ProcessInfo:
     living: bool
 
 
-class Presence:
+class ListedProcess:
     """Keeps the row of one runner. A queue that keeps no rows of processes gets none.
 
     Args:

@@ -32,7 +32,7 @@ async def body(ctx: Any) -> int:
 
 async def listed(runner: AgentRunner, condition: Callable[[list[ProcessInfo]], bool] = bool) -> list[ProcessInfo]:
     async with asyncio.timeout(10):
-        while not condition(found := await runner.processes()):
+        while not condition(found := await runner.processes()):  # noqa: ASYNC110 - a row rings for nobody
             await asyncio.sleep(0.001)
     return found
 
@@ -109,23 +109,21 @@ async def test_an_idle_worker_renews_its_row_once_in_an_interval(
 
 async def test_a_worker_that_polls_seldom_stays_living(place: Path | None) -> None:
     clock = VirtualClock()
-    async with Rig(place, clock) as rig:
-        async with working(rig.runner, poll_interval=3600):
-            for _ in range(5):
-                await soon(lambda: clock.next_due is not None)
-                clock.advance(clock.next_due or 0)
-            await listed(rig.runner, lambda found: found[0].last_seen_at == aware(clock.wall()))
+    async with Rig(place, clock) as rig, working(rig.runner, poll_interval=3600):
+        for _ in range(5):
+            await soon(lambda: clock.next_due is not None)
+            clock.advance(clock.next_due or 0)
+        await listed(rig.runner, lambda found: found[0].last_seen_at == aware(clock.wall()))
 
 
 async def test_agents_that_are_registered_later_are_listed(place: Path | None) -> None:
     clock = VirtualClock()
-    async with Rig(place, clock) as rig:
-        async with working(rig.runner):
-            assert (await listed(rig.runner))[0].agents == ()
-            rig.register(body, "later")
-            await soon(lambda: clock.next_due is not None)
-            clock.advance(1)
-            await listed(rig.runner, lambda found: found[0].agents == ("later",))
+    async with Rig(place, clock) as rig, working(rig.runner):
+        assert (await listed(rig.runner))[0].agents == ()
+        rig.register(body, "later")
+        await soon(lambda: clock.next_due is not None)
+        clock.advance(1)
+        await listed(rig.runner, lambda found: found[0].agents == ("later",))
 
 
 async def test_a_heartbeat_renews_the_row_in_its_commit(place: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,20 +151,20 @@ async def test_a_heartbeat_renews_the_row_in_its_commit(place: Path | None, monk
 async def test_a_process_counts_as_living_for_two_intervals(place: Path | None) -> None:
     clock = VirtualClock()
     async with Rig(place, clock) as rig:
-        await rig.runner._presence.renew()
+        await rig.runner._process.renew()
         interval = rig.runner.config.heartbeat_interval
         for seconds, living in ((0, True), (2 * interval, True), (0.1, False)):
             clock.advance(seconds)
             assert [each.living for each in await rig.runner.processes()] == [living]
         clock.set_wall(clock.wall() - DAY)
-        await rig.runner._presence.renew()
+        await rig.runner._process.renew()
         assert [each.living for each in await rig.runner.processes()] == [True], "whatever the wall clock says"
 
 
 async def test_after_a_day_the_row_of_a_process_is_deleted_by_the_next_one(place: Path | None) -> None:
     clock = VirtualClock()
     async with Rig(place, clock) as rig:
-        await rig.runner._presence.renew()  # and it is killed
+        await rig.runner._process.renew()  # and it is killed
         other = rig.another()
         clock.advance(DAY + 1)
         assert len(await other.processes()) == 1
@@ -203,11 +201,11 @@ async def test_a_worker_starts_and_ends_while_the_store_does_not_reply(
 
 async def test_a_queue_without_rows_of_processes_has_none() -> None:
     registry = Registry()
-    async with AgentRunner(TheirQueue(), InMemoryEventBus(), InMemoryStateStore(), registry=registry) as runner:
-        async with working(runner):
-            run_id = await runner.submit("nobody")
-            assert await runner.cancel(run_id)
-            assert await runner.processes() == []
+    runner = AgentRunner(TheirQueue(), InMemoryEventBus(), InMemoryStateStore(), registry=registry)
+    async with runner, working(runner):
+        run_id = await runner.submit("nobody")
+        assert await runner.cancel(run_id)
+        assert await runner.processes() == []
 
 
 async def test_a_runner_that_only_reads_lists_them(tmp_path: Path) -> None:
