@@ -64,11 +64,12 @@ class Looks:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    monkeypatch.setattr("agent_runtime_core.runner.run_client.CHECK_INTERVAL", 0.01)
     return Looks(monkeypatch)
 
 
 def quick(place: Path | None) -> Rig:
-    """Its callers look often, and the time of their interval is that of a clock which stands still."""
+    """The interval of its callers is short, on a clock which stands still."""
     return Rig(place, VirtualClock(), heartbeat_interval_seconds=0.01)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, Final
 
 from ..queue.records import QUEUED_BEHIND, RunFilter, RunRow
+from ..runner.processes import processes
 from ..runner.run_client import RunClient
 from .plain import iso_time
 
@@ -54,7 +55,7 @@ async def workers_view(runner: RunClient) -> list[dict[str, Any]]:
             "started_at": each.started_at.isoformat(timespec="milliseconds"),
             "last_seen_at": each.last_seen_at.isoformat(timespec="milliseconds"),
         }
-        for each in await runner.processes()
+        for each in await processes(runner.queue)
     ]  # fmt: skip
 
 

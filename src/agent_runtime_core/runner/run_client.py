@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
 from .._core.arguments import checked_int, checked_seconds
-from .._core.codec.json import decode_dict, encode
+from .._core.codec.json import encode
 from .._core.ids import new_ulid, stored_id, unbroken
 from .._core.lazy_import import load
 from .._core.log import about_run, log
@@ -29,12 +29,11 @@ from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
 from .approvals import ApprovalRequest, AskedRequests, decisions, open_requests
-from .arguments import run_filter
+from .arguments import no_messages_reason, run_filter
 from .backends import Backends
 from .backpressure import Backpressure, Reader
 from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
 from .forking import fork
-from .processes import ProcessInfo, processes
 from .results import result_of
 from .retention import forget, vacuum
 from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
@@ -46,17 +45,6 @@ if TYPE_CHECKING:
 
 def _manager(name: str) -> Any:
     return load(f"..persistence.manager:{name}", package=__package__)
-
-
-def _no_messages(row: RunRow, run_id: UUID | str) -> str:
-    """Return why a finished run accepts no messages, and how to continue its conversation."""
-    conversation = row.decoded("input", decode_dict).get("conversation_id")
-    fields = "'messages': [...]" if conversation is None else f"'messages': [...], 'conversation_id': {conversation!r}"
-    where = "" if conversation is None else " of its conversation"
-    return (
-        f"run {str(run_id)!r} {status_words(row.status)} and accepts no messages. "
-        f"Start a new run{where}: runner.submit({row.agent!r}, {{{fields}}})"
-    )
 
 
 class RunClient:
@@ -225,14 +213,6 @@ class RunClient:
             raise must("agent", "be an agent key", agent, "Pass agent.key")
         return await open_requests(self.queue, checked_int("limit", limit), after, agent)
 
-    async def processes(self) -> list[ProcessInfo]:
-        """List the processes that claim runs from this store, the oldest first.
-
-        A runner is listed from the start of its `run_loop`, or from the first heartbeat of a run that it executes,
-        until it is closed. A process that was killed is listed for a day, and is not `living`.
-        """
-        return await processes(self.queue)
-
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
         """Return the run's result, waiting up to `timeout` seconds for it to finish.
 
@@ -344,12 +324,9 @@ class RunClient:
         await abandoned.end_tree(row.run_id, waiting=wait)
         if not wait:
             return recorded
-        pause = min(CHECK_INTERVAL, self.config.heartbeat_interval)
-        while (ended := await self._until_ended(row.run_id, at_most=pause)) is None:
+        while (ended := await self._until_ended(row.run_id, at_most=CHECK_INTERVAL)) is None:
             await abandoned.end_tree(row.run_id, waiting=True)
-        status = (await self._result(ended)).status
-        assert status is not None
-        return status
+        return ended.decoded("status", RunStatus)
 
     def _abandoned(self) -> AbandonedRuns:
         return AbandonedRuns(self.backends, self.registry, self._fenced_stores(), self.config.heartbeat_interval)
@@ -420,7 +397,7 @@ class RunClient:
         if status == "unknown":
             raise self.queue.unknown_run(run_id)
         if status not in LIVE and not number:  # with a number, it was stored before the run finished
-            raise IllegalTransition(_no_messages(await self.queue.require(run_id), run_id))
+            raise IllegalTransition(no_messages_reason(await self.queue.require(run_id), run_id))
         return sent_id
 
     async def approve(

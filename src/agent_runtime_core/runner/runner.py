@@ -40,7 +40,7 @@ from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
 from .inline_runs import InlineRuns
 from .lifespans import Lifespans
-from .processes import ListedProcess
+from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
 from .settings import SHUTDOWN_SECONDS, RunnerConfig
@@ -463,6 +463,14 @@ class AgentRunner(RunClient):
         return result if omitted_history_in(text) is None else decode_result(text)
 
     # -- through the queue
+
+    async def processes(self) -> list[ProcessInfo]:
+        """List the processes that claim runs from this store, the oldest first.
+
+        A runner is listed from the start of its `run_loop`, or from the first heartbeat of a run that it executes,
+        until it is closed. A process that was killed is listed for a day, and is not `living`.
+        """
+        return await processes(self.queue)
 
     async def submit(
         self,
