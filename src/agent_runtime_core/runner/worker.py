@@ -249,7 +249,6 @@ class Worker:
                 try:
                     await self._work(wake)
                 finally:
-                    await self._process.leave()
                     await self._leave_lifespans()
             finally:
                 # Not at the start: `stop()` may have been called before the first iteration.
@@ -265,14 +264,18 @@ class Worker:
                     await self._process.renew()
                 if not await self.claim_for_free_slots():
                     await self._sleep(wake, self._poll)
-            await self.stop_claiming()
-            await self.drain()
+            await self._finish()
         except (Exception, asyncio.CancelledError):
             # The loop was cancelled or has failed: active runs are released without waiting for the grace.
             self._stopping = self._hurry = True
-            await self.stop_claiming()
-            await self.drain()
+            await self._finish()
             raise
+
+    async def _finish(self) -> None:
+        self._process.slots = 0  # a heartbeat during the grace shows that nothing is claimed any more
+        await self.stop_claiming()
+        await self.drain()
+        await self._process.leave()
 
     async def stop_claiming(self) -> None:
         """Withdraw the claims that wait in the store, so that nothing is claimed from now on."""
