@@ -22,7 +22,7 @@ from ..registry import Registry
 from ..status import RunStatus
 from .backends import Backends
 from .completion_hooks import CompletionHook, call_on_end, completion_operations
-from .processes import may_be_claimed
+from .processes import ended_processes, may_be_claimed
 
 _PAGE = 500  # running runs that are read at the same time
 
@@ -45,11 +45,11 @@ class End(NamedTuple):
     event: str
 
 
-async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bool:
+async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> list[RunRow] | None:
     """Cancel a run and its child runs.
 
     Returns:
-        False if the run has finished in the meantime.
+        Those that are running, and are asked to stop; None if the run has finished in the meantime.
 
     Raises:
         RowChanged: The run's row has changed since it was read.
@@ -76,9 +76,9 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
     if not separate:
         queue_ops += [op for end in ends for op in _end_operations(backends, end, now)]
     first = (await queue.commits.commit(None, queue_ops))[0]  # this commit decides whether the run is cancelled
-    for each in tree:
-        if each.status == "running":
-            queue.notify_cancelled(each.run_id)
+    running = [each for each in tree if each.status == "running"]
+    for each in running:
+        queue.notify_cancelled(each.run_id)
     for end in ends:
         log.info(
             "run %s of agent %r finished: cancelled", end.row.run_key or end.row.run_id, end.row.agent,
@@ -87,7 +87,7 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
         await _after_end(backends, end, now, recorded=not separate)
     for each in earlier:  # a cancellation before may have been interrupted
         await cancel_with_children(backends, registry, each)
-    return row.status != "running" or first[0] in LIVE
+    return running if row.status != "running" or first[0] in LIVE else None
 
 
 async def _cancelled_end(registry: Registry, row: RunRow, reason: str) -> End:
@@ -207,6 +207,12 @@ class AbandonedRuns:
         self._backends, self._registry, self._stores, self._interval = backends, registry, stores, interval
         self._queue = backends.queue
         self._over_since: dict[str, float] = {}  # by claim: boot time at which it was first seen that it is over
+
+    def may_be_over(self, row: RunRow) -> bool:
+        """Return whether the claim on a running run looks as if it is over, without asking the store."""
+        now = self._queue.lease_now()
+        # 0: only the clock of the store can tell
+        return row.lease_until < now or now == 0 or row.holder in ended_processes(self._queue, [row.holder])
 
     async def end_tree(self, run_id: str, *, waiting: bool) -> None:
         """End a run and its child runs, as far as they are abandoned now.

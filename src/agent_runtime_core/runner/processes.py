@@ -113,8 +113,7 @@ async def processes(queue: RunQueue) -> list[ProcessInfo]:
     """Return the processes that have a row, the oldest first."""
     rows: list[ProcessRow] = await queue.read("processes") if queue.keeps_processes else []
     now = queue.lease_now()
-    dead_holders = getattr(getattr(queue, "engine", None), "dead_holders", None)
-    ended = set() if dead_holders is None else set(dead_holders([row.holder for row in rows if row.alive_until >= now]))
+    ended = ended_processes(queue, [row.holder for row in rows if row.alive_until >= now])
     return [
         ProcessInfo(
             *row[:4], aware(row.started_at), row.version, row.agents, row.slots, aware(row.seen_at),
@@ -122,6 +121,12 @@ async def processes(queue: RunQueue) -> list[ProcessInfo]:
         )
         for row in sorted(rows, key=lambda row: (row.started_at, row.process_id))
     ]  # fmt: skip
+
+
+def ended_processes(queue: RunQueue, holders: Sequence[str]) -> set[str]:
+    """Return those of these processes, as `RunRow.holder` names them, of which the store knows that they have ended."""
+    dead_holders = getattr(getattr(queue, "engine", None), "dead_holders", None)
+    return set() if dead_holders is None else set(dead_holders(holders))
 
 
 async def may_be_claimed(queue: RunQueue, agent: str) -> bool:

@@ -309,7 +309,7 @@ class RunClient:
             True if the request is stored, False if the run had finished before. With `wait`, the final status.
         """
         self._require_writable()
-        recorded = False
+        asked = None
         while True:
             row = await self.queue.require(run_id)
             if row.status not in LIVE:
@@ -317,13 +317,14 @@ class RunClient:
                     await cancel_with_children(self.backends, self.registry, row)
                 break
             with contextlib.suppress(RowChanged):
-                recorded = await cancel_tree(self.backends, self.registry, row)
-            if recorded:
+                asked = await cancel_tree(self.backends, self.registry, row)
+            if asked is not None:
                 break
         abandoned = self._abandoned()
-        await abandoned.end_tree(row.run_id, waiting=wait)
+        if asked is None or any(map(abandoned.may_be_over, asked)):
+            await abandoned.end_tree(row.run_id, waiting=wait)
         if not wait:
-            return recorded
+            return asked is not None
         while (ended := await self._until_ended(row.run_id, at_most=CHECK_INTERVAL)) is None:
             await abandoned.end_tree(row.run_id, waiting=True)
         return ended.decoded("status", RunStatus)
