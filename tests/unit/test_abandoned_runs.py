@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Guard, Op
+from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.errors import IllegalTransition, LeaseLost, StorageBusy, UnknownRun
 from agent_runtime_core.events import InMemoryEventBus
+from agent_runtime_core.persistence import PersistenceConfig, PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.records import ABANDONED, ProcessRow, RunRow
 from agent_runtime_core.registry import Registry
@@ -336,6 +338,22 @@ async def test_on_several_engines_its_claim_ends_on_each(interrupted: bool) -> N
         for engine in (queue.engine, bus.engine, state.engine):
             with pytest.raises(LeaseLost):
                 await engine.commit(Guard(row.run_id, row.claim_id), [Op("state.status", (row.run_id, "running", 1.0))])
+
+
+async def test_its_claim_ends_in_further_stores_too() -> None:
+    clock, engine = VirtualClock(), MemoryEngine()
+    stores = PersistenceManager(PersistenceConfig.on(engine))
+    queue = InMemoryQueue(clock=clock)
+    own = {"engine": queue.engine}
+    async with AgentRunner(
+        queue, InMemoryEventBus(**own), InMemoryStateStore(**own), persistence=stores, registry=Registry()
+    ) as runner:
+        [row] = await lost(runner, "r")
+        await stores.memory.set("k", 1)
+        clock.advance(LEASE + 1)
+        assert await runner.cancel("r") is True
+        with pytest.raises(LeaseLost):
+            await engine.commit(None, [Op("fence.install", (row.run_id, row.claim_id))])
 
 
 async def test_the_completion_hook_of_its_agent_is_called() -> None:
