@@ -344,7 +344,7 @@ async def test_its_claim_ends_in_further_stores_too() -> None:
     clock, engine = VirtualClock(), MemoryEngine()
     stores = PersistenceManager(PersistenceConfig.on(engine))
     queue = InMemoryQueue(clock=clock)
-    own = {"engine": queue.engine}
+    own: Any = {"engine": queue.engine}
     async with AgentRunner(
         queue, InMemoryEventBus(**own), InMemoryStateStore(**own), persistence=stores, registry=Registry()
     ) as runner:
