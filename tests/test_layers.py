@@ -163,7 +163,7 @@ ROWS: dict[str, list[str]] = {
     "runner": [
         "installed_stores",
         "backends backpressure concurrency conversation_history run_watcher settings signals",
-        "approvals arguments audit_log completion_hooks crash_suspects forking heartbeat results retention",
+        "approvals arguments audit_log completion_hooks crash_suspects forking heartbeat processes results retention",
         "cancellation claim lifespans outcomes run_recorder",
         "guarded_calls run_client run_tracing unread_messages",
         "run_conversation",

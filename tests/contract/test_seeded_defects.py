@@ -17,7 +17,7 @@ from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._core.context_vars import start_soon
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import Guard, Op, StoredEvent
-from agent_runtime_core.queue import ClaimRequest, MailboxMessage, RowChanged, RunFilter, RunRow, RunUpdate
+from agent_runtime_core.queue import ClaimRequest, MailboxMessage, ProcessRow, RowChanged, RunFilter, RunRow, RunUpdate
 from agent_runtime_core.state import EffectExists, Record, StateRow
 from agent_runtime_core.testing.contracts import (
     concurrency,
@@ -31,6 +31,7 @@ from agent_runtime_core.testing.contracts import (
     queue_leases,
     queue_lists,
     queue_mailbox,
+    queue_processes,
     queue_reads,
     queue_take,
     runs,
@@ -557,6 +558,58 @@ class GivesForEver(TheirQueue):
         return await super().commit(guard, ops)
 
 
+class ListsProcesses(TheirQueue):
+    """Without a defect; those below have one each."""
+
+    keeps_processes = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.listed: dict[str, ProcessRow] = {}
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        for name, args in ops:
+            if name.endswith("_process"):
+                getattr(self, name.removeprefix("queue."))(*args)
+        return await super().commit(guard, [op for op in ops if not op.name.endswith("_process")])
+
+    async def read(self, what: str, *args: Any) -> Any:
+        return [*self.listed.values()] if what == "processes" else await super().read(what, *args)
+
+    def save_process(self, row: ProcessRow, kept: float) -> None:
+        self.listed = {key: each for key, each in self.listed.items() if each.seen_at >= row.seen_at - kept}
+        self.listed[row.process_id] = row
+
+    def drop_process(self, process_id: str) -> None:
+        self.listed.pop(process_id, None)
+
+
+class KeepsEndedProcesses(ListsProcesses):
+    def drop_process(self, process_id: str) -> None: ...
+
+
+class KeepsOldProcesses(ListsProcesses):
+    def save_process(self, row: ProcessRow, kept: float) -> None:
+        super().save_process(row, 1e9)
+
+
+class _EndsDuringLease(TheirRows):
+    def _has_ended(self, row: RunRow, want: ClaimRequest) -> bool:
+        return True
+
+
+class _EndsAnyClaim(TheirRows):
+    def abandoned(self, run_id: str, claim_id: str, want: ClaimRequest, required: bool) -> bool:
+        row = self.get(run_id)
+        return super().abandoned(
+            run_id, claim_id if row is None else row.claim_id, want._replace(lease_now=1e9), required
+        )
+
+
+class _NoRelease(TheirRows):
+    def _release(self, lane: str) -> None: ...
+
+
 def _with(rows: type[TheirRows]) -> type[TheirQueue]:
     return type(rows.__name__.removeprefix("_"), (TheirQueue,), {"rows": rows})
 
@@ -617,6 +670,11 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (ShortPages, queue_reads.what_is_many_is_listed_whole),
     (ShortPages, queue_mailbox.a_full_mailbox_is_read_in_order),
     (MailByName, queue_mailbox.a_full_mailbox_is_read_in_order),
+    (KeepsEndedProcesses, queue_processes.the_row_of_a_process_is_replaced_and_deleted),
+    (KeepsOldProcesses, queue_processes.a_process_that_was_not_seen_for_a_day_is_deleted_by_the_next_one),
+    (_with(_EndsDuringLease), queue_processes.a_run_is_abandoned_if_it_is_to_be_cancelled_and_its_claim_is_over),
+    (_with(_EndsAnyClaim), queue_processes.a_worker_that_claims_an_abandoned_run_first_keeps_it),
+    (_with(_NoRelease), queue_processes.who_ends_an_abandoned_run_ends_its_claim_and_frees_its_key),
     (NewsOfOthers, queue_mailbox.news_is_told_of_every_run_that_is_asked_about),
     (_with(_OneIdForAll), queue_mailbox.a_message_is_kept_once),
     (_with(_KnowsTheLastMessages), queue_mailbox.a_full_mailbox_is_read_in_order),
@@ -740,7 +798,16 @@ SEVERAL: list[tuple[Any, Any, Any]] = [
 ]
 
 PARTS: dict[Any, tuple[Any, ...]] = {
-    queue: (queue_enqueue, queue_leases, queue_mailbox, queue_take, queue_concurrency_keys, queue_reads, queue_lists),
+    queue: (
+        queue_enqueue,
+        queue_leases,
+        queue_mailbox,
+        queue_take,
+        queue_concurrency_keys,
+        queue_reads,
+        queue_lists,
+        queue_processes,
+    ),
     events: (events_log, events_claims, events_subscriptions),
     state: (state_checkpoints, state_journal, state_claims, state_effects),
     runs: (runs_attempts, runs_control, runs_finished),
@@ -1510,6 +1577,7 @@ def test_every_case_is_in_the_table(kit: Any) -> None:
 
 async def test_check_runs_every_case() -> None:
     await queue.check(TheirQueue)
+    await queue.check(ListsProcesses)
     await state.check(TheirStore)
     await events.check(TheirBus)
     await runs.check(lambda clock: (TheirQueue(clock=clock), TheirBus(), TheirStore(clock=clock)))

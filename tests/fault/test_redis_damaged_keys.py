@@ -185,6 +185,7 @@ class Scene:
             lambda: runner.event_bus.report_reader(str(self.held), "another.1", 0),
             lambda: runner.run_once(),
             lambda: runner.queue.next_due(),
+            lambda: runner.processes(),
             lambda: runner.signal(self.parked, "another", 2),
             lambda: runner.approve(self.parked, "another"),
             lambda: runner.fork(self.held),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime as dt
+import os
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,22 @@ async def test_the_queue_the_agents_and_the_usage_are_shown(client: httpx.AsyncC
     assert [each.status_code for each in usage] == [200] * 3
     assert usage[0].json()["by"] == "agent"
     assert [each.status_code for each in wrong] == [422] * 6
+
+
+async def test_the_workers_are_shown(client: httpx.AsyncClient, runner: AgentRunner) -> None:
+    async with client:
+        nobody = (await client.get(f"{API}/workers")).json()
+        working = asyncio.ensure_future(runner.run_loop(handle_signals=False, concurrency=3))
+        async with asyncio.timeout(10):
+            while not (page := (await client.get(f"{API}/workers")).json())["items"]:  # noqa: ASYNC110 - no event says so
+                await asyncio.sleep(0.001)
+        runner.stop()
+        await working
+    assert nobody == {"items": [], "next": None}
+    [found] = page["items"]
+    assert (found["worker"], found["pid"], found["slots"]) == (runner.config.worker_id, os.getpid(), 3)
+    assert (found["living"], found["agents"]) == (True, runner.registry.keys())
+    assert dt.datetime.fromisoformat(found["last_seen_at"]) >= dt.datetime.fromisoformat(found["started_at"])
 
 
 async def test_a_turn_is_started_once_and_read(

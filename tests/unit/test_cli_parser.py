@@ -39,7 +39,7 @@ def test_the_parser_has_the_commands() -> None:
     assert set(COMMANDS) == {
         "worker", "submit", "runs", "show", "events", "export", "cancel", "send", "signal", "approve", "resume", "fork",
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
-        "carry-over", "inspect", "serve", "reencrypt",
+        "carry-over", "inspect", "serve", "reencrypt", "workers",
     }  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def test_the_reference_page_is_that_of_the_parser() -> None:
             ["--url", "runs.db", "runs"],
             "options must follow the command, got --url before it. Example: agent-runtime runs",
         ),
-        (["zzz"], "unknown command 'zzz'. Known: approve, cancel, carry-over, check, completion and 17 more."),
+        (["zzz"], "unknown command 'zzz'. Known: approve, cancel, carry-over, check, completion and 18 more."),
         (["runs", "--status", "faild"], "argument --status: unknown value 'faild'. Did you mean 'failed'?"),
         (["runs", "--lmit", "3"], "unrecognized arguments: --lmit 3. Did you mean '--limit'?"),
         (["runs", "--zzz"], "unrecognized arguments: --zzz (see agent-runtime runs --help)"),

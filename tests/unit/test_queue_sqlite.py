@@ -189,6 +189,7 @@ async def test_what_is_carried_here_does_not_stand_before_what_the_row_says(queu
 
 def as_before(old: sqlite3.Connection, version: int) -> None:
     """Give the table of runs the columns and indexes that it had at this version of the schema, from 1 to 3."""
+    old.execute("DROP TABLE arc_processes")
     for (name,) in old.execute(
         "SELECT name FROM sqlite_master WHERE tbl_name = 'arc_runs' AND type = 'index' AND sql IS NOT NULL"
     ).fetchall():
@@ -256,9 +257,9 @@ async def test_the_runs_of_a_file_of_before_get_conversations_and_are_listed(tmp
 async def test_a_library_with_an_older_schema_rejects_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = SQLiteQueue(tmp_path / "runs.db")
     await queue.close()
-    older = operation_set(sqlite.SQLiteTransitions, sqlite.MIGRATIONS[:3])
+    older = operation_set(sqlite.SQLiteTransitions, sqlite.MIGRATIONS[:-1])
     monkeypatch.setattr(SQLiteQueue, "operation_sets", (older,))
-    with pytest.raises(StorageTooNew, match=r"its queue schema has version 4, this library knows 3\. Upgrade"):
+    with pytest.raises(StorageTooNew, match=r"its queue schema has version 5, this library knows 4\. Upgrade"):
         SQLiteQueue(tmp_path / "runs.db")
 
 

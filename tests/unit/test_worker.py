@@ -323,7 +323,7 @@ async def test_a_timer_that_is_due_wakes_the_loop(place: Path | None) -> None:
     async def body(ctx: Any) -> int:
         return 1
 
-    async with Rig(place, clock) as rig:
+    async with Rig(place, clock, heartbeat_interval_seconds=7200, lease_ttl_seconds=30_000) as rig:
         rig.register(body)
         run_id = await rig.runner.submit("script", delay=50)
         loop = await working(rig.runner, poll_interval=3600)
@@ -346,7 +346,7 @@ async def test_a_claim_that_fails_is_tried_again_at_the_next_poll_whatever_is_du
         failed.set()
         raise StorageCorrupt("somebody else was here")
 
-    async with Rig(place, clock) as rig:
+    async with Rig(place, clock, heartbeat_interval_seconds=7200, lease_ttl_seconds=30_000) as rig:
         rig.register(body)
         run_id = await rig.runner.submit("script", delay=50)
         loop = await working(rig.runner, poll_interval=3600)

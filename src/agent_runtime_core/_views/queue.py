@@ -1,4 +1,4 @@
-"""The state of a queue: how many runs wait for what, and which workers execute runs."""
+"""The state of a queue: how many runs wait for what, which workers execute runs, and which processes claim them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, Final
 
 from ..queue.records import QUEUED_BEHIND, RunFilter, RunRow
+from ..runner.processes import processes
 from ..runner.run_client import RunClient
 from .plain import iso_time
 
@@ -43,6 +44,19 @@ async def queue_view(runner: RunClient) -> dict[str, Any]:
         "concurrency_keys": _concurrency_keys([*running, *others]), "workers": _workers(runner, running, now),
         "complete": all(by_status[status] <= _MOST_ROWS for status in ("running", "waiting", "pending")),
     }  # fmt: skip
+
+
+async def workers_view(runner: RunClient) -> list[dict[str, Any]]:
+    """Return the processes that claim runs, the oldest first, with the field names of `ProcessInfo`."""
+    return [
+        {
+            "process_id": each.process_id, "worker": each.worker, "host": each.host, "pid": each.pid,
+            "living": each.living, "slots": each.slots, "agents": list(each.agents), "version": each.version,
+            "started_at": each.started_at.isoformat(timespec="milliseconds"),
+            "last_seen_at": each.last_seen_at.isoformat(timespec="milliseconds"),
+        }
+        for each in await processes(runner.queue)
+    ]  # fmt: skip
 
 
 def _concurrency_keys(live: list[RunRow]) -> list[dict[str, Any]]:

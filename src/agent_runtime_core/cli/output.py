@@ -21,7 +21,7 @@ from .._core.validation import redacted
 from .._views.plain import without_secrets
 
 #: Fields that are times.
-_TIMES: Final = ("created_at", "scheduled_at", "started_at", "ended_at", "deadline", "timestamp")
+_TIMES: Final = ("created_at", "scheduled_at", "started_at", "ended_at", "deadline", "timestamp", "last_seen_at")
 
 
 def shown(text: object) -> str:

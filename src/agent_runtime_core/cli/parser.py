@@ -297,6 +297,9 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser) -> None:
     listing.add_argument("--conversation", metavar="ID", help="only runs of this conversation")
     listing.add_argument("--prefix", metavar="TEXT", help="only runs whose id, or run_id you passed, begins with this")
     listing.add_argument("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
+    _command(
+        commands, "workers", ".runs:workers", "list the processes that claim runs", "workers --url agents.db", [store]
+    )
     one = _command(
         commands, "show", ".runs:show", "show a run: its status, steps, error and usage",
         "show order-7 --events --url agents.db", [store],

@@ -1,4 +1,4 @@
-"""`agent-runtime runs` and `show`: list and inspect runs."""
+"""`agent-runtime runs`, `workers` and `show`: list runs and the processes that claim them, and inspect runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 from .._engines.reading_codec import in_words
 from .._views.plain import without_secrets
+from .._views.queue import workers_view
 from .._views.runs import summary
 from .._views.steps import steps_of
 from .._views.waits import waits_of
+from ..errors import MOST_NAMED
 from ..events.event import Event, payload_of
 from ..queue.records import RunFilter
 from .output import (
@@ -24,6 +26,7 @@ from .output import (
 from .store import answer_command, existing_store, newest_rows, require_run, similar_agent
 
 _RUNS = ("run_id", "run_key", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
+_WORKERS = ("worker", "host", "pid", "state", "slots", "agents", "version", "started_at", "last_seen_at")
 _STEPS = ("state", "name", "step_key", "step_id", "attempts", "duration_ms", "timestamp", "error")
 _EVENTS = ("sequence", "timestamp", "event_type", "payload")
 
@@ -43,6 +46,23 @@ async def runs(args: Namespace) -> int:
     else:
         table([with_human_times(each, local=False) for each in found], _RUNS)
     return 0
+
+
+async def workers(args: Namespace) -> int:
+    async with existing_store(args, reads=True) as runner:
+        found = await workers_view(runner)
+    if args.json:
+        print_json(found)
+        return 0
+    table([_shown_worker(each) for each in found], _WORKERS)
+    return 0
+
+
+def _shown_worker(worker: dict[str, Any]) -> dict[str, Any]:
+    agents, more = worker["agents"][:MOST_NAMED], len(worker["agents"]) - MOST_NAMED
+    names = ", ".join(agents) + (f" and {more} more" if more > 0 else "")
+    state = "living" if worker["living"] else "ended"
+    return with_human_times({**worker, "agents": names, "state": state}, local=False)
 
 
 async def show(args: Namespace) -> int:

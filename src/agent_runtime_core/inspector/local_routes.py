@@ -23,7 +23,7 @@ from .._views.journal import journal_view
 from .._views.list_query import MAX_LIMIT, STATES, check_order, filters_of, newest_of, page_start, position_in
 from .._views.messages import messages_view
 from .._views.plain import json_bytes
-from .._views.queue import queue_view
+from .._views.queue import queue_view, workers_view
 from .._views.runs import list_items, result_view, run_view
 from .._views.steps import step_views
 from .._views.timeline import MAX_ROWS, step_detail, timeline_view
@@ -172,6 +172,10 @@ async def _queue(asked: Asked) -> Reply:
     return _json(await queue_view(asked.runner))
 
 
+async def _workers(asked: Asked) -> Reply:
+    return _page(await workers_view(asked.runner), None)
+
+
 async def _agents(asked: Asked) -> Reply:
     return _page(await agents_view(asked.runner, asked.runner.registry), None)
 
@@ -291,6 +295,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("runs/{}/events", _events, {"after": string(), "types": STRINGS, "wait": _WAIT}),
     Route("approvals", _approvals, {"agent": string(), **_LIST}),
     Route("queue", _queue),
+    Route("workers", _workers),
     Route("agents", _agents),
     Route("usage", _usage, {"by": choice(*BY, default="agent"), "since": TIME, "until": TIME}),
     Route("health", _health),

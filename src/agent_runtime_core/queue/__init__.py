@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .queued_run import QueuedRun as QueuedRun
     from .records import ClaimRequest as ClaimRequest
     from .records import MailboxMessage as MailboxMessage
+    from .records import ProcessRow as ProcessRow
     from .records import RowChanged as RowChanged
     from .records import RunCounts as RunCounts
     from .records import RunFilter as RunFilter
@@ -38,6 +39,7 @@ _LAZY = (
         for name in (
             "ClaimRequest",
             "MailboxMessage",
+            "ProcessRow",
             "RowChanged",
             "RunCounts",
             "RunFilter",

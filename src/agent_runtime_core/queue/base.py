@@ -7,7 +7,7 @@ import contextlib
 import datetime as _dt
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import UUID
 
 from .._core.arguments import checked_agent_keys, checked_int, checked_name, checked_seconds, deadline_at, mapping
@@ -93,6 +93,8 @@ class RunQueue(Backend):
     """
 
     payload_fields = FIELDS
+    #: Whether the queue has "queue.save_process", "queue.drop_process" and `read("processes")`.
+    keeps_processes: ClassVar[bool] = False
 
     def __init__(self, *, max_retries: int = MAX_RETRIES, clock: Clock = SYSTEM) -> None:
         self.max_retries: int = int(checked_int("max_retries", max_retries))
@@ -120,6 +122,7 @@ class RunQueue(Backend):
                 "mail" (run_id, after): a list of MailboxMessage with a greater `seq`, in order of `seq`.
                 "news" (run_ids): a dict of RunSnapshot by run id, without unknown runs.
                 "next_due" (): the smallest `due_at` above 0 of a live run, or None.
+                "processes" (): a list of the ProcessRows, if `keeps_processes`.
             args: Its arguments.
         """
 
@@ -261,14 +264,8 @@ class RunQueue(Backend):
         agents = checked_agent_keys(agent_keys)
         count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)
         name = None if blocking is None else blocking.ready()
-        want = self.claim_request(
-            checked_name("worker_id", worker_id),
-            lease_seconds,
-            agents,
-            count,
-            wait_name=name,
-            wait_seconds=wait_seconds,
-        )
+        worker = checked_name("worker_id", worker_id)
+        want = self.claim_request(worker, lease_seconds, agents, count, wait_name=name, wait_seconds=wait_seconds)
         if agents == ():
             return []
         claim = Op("queue.claim", (want,))

@@ -17,6 +17,7 @@ from .records import (
     QUEUED_BEHIND,
     ClaimRequest,
     MailboxMessage,
+    ProcessRow,
     RunCounts,
     RunFilter,
     RunRow,
@@ -24,7 +25,9 @@ from .records import (
 )  # fmt: skip
 from .transitions import RunTransitions, operation_set
 
-TABLES = ("runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline")
+TABLES = (
+    "runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline", "processes",
+)  # fmt: skip
 
 
 class MemoryTransitions(RunTransitions):
@@ -178,6 +181,15 @@ class MemoryTransitions(RunTransitions):
         self.tx.put(box, old.msg_id, new)
         return True
 
+    def save_process(self, row: ProcessRow, kept: float) -> None:
+        rows: dict[str, ProcessRow] = self.tx.tables["processes"]
+        for process_id in [each.process_id for each in rows.values() if each.seen_at < row.seen_at - kept]:
+            self.tx.drop(rows, process_id)
+        self.tx.put(rows, row.process_id, row)
+
+    def drop_process(self, process_id: str) -> None:
+        self.tx.drop(self.tx.tables["processes"], process_id)
+
 
 def _is_queued(row: RunRow | None) -> bool:
     """Return whether a row waits for the active run of its concurrency key."""
@@ -228,6 +240,10 @@ def _next_due(tx: MemoryTx) -> float | None:
     return None
 
 
+def _processes(tx: MemoryTx) -> list[ProcessRow]:
+    return [*tx.tables["processes"].values()]
+
+
 class InMemoryQueue(RunQueue):
     """A queue in the memory of this process. Its runs are lost when the process ends."""
 
@@ -241,9 +257,11 @@ class InMemoryQueue(RunQueue):
         "mail": _mail,
         "news": _news,
         "next_due": _next_due,
+        "processes": _processes,
     }
 
     rewrites = True
+    keeps_processes = True
 
     commit = engine_commit
     read = engine_read

@@ -26,6 +26,7 @@ CLOSED = "closed"  # kind of a mailbox message with the id of an answer: the run
 WAIT_CANCELLED = '"cancelled"'  # payload of such a message if the code of the run has cancelled the wait
 ANSWER = "arc.answer:"  # begins the id of a message that answers one request
 CANCELLED_BY_CALLER = "cancel"  # reason of a run that was cancelled while no worker had a claim on it
+ABANDONED = "cancel abandoned"  # reason of a run that was cancelled after its claim was over, by no worker
 
 
 class RowChanged(Exception):
@@ -253,6 +254,22 @@ class ClaimRequest(NamedTuple):
     ready_only: bool = False  # claim ready runs only: ignore expired leases and timers
     wait_name: str | None = None  # if there is no run, wait in the store under this name, where the store can do that
     wait_seconds: float = 0.0  # for so long; an earlier request under the same name ends
+
+
+class ProcessRow(NamedTuple):
+    """A runner that claims runs, as its queue stores it. It renews the row with its heartbeat."""
+
+    process_id: str  # a ULID, new for each runner
+    worker: str  # name of the worker
+    host: str
+    pid: int
+    started_at: float  # wall seconds
+    version: str  # of this library
+    agents: tuple[str, ...]  # keys of the agents that it has registered
+    slots: int  # runs that its loop executes at the same time; 0 without a loop
+    holder: str  # id of its process, as in `RunRow.holder`
+    seen_at: float  # when the row was last renewed, wall seconds
+    alive_until: float  # when the process counts as ended unless it renews the row, on the lease clock
 
 
 class RunUpdate(NamedTuple):

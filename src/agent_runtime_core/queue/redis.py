@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
+from .._core.codec.json import encode
 from .._engines.backend import known_options
 from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
 from .._engines.redis.engine import RedisEngine, redis_store
@@ -23,6 +24,7 @@ from .records import (
     QUEUED_BEHIND,
     SET_ASIDE,
     MailboxMessage,
+    ProcessRow,
     RowChanged,
     RunRow,
     RunSnapshot,
@@ -109,6 +111,21 @@ async def _mail(engine: RedisEngine, run_id: str, after: int = 0) -> list[Mailbo
     return [MailboxMessage(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in found]
 
 
+async def _processes(engine: RedisEngine) -> list[ProcessRow]:
+    """Return the rows with their times on the clocks of this process: the server reports how long ago they were."""
+    found, wall = as_list(await engine.ask("queue.processes")), engine.clock.wall() if engine.by_server else 0.0
+    rows = [ProcessRow(*json.loads(cells)) for cells, _, _ in found]
+    return [
+        row._replace(agents=tuple(row.agents), seen_at=wall + float(seen), alive_until=float(until))
+        for row, (_, seen, until) in zip(rows, found, strict=True)
+    ]
+
+
+def _save_process(row: ProcessRow, kept: float) -> tuple[Any, ...]:
+    cells = (*row[:6], [*row.agents], *row[7:])
+    return row.process_id, encode([*cells]), _time(row.seen_at), row.alive_until, kept
+
+
 #: Constants that are defined in Python.
 _CONSTANTS = f"local BEHIND, ASIDE, PLACE, IN_DOUBT = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}, '{IN_DOUBT}'"
 _STATUSES = ", ".join(f"'{status.value}'" for status in RunStatus)
@@ -147,6 +164,7 @@ CONCERN = RedisOperationSet(
         "queue.end": Codec(_end, decoded_row),
         "queue.reopen": Codec(_reopen, decoded_row),
         "queue.rewrite_mail": Codec(_rewrite_mail, as_list),
+        "queue.save_process": Codec(_save_process),
         "queue.row": Codec(unpack=decoded_row),
     },
     refusals={"MOVED": RowChanged},
@@ -165,9 +183,11 @@ class RedisQueue(RunQueue):
         "children": _children,
         "mail": _mail,
         "row": _read_function("queue.row"),
+        "processes": _processes,
     }
 
     rewrites = True
+    keeps_processes = True
 
     commit = engine_commit
     read = engine_read

@@ -145,6 +145,14 @@ ops['queue.end'] = function(run, statuses, status, at, reason)
   return told(save(row))
 end
 
+ops['queue.abandoned'] = function(run, claim_id, asked, required)
+  local row = get(run)
+  local is_abandoned = row ~= nil and row[STATUS] == 'running' and row[CLAIM_ID] == claim_id
+    and row[CANCEL_AT] ~= null and over(row, wanted(asked))
+  if required and not is_abandoned then refuse('MOVED') end
+  return is_abandoned
+end
+
 ops['queue.reopen'] = function(run, statuses, at)
   local row = reopened(expect(run, statuses), at)
   row[ORIGIN] = ''
@@ -199,7 +207,34 @@ ops['queue.rewrite_mail'] = function(run, changes)
   return done
 end
 
+-- The processes that claim runs: a hash of [row, when it was last renewed, when it counts as ended].
+
+ops['queue.save_process'] = function(process, cells, seen_at, alive_until, kept)
+  if by_server then seen_at = text(now) end
+  local all = call('HGETALL', P .. 'processes')
+  for i = 1, #all, 2 do
+    if tonumber(cjson.decode(all[i + 1])[2]) < seen_at - kept then write('HDEL', P .. 'processes', all[i]) end
+  end
+  local until_then = text((by_server and now or 0) + alive_until)
+  write('HSET', P .. 'processes', process, cjson.encode({cells, seen_at, until_then}))
+  return null
+end
+
+ops['queue.drop_process'] = function(process)
+  write('HDEL', P .. 'processes', process)
+  return null
+end
+
 -- Reads.
+
+ops['queue.processes'] = function()
+  local found, since = {}, by_server and now or 0
+  for i, each in ipairs(call('HVALS', P .. 'processes')) do
+    local row = cjson.decode(each)
+    found[i] = {row[1], text(row[2] - since), text(row[3] - since)}
+  end
+  return found
+end
 
 ops['queue.row'] = function(run)
   local row = get(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,13 @@ from operator import itemgetter, ne
 from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
+from .._core.codec.json import encode
 from .._engines.backend import known_options, sqlite_store
 from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .base import RunQueue
-from .records import ClaimRequest, MailboxMessage, RunRow, RunSnapshot, contents_of
+from .records import ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of
 from .sqlite_find import agents, checked_row, counts, fetch, find
 from .transitions import RunTransitions, operation_set
 
@@ -84,6 +86,9 @@ CREATE INDEX arc_runs_retrying ON arc_runs (created_at) WHERE failures > 0 AND e
 CREATE INDEX arc_runs_asking ON arc_runs (created_at) WHERE questions <> '' AND ended_at IS NULL;
 CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at)
     WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL""",
+    """CREATE TABLE arc_processes (process_id TEXT PRIMARY KEY, worker TEXT NOT NULL, host TEXT NOT NULL,
+    pid INTEGER NOT NULL, started_at REAL NOT NULL, version TEXT NOT NULL, agents TEXT NOT NULL, slots INTEGER NOT NULL,
+    holder TEXT NOT NULL, seen_at REAL NOT NULL, alive_until REAL NOT NULL) WITHOUT ROWID""",
 )
 
 _INSERT = (
@@ -276,6 +281,14 @@ class SQLiteTransitions(RunTransitions):
         found = [self.tx.execute(_BEAT, (lease_until, run_id, claim_id)).fetchone() for run_id, claim_id in claims]
         return [(row is not None, row is not None and row[0] is not None) for row in found]
 
+    def save_process(self, row: ProcessRow, kept: float) -> None:
+        self.tx.execute("DELETE FROM arc_processes WHERE seen_at < ?", (row.seen_at - kept,))
+        cells = (*row[:6], encode([*row.agents]), *row[7:])
+        self.tx.execute("INSERT OR REPLACE INTO arc_processes VALUES (?,?,?,?,?,?,?,?,?,?,?)", cells)
+
+    def drop_process(self, process_id: str) -> None:
+        self.tx.execute("DELETE FROM arc_processes WHERE process_id = ?", (process_id,))
+
 
 def _claim_of(tx: SQLiteTx, run_id: str) -> str | None:
     row = tx.execute(_CLAIM, (run_id,)).fetchone()
@@ -316,6 +329,11 @@ def _next_due(view: sqlite3.Connection) -> float | None:
     return due
 
 
+def _processes(view: sqlite3.Connection) -> list[ProcessRow]:
+    rows = [ProcessRow(*cells) for cells in view.execute("SELECT * FROM arc_processes")]
+    return [row._replace(agents=tuple(json.loads(str(row.agents)))) for row in rows]
+
+
 class SQLiteQueue(RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
@@ -329,9 +347,11 @@ class SQLiteQueue(RunQueue):
         "mail": _mail,
         "news": _news,
         "next_due": _next_due,
+        "processes": _processes,
     }
 
     rewrites = True
+    keeps_processes = True
 
     commit = engine_commit
     read = engine_read

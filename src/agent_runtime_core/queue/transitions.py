@@ -17,6 +17,7 @@ from .records import (
     SET_ASIDE,
     ClaimRequest,
     MailboxMessage,
+    ProcessRow,
     RowChanged,
     RunRow,
     RunUpdate,
@@ -160,6 +161,17 @@ class RunTransitions(ABC):
     def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
         """Replace a stored message by one with another payload, and return whether `old` is stored."""
         raise NotSupported(f"{type(self).__name__} does not define replace_message, so payloads cannot be re-encoded")
+
+    def save_process(self, row: ProcessRow, kept: float) -> None:
+        """Store or replace the row of a process, and delete rows that were last renewed more than `kept` seconds ago.
+
+        A backend that defines this and `drop_process` sets `keeps_processes`.
+        """
+        raise NotSupported(f"{type(self).__name__} does not define save_process, so it lists no processes")
+
+    def drop_process(self, process_id: str) -> None:
+        """Delete the row of a process, if it is stored."""
+        raise NotSupported(f"{type(self).__name__} does not define drop_process, so it lists no processes")
 
     def is_dead(self, holder: str) -> bool:
         """Return whether the process with that id is known to have ended. By default a lease has to expire instead."""
@@ -403,6 +415,26 @@ class RunTransitions(ABC):
             row.with_values(status=status, held=0, due_at=0.0, reason=reason, ended_at=now, updated_at=now)
         )
 
+    def abandoned(self, run_id: str, claim_id: str, want: ClaimRequest, required: bool) -> bool:
+        """Return whether a running run is to be cancelled, and this claim on it is over.
+
+        Args:
+            run_id: The run.
+            claim_id: The claim.
+            want: Has the time at which the lease must have passed, unless the process of the claim has ended.
+            required: Raise RowChanged instead of returning False, so that nothing of the commit is applied.
+        """
+        row = self.get(run_id)
+        is_abandoned = (
+            row is not None
+            and (row.status, row.claim_id) == ("running", claim_id)
+            and row.cancel_at is not None
+            and self._has_ended(row, want)
+        )
+        if required and not is_abandoned:
+            raise RowChanged
+        return is_abandoned
+
     def reopen(self, run_id: str, expect: Sequence[str], now: float) -> RunRow:
         """Make a run with one of the terminal statuses `expect` pending in a new generation."""
         return self._save(self._enter_group(as_reopened(self._expect(run_id, expect), now).with_values(origin="")))
@@ -456,7 +488,8 @@ def _released_by(row: RunRow, how: RunUpdate) -> bool:
 
 
 OPS = (
-    "insert", "claim", "take", "settle", "beat", "post", "end", "reopen", "delete", "rewrite", "rewrite_mail",
+    "insert", "claim", "take", "settle", "beat", "post", "abandoned", "end", "reopen", "delete", "rewrite",
+    "rewrite_mail", "save_process", "drop_process",
 )  # fmt: skip
 
 

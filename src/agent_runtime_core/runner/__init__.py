@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .._core.lazy_import import lazily
 from .approvals import ApprovalRequest
 from .open_run import SyncRun, open_run, open_run_sync
+from .processes import ProcessInfo
 from .runner import AgentRunner
 from .settings import RunInfo, RunnerConfig
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentRunner",
     "ApprovalRequest",
+    "ProcessInfo",
     "Reencryption",
     "RunInfo",
     "RunnerConfig",

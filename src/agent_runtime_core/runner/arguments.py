@@ -1,4 +1,4 @@
-"""Check the arguments of a runner, and make the error of a run that it cannot claim."""
+"""Check the arguments of a runner, and make the errors of runs that it cannot claim or send to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from uuid import UUID
 
 from .._core.arguments import checked_int, checked_name, checked_time, mapping
 from .._core.clock import shown_duration
+from .._core.codec.json import decode_dict
 from .._core.ids import stored_id
 from .._core.validation import Shown, must, type_name, unknown
 from .._execution.context import conversation_id
@@ -17,7 +18,7 @@ from ..config import SETTINGS
 from ..errors import InvalidArgument, RunBusy
 from ..queue.base import conversation_of
 from ..queue.records import RunFilter, RunRow
-from ..status import RunStatus
+from ..status import RunStatus, status_words
 from ..tools.registry import ToolRegistry
 from .settings import RunnerConfig
 
@@ -123,3 +124,14 @@ def run_busy_error(outcome: str, there: RunRow, now: float) -> RunBusy:
         there.run_key or there.run_id, worker, since, there.lane if outcome == "behind" else None,
         ago="" if since is None else shown_duration(now - since),
     )  # fmt: skip
+
+
+def no_messages_reason(row: RunRow, run_id: UUID | str) -> str:
+    """Return why a finished run accepts no messages, and how to continue its conversation."""
+    conversation = row.decoded("input", decode_dict).get("conversation_id")
+    fields = "'messages': [...]" if conversation is None else f"'messages': [...], 'conversation_id': {conversation!r}"
+    where = "" if conversation is None else " of its conversation"
+    return (
+        f"run {str(run_id)!r} {status_words(row.status)} and accepts no messages. "
+        f"Start a new run{where}: runner.submit({row.agent!r}, {{{fields}}})"
+    )

@@ -50,10 +50,16 @@ class LeasedRun:
 
 
 class Heartbeat:
-    """Extends the leases of a runner while it has any."""
+    """Extends the leases of a runner while it has any.
 
-    def __init__(self, queue: RunQueue, config: RunnerConfig) -> None:
-        self._queue, self._config, self._clock = queue, config, queue.clock
+    Args:
+        queue: Where the claims are.
+        config: Settings of the runner.
+        renewal: Returns the operations that renew the row of the runner, for the commit that extends the leases.
+    """
+
+    def __init__(self, queue: RunQueue, config: RunnerConfig, renewal: Callable[[], list[Op]] = list) -> None:
+        self._queue, self._config, self._clock, self._renewal = queue, config, queue.clock, renewal
         self._leased: dict[str, LeasedRun] = {}
         self._lock = threading.Lock()
         self._stop_timer: Callable[[], None] | None = None
@@ -123,7 +129,7 @@ class Heartbeat:
         if held := self._alive():
             commit: Any = self._queue.commits
             try:
-                answers = commit.commit_from_thread(None, [self._extends(held)])[0]
+                answers = commit.commit_from_thread(None, [self._extends(held), *self._renewal()])[0]
             except Exception as error:  # noqa: BLE001 - an error that leaves this method would end the thread
                 self._heartbeat_failed(held, error)
             else:
@@ -146,7 +152,7 @@ class Heartbeat:
     async def _beat_once(self, loop: asyncio.AbstractEventLoop) -> None:
         if held := [each for each in self._alive() if each.loop is loop]:
             try:
-                answers = (await self._queue.commits.commit(None, [self._extends(held)]))[0]
+                answers = (await self._queue.commits.commit(None, [self._extends(held), *self._renewal()]))[0]
             except Exception as error:  # noqa: BLE001 - a custom queue may raise any error; the next beat tries again
                 self._heartbeat_failed(held, error)
             else:

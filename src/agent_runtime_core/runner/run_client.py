@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
 from .._core.arguments import checked_int, checked_seconds
-from .._core.codec.json import decode_dict, encode
+from .._core.codec.json import encode
 from .._core.ids import new_ulid, stored_id, unbroken
 from .._core.lazy_import import load
 from .._core.log import about_run, log
@@ -29,14 +29,14 @@ from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
 from .approvals import ApprovalRequest, AskedRequests, decisions, open_requests
-from .arguments import run_filter
+from .arguments import no_messages_reason, run_filter
 from .backends import Backends
 from .backpressure import Backpressure, Reader
-from .cancellation import cancel_tree, cancel_with_children
+from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
 from .forking import fork
 from .results import result_of
 from .retention import forget, vacuum
-from .run_watcher import RunWatcher, closed, pages_until_ended
+from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
 from .settings import RunInfo, RunnerConfig
 
 if TYPE_CHECKING:
@@ -45,17 +45,6 @@ if TYPE_CHECKING:
 
 def _manager(name: str) -> Any:
     return load(f"..persistence.manager:{name}", package=__package__)
-
-
-def _no_messages(row: RunRow, run_id: UUID | str) -> str:
-    """Return why a finished run accepts no messages, and how to continue its conversation."""
-    conversation = row.decoded("input", decode_dict).get("conversation_id")
-    fields = "'messages': [...]" if conversation is None else f"'messages': [...], 'conversation_id': {conversation!r}"
-    where = "" if conversation is None else " of its conversation"
-    return (
-        f"run {str(run_id)!r} {status_words(row.status)} and accepts no messages. "
-        f"Start a new run{where}: runner.submit({row.agent!r}, {{{fields}}})"
-    )
 
 
 class RunClient:
@@ -313,11 +302,14 @@ class RunClient:
     async def cancel(self, run_id: UUID | str, *, wait: bool = False) -> bool | RunStatus:
         """Cancel a run and its child runs.
 
+        A run whose process has ended is taken over by a worker that has its agent. If there is none, or none takes it
+        over within a heartbeat interval, this call ends the run without its `cancel` hook.
+
         Returns:
             True if the request is stored, False if the run had finished before. With `wait`, the final status.
         """
         self._require_writable()
-        recorded = False
+        asked = None
         while True:
             row = await self.queue.require(run_id)
             if row.status not in LIVE:
@@ -325,14 +317,20 @@ class RunClient:
                     await cancel_with_children(self.backends, self.registry, row)
                 break
             with contextlib.suppress(RowChanged):
-                recorded = await cancel_tree(self.backends, self.registry, row)
-            if recorded:
+                asked = await cancel_tree(self.backends, self.registry, row)
+            if asked is not None:
                 break
+        abandoned = self._abandoned()
+        if asked is None or any(map(abandoned.may_be_over, asked)):
+            await abandoned.end_tree(row.run_id, waiting=wait)
         if not wait:
-            return recorded
-        status = (await self.wait(run_id)).status
-        assert status is not None
-        return status
+            return asked is not None
+        while (ended := await self._until_ended(row.run_id, at_most=CHECK_INTERVAL)) is None:
+            await abandoned.end_tree(row.run_id, waiting=True)
+        return ended.decoded("status", RunStatus)
+
+    def _abandoned(self) -> AbandonedRuns:
+        return AbandonedRuns(self.backends, self.registry, self._fenced_stores(), self.config.heartbeat_interval)
 
     async def signal(
         self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None
@@ -400,7 +398,7 @@ class RunClient:
         if status == "unknown":
             raise self.queue.unknown_run(run_id)
         if status not in LIVE and not number:  # with a number, it was stored before the run finished
-            raise IllegalTransition(_no_messages(await self.queue.require(run_id), run_id))
+            raise IllegalTransition(no_messages_reason(await self.queue.require(run_id), run_id))
         return sent_id
 
     async def approve(
@@ -503,6 +501,8 @@ class RunClient:
     async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
         """Delete finished runs that are older than the retention of their status.
 
+        First it ends running runs as `cancel` does: cancellation was requested, and no process executes them.
+
         Args:
             retention: Seconds by final status. A status without an entry is kept. None means the runner's setting.
             compact: Shrink the SQLite file. No process can write to it in that time, so by default (None) a file of
@@ -513,10 +513,13 @@ class RunClient:
         """
         self._require_writable()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
+        await self._abandoned().end_all()
         return await vacuum(self.backends, kept, self._fenced_stores(), compact)
 
     async def discard(self, run_id: UUID | str) -> None:
         """Delete a finished run with its journal, events and messages. Its id can be used again.
+
+        A run that was cancelled and that no process executes is ended first, as `cancel` does it.
 
         Raises:
             IllegalTransition: The run has not finished.
@@ -524,6 +527,9 @@ class RunClient:
         """
         self._require_writable()
         row = await self.queue.require(run_id)
+        if row.status in LIVE and row.cancel_at is not None:
+            await self._abandoned().end_tree(row.run_id, waiting=False)
+            row = await self.queue.require(run_id)
         while row.status not in LIVE:
             try:
                 return await forget(self.backends, row, self._fenced_stores())

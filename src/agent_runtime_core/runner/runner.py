@@ -40,6 +40,7 @@ from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
 from .inline_runs import InlineRuns
 from .lifespans import Lifespans
+from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
 from .settings import SHUTDOWN_SECONDS, RunnerConfig
@@ -200,7 +201,8 @@ class AgentRunner(RunClient):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config)
+        self._process: ListedProcess = ListedProcess(self.queue, self.config, lambda: self.registry.keys())
+        self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config, self._process.operations)
         self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
         self._worker: Worker = Worker(
@@ -208,6 +210,7 @@ class AgentRunner(RunClient):
             self.config,
             lambda: self.registry,
             self.new_execution,
+            self._process,
             partial(self._lifespans.leave, idle_only=True),
         )
         self._monitor: PerLoop[Monitor] = PerLoop(partial(Monitor, clock=self.queue.clock))
@@ -237,6 +240,7 @@ class AgentRunner(RunClient):
         self._closed = True
         await self._lifespans.leave()
         self.heartbeat.stop()
+        await self._process.leave()
         self.watcher.close()
         async with AsyncExitStack() as closing:  # each is closed, even if another one fails
             closing.callback(SHARED.closed, self._worker)
@@ -459,6 +463,14 @@ class AgentRunner(RunClient):
         return result if omitted_history_in(text) is None else decode_result(text)
 
     # -- through the queue
+
+    async def processes(self) -> list[ProcessInfo]:
+        """List the processes that claim runs from this store, the oldest first.
+
+        A runner is listed from the start of its `run_loop`, or from the first heartbeat of a run that it executes,
+        until it is closed. A process that was killed is listed for a day, and is not `living`.
+        """
+        return await processes(self.queue)
 
     async def submit(
         self,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..queue.blocking_claims import BlockingClaims
     from ..registry import Registry
     from .execution import RunExecution
+    from .processes import ListedProcess
     from .settings import RunnerConfig
 
 
@@ -49,6 +50,7 @@ class Worker:
         config: Settings of the runner.
         registry: Returns the agents whose runs are claimed. A turn manager replaces the registry of its runner.
         new_execution: Creates the execution of a claimed run.
+        process: The row of the runner, which the loop stores and renews.
         leave_lifespans: Called when the loop has drained.
     """
 
@@ -58,12 +60,14 @@ class Worker:
         config: RunnerConfig,
         registry: Callable[[], Registry],
         new_execution: Callable[..., RunExecution],
+        process: ListedProcess,
         leave_lifespans: Callable[[], Awaitable[None]],
     ) -> None:
         self.queue = queue
         self.config = config
         self._registry = registry
         self._new_execution = new_execution
+        self._process = process
         self._leave_lifespans = leave_lifespans
         self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self._wake_for_free_slot)
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
@@ -243,6 +247,7 @@ class Worker:
                 if (stop_listening := self.queue.listen("work", self._wake_from_thread)) is not None:
                     undo.callback(stop_listening)
                 self._blocking_claims = self.queue.blocking_claims(self.start_delivered)
+                self._process.slots = concurrency
                 try:
                     await self._work(wake)
                 finally:
@@ -257,16 +262,22 @@ class Worker:
         try:
             while not self._stopping:
                 wake.clear()
+                if not self._process.seconds_left():
+                    await self._process.renew()
                 if not await self.claim_for_free_slots():
                     await self._sleep(wake, self._poll)
-            await self.stop_claiming()
-            await self.drain()
+            await self._finish()
         except (Exception, asyncio.CancelledError):
             # The loop was cancelled or has failed: active runs are released without waiting for the grace.
             self._stopping = self._hurry = True
-            await self.stop_claiming()
-            await self.drain()
+            await self._finish()
             raise
+
+    async def _finish(self) -> None:
+        self._process.slots = 0  # a heartbeat during the grace shows that nothing is claimed any more
+        await self.stop_claiming()
+        await self.drain()
+        await self._process.leave()
 
     async def stop_claiming(self) -> None:
         """Withdraw the claims that wait in the store, so that nothing is claimed from now on."""
@@ -314,7 +325,7 @@ class Worker:
             timer.result()
 
     async def _until_due(self, poll_interval: float) -> None:
-        clock, seconds = self.queue.clock, poll_interval
+        clock, seconds = self.queue.clock, min(poll_interval, max(self._process.seconds_left(), 0.001))
         if self._suspects.is_careful():
             seconds = min(seconds, ISOLATION_TIMEOUT)
         if self._claims_due:  # after a failed claim, due runs would make the loop retry without a pause

@@ -12,7 +12,7 @@ from .._views.agents import agents_view
 from .._views.cursors import cursor_of
 from .._views.list_query import MAX_LIMIT, check_order, position_in
 from .._views.plain import plain_of
-from .._views.queue import queue_view
+from .._views.queue import queue_view, workers_view
 from .._views.usage import usage_view
 from .._views.waits import question_view
 from ..errors import UnknownRun
@@ -81,6 +81,13 @@ async def read_queue(request: Request, caller: Reader) -> Response:
     return Reply(await queue_view(state_of(request).runner))
 
 
+@router.get("/workers", summary="List the processes that claim runs", responses=answers(ok_200=Page))
+async def list_workers(request: Request, caller: Reader) -> Response:
+    """List the processes that claim runs, with host, agents, slots, and when each was last seen."""
+    _refuse_limited(caller)
+    return Reply({"items": await workers_view(state_of(request).runner), "next": None})
+
+
 @router.get("/agents", summary="List the agents of this server", responses=answers(ok_200=Page))
 async def list_agents(request: Request, caller: Reader) -> Response:
     """List the agents with their descriptions, tools and input schemas."""
@@ -100,9 +107,9 @@ async def read_usage(request: Request, caller: Reader, query: Annotated[UsageQue
 
 
 def _refuse_limited(caller: Caller) -> None:
-    """Raise Problem 403 for a caller that may see some runs only: totals are those of all runs."""
+    """Raise Problem 403 for a caller that may see some runs only: totals and workers are those of all runs."""
     if caller.may is not None:
-        raise Problem.of(403, "Totals of all runs are not shown to a caller that may see some of them only.")
+        raise Problem.of(403, "Totals and workers are not shown to a caller that may see some of the runs only.")
 
 
 @router.post(
