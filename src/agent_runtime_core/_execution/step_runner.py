@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..state.base import EffectExists
 from .effects import GuardedStep
-from .journal_view import CONCURRENT_INFO
+from .journal_view import CONCURRENT_INFO, GUARDED_FIELD
 from .redacted_values import redacted_result
 from .run_writer import StepWriter
 from .step_failure import Failure, failure_info
@@ -323,6 +323,8 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
         info["in_doubt"] = True
     if work.info is not None and work.info.startswith(CONCURRENT_INFO[:-1]):
         info["beside"] = True
+    if work.policy.on_in_doubt != "retry":
+        info[GUARDED_FIELD] = True
     return journal.records.started(
         work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.policy.retries + 1,
         info=info, digest=work.digest, quiet=work.no_events, state=work.state,

@@ -22,6 +22,7 @@ from ..state.base import APPROVED
 from ..status import RunStatus
 from .effects import effect_row, join_lineage, other_rows
 from .inbox import Inbox, message_of
+from .journal_view import CHILD, SIGNAL
 from .mailbox import MailboxReader, consumed_numbers
 from .parking import TIMED_OUT, Parking
 from .result_codec import result_from_payload, result_payload
@@ -30,7 +31,7 @@ from .run_control import RunControl, Services
 from .run_writer import OUTCOME_UNKNOWN
 from .step_journal import RunJournal
 from .step_policy import AlreadyDone
-from .step_scope import CURRENT_STEP
+from .step_scope import CURRENT_STEP, Identity
 from .tracing import with_traceparent
 
 ADOPTION_SECONDS: Final = 5.0  # seconds for which the parent claims a child, to release it to workers
@@ -62,6 +63,7 @@ class Waits:
         self._journal, self._row, self._services = journal, row, services
         self._writer, self._clock = journal.writer, services.clock
         self._where = where
+        self._positions: dict[Identity, int] = {}  # of the waits and child runs that have begun
         #: The messages that were sent to the agent.
         self.inbox: Inbox = Inbox(journal, self._mailbox)
 
@@ -81,15 +83,23 @@ class Waits:
 
     # -- records of waits
 
-    async def _replayed(self, name: str, key: str) -> Record | None:
-        """Return the record of a wait that ended before."""
+    async def _find(self, name: str, key: str) -> Record | None:
+        """Return the record of a wait or a child run that ended before."""
         journal = self._journal
         if journal.unconfirmed.pending:
             await journal.unconfirmed.resolve()
-        record = journal.view.completed.get((name, key))
-        if record is not None:
-            journal.advance(record)
-        return record
+        return journal.lookup(name, key)
+
+    def _enter(self, name: str, key: str, record: Record | None) -> str:
+        """Note that the code has come to a wait or a child run, which must be next in the journal.
+
+        Returns:
+            The name that the journal has for it.
+        """
+        position = self._journal.enter(name, key, record)
+        name = self._journal.view.journal_name(name, key)
+        self._positions[name, key] = position
+        return name
 
     async def _begin(self, name: str, key: str, seconds: float | None, approval: bool = False) -> float | None:
         """Return the time limit of a wait: as first recorded, else from now, which is recorded."""
@@ -100,7 +110,7 @@ class Waits:
         info: dict[str, Any] = {"until": until, **self._task_info()}
         if approval:  # readers of the journal tell it from a plain signal
             info["approval"] = True
-        record = journal.records.started(name, key, quiet=True, info=info)
+        record = journal.records.started(name, key, pos=self._positions[name, key], quiet=True, info=info)
         # If the step around this wait is tried again, the wait keeps its limit.
         journal.view.started[name, key], journal.view.wait_deadlines[name, key] = record.seq, until
         await self._writer.buffer(record)
@@ -135,7 +145,8 @@ class Waits:
             info["approval"] = approval
             self._writer.effects[name, key] = effect_row(journal, name, key, approval, APPROVED)
         text = encode(value, max_bytes=MAX_WHOLE)
-        record = journal.value_record(name, key, text, encode(info) if info else None, digest)
+        position = self._positions.pop((name, key))
+        record = journal.value_record(name, key, text, encode(info) if info else None, digest, position)
         with self._parking.committing():
             try:
                 await journal.write((record,), (), CURRENT_STEP.get(), lazy=lazy)
@@ -157,7 +168,9 @@ class Waits:
             raise must("seconds", f"be a number of at least 0 and below {TOO_LATE:g}", seconds)
         name, key = "sleep", self._journal.key_for("w", "sleep", given_key)
         async with self._journal.keys.exclusive(name, key):
-            if await self._replayed(name, key) is not None:
+            record = await self._find(name, key)
+            self._enter(name, key, record)
+            if record is not None:
                 return
             until = await self._begin(name, key, seconds)
             assert until is not None
@@ -199,7 +212,7 @@ class Waits:
             return reason is None
 
         await join_lineage(self._journal)
-        return await self._wait_for_signal(name, timeout, f"approval {name}", ask, given_key, fits, approval)
+        return await self._wait_for_signal(name, timeout, f"approval {name}", ask, given_key, fits, approval, request)
 
     async def _approved_before(self, name: str, key: str, digest: str) -> dict[str, Any]:
         """Return the field of the request that names the run which got the same approval, if this run is a fork."""
@@ -258,13 +271,17 @@ class Waits:
         given_key: str | None = None,
         fits: Callable[[MailboxMessage], bool] = lambda message: True,
         approval: str | None = None,
+        request: Any = None,
     ) -> Any:
         """Wait for a signal that `fits`; `ask` posts the question to a person when the wait begins."""
         _check_timeout(timeout)
-        name = f"signal:{signal}"
+        name = f"{SIGNAL}{signal}"
         key = self._journal.key_for("w", name, given_key)
         async with self._journal.keys.exclusive(name, key):
-            record = await self._replayed(name, key)
+            record = await self._find(name, key)
+            if record is None and request is not None:
+                encode(request)  # an error must come before the order is checked, as it does on each resume
+            name = self._enter(name, key, record)
             if record is None:
                 request_id = step_id(self._row.run_id, name, key)
                 if ask is not None and (name, key) not in self._journal.view.started:
@@ -343,7 +360,8 @@ class Waits:
         _check_timeout(timeout)
         name, key = "messages", self._journal.key_for("w", "messages", given_key)
         async with self._journal.keys.exclusive(name, key):
-            record = await self._replayed(name, key)
+            record = await self._find(name, key)
+            self._enter(name, key, record)
             if record is None:
                 taken = await self.inbox.take()
                 if not taken and timeout != 0:
@@ -366,14 +384,17 @@ class Waits:
             fix = f"Pass {agent.__name__}()" if isinstance(agent, type) else ""
             raise must("agent", "be an agent or an agent key", agent, fix)
         journal = self._journal
-        name = f"call:{agent_key}"
+        name = f"{CHILD}{agent_key}"
         digest = arguments_digest(input)
         key = journal.key_for("c", name, given_key, digest)
         async with journal.keys.exclusive(name, key):
-            record = await self._replayed(name, key)
+            record = await self._find(name, key)
+            row = self._child_row(name, key, agent_key, input) if record is None else None
+            name = self._enter(name, key, record)
             if record is None:
+                assert row is not None
                 try:
-                    record = await self._run_child(name, key, agent, agent_key, input, digest)
+                    record = await self._run_child(name, key, agent, row, input, digest)
                 except asyncio.CancelledError:  # by the caller, who may call the child again
                     journal.keys.reuse_key(name, key, digest, CURRENT_STEP.get())
                     raise
@@ -384,20 +405,22 @@ class Waits:
             journal.keys.failed_try_keys.add((name, key))
             raise
 
-    async def _run_child(
-        self, name: str, key: str, agent: AgentRuntime | str, agent_key: str, input: dict[str, Any], digest: str | None
-    ) -> Record:
-        journal, queue = self._journal, self._writer.queue
-        child = str(child_run_id(step_id(self._row.run_id, name, key)))
-        inline = self._services.run_child
-        row = queue.new_row(
-            child, agent_key, input, with_traceparent(None, self._services.tracer), self._row.priority,
-            parent_run_id=self._row.run_id,
-            origin="inline" if inline else "",
+    def _child_row(self, name: str, key: str, agent_key: str, input: dict[str, Any]) -> RunRow:
+        """Return the row of a child run to be stored, or raise InvalidArgument."""
+        return self._writer.queue.new_row(
+            str(child_run_id(step_id(self._row.run_id, self._journal.view.journal_name(name, key), key))), agent_key,
+            input, with_traceparent(None, self._services.tracer), self._row.priority, parent_run_id=self._row.run_id,
+            origin="inline" if self._services.run_child else "",
         )  # fmt: skip
+
+    async def _run_child(
+        self, name: str, key: str, agent: AgentRuntime | str, row: RunRow, input: dict[str, Any], digest: str | None
+    ) -> Record:
+        journal, inline, child = self._journal, self._services.run_child, row.run_id
         called_before = (name, key) in journal.view.started
         if not called_before:
-            record = journal.records.started(name, key, quiet=True, info={"child": child, **self._task_info()})
+            info = {"child": child, **self._task_info()}
+            record = journal.records.started(name, key, pos=self._positions[name, key], quiet=True, info=info)
             called_before = not await journal.publish(record, [] if inline else [Op("queue.insert", (row,))])
             journal.view.started[name, key] = record.seq
         if called_before and inline is None and (payload := await self._restart_child(row)) is not None:
