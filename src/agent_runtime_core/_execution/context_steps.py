@@ -135,6 +135,8 @@ class ContextSteps:
             journal.view.raise_recorded_failure(name, key)
         if given_key is None:
             journal.check_order(name, key, record)
+        if journal.view.guarded_inside:
+            journal.check_inside(name, key, record)
         if record is not None:
             journal.advance(record)
         return key, record

@@ -25,6 +25,7 @@ ONLY_STEP: Final = "alone"  # no other step was running
 TASK_LIST_PREFIX: Final = "~"  # before the number of a step list that ran in a task of its own
 
 GUARDED_FIELD: Final = "guarded"  # in the `info` of the start of a guarded step
+ASIDE_FIELD: Final = "aside"  # in the `info` of what a step calls in a task that it has started, if that is guarded
 
 CHILD: Final = "call:"  # before the agent key in the name of a child run
 SIGNAL: Final = "signal:"  # before the name of a signal or an approval in the name of its wait
@@ -85,7 +86,8 @@ class JournalView:
         ordered: Imperative steps, child runs and waits that were not concurrent, in the order of their start. Those
             without an end are among them, except at the end of the list, where the code may replace them.
         opened: Those of them without an end, and where their last attempt failed.
-        guarded: Guarded steps that were started and did not fail. Of child runs and approvals, those inside of steps.
+        guarded: Guarded steps that were started and did not fail. Of child runs and answered approvals, those inside of
+            steps. What a step calls in tasks that it has started is left out.
         guarded_inside: What of `guarded` is directly or indirectly inside a step, by the id of its scope. Of something
             that is inside another step of it, that step.
         last_seq: The number of the last end of a step.
@@ -150,7 +152,7 @@ class JournalView:
             if key[:2] in _COUNTED:
                 if has_place(record):
                     ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second attempt
-                elif "@" in key and (key[0] == "c" or is_approval(record)):
+                elif "@" in key and is_approval(record) and not _has_info(record, ASIDE_FIELD):
                     self.guarded.add(identity)
             # In a step list, the start is that of the step at the next position: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != start_key or digest != start_digest):
@@ -209,7 +211,8 @@ class JournalView:
                     self._started_in_tasks[identity] = record.digest
                 if has_place(record):
                     self.opened[identity] = record
-                if _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key):
+                is_guarded = _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key)
+                if is_guarded and not _has_info(record, ASIDE_FIELD):
                     self.guarded.add(identity)
             case "retrying" | "failed":
                 self.started.pop(identity, None)
@@ -264,10 +267,12 @@ class JournalView:
         Not if it may have had an effect that must not be repeated under another name. Nor for a wait: the signal or
         the answer to it may have been sent.
         """
-        if record.kind != STARTED:
-            return record.kind != DONE
+        if record.kind == DONE:
+            return False
         identity = (record.name, record.key)
-        return record.key[0] == "s" and identity not in self.guarded and scope_id(*identity) not in self.guarded_inside
+        if self.guarded_inside and scope_id(*identity) in self.guarded_inside:
+            return False
+        return record.kind != STARTED or (record.key[0] == "s" and identity not in self.guarded)
 
     # -- usage
 

@@ -10,14 +10,24 @@ from .._core.ids import unbroken
 from .._core.redaction import Redaction
 from .._core.traceparent import RunTrace
 from .._engines.base import Op
-from .._journal.record import DONE, FAILED, RETRYING, Record
+from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record
 from ..errors import JournalMismatch, StorageBusy
-from .journal_view import CHILD, MAIN_TASK, ONLY_STEP, SIGNAL, JournalView, as_concurrent, has_place, was_concurrent
+from .journal_view import (
+    ASIDE_FIELD,
+    CHILD,
+    MAIN_TASK,
+    ONLY_STEP,
+    SIGNAL,
+    JournalView,
+    as_concurrent,
+    has_place,
+    was_concurrent,
+)
 from .record_factory import RecordFactory
 from .run_control import RunControl
 from .run_writer import RunWriter, StepWriter
 from .step_keys import StepKeys
-from .step_scope import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, scope_id
+from .step_scope import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, in_own_flow, scope_id
 from .unconfirmed_writes import UnconfirmedWrites
 from .usage import RecordedUsage
 
@@ -56,6 +66,7 @@ class StepJournal(Generic[W_co]):
         carried: Items of maps that have not started and whose start is in a record of this claim.
         trace: The place of the execution in its trace; None if there are no trace sinks.
         around_step: Wraps the call of each attempt of a step; None if no trace sink wants that.
+        mismatch: After a JournalMismatch, what must have come and what the code called, in words.
     """
 
     def __init__(self, writer: W_co, records: Sequence[Record], control: RunControl | None = None) -> None:
@@ -81,9 +92,11 @@ class StepJournal(Generic[W_co]):
         self.carried: set[Identity] = set()
         self.trace: RunTrace | None = None
         self.around_step: Callable[[StepScope, StepAttempt], StepAttempt] | None = None
+        self.mismatch: tuple[str, str] | None = None
         self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`
         self._last_position = 0  # of the last step in `view.ordered`, or that was started after it
+        self._asked: dict[StepScope, set[Identity]] = {}  # what of `view.guarded_inside` each step has called
         self._repeated: set[Identity] = set()  # what was called without a result and without a place in `view.ordered`
         self._last_read = records[-1].seq if records else -1  # the number of the last record of earlier claims
         self._replayed_seq = -1  # the number of the last record that this claim has replayed
@@ -116,6 +129,11 @@ class StepJournal(Generic[W_co]):
         Its records do not show that the code of the run continued after an earlier failure.
         """
         return not self.control.in_main_task
+
+    def about_flow(self) -> dict[str, Any]:
+        """Return what the record of something guarded says if a step calls it in a task that it has started."""
+        scope = self.keys.scope()
+        return {} if scope is None or in_own_flow(scope) else {ASIDE_FIELD: True}
 
     def about_failure(self, outer: StepScope | None, others: int) -> dict[str, Any]:
         """Return what the record of a failure says about its step.
@@ -181,8 +199,31 @@ class StepJournal(Generic[W_co]):
             return
         rest = [each for each in ordered[at:] if not self.view.is_replaceable(each)]
         if rest and (key[:2] == "w:" or not all(each.kind != DONE and each.key[:2] == "w:" for each in rest)):
-            raise _mismatch(rest[0], name, key)
+            raise self._mismatch(rest[0], name, key)
         # Else it is new, before a wait that still lasts.
+
+    def check_inside(self, name: str, key: str, record: Record | None) -> None:
+        """Check that the body of a step has come to all guarded results inside it before it calls something new.
+
+        Otherwise the new call may be a guarded one under another name. Calls in tasks that the body has started have
+        no order.
+
+        Raises:
+            JournalMismatch: The journal has a guarded result inside the step, and the body has not called it.
+        """
+        view, scope = self.view, self.keys.scope()
+        saved = None if scope is None else view.guarded_inside.get(scope.scope_id)
+        if scope is None or saved is None:
+            return
+        identity, asked = (view.journal_name(name, key), key), self._asked.setdefault(scope, set())
+        asked.add(identity)
+        known = identity in view.started or identity in view.ended_tries or identity in self._repeated
+        if record is not None or known:
+            self._repeated.add(identity)
+            return
+        left = saved - asked - self.keys.failed_try_keys
+        if left and self.keys.task_scope() is None and in_own_flow(scope):
+            raise self._mismatch(Record(0, STARTED, *min(left)), name, key, scope)
 
     def enter(self, name: str, key: str, record: Record | None) -> int:
         """Note that the code has come to a child run or a wait, which must be next in the journal.
@@ -201,6 +242,8 @@ class StepJournal(Generic[W_co]):
         counted = key[:2] != "k:"
         if counted:
             self.check_order(name, key, record)
+        if self.view.guarded_inside:
+            self.check_inside(name, key, record)
         if record is not None:
             self.records.position = max(self.records.position, record.pos)
             self.advance(record)
@@ -223,6 +266,23 @@ class StepJournal(Generic[W_co]):
         if not self.is_concurrent():
             self._last_position = position
         return position
+
+    def _mismatch(self, expected: Record, name: str, key: str, inside: StepScope | None = None) -> JournalMismatch:
+        """Return the error for a call of `name` where the journal has `expected`, perhaps inside a step."""
+        wanted, recorded, renamed = _in_words(expected.name, expected.key)
+        got, found, other = _in_words(name, key)
+        self.mismatch = wanted, got
+        place, state = "the next step", "the journal has in this position"
+        fix = f"If {got} is new, run it only if await ctx.patched('NAME') is True"
+        if expected.kind != DONE:
+            state = "has started and has no saved result"
+        if inside is not None:
+            place, state = f"the next step inside {inside.name!r}", "an earlier execution of it has called"
+            fix = f"If {got} is new, call it after that"
+        if renamed and renamed == other:
+            fix = f"If the {renamed} was renamed, call ctx.renamed({recorded!r}, {found!r}) before it. {fix}"
+        text = f"{place} must be {wanted}, which {state}, got {got}. {fix}"
+        return JournalMismatch(text, recorded=recorded, found=found)
 
     @property
     def is_replaying(self) -> bool:
@@ -356,22 +416,10 @@ class StepJournal(Generic[W_co]):
 def _in_words(name: str, key: str) -> tuple[str, str, str]:
     """Return what has this name and key: as the text of an error calls it, its name, and what a user may rename."""
     for space, prefix, kind, renamed in _KINDS:
-        if key[:2] == space:
+        if key[:2] in (space, "k:") and name.startswith(prefix):
             own = name.removeprefix(prefix)
-            return (f"{kind} {own!r}", own, renamed) if own != name else (f"ctx.{name}()", name, "")
-    return repr(name), name, "step"
-
-
-def _mismatch(expected: Record, name: str, key: str) -> JournalMismatch:
-    """Return the error for a call of `name` where the journal has `expected`."""
-    wanted, recorded, renamed = _in_words(expected.name, expected.key)
-    got, found, other = _in_words(name, key)
-    state = "the journal has in this position" if expected.kind == DONE else "has started and has no saved result"
-    fix = f"If {got} is new, run it only if await ctx.patched('NAME') is True"
-    if renamed and renamed == other:
-        fix = f"If the {renamed} was renamed, call ctx.renamed({recorded!r}, {found!r}) before it. {fix}"
-    text = f"the next step must be {wanted}, which {state}, got {got}. {fix}"
-    return JournalMismatch(text, recorded=recorded, found=found)
+            return f"{kind} {own!r}", own, renamed
+    return (f"ctx.{name}()", name, "") if key[:2] == "w:" else (repr(name), name, "step")
 
 
 #: The journal of a run. Others, of a step list over a checkpoint, have only a `StepWriter`.

@@ -36,7 +36,7 @@ from .step_failure import Failure, failure_info
 from .step_function import call, step_function
 from .step_journal import RunJournal, StepJournal, has_run
 from .step_policy import CONTROL_FLOW, NEVER_RETRIED, AlreadyDone, Policy
-from .step_scope import CURRENT_STEP, StepScope
+from .step_scope import BODIES, CURRENT_STEP, StepScope, run_body
 from .usage import with_charged
 
 
@@ -196,7 +196,8 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                 if timeout is None:
                     value = await call_step(attempt)
                 else:
-                    value = await with_time_limit(call_step(attempt), timeout, f"step {work.name!r}")
+                    body = run_body(scope, call_step(attempt))
+                    value = await with_time_limit(body, timeout, f"step {work.name!r}")
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.
                 try:
@@ -226,6 +227,9 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
         journal.step_finished()
         restore(CURRENT_STEP, token)
     return result
+
+
+BODIES.add(_run_tries.__code__)
 
 
 def _redacted(redaction: Redaction, run_id: str, work: StepCall, text: str) -> str:
@@ -324,7 +328,7 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
     if work.info is not None and work.info.startswith(CONCURRENT_INFO[:-1]):
         info["beside"] = True
     if work.policy.on_in_doubt != "retry":
-        info[GUARDED_FIELD] = True
+        info |= {GUARDED_FIELD: True, **journal.about_flow()}
     return journal.records.started(
         work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.policy.retries + 1,
         info=info, digest=work.digest, quiet=work.no_events, state=work.state,

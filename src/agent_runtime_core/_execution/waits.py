@@ -142,7 +142,7 @@ class Waits:
         if messages:
             info["mail"] = [each.seq for each in messages]
         if approval is not None:
-            info["approval"] = approval
+            info |= {"approval": approval, **journal.about_flow()}
             self._writer.effects[name, key] = effect_row(journal, name, key, approval, APPROVED)
         text = encode(value, max_bytes=MAX_WHOLE)
         position = self._positions.pop((name, key))
@@ -282,15 +282,17 @@ class Waits:
             if record is None and request is not None:
                 encode(request)  # an error must come before the order is checked, as it does on each resume
             name = self._enter(name, key, record)
+            # A wait that was renamed receives messages to all of its names.
+            names = (name.removeprefix(SIGNAL), signal, *self._journal.view.former_names(signal))
             if record is None:
                 request_id = step_id(self._row.run_id, name, key)
                 if ask is not None and (name, key) not in self._journal.view.started:
                     await ask(request_id, key)
                 until = await self._begin(name, key, timeout, approval is not None)
                 if ask is None:
-                    message = await self._parking.wait(lambda: self._mailbox.find("signal", signal), until, reason)
+                    message = await self._parking.wait(lambda: self._mailbox.find("signal", *names), until, reason)
                 else:
-                    message = await self._answer(signal, until, reason, request_id, lambda each: ask(each, key), fits)
+                    message = await self._answer(names, until, reason, request_id, lambda each: ask(each, key), fits)
                 if message is TIMED_OUT:
                     record = await self._end(name, key, None, late=True)
                 else:
@@ -304,7 +306,8 @@ class Waits:
         return decode(record.result or "null")
 
     async def _answer(
-        self, signal: str, until: float | None, reason: str, request_id: str, ask: Callable[[str], Awaitable[Any]],
+        self, names: Sequence[str], until: float | None, reason: str, request_id: str,
+        ask: Callable[[str], Awaitable[Any]],
         fits: Callable[[MailboxMessage], bool],
     ) -> Any:  # fmt: skip
         """Wait for the answer to a question, and close the question if another message, or the time limit, ends it."""
@@ -315,16 +318,16 @@ class Waits:
             return fits(message) if answered is None else answered == asked
 
         while True:
-            message = await self._parking.wait(lambda: self._mailbox.find("signal", signal, ends), until, reason)
+            message = await self._parking.wait(lambda: self._mailbox.find("signal", *names, fits=ends), until, reason)
             if message is TIMED_OUT or answered_request(message.msg_id) is None:
-                message = await self._close_question(signal, asked, message)
+                message = await self._close_question(names, asked, message)
             if message is TIMED_OUT or fits(message):
                 return message
             # The answer to a review can have a result that is not one of the step. It has closed the question.
             asked = f"{request_id}.{message.seq}"
             await ask(asked)
 
-    async def _close_question(self, signal: str, request_id: str, end: Any) -> Any:
+    async def _close_question(self, names: Sequence[str], request_id: str, end: Any) -> Any:
         """Post that a question is closed. Returns what ends the wait: `end`, or the answer if that was posted before.
 
         This is a commit before that of the wait's record, because only the order of the mailbox decides whether an
@@ -333,7 +336,7 @@ class Waits:
         if self._writer.closed_error is not None:  # the record of the wait is refused too
             return end
         message: MailboxMessage | None = None if end is TIMED_OUT else end
-        op = self._writer.queue.post_op(self._row.run_id, CLOSED, signal, "null", answer_id(request_id))
+        op = self._writer.queue.post_op(self._row.run_id, CLOSED, names[0], "null", answer_id(request_id))
         answer: MailboxMessage | None = None
         with self._parking.committing():
             try:
@@ -341,7 +344,7 @@ class Waits:
                 self._mailbox.passed(number)
                 if self._mailbox.cursor < number:
                     await self._mailbox.read()
-                answer = self._mailbox.find("signal", signal, lambda each: answered_request(each.msg_id) == request_id)
+                answer = self._mailbox.find("signal", *names, fits=lambda it: answered_request(it.msg_id) == request_id)
             except BaseException:
                 if message is not None:
                     self._mailbox.put_back(message)
@@ -419,7 +422,7 @@ class Waits:
         journal, inline, child = self._journal, self._services.run_child, row.run_id
         called_before = (name, key) in journal.view.started
         if not called_before:
-            info = {"child": child, **self._task_info()}
+            info = {"child": child, **self._task_info(), **journal.about_flow()}
             record = journal.records.started(name, key, pos=self._positions[name, key], quiet=True, info=info)
             called_before = not await journal.publish(record, [] if inline else [Op("queue.insert", (row,))])
             journal.view.started[name, key] = record.seq
