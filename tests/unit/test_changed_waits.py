@@ -655,3 +655,28 @@ async def test_a_caught_mismatch_is_raised_again(url: str) -> None:
         await runner.execute(Script(before), "r")
         assert (await runner.execute(Script(after), "r")).error.type == "JournalMismatch"
         assert DONE == ["refund"]
+
+
+@pytest.mark.parametrize(("outer", "inner"), [("outer-2", "pay"), ("outer", "pay-2"), ("outer", "pay")])
+async def test_a_fork_inside_a_step_keeps_what_is_inside(url: str, outer: str, inner: str) -> None:
+    def code(outer: str, inner: str, *, fails: bool) -> Code:
+        async def body(ctx: Any) -> Any:
+            async def run() -> None:
+                await guarded(ctx, inner)
+                if fails:
+                    down()
+
+            await ctx.step(outer, run)
+
+        return body
+
+    async with opened(url) as runner:
+        assert (await runner.execute(Script(code("outer", "pay", fails=True)), "r")).error is not None
+        await runner.fork("r", new_run_id="f")
+        await runner.fork("f", new_run_id="g")
+        for run in ("f", "g"):
+            error = (await runner.execute(Script(code(outer, inner, fails=False)), run)).error
+            assert (error.type if error else None) == (
+                None if (outer, inner) == ("outer", "pay") else "JournalMismatch"
+            )
+        assert DONE == ["pay"]

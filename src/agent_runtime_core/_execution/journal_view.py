@@ -250,7 +250,7 @@ class JournalView:
                 self.started.setdefault(identity, record.seq)
 
     def _find_guarded_inside(self) -> None:
-        identities = (*self.completed, *self.started, *self.ended_tries)
+        identities = (*self.completed, *self.started, *self.ended_tries, *self.opened)
         steps = {scope_id(*each): each for each in identities} if any("@" in key for _, key in self.guarded) else {}
         for each in self.guarded:
             identity: Identity | None = each
@@ -269,10 +269,13 @@ class JournalView:
         """
         if record.kind == DONE:
             return False
-        identity = (record.name, record.key)
-        if self.guarded_inside and scope_id(*identity) in self.guarded_inside:
+        if self.has_guarded_inside(record):
             return False
-        return record.kind != STARTED or (record.key[0] == "s" and identity not in self.guarded)
+        return record.kind != STARTED or (record.key[0] == "s" and (record.name, record.key) not in self.guarded)
+
+    def has_guarded_inside(self, record: Record) -> bool:
+        """Return whether something of `guarded` is inside the step of this record."""
+        return bool(self.guarded_inside) and scope_id(record.name, record.key) in self.guarded_inside
 
     # -- usage
 

@@ -155,13 +155,16 @@ def _order(journal: RunJournal, handled: Collection[int]) -> dict[str, Any]:
     """Return what the copied records do not show, and the fork needs to compare its code with them.
 
     The code was cut off in a step, child run or wait, for example by `asyncio.timeout`, and went on. Its start is not
-    copied, so that it starts in the fork, where it must be accepted in the same position. The starts of guarded steps
-    are not copied either.
+    copied, so that it starts in the fork, where it must be accepted in the same position. So must a step without an end
+    that contains a guarded result. The starts of guarded steps are not copied either.
     """
     view = journal.view
     last = max((at for at, each in enumerate(view.ordered) if each.kind == DONE), default=0)
-    opened = [each for each in view.ordered[:last] if each.kind != DONE and each.seq not in handled]
-    left = [[each.name, each.key, each.pos] for each in opened]
+    left = [
+        [each.name, each.key, each.pos]
+        for at, each in enumerate(view.ordered)
+        if each.kind != DONE and each.seq not in handled and (at < last or view.has_guarded_inside(each))
+    ]
     guarded = sorted([*each] for each in view.guarded if each in view.completed)
     return {name: value for name, value in (("left", left), ("guarded", guarded)) if value}
 
