@@ -22,7 +22,7 @@ from tests.support.runs import Script
 #: A call of a program: its kind, its name, the calls inside it, and a number that a rename does not change.
 Node = tuple[str, str, list[Any], int]
 
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "deadline": None, "database": None, "derandomize": True,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 }  # fmt: skip
@@ -33,7 +33,7 @@ CUT = ("cut signal", "cut messages", "cut step")
 
 def nodes(depth: int, *kinds: str, inside: tuple[str, ...] | None = None) -> st.SearchStrategy[list[Node]]:
     """Return programs of these calls, and of blocks with the calls `inside`."""
-    leaf = st.tuples(st.sampled_from(kinds), st.sampled_from("ab"), st.just([]), st.just(0))
+    leaf: st.SearchStrategy[Any] = st.tuples(st.sampled_from(kinds), st.sampled_from("ab"), st.just([]), st.just(0))
     if depth:
         blocks = ("outer", "retried", "gather")
         program = nodes(depth - 1, *(inside or kinds))
@@ -151,7 +151,7 @@ class World:
         return await ctx.approve(f"plan {name}", {"n": number}, timeout=0)
 
     async def _outer(self, ctx: Any, name: str, inside: list[Node], number: int) -> Any:
-        return await ctx.step(f"outer {name}", lambda: self.run(ctx, inside))
+        return await ctx.step(f"outer {name}", self.run, ctx, inside)
 
     async def _retried(self, ctx: Any, name: str, inside: list[Node], number: int) -> Any:
         async def body() -> Any:

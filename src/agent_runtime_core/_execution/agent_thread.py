@@ -199,7 +199,7 @@ class AgentThread:
         self._tasks.add(task)
         try:
             # A plain step calls in order, unless it has started threads with a copy of its context.
-            return await run_body(CURRENT_STEP.get() if len(self._tasks) == 1 else None, work())
+            return await run_body(CURRENT_STEP.get() if len(self._tasks) == 1 else None, work)
         finally:
             self._tasks.discard(task)
 

@@ -225,13 +225,15 @@ class StepJournal(Generic[W_co]):
         if left and self.keys.task_scope() is None and in_own_flow(scope):
             raise self._mismatch(Record(0, STARTED, *min(left)), name, key, scope)
 
-    def enter(self, name: str, key: str, record: Record | None) -> int:
+    def enter(self, name: str, key: str, record: Record | None, *, may_be_lost: bool = False) -> int:
         """Note that the code has come to a child run or a wait, which must be next in the journal.
 
         Args:
             name: Its name.
             key: Its key.
             record: Its record, or None.
+            may_be_lost: It may have ended before, although it has no record and later code has: its record is written
+                without waiting for the commit.
 
         Returns:
             Its position; 0 if it has no order, because it is concurrent or the caller gave it a key.
@@ -240,6 +242,8 @@ class StepJournal(Generic[W_co]):
             JournalMismatch: The journal has another one next.
         """
         counted = key[:2] != "k:"
+        if may_be_lost and record is None and (name, key) not in self.view.started:
+            counted = counted and self._next_ordered >= len(self.view.ordered)
         if counted:
             self.check_order(name, key, record)
         if self.view.guarded_inside:

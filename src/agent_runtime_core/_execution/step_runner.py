@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Final
 
 from .._core.codec.json import MAX_BYTES, LargeValue, decode, encode
@@ -196,7 +197,7 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                 if timeout is None:
                     value = await call_step(attempt)
                 else:
-                    body = run_body(scope, call_step(attempt))
+                    body = run_body(scope, partial(call_step, attempt))
                     value = await with_time_limit(body, timeout, f"step {work.name!r}")
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.

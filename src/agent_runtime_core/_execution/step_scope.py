@@ -66,9 +66,9 @@ SCOPE_SUFFIX: Final = re.compile("@([0-9a-f]{16})(?::|$)")
 CURRENT_STEP: Final = cast("ContextVar[StepScope | None]", current_step.CURRENT_STEP)
 
 
-async def run_body(scope: StepScope | None, body: Awaitable[Any]) -> Any:
-    """Await the body of a step in a task that was started for it, so that `in_own_flow` finds the scope."""
-    return await body
+async def run_body(scope: StepScope | None, body: Callable[[], Awaitable[Any]]) -> Any:
+    """Run the body of a step in a task that was started for it, so that `in_own_flow` finds the scope."""
+    return await body()
 
 
 #: The functions that await the body of a step. Each of them has the scope in its variable `scope`.

@@ -90,13 +90,13 @@ class Waits:
             await journal.unconfirmed.resolve()
         return journal.lookup(name, key)
 
-    def _enter(self, name: str, key: str, record: Record | None) -> str:
+    def _enter(self, name: str, key: str, record: Record | None, *, may_be_lost: bool = False) -> str:
         """Note that the code has come to a wait or a child run, which must be next in the journal.
 
         Returns:
             The name that the journal has for it.
         """
-        position = self._journal.enter(name, key, record)
+        position = self._journal.enter(name, key, record, may_be_lost=may_be_lost)
         name = self._journal.view.journal_name(name, key)
         self._positions[name, key] = position
         return name
@@ -146,6 +146,8 @@ class Waits:
             self._writer.effects[name, key] = effect_row(journal, name, key, approval, APPROVED)
         text = encode(value, max_bytes=MAX_WHOLE)
         position = self._positions.pop((name, key))
+        if lazy:
+            position = 0  # the record may be lost although those of later code are not
         record = journal.value_record(name, key, text, encode(info) if info else None, digest, position)
         with self._parking.committing():
             try:
@@ -364,7 +366,7 @@ class Waits:
         name, key = "messages", self._journal.key_for("w", "messages", given_key)
         async with self._journal.keys.exclusive(name, key):
             record = await self._find(name, key)
-            self._enter(name, key, record)
+            self._enter(name, key, record, may_be_lost=True)
             if record is None:
                 taken = await self.inbox.take()
                 if not taken and timeout != 0:
