@@ -105,9 +105,11 @@ class ContextSteps:
         """Run a step that has no record yet and return its result."""
         self._check_may_start(name)
         journal = self._journal
+        # A flag instead of a call, for the usual run.
+        position = journal.position(name, key) if journal.view.opened else journal.records.next_position()
         work = StepCall(
             journal.view.journal_name(name, key), key, lambda attempt: call(fn, function, args, ctx), policy,
-            encode=function.encode, decode=function.decode, position=journal.position(name, key),
+            encode=function.encode, decode=function.decode, position=position,
             description=description, digest=digest, info=CONCURRENT_INFO if journal.is_concurrent() else None,
         )  # fmt: skip
         try:
