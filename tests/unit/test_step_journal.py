@@ -42,7 +42,7 @@ def test_an_empty_journal_knows_nothing() -> None:
         {},
         None,
     )
-    empty.check_order("anything", None)
+    empty.check_order("anything", "s:0", None)
 
 
 def test_steps_are_done_in_doubt_or_over() -> None:
@@ -115,30 +115,30 @@ def test_a_name_may_have_had_several_and_they_others() -> None:
 
 def test_order_is_matched_step_by_step() -> None:
     known = journal(done("b", pos=2), done("a", pos=1))
-    known.check_order("a", known.view.completed["a", "s:0"])
+    known.check_order("a", "s:0", known.view.completed["a", "s:0"])
     with pytest.raises(JournalMismatch, match=r"renamed\('b', 'x'\)") as caught:
-        known.check_order("x", None)
+        known.check_order("x", "s:0", None)
     assert (caught.value.recorded, caught.value.found) == ("b", "x")
-    known.check_order("b", known.view.completed["b", "s:0"])
-    known.check_order("x", None)
+    known.check_order("b", "s:0", known.view.completed["b", "s:0"])
+    known.check_order("x", "s:0", None)
 
 
 def test_a_step_whose_end_landed_twice_has_one_place() -> None:
     known = journal(done("a", pos=1), done("a", pos=2), done("b", pos=3))
-    known.check_order("a", known.view.completed["a", "s:0"])
-    known.check_order("b", known.view.completed["b", "s:0"])
+    known.check_order("a", "s:0", known.view.completed["a", "s:0"])
+    known.check_order("b", "s:0", known.view.completed["b", "s:0"])
 
 
 def test_steps_that_ran_side_by_side_have_no_place() -> None:
     known = journal(done("a", pos=1), done("b", pos=2, info='{"beside":true}'), done("c", pos=3))
-    known.check_order("b", known.view.completed["b", "s:0"])
-    known.check_order("a", known.view.completed["a", "s:0"])
-    known.check_order("c", known.view.completed["c", "s:0"])
+    known.check_order("b", "s:0", known.view.completed["b", "s:0"])
+    known.check_order("a", "s:0", known.view.completed["a", "s:0"])
+    known.check_order("c", "s:0", known.view.completed["c", "s:0"])
     inner = journal(done("b", pos=2, info='{"beside":true}'))
-    inner.check_order("x", None)
+    inner.check_order("x", "s:0", None)
     busy = journal(done("a"))
     busy.running_steps = 1
-    busy.check_order("x", None)
+    busy.check_order("x", "s:0", None)
 
 
 def test_records_are_ahead_until_the_last_was_come_to() -> None:

@@ -18,6 +18,7 @@ from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job,
 from .._core.timeouts import when_left
 from ..errors import note_thread
 from ..portal import run_and_wait
+from .step_scope import CURRENT_STEP, run_body
 
 _MISSING: Final = object()
 
@@ -206,7 +207,8 @@ class AgentThread:
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._tasks.add(task)
         try:
-            return await work()
+            # A plain step calls in order, unless it has started threads with a copy of its context.
+            return await run_body(CURRENT_STEP.get() if len(self._tasks) == 1 else None, work)
         finally:
             self._tasks.discard(task)
 

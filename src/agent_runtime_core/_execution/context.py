@@ -273,9 +273,9 @@ class Context:
     # -- steps and recorded values
 
     def renamed(self, old: str, new: str) -> None:
-        """Declare that the step recorded as `old` is called `new` now; both may have had other names before.
+        """Declare that the step, agent of a child run, signal or approval recorded as `old` is called `new` now.
 
-        Call it before the first step of that name. The saved results of the old name are then those of the new one.
+        Call it before the first call of that name. Both may have had other names before.
         """
         self._steps.renamed(old, new)
 

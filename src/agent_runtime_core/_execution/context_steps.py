@@ -66,9 +66,10 @@ class ContextSteps:
     # -- steps
 
     def renamed(self, old: str, new: str) -> None:
-        """Declare that the step recorded as `old` is called `new` now; both may have had other names before."""
+        """Declare that what is recorded as `old` is called `new` now; both may have had other names before."""
         if not (isinstance(old, str) and isinstance(new, str) and old and new):
-            raise must("old and new", "be names of steps", Shown(f"{brief(old)} and {brief(new)}"))
+            wanted = "be names of steps, agents, signals or approvals"
+            raise must("old and new", wanted, Shown(f"{brief(old)} and {brief(new)}"))
         names = self._journal.view.former_names_by_name.setdefault(new, [])
         if old not in names:
             names.insert(0, old)
@@ -102,9 +103,11 @@ class ContextSteps:
     ) -> Any:  # fmt: skip
         """Run a step that has no record yet and return its result."""
         journal = self._journal
+        # A flag instead of a call, for the usual run.
+        position = journal.position(name, key) if journal.view.opened else journal.records.next_position()
         work = StepCall(
             journal.view.journal_name(name, key), key, lambda attempt: call(fn, function, args, ctx), policy,
-            encode=function.encode, decode=function.decode, position=journal.records.next_position(),
+            encode=function.encode, decode=function.decode, position=position,
             description=description, digest=digest, info=CONCURRENT_INFO if journal.is_concurrent() else None,
         )  # fmt: skip
         try:
@@ -127,7 +130,9 @@ class ContextSteps:
         if record is None:
             journal.view.raise_recorded_failure(name, key)
         if given_key is None:
-            journal.check_order(name, record)
+            journal.check_order(name, key, record)
+        if journal.view.guarded_inside:
+            journal.check_inside(name, key, record)
         if record is not None:
             journal.advance(record)
         return key, record
@@ -206,7 +211,7 @@ class ContextSteps:
     ) -> Record:  # fmt: skip
         """Run a transaction that has no record yet and return its record."""
         journal = self._journal
-        position = journal.records.next_position()
+        position = journal.position(name, key)
         # Numbered before the commit: the writer thread only adds the result.
         info = CONCURRENT_INFO if journal.is_concurrent() else None
         record = journal.value_record(name, key, None, info)._replace(pos=position, digest=digest, tries=1, nev=1)

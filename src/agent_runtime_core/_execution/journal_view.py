@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final, cast
 
-from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, PROBE, RESUMED, Record, is_copied
+from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, PROBE, RESUMED, STARTED, Record, is_copied
 from .list_states import ListStates
 from .step_failure import recorded_error
-from .step_scope import Identity
+from .step_scope import SCOPE_SUFFIX, Identity, scope_id
 from .usage import charged_by, reservation_as_usage, total, usage_of
 
 _POS = itemgetter(10)
@@ -23,6 +23,15 @@ MAIN_TASK: Final = "own"  # the step ran in the main task of the run
 ONLY_STEP: Final = "alone"  # no other step was running
 
 TASK_LIST_PREFIX: Final = "~"  # before the number of a step list that ran in a task of its own
+
+GUARDED_FIELD: Final = "guarded"  # in the `info` of the start of a guarded step
+ASIDE_FIELD: Final = "aside"  # in the `info` of what a step calls in a task that it has started, if that is guarded
+
+CHILD: Final = "call:"  # before the agent key in the name of a child run
+SIGNAL: Final = "signal:"  # before the name of a signal or an approval in the name of its wait
+
+#: How the keys of steps, child runs and waits begin to which the caller gave no key.
+_COUNTED: Final = frozenset({"s:", "c:", "w:"})
 
 
 def _has_info(record: Record, word: str) -> bool:
@@ -37,6 +46,14 @@ def is_approval(record: Record) -> bool:
 def was_concurrent(record: Record) -> bool:
     """Return whether the step of this record ran concurrently with other code of its run."""
     return _has_info(record, "beside")
+
+
+def has_place(record: Record) -> bool:
+    """Return whether the record is that of a step, child run or wait which the code reaches in a certain order.
+
+    Concurrent code has no order. Versions up to 0.6.0 gave no positions to child runs and waits.
+    """
+    return record.pos > 0 and record.key[:2] in _COUNTED and "@" not in record.key and not was_concurrent(record)
 
 
 def as_concurrent(record: Record) -> Record:
@@ -66,7 +83,13 @@ class JournalView:
         ends: How many of them are ends of steps, waits and values.
         former_names_by_name: The names that a step had before, the last one first.
         swallowed_failures: Imperative steps that failed for good and whose caller continued.
-        ordered: Imperative steps that were not concurrent, in the order of their start.
+        ordered: Imperative steps, child runs and waits that were not concurrent, in the order of their start. Those
+            without an end are among them, except at the end of the list, where the code may replace them.
+        opened: Those of them without an end, and where their last attempt failed.
+        guarded: Guarded steps that were started and did not fail. Of child runs and answered approvals, those inside of
+            steps. What a step calls in tasks that it has started is left out.
+        guarded_inside: What of `guarded` is directly or indirectly inside a step, by the id of its scope. Of something
+            that is inside another step of it, that step.
         last_seq: The number of the last end of a step.
         ended_tries: Steps whose last attempt failed, and that have not started again.
         charged_by_failures: What `ctx.charge` has counted in step attempts that failed.
@@ -90,6 +113,9 @@ class JournalView:
         self.former_names_by_name: dict[str, list[str]] = {}
         self.swallowed_failures: dict[Identity, Record] = {}
         self.ordered: list[Record] = []
+        self.opened: dict[Identity, Record] = {}
+        self.guarded: set[Identity] = set()
+        self.guarded_inside: dict[str, set[Identity]] = {}
         self.last_seq: int = -1
         self.charged_by_failures: list[dict[str, Any]] = []
         self._failures: list[Record] = []  # no record shows yet whether their callers continued
@@ -97,6 +123,7 @@ class JournalView:
         self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
+        self._journal_names: dict[Identity, str] = {}  # the former names that were found
         self._read(records)
         if self.end_record is not None and self.reopened_at is None:
             self.reopened_at = wall()
@@ -122,8 +149,11 @@ class JournalView:
             if state is not None:
                 self.states.read(key, digest, record.seq, state)
                 completed[identity] = record._replace(state=None)  # earlier releases recorded each state whole
-            if key[:2] == "s:" and not was_concurrent(record):
-                ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second attempt
+            if key[:2] in _COUNTED:
+                if has_place(record):
+                    ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second attempt
+                elif "@" in key and is_approval(record) and not _has_info(record, ASIDE_FIELD):
+                    self.guarded.add(identity)
             # In a step list, the start is that of the step at the next position: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != start_key or digest != start_digest):
                 carriers.append(carrier)
@@ -131,12 +161,18 @@ class JournalView:
                 carrier = None
             else:
                 carrier, start, start_key, start_digest = record, carried, key, digest
-        self.ordered = sorted(ordered.values(), key=_POS)
         if last is not None:
             self.last_seq = last.seq
         if carrier is not None:
             carriers.append(carrier)
         self._find_carried(carriers)
+        if self.guarded:
+            self._find_guarded_inside()
+        if self.opened:
+            self.opened = {identity: each for identity, each in self.opened.items() if identity not in completed}
+        self.ordered = sorted([*ordered.values(), *self.opened.values()], key=_POS)
+        while self.ordered and self.is_replaceable(self.ordered[-1]):
+            self.ordered.pop()
 
     def _note_progress_after_failure(self, after: Record) -> None:
         """Decide whether the code continued after the failures so far, as this record shows.
@@ -173,8 +209,16 @@ class JournalView:
                     self.states.read(record.key, record.digest, record.seq, record.state, at_start=True)
                 if record.digest is not None and record.digest.startswith(TASK_LIST_PREFIX):
                     self._started_in_tasks[identity] = record.digest
+                if has_place(record):
+                    self.opened[identity] = record
+                is_guarded = _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key)
+                if is_guarded and not _has_info(record, ASIDE_FIELD):
+                    self.guarded.add(identity)
             case "retrying" | "failed":
                 self.started.pop(identity, None)
+                self.guarded.discard(identity)
+                if identity in self.opened or (_has_info(record, MAIN_TASK) and has_place(record)):
+                    self.opened[identity] = record
                 if charged := charged_by(record):
                     self.charged_by_failures.append(charged)
                 if _has_info(record, ONLY_STEP) or _has_info(record, MAIN_TASK):
@@ -186,6 +230,9 @@ class JournalView:
                 info = json.loads(record.info or "{}")
                 self.origin = info.get("origin") or record.claim_id.removeprefix(COPIED)
                 self.effects_policy, self.spent_approvals = info.get("effects", "refuse"), info.get("approvals", [])
+                for name, key, pos in info.get("left", ()):
+                    self.opened[name, key] = Record(record.seq, STARTED, name, key, pos=pos)
+                self.guarded.update((name, key) for name, key in info.get("guarded", ()))
             case "reset":
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
             case "attempt" | "resumed":
@@ -201,6 +248,34 @@ class JournalView:
             identity = (after["name"], after["key"])
             if identity not in self.completed and identity not in self.ended_tries:
                 self.started.setdefault(identity, record.seq)
+
+    def _find_guarded_inside(self) -> None:
+        identities = (*self.completed, *self.started, *self.ended_tries, *self.opened)
+        steps = {scope_id(*each): each for each in identities} if any("@" in key for _, key in self.guarded) else {}
+        for each in self.guarded:
+            identity: Identity | None = each
+            while identity is not None and identity[1][:2] in _COUNTED:  # step lists compare their steps themselves
+                found = SCOPE_SUFFIX.search(identity[1])
+                if found is None:
+                    break
+                self.guarded_inside.setdefault(found[1], set()).add(identity)
+                identity = steps.get(found[1])
+
+    def is_replaceable(self, record: Record) -> bool:
+        """Return whether other code may come instead of what this record of `ordered` started.
+
+        Not if it may have had an effect that must not be repeated under another name. Nor for a wait: the signal or
+        the answer to it may have been sent.
+        """
+        if record.kind == DONE:
+            return False
+        if self.has_guarded_inside(record):
+            return False
+        return record.kind != STARTED or (record.key[0] == "s" and (record.name, record.key) not in self.guarded)
+
+    def has_guarded_inside(self, record: Record) -> bool:
+        """Return whether something of `guarded` is inside the step of this record."""
+        return bool(self.guarded_inside) and scope_id(record.name, record.key) in self.guarded_inside
 
     # -- usage
 
@@ -228,26 +303,38 @@ class JournalView:
     def lookup(self, name: str, key: str) -> Record | None:
         """Return the record of this step, under its present name or a former one."""
         record = self.completed.get((name, key))
-        if record is None and name in self.former_names_by_name:
+        if record is None and self.former_names_by_name:
             found = (self.completed.get((old, key)) for old in self.former_names(name))
             record = next((each for each in found if each is not None), None)
         return record
 
     def journal_name(self, name: str, key: str) -> str:
         """Return the name that the journal has for this step, so that its id stays the same."""
-        for old in self.former_names(name):
-            if (old, key) in self.completed or (old, key) in self.started:
-                return old
-        return name
+        if not self.former_names_by_name:
+            return name
+        known = self._journal_names.get((name, key))
+        if known is None:
+            found = (self.completed, self.started, self.ended_tries, self.opened)
+            old_names = (old for old in self.former_names(name) if any((old, key) in each for each in found))
+            # Kept, because a step that runs again is no longer in `started`.
+            known = self._journal_names[name, key] = next(old_names, name)
+        return known
 
     def former_names(self, name: str) -> list[str]:
-        """Return all names that a step of this name had before, the nearest first."""
-        if name not in self.former_names_by_name:
+        """Return all names that a step, child run or wait of this name had before, the nearest first."""
+        if not self.former_names_by_name:
             return []
         names = [name]
         for each in names:
             names += [old for old in self.former_names_by_name.get(each, ()) if old not in names]
+        for prefix in (CHILD, SIGNAL):  # the user's name follows
+            if name.startswith(prefix):
+                names += [prefix + old for old in self.former_names(name.removeprefix(prefix))]
         return names[1:]
+
+    def start_in_order(self, name: str, key: str) -> Record | None:
+        """Return the record of `opened` for this step, child run or wait."""
+        return self.opened.get((self.journal_name(name, key), key)) if self.opened else None
 
     def raise_recorded_failure(self, name: str, key: str) -> None:
         """Raise the recorded error of an imperative step if the code continued after it, as it will again.

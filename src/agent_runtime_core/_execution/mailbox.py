@@ -80,10 +80,11 @@ class MailboxReader:
             self.cursor = number
 
     def find(
-        self, kind: str, name: str, fits: Callable[[MailboxMessage], bool] = lambda message: True
+        self, kind: str, *names: str, fits: Callable[[MailboxMessage], bool] = lambda message: True
     ) -> MailboxMessage | None:
-        """Return the first unread message of that kind and name that `fits`."""
-        return next((message for message in self._unread.get((kind, name), ()) if fits(message)), None)
+        """Return the first unread message of that kind and the first of these names that `fits`."""
+        unread = (message for name in names for message in self._unread.get((kind, name), ()))
+        return next((message for message in unread if fits(message)), None)
 
     def unread(self, kind: str, name: str) -> Sequence[MailboxMessage]:
         """Return all unread messages of that kind and name."""

@@ -30,7 +30,7 @@ class RecordFactory:
     """Builds journal records, and numbers them.
 
     Attributes:
-        position: The position of the last imperative step, counted over the run.
+        position: The position of the last imperative step, child run or wait, counted over the run.
         wall: Returns the wall time in seconds.
     """
 
@@ -41,7 +41,7 @@ class RecordFactory:
         self._next_seq, self._claim_id = writer.next_seq, writer.claim_id
 
     def next_position(self) -> int:
-        """Return the position of the next imperative step."""
+        """Return the position of the next imperative step, child run or wait."""
         self.position += 1
         return self.position
 
@@ -99,10 +99,12 @@ class RecordFactory:
         """Return the records to write at the end of a step: only its DONE record."""
         return (self.completed(step, text, attempt, ms),)
 
-    def value(self, name: str, key: str, result: str | None, info: str | None, digest: str | None) -> Record:
+    def value(
+        self, name: str, key: str, result: str | None, info: str | None, digest: str | None, pos: int = 0
+    ) -> Record:
         """Return a DONE record without events: of a wait, a child run or a recorded value."""
         return Record(
-            self._next_seq(), DONE, name, key, 1, self._claim_id, self.wall(), result, info=info, digest=digest
+            self._next_seq(), DONE, name, key, 1, self._claim_id, self.wall(), result, pos=pos, info=info, digest=digest
         )
 
     def failed(

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from operator import itemgetter
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Any, Final, Generic, TypeGuard, TypeVar
 
 from .._core.ids import unbroken
 from .._core.redaction import Redaction
 from .._core.traceparent import RunTrace
 from .._engines.base import Op
-from .._journal.record import FAILED, RETRYING, Record
+from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record
 from ..errors import JournalMismatch, StorageBusy
-from .journal_view import MAIN_TASK, ONLY_STEP, JournalView, as_concurrent, was_concurrent
+from .journal_view import (
+    ASIDE_FIELD,
+    CHILD,
+    MAIN_TASK,
+    ONLY_STEP,
+    SIGNAL,
+    JournalView,
+    as_concurrent,
+    has_place,
+    was_concurrent,
+)
 from .record_factory import RecordFactory
 from .run_control import RunControl
 from .run_writer import RunWriter, StepWriter
 from .step_keys import StepKeys
-from .step_scope import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, scope_id
+from .step_scope import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, in_own_flow, scope_id
 from .unconfirmed_writes import UnconfirmedWrites
 from .usage import RecordedUsage
 
@@ -25,6 +35,9 @@ _SEQ = itemgetter(0)
 
 #: Makes one attempt of a step. Receives its number, counted from 1.
 StepAttempt = Callable[[int], Awaitable[Any]]
+
+#: By the beginning of a key: what has the name after the prefix, as the user calls it.
+_KINDS: Final = (("c:", CHILD, "child run", "agent"), ("w:", SIGNAL, "wait", "signal or approval"))
 
 W_co = TypeVar("W_co", bound=StepWriter, covariant=True)
 
@@ -53,6 +66,7 @@ class StepJournal(Generic[W_co]):
         carried: Items of maps that have not started and whose start is in a record of this claim.
         trace: The place of the execution in its trace; None if there are no trace sinks.
         around_step: Wraps the call of each attempt of a step; None if no trace sink wants that.
+        mismatch: After a JournalMismatch, what must have come and what the code called, in words.
     """
 
     def __init__(self, writer: W_co, records: Sequence[Record], control: RunControl | None = None) -> None:
@@ -78,8 +92,12 @@ class StepJournal(Generic[W_co]):
         self.carried: set[Identity] = set()
         self.trace: RunTrace | None = None
         self.around_step: Callable[[StepScope, StepAttempt], StepAttempt] | None = None
+        self.mismatch: tuple[str, str] | None = None
         self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`
+        self._last_position = 0  # of the last step in `view.ordered`, or that was started after it
+        self._asked: dict[StepScope, set[Identity]] = {}  # what of `view.guarded_inside` each step has called
+        self._repeated: set[Identity] = set()  # what was called without a result and without a place in `view.ordered`
         self._last_read = records[-1].seq if records else -1  # the number of the last record of earlier claims
         self._replayed_seq = -1  # the number of the last record that this claim has replayed
         self._replayed_in_main_task = -1  # the same for the main task of the run
@@ -112,6 +130,11 @@ class StepJournal(Generic[W_co]):
         """
         return not self.control.in_main_task
 
+    def about_flow(self) -> dict[str, Any]:
+        """Return what the record of something guarded says if a step calls it in a task that it has started."""
+        scope = self.keys.scope()
+        return {} if scope is None or in_own_flow(scope) else {ASIDE_FIELD: True}
+
     def about_failure(self, outer: StepScope | None, others: int) -> dict[str, Any]:
         """Return what the record of a failure says about its step.
 
@@ -135,38 +158,135 @@ class StepJournal(Generic[W_co]):
         """Whether that step is not recorded and no task runs it."""
         return (name, key) not in self.keys.locked_keys and self.lookup(name, key) is None
 
-    def check_order(self, name: str, record: Record | None) -> None:
-        """Check that an imperative step is the next one in the journal.
+    def check_order(self, name: str, key: str, record: Record | None) -> None:
+        """Check that an imperative step, a child run or a wait is the next one in the journal.
 
-        Concurrent steps have no order. They are matched by name and key alone.
+        Concurrent code has no order. It is matched by name and key alone.
 
         Args:
-            name: The name of the step.
+            name: Its name.
+            key: Its key.
             record: Its record, or None.
 
         Raises:
-            JournalMismatch: The journal has another step next.
+            JournalMismatch: The journal has another one next.
         """
-        ordered = self.view.ordered
-        if self._next_ordered >= len(ordered):
+        ordered, at = self.view.ordered, self._next_ordered
+        if at >= len(ordered):
             return
-        expected = ordered[self._next_ordered]
-        if record is expected:
-            self._next_ordered += 1
-            return
-        if record is not None and was_concurrent(record):
-            return
+        if record is ordered[at]:
+            self._next_ordered, self._last_position = at + 1, ordered[at].pos
+        elif record is None or has_place(record):
+            self._find_place(name, key, record)
+
+    def _find_place(self, name: str, key: str, record: Record | None) -> None:
+        """Find the place in `view.ordered` of something that is not the next there, or raise JournalMismatch."""
+        ordered, at, identity = self.view.ordered, self._next_ordered, (self.view.journal_name(name, key), key)
+        place = self.view.start_in_order(name, key) if record is None else record
+        index = None if place is None else next((i for i, each in enumerate(ordered) if each is place), None)
         if self.is_concurrent():
-            if record is not None:
-                ordered.remove(record)
+            if index is not None and index >= at:
+                del ordered[index]
             return
-        raise JournalMismatch(
-            f"the next step must be {expected.name!r}, which the journal has in this position, got {name!r}. "
-            f"If the step was renamed, call ctx.renamed({expected.name!r}, {name!r}) before it. If {name!r} is new, "
-            "run it only if await ctx.patched('NAME') is True",
-            recorded=expected.name,
-            found=name,
-        )
+        if index is not None and all(each.kind != DONE for each in ordered[at:index]):
+            # What is left out has no end: the code was cut off there, for example by `asyncio.timeout`, and went on.
+            self._next_ordered, self._last_position = max(at, index + 1), ordered[index].pos
+            return
+        if index is None and record is not None:
+            return  # recorded by this claim
+        if place is None and (identity in self.view.started or identity in self._repeated):
+            self._repeated.add(identity)  # a repeated step is no longer in `started`
+            return
+        rest = [each for each in ordered[at:] if not self.view.is_replaceable(each)]
+        if rest and (key[:2] == "w:" or not all(each.kind != DONE and each.key[:2] == "w:" for each in rest)):
+            raise self._mismatch(rest[0], name, key)
+        # Else it is new, before a wait that still lasts.
+
+    def check_inside(self, name: str, key: str, record: Record | None) -> None:
+        """Check that the body of a step has come to all guarded results inside it before it calls something new.
+
+        Otherwise the new call may be a guarded one under another name. Calls in tasks that the body has started have
+        no order.
+
+        Raises:
+            JournalMismatch: The journal has a guarded result inside the step, and the body has not called it.
+        """
+        view, scope = self.view, self.keys.scope()
+        saved = None if scope is None else view.guarded_inside.get(scope.scope_id)
+        if scope is None or saved is None:
+            return
+        identity, asked = (view.journal_name(name, key), key), self._asked.setdefault(scope, set())
+        asked.add(identity)
+        known = identity in view.started or identity in view.ended_tries or identity in self._repeated
+        if record is not None or known:
+            self._repeated.add(identity)
+            return
+        left = saved - asked - self.keys.failed_try_keys
+        if left and self.keys.task_scope() is None and in_own_flow(scope):
+            raise self._mismatch(Record(0, STARTED, *min(left)), name, key, scope)
+
+    def enter(self, name: str, key: str, record: Record | None, *, may_be_lost: bool = False) -> int:
+        """Note that the code has come to a child run or a wait, which must be next in the journal.
+
+        Args:
+            name: Its name.
+            key: Its key.
+            record: Its record, or None.
+            may_be_lost: It may have ended before, although it has no record and later code has: its record is written
+                without waiting for the commit.
+
+        Returns:
+            Its position; 0 if it has no order, because it is concurrent or the caller gave it a key.
+
+        Raises:
+            JournalMismatch: The journal has another one next.
+        """
+        counted = key[:2] != "k:"
+        if may_be_lost and record is None and (name, key) not in self.view.started:
+            counted = counted and self._next_ordered >= len(self.view.ordered)
+        if counted:
+            self.check_order(name, key, record)
+        if self.view.guarded_inside:
+            self.check_inside(name, key, record)
+        if record is not None:
+            self.records.position = max(self.records.position, record.pos)
+            self.advance(record)
+            return record.pos
+        return self.position(name, key) if counted and not self.is_concurrent() else 0
+
+    def position(self, name: str, key: str) -> int:
+        """Return the position of a step, child run or wait that starts now.
+
+        If it was started before and cut off, what the journal has after it stays after it.
+        """
+        if not self.view.opened:
+            return self.records.next_position()
+        start = self.view.start_in_order(name, key)
+        if start is not None and start.pos >= self._last_position:
+            position = start.pos
+            self.records.position = max(self.records.position, position)
+        else:
+            position = self.records.next_position()
+        if not self.is_concurrent():
+            self._last_position = position
+        return position
+
+    def _mismatch(self, expected: Record, name: str, key: str, inside: StepScope | None = None) -> JournalMismatch:
+        """Return the error for a call of `name` where the journal has `expected`, perhaps inside a step."""
+        wanted, recorded, renamed = _in_words(expected.name, expected.key)
+        got, found, other = _in_words(name, key)
+        self.mismatch = wanted, got
+        place, state = "the next step", "the journal has in this position"
+        fix = f"If {got} is new, run it only if await ctx.patched('NAME') is True"
+        if expected.kind != DONE:
+            state = "has started and has no saved result"
+        if inside is not None:
+            place, state = f"the next step inside {inside.name!r}", "an earlier execution of it has called"
+            fix = f"If {got} is new, call it after that"
+        if renamed and renamed == other:
+            fix = f"If the {renamed} was renamed, call ctx.renamed({recorded!r}, {found!r}) before it. {fix}"
+        text = f"{place} must be {wanted}, which {state}, got {got}. {fix}"
+        return JournalMismatch(text, recorded=recorded, found=found)
 
     @property
     def is_replaying(self) -> bool:
@@ -220,10 +340,10 @@ class StepJournal(Generic[W_co]):
     # -- writing
 
     def value_record(
-        self, name: str, key: str, result: str | None, info: str | None = None, digest: str | None = None
+        self, name: str, key: str, result: str | None, info: str | None = None, digest: str | None = None, pos: int = 0
     ) -> Record:
         """Return a DONE record without events: of a wait, a child run or a recorded value."""
-        record = self.records.value(name, key, result, info, digest)
+        record = self.records.value(name, key, result, info, digest, pos)
         return record if self.control.in_main_task else as_concurrent(record)
 
     def defer_until_checkpoint(self, records: Sequence[Record]) -> None:
@@ -295,6 +415,15 @@ class StepJournal(Generic[W_co]):
             return False
         await self.writer.append(*self.unconfirmed.renumbered((record,)), queue=queue)
         return True
+
+
+def _in_words(name: str, key: str) -> tuple[str, str, str]:
+    """Return what has this name and key: as the text of an error calls it, its name, and what a user may rename."""
+    for space, prefix, kind, renamed in _KINDS:
+        if key[:2] in (space, "k:") and name.startswith(prefix):
+            own = name.removeprefix(prefix)
+            return f"{kind} {own!r}", own, renamed
+    return (f"ctx.{name}()", name, "") if key[:2] == "w:" else (repr(name), name, "step")
 
 
 #: The journal of a run. Others, of a step list over a checkpoint, have only a `StepWriter`.

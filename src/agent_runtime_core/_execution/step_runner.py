@@ -32,14 +32,14 @@ from ..errors import (
 )
 from ..state.base import EffectExists
 from .effects import GuardedStep
-from .journal_view import CONCURRENT_INFO
+from .journal_view import CONCURRENT_INFO, GUARDED_FIELD
 from .redacted_values import redacted_result
 from .run_writer import StepWriter
 from .step_failure import Failure, failure_info
 from .step_function import call, step_function
 from .step_journal import RunJournal, StepJournal, has_run
 from .step_policy import CONTROL_FLOW, NEVER_RETRIED, AlreadyDone, Policy
-from .step_scope import CURRENT_STEP, StepScope
+from .step_scope import BODIES, CURRENT_STEP, StepScope, run_body
 from .usage import with_charged
 
 
@@ -210,8 +210,10 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                     value = await call_step(attempt)
                 else:
                     what = f"step {work.name!r}"
-                    limited = contain(partial(call_step, attempt), what) if contains else call_step(attempt)
-                    value = await with_time_limit(limited, timeout, what)
+                    body: Callable[[], Awaitable[Any]] = partial(call_step, attempt)
+                    if contains:
+                        body = partial(contain, body, what)
+                    value = await with_time_limit(run_body(scope, body), timeout, what)
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.
                 try:
@@ -260,6 +262,9 @@ def _failure(journal: StepJournal[StepWriter], work: StepCall, raised: BaseExcep
     if error is not raised:
         error.__cause__ = raised
     return error
+
+
+BODIES.add(_run_tries.__code__)
 
 
 def _redacted(redaction: Redaction, run_id: str, work: StepCall, text: str) -> str:
@@ -357,6 +362,8 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
         info["in_doubt"] = True
     if work.info is not None and work.info.startswith(CONCURRENT_INFO[:-1]):
         info["beside"] = True
+    if work.policy.on_in_doubt != "retry":
+        info |= {GUARDED_FIELD: True, **journal.about_flow()}
     return journal.records.started(
         work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.policy.retries + 1,
         info=info, digest=work.digest, quiet=work.no_events, state=work.state,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, cast
 
 from .._core import current_step
@@ -66,6 +68,29 @@ CURRENT_STEP: Final = cast("ContextVar[StepScope | None]", current_step.CURRENT_
 
 #: The scope in which the calls of an agent's `cancel` hook are counted. Set in the code of the hook.
 CANCEL_HOOK: Final[ContextVar[StepScope | None]] = ContextVar("agent_runtime_core_cancel_hook", default=None)
+
+
+async def run_body(scope: StepScope | None, body: Callable[[], Awaitable[Any]]) -> Any:
+    """Run the body of a step in a task that was started for it, so that `in_own_flow` finds the scope."""
+    return await body()
+
+
+#: The functions that await the body of a step. Each of them has the scope in its variable `scope`.
+BODIES: Final[set[CodeType]] = {run_body.__code__}
+
+
+def in_own_flow(scope: StepScope) -> bool:
+    """Return whether the calling code runs in the body of this step, and not in a task that the body has started.
+
+    Only code that looks for guarded steps asks this, so the stack is searched. Each step would have to remember its
+    task otherwise.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in BODIES:
+            return frame.f_locals["scope"] is scope
+        frame = frame.f_back
+    return False
 
 
 class FrameworkTask(NamedTuple):

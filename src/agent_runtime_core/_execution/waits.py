@@ -34,6 +34,7 @@ from ..state.base import APPROVED
 from ..status import RunStatus
 from .effects import effect_row, join_lineage, other_rows
 from .inbox import Inbox, message_of
+from .journal_view import CHILD, SIGNAL
 from .mailbox import MailboxReader, consumed_numbers
 from .parking import TIMED_OUT, Parking
 from .result_codec import result_from_payload, result_payload
@@ -42,7 +43,7 @@ from .run_control import RunControl, Services
 from .run_writer import OUTCOME_UNKNOWN, Row
 from .step_journal import RunJournal
 from .step_policy import AlreadyDone
-from .step_scope import CURRENT_STEP
+from .step_scope import CURRENT_STEP, Identity
 from .tracing import with_traceparent
 
 ADOPTION_SECONDS: Final = 5.0  # seconds for which the parent claims a child, to release it to workers
@@ -75,6 +76,7 @@ class Waits:
         self._writer, self._clock = journal.writer, services.clock
         self._where = where
         self._closing: set[asyncio.Task[None]] = set()  # tasks that close questions
+        self._positions: dict[Identity, int] = {}  # of the waits and child runs that have begun
         #: The messages that were sent to the agent.
         self.inbox: Inbox = Inbox(journal, self._mailbox)
 
@@ -98,15 +100,23 @@ class Waits:
 
     # -- records of waits
 
-    async def _replayed(self, name: str, key: str) -> Record | None:
-        """Return the record of a wait that ended before."""
+    async def _find(self, name: str, key: str) -> Record | None:
+        """Return the record of a wait or a child run that ended before."""
         journal = self._journal
         if journal.unconfirmed.pending:
             await journal.unconfirmed.resolve()
-        record = journal.view.completed.get((name, key))
-        if record is not None:
-            journal.advance(record)
-        return record
+        return journal.lookup(name, key)
+
+    def _enter(self, name: str, key: str, record: Record | None, *, may_be_lost: bool = False) -> str:
+        """Note that the code has come to a wait or a child run, which must be next in the journal.
+
+        Returns:
+            The name that the journal has for it.
+        """
+        position = self._journal.enter(name, key, record, may_be_lost=may_be_lost)
+        name = self._journal.view.journal_name(name, key)
+        self._positions[name, key] = position
+        return name
 
     async def _begin(self, name: str, key: str, seconds: float | None, approval: bool = False) -> float | None:
         """Return the time limit of a wait: as first recorded, else from now, which is recorded."""
@@ -117,7 +127,7 @@ class Waits:
         info: dict[str, Any] = {"until": until, **self._task_info()}
         if approval:  # readers of the journal tell it from a plain signal
             info["approval"] = True
-        record = journal.records.started(name, key, quiet=True, info=info)
+        record = journal.records.started(name, key, pos=self._positions[name, key], quiet=True, info=info)
         # If the step around this wait is tried again, the wait keeps its limit.
         journal.view.started[name, key], journal.view.wait_deadlines[name, key] = record.seq, until
         await self._writer.buffer(record)
@@ -149,10 +159,13 @@ class Waits:
         if messages:
             info["mail"] = [each.seq for each in messages]
         if approval is not None:
-            info["approval"] = approval
+            info |= {"approval": approval, **journal.about_flow()}
             self._writer.effects[name, key] = effect_row(journal, name, key, approval, APPROVED)
         text = encode(value, max_bytes=MAX_WHOLE)
-        record = journal.value_record(name, key, text, encode(info) if info else None, digest)
+        position = self._positions.pop((name, key))
+        if lazy:
+            position = 0  # the record may be lost although those of later code are not
+        record = journal.value_record(name, key, text, encode(info) if info else None, digest, position)
         with self._parking.committing():
             try:
                 await journal.write((record,), (), CURRENT_STEP.get(), lazy=lazy)
@@ -174,7 +187,9 @@ class Waits:
             raise must("seconds", f"be a number of at least 0 and below {TOO_LATE:g}", seconds)
         name, key = "sleep", self._journal.key_for("w", "sleep", given_key)
         async with self._journal.keys.exclusive(name, key):
-            if await self._replayed(name, key) is not None:
+            record = await self._find(name, key)
+            self._enter(name, key, record)
+            if record is not None:
                 return
             until = await self._begin(name, key, seconds)
             assert until is not None
@@ -216,7 +231,7 @@ class Waits:
             return reason is None
 
         await join_lineage(self._journal)
-        return await self._wait_for_signal(name, timeout, f"approval {name}", ask, given_key, fits, approval)
+        return await self._wait_for_signal(name, timeout, f"approval {name}", ask, given_key, fits, approval, request)
 
     async def _approved_before(self, name: str, key: str, digest: str) -> dict[str, Any]:
         """Return the field of the request that names the run which got the same approval, if this run is a fork."""
@@ -275,22 +290,28 @@ class Waits:
         given_key: str | None = None,
         fits: Callable[[MailboxMessage], bool] = lambda message: True,
         approval: str | None = None,
+        request: Any = None,
     ) -> Any:
         """Wait for a signal that `fits`; `ask` posts the question to a person when the wait begins."""
         _check_timeout(timeout)
-        name = f"signal:{signal}"
+        name = f"{SIGNAL}{signal}"
         key = self._journal.key_for("w", name, given_key)
         async with self._journal.keys.exclusive(name, key):
-            record = await self._replayed(name, key)
+            record = await self._find(name, key)
+            if record is None and request is not None:
+                encode(request)  # an error must come before the order is checked, as it does on each resume
+            name = self._enter(name, key, record)
+            # A wait that was renamed receives messages to all of its names.
+            names = (name.removeprefix(SIGNAL), signal, *self._journal.view.former_names(signal))
             if record is None:
                 request_id = step_id(self._row.run_id, name, key)
                 if ask is not None and (name, key) not in self._journal.view.started:
                     await ask(request_id, key)
                 until = await self._begin(name, key, timeout, approval is not None)
                 if ask is None:
-                    message = await self._parking.wait(lambda: self._mailbox.find("signal", signal), until, reason)
+                    message = await self._parking.wait(lambda: self._mailbox.find("signal", *names), until, reason)
                 else:
-                    message = await self._answer(signal, until, reason, request_id, lambda each: ask(each, key), fits)
+                    message = await self._answer(names, until, reason, request_id, lambda each: ask(each, key), fits)
                 if message is TIMED_OUT:
                     record = await self._end(name, key, None, late=True)
                 else:
@@ -304,7 +325,8 @@ class Waits:
         return decode(record.result or "null")
 
     async def _answer(
-        self, signal: str, until: float | None, reason: str, request_id: str, ask: Callable[[str], Awaitable[Any]],
+        self, names: Sequence[str], until: float | None, reason: str, request_id: str,
+        ask: Callable[[str], Awaitable[Any]],
         fits: Callable[[MailboxMessage], bool],
     ) -> Any:  # fmt: skip
         """Wait for the answer to a question.
@@ -319,16 +341,16 @@ class Waits:
             return fits(message) if answered is None else answered == asked
 
         def found() -> MailboxMessage | None:
-            return self._mailbox.find("signal", signal, ends) or self._mailbox.find(CLOSED, signal, ends)
+            return self._mailbox.find("signal", *names, fits=ends) or self._mailbox.find(CLOSED, *names, fits=ends)
 
         while True:
-            with self._closed_if_cancelled(signal, asked):
+            with self._closed_if_cancelled(names[0], asked):
                 message = await self._parking.wait(found, until, reason)
                 if message is not TIMED_OUT and message.kind == CLOSED:  # an earlier wait was cancelled, or timed out
                     is_late = until is not None and until <= self._clock.wall()
                     message = TIMED_OUT if is_late else message
                 elif message is TIMED_OUT or answered_request(message.msg_id) is None:
-                    message = await self._close_question(signal, asked, message)
+                    message = await self._close_question(names, asked, message)
             if message is TIMED_OUT or (message.kind != CLOSED and fits(message)):
                 return message
             if message.kind == CLOSED:
@@ -367,7 +389,7 @@ class Waits:
             except (LeaseLost, StorageError) as error:
                 log.warning("question %.120s of run %s stays open: %s", signal, self._row.run_id, type(error).__name__)
 
-    async def _close_question(self, signal: str, request_id: str, end: Any) -> Any:
+    async def _close_question(self, names: Sequence[str], request_id: str, end: Any) -> Any:
         """Post that a question is closed. Returns what ends the wait: `end`, or the answer if that was posted before.
 
         This is a commit before that of the wait's record, because only the order of the mailbox decides whether an
@@ -376,7 +398,7 @@ class Waits:
         if self._writer.closed_error is not None:  # the record of the wait is refused too
             return end
         message: MailboxMessage | None = None if end is TIMED_OUT else end
-        op = self._writer.queue.post_op(self._row.run_id, CLOSED, signal, "null", answer_id(request_id))
+        op = self._writer.queue.post_op(self._row.run_id, CLOSED, names[0], "null", answer_id(request_id))
         answer: MailboxMessage | None = None
         with self._parking.committing():
             try:
@@ -384,7 +406,7 @@ class Waits:
                 self._mailbox.passed(number)
                 if self._mailbox.cursor < number:
                     await self._mailbox.read()
-                answer = self._mailbox.find("signal", signal, lambda each: answered_request(each.msg_id) == request_id)
+                answer = self._mailbox.find("signal", *names, fits=lambda it: answered_request(it.msg_id) == request_id)
             except BaseException:
                 if message is not None:
                     self._mailbox.put_back(message)
@@ -403,7 +425,8 @@ class Waits:
         _check_timeout(timeout)
         name, key = "messages", self._journal.key_for("w", "messages", given_key)
         async with self._journal.keys.exclusive(name, key):
-            record = await self._replayed(name, key)
+            record = await self._find(name, key)
+            self._enter(name, key, record, may_be_lost=True)
             if record is None:
                 taken = await self.inbox.take()
                 if not taken and timeout != 0:
@@ -426,14 +449,17 @@ class Waits:
             fix = f"Pass {agent.__name__}()" if isinstance(agent, type) else ""
             raise must("agent", "be an agent or an agent key", agent, fix)
         journal = self._journal
-        name = f"call:{agent_key}"
+        name = f"{CHILD}{agent_key}"
         digest = arguments_digest(input)
         key = journal.key_for("c", name, given_key, digest)
         async with journal.keys.exclusive(name, key):
-            record = await self._replayed(name, key)
+            record = await self._find(name, key)
+            row = self._child_row(name, key, agent_key, input) if record is None else None
+            name = self._enter(name, key, record)
             if record is None:
+                assert row is not None
                 try:
-                    record = await self._run_child(name, key, agent, agent_key, input, digest)
+                    record = await self._run_child(name, key, agent, row, input, digest)
                 except asyncio.CancelledError:  # by the caller, who may call the child again
                     journal.keys.reuse_key(name, key, digest, CURRENT_STEP.get())
                     raise
@@ -444,20 +470,22 @@ class Waits:
             journal.keys.failed_try_keys.add((name, key))
             raise
 
-    async def _run_child(
-        self, name: str, key: str, agent: AgentRuntime | str, agent_key: str, input: dict[str, Any], digest: str | None
-    ) -> Record:
-        journal, queue = self._journal, self._writer.queue
-        child = str(child_run_id(step_id(self._row.run_id, name, key)))
-        inline = self._services.run_child
-        row = queue.new_row(
-            child, agent_key, input, with_traceparent(None, self._services.tracer), self._row.priority,
-            parent_run_id=self._row.run_id,
-            origin="inline" if inline else "",
+    def _child_row(self, name: str, key: str, agent_key: str, input: dict[str, Any]) -> RunRow:
+        """Return the row of a child run to be stored, or raise InvalidArgument."""
+        return self._writer.queue.new_row(
+            str(child_run_id(step_id(self._row.run_id, self._journal.view.journal_name(name, key), key))), agent_key,
+            input, with_traceparent(None, self._services.tracer), self._row.priority, parent_run_id=self._row.run_id,
+            origin="inline" if self._services.run_child else "",
         )  # fmt: skip
+
+    async def _run_child(
+        self, name: str, key: str, agent: AgentRuntime | str, row: RunRow, input: dict[str, Any], digest: str | None
+    ) -> Record:
+        journal, inline, child = self._journal, self._services.run_child, row.run_id
         called_before = (name, key) in journal.view.started
         if not called_before:
-            record = journal.records.started(name, key, quiet=True, info={"child": child, **self._task_info()})
+            info = {"child": child, **self._task_info(), **journal.about_flow()}
+            record = journal.records.started(name, key, pos=self._positions[name, key], quiet=True, info=info)
             called_before = not await journal.publish(record, [] if inline else [Op("queue.insert", (row,))])
             journal.view.started[name, key] = record.seq
         if called_before and inline is None and (payload := await self._restart_child(row)) is not None:

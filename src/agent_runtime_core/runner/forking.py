@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -140,6 +140,7 @@ def _copies(
     kept = [each for each in records if each.kind in (DONE, RESET) or each.seq in handled]
     claim = f"{COPIED}{source.run_id}"
     about = {"origin": whole.view.origin, "effects": effects, "approvals": _approvals(whole, kept)}
+    about |= _order(journal, handled)
     forked = Record(0, FORKED, claim_id=claim, t=journal.records.wall(), state=checkpoint, info=encode(about))
     return [
         forked,
@@ -148,6 +149,24 @@ def _copies(
             for seq, each in enumerate(kept, 1)
         ),
     ]
+
+
+def _order(journal: RunJournal, handled: Collection[int]) -> dict[str, Any]:
+    """Return what the copied records do not show, and the fork needs to compare its code with them.
+
+    The code was cut off in a step, child run or wait, for example by `asyncio.timeout`, and went on. Its start is not
+    copied, so that it starts in the fork, where it must be accepted in the same position. So must a step without an end
+    that contains a guarded result. The starts of guarded steps are not copied either.
+    """
+    view = journal.view
+    last = max((at for at, each in enumerate(view.ordered) if each.kind == DONE), default=0)
+    left = [
+        [each.name, each.key, each.pos]
+        for at, each in enumerate(view.ordered)
+        if each.kind != DONE and each.seq not in handled and (at < last or view.has_guarded_inside(each))
+    ]
+    guarded = sorted([*each] for each in view.guarded if each in view.completed)
+    return {name: value for name, value in (("left", left), ("guarded", guarded)) if value}
 
 
 def _approvals(journal: RunJournal, copied: Sequence[Record]) -> list[dict[str, str]]:

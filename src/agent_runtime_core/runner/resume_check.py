@@ -18,6 +18,7 @@ from .._core.run_tasks import tasks_of
 from .._core.timeouts import wait_cancelled
 from .._engines.base import Op
 from .._execution.context import Context
+from .._execution.journal_view import CHILD, SIGNAL
 from .._execution.read_only_writer import ReadOnlyWriter
 from .._execution.run_control import RunControl
 from .._execution.step_journal import RunJournal, StepJournal
@@ -32,6 +33,8 @@ RESUMES: Final = "resumes"
 MISMATCH: Final = "mismatch"  # the journal has other steps than the code
 FAILS: Final = "fails"  # the code raises before the first step without a saved result
 UNKNOWN: Final = "unknown"  # the check could not come to that step
+
+_PREFIXES: Final = ("", CHILD, SIGNAL)  # before the user's name in the names of records
 
 _POLL: Final = 0.02  # seconds between two looks at a run that neither ended nor reached a new step
 
@@ -72,7 +75,7 @@ class _StoppingWriter(ReadOnlyWriter):
     async def write(self, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()) -> NoReturn:
         for each in queue:
             if each.name == "queue.insert":  # the run makes sure that workers can execute a child it waits for
-                raise self.closed_error(f"call:{each.args[0].agent}")
+                raise self.closed_error(f"{CHILD}{each.args[0].agent}")
         await super().write(state, events, queue)
 
 
@@ -98,7 +101,8 @@ async def check_resume(runner: AgentRunner, row: RunRow, agent: AgentRuntime, ti
         return found
     renamed, _ = await _replay(runner, row, agent, timeout, (mismatch.recorded, mismatch.found))
     # Code that still has a step of the old name has a new step before it. That step is no new name of the old one.
-    if renamed.outcome == RESUMES and renamed.stopped_at != mismatch.recorded:
+    old_names = [f"{prefix}{mismatch.recorded}" for prefix in _PREFIXES]
+    if renamed.outcome == RESUMES and renamed.stopped_at not in old_names:
         cure = f'ctx.renamed("{mismatch.recorded}", "{mismatch.found}") before the step'
     else:
         cure = 'if await ctx.patched("NAME"): new code, else: old code'
@@ -140,10 +144,13 @@ async def _run(agent: AgentRuntime, ctx: Context) -> Any:
 
 
 def _with_name(record: Record, old: str, new: str) -> Record:
-    """Return the record as if the step `old` had been called `new`."""
+    """Return the record as if the step, child run or wait `old` had been called `new`."""
     if record.next is not None and (after := json.loads(record.next))["name"] == old:
         record = record._replace(next=json.dumps({**after, "name": new}))
-    return record._replace(name=new) if record.name == old else record
+    for prefix in _PREFIXES:
+        if record.name == f"{prefix}{old}":
+            return record._replace(name=f"{prefix}{new}")
+    return record
 
 
 def _services(runner: AgentRunner, agent: AgentRuntime) -> Any:
@@ -189,7 +196,8 @@ def _outcome(
 ) -> tuple[ResumeCheck, JournalMismatch | None]:  # fmt: skip
     cause = None if error is None else deciding_error(error)
     if isinstance(cause, JournalMismatch):
-        reason = f"the journal has step {cause.recorded!r} where the code has {_step(cause.found)}"
+        recorded, found = journal.mismatch or (repr(cause.recorded), cause.found and repr(cause.found))
+        reason = f"the journal has {_step(recorded)} where the code has {_step(found)}"
         return ResumeCheck(MISMATCH, reason=str(cause) if cause.recorded == cause.found else reason), cause
     if isinstance(cause, _NoStores):
         return ResumeCheck(UNKNOWN, reason=str(cause)), None
@@ -201,8 +209,8 @@ def _outcome(
     return ResumeCheck(RESUMES, writer.stopped_at, _left_out(writer, journal, before, waits=waits)), None
 
 
-def _step(name: str | None) -> str:
-    return "no step" if name is None else f"step {name!r}"
+def _step(words: str | None) -> str:
+    return "no step" if words is None else f"step {words}" if words[0] in "'\"" else words
 
 
 def _left_out(

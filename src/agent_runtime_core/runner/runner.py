@@ -454,6 +454,8 @@ class AgentRunner(RunClient):
         there = await self.queue.row(run_id)
         if there is not None and there.parent_id == parent:
             input = cast("dict[str, Any]", decode(there.input))  # it resumes with its first input
+            if there.agent != (agent if isinstance(agent, str) else key_of(agent)):
+                agent = there.agent  # `ctx.renamed` gave it another key since
         result = await self.execute(agent, run_id, input, parent_run_id=parent, recover=recover)
         if not input.get("conversation_id"):
             return result
