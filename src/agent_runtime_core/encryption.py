@@ -129,7 +129,7 @@ class AESGCMCodec:
         return self._digest_with(self.digest_key, text)
 
     def digests(self, text: str) -> list[str]:
-        """Return the digests of the text with all keys of digests that this codec can derive, that of `digest` first."""
+        """Return the digests of the text with all keys of digests of this codec, first what `digest` returns."""
         return [self._digest_with(key, text) for key in self._digest_keys]
 
     @staticmethod

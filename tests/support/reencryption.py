@@ -96,7 +96,7 @@ class Place:
         if self._redis is not None:
             server, url = self._redis
             keys = server.ask("KEYS", f"{{{url.rpartition('=')[2]}}}:effects:*")
-            return sum(int(server.ask("HLEN", key)) for key in keys)
+            return sum(field != b"marks" for key in keys for field in server.ask("HKEYS", key))
         with contextlib.closing(sqlite3.connect(self.url)) as conn:
             return int(conn.execute("SELECT count(*) FROM arc_effects").fetchone()[0])
 

@@ -22,7 +22,7 @@ from agent_runtime_core.runner import open_run
 from agent_runtime_core.state.base import StateStore
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.support.effects import WAYS, Paid, Way, by_step, by_tool, inside_another_step, stored_effects
+from tests.support.effects import WAYS, Paid, Way, by_step, by_tool, inside_another_step, nothing_known, stored_effects
 from tests.support.runs import Body, Rig
 from tests.support.scripted_model import Scripted, asks, call
 
@@ -297,11 +297,11 @@ async def test_a_check_that_finds_nothing_does_not_allow_what_another_run_did_si
             inside.set()
             await asyncio.Event().wait()
 
-        return await ctx.step("pay", pay, on_in_doubt=_nothing_known)
+        return await ctx.step("pay", pay, on_in_doubt=nothing_known)
 
     async with Rig(place) as rig:
         await rig.cut(hanging, inside)
-        body = by_step(paid, _nothing_known)
+        body = by_step(paid, nothing_known)
         assert (await forked(rig, body, effects="repeat", new_run_id="fork")).status == "succeeded"
         result = await rig.go(body)
         assert (kind(result), len(paid.by)) == ("EffectAlreadyDone", 1)

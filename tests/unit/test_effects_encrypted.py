@@ -1,4 +1,4 @@
-"""What a run did before a codec was set, or under another key, is not done again by a fork, a resumed run or a child."""
+"""What a run did before a codec was set, or under another key, is not done again by another run of its lineage."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ class Interrupted:
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         results: list[Any] = await self._engine.commit(guard, ops)
-        if ops[0].name.endswith("rewrite") and not (ops[0].name == "queue.rewrite" and ops[0].args[1] == ops[0].args[2]):
+        [name, args] = ops[0]
+        if name.endswith("rewrite") and (name != "queue.rewrite" or args[1] != args[2]):
             raise InterruptedError
         return results
 
@@ -202,7 +203,7 @@ async def test_an_interrupted_reencryption_makes_no_effect_invisible(
         await trial.check(switch.between)
         times += 1
         assert times < 200
-    assert times > 3
+    assert times > 1
     await trial.check(switch.after)
 
 
@@ -389,7 +390,7 @@ async def test_arguments_of_saved_steps_are_compared_after_the_switch(place: Pla
         async with place.runner(switch.after, Script(body)) as runner:
             assert await worked(runner, name) is None
             assert calls == [1, 1, 2, 1]
-            assert "StepInputChanged" in str(await worked(runner, await runner.fork(name, "one", input={"n": 2})))
+            assert "JournalMismatch" in str(await worked(runner, await runner.fork(name, "one", input={"n": 2})))
 
 
 # -- the rule

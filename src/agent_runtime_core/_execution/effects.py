@@ -247,13 +247,16 @@ class GuardedStep:
         other = await self.journal.writer.queue.row(run_id)
         run = (other.run_key if other is not None else None) or run_id
         step = f"step {self.name!r}" if self.tool is None else f"call of tool {self.tool['name']!r}"
+        where = f"run {run!r}, which shares its history with this run"
+        effects = '"ask" or "repeat"' if status == BEGUN else '"reuse", "ask" or "repeat"'
+        fix = f"To allow it, fork again with effects={effects}"
+        if run_id == self.journal.writer.run_id:
+            where = "a run with this id, which was deleted"
+            fix = "To allow it, use another run id, or another key= for a child run"
         if about:
             reason = f"{step} must have an approval of this run, got {about['approval']!r}, which run {run!r} used"
         elif status == HAPPENED:
-            reason = f"{step} was already done in run {run!r}, which shares its history with this run"
+            reason = f"{step} was already done in {where}"
         else:
-            reason = (
-                f"{step} was started in run {run!r}, which shares its history with this run; its outcome is unknown"
-            )
-        effects = '"ask" or "repeat"' if status == BEGUN else '"reuse", "ask" or "repeat"'
-        raise EffectAlreadyDone(self.name, f"{reason}. To allow it, fork again with effects={effects}.", run_id, status)
+            reason = f"{step} was started in {where}; its outcome is unknown"
+        raise EffectAlreadyDone(self.name, f"{reason}. {fix}.", run_id, status)

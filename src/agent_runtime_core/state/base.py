@@ -78,12 +78,12 @@ class StateStore(Backend):
     * `effect.put(EffectRow, others)`, `effect.drop(EffectRow, others)`: replace and delete what this run has of that
       effect.
     * `effect.leave(origin, run_id)`: deletes the row of this member. If it was the last one, deletes all rows of the
-      lineage, and makes the lineage leave those of its rows with the status "child".
+      lineage, and applies `effect.leave(row.run_id, origin)` for each of them with the digest "child".
 
-    Rows with the same `origin` and `key` are of the same effect if `same_digest(row.digest, digests)`. `digests` has the
-    digest of the operation and the `others`. With a payload codec, these are the digests under its other keys and the
-    plain digest. Without a codec, the operations have no second argument. A run has a row of an effect, or replaces or
-    deletes it, only if its digest is one of `digests`.
+    Rows with the same `origin` and `key` are of the same effect if `same_digest(row.digest, digests)`. `digests` has
+    the digest of the operation and the `others`: with a payload codec, the digests under its other keys and the plain
+    one. Without a codec, the operations have no second argument. A run has, replaces or deletes a row of an effect only
+    if its digest is one of `digests`.
 
     `read(what, ...)` returns:
 

@@ -29,8 +29,8 @@ CHILD: Final = "child"  # no effect: the lineage of a child, of which this linea
 class EffectRow(NamedTuple):
     """A step or an approval of one run, which forks of the run must not repeat without notice.
 
-    Runs that were forked from each other share an `origin`: the first run of that lineage. The lineage of a child run is
-    kept while the lineage of its caller is: that is a member of it, and has a row of it with the digest "child".
+    Runs that were forked from each other share an `origin`: the first run of that lineage. The lineage of a child run
+    is kept while that of its caller is, which is a member of it and has a row with the digest "child".
     """
 
     origin: str
