@@ -14,12 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core.errors import AgentRuntimeError
+from agent_runtime_core.events import SQLiteEventBus
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.queue import SQLiteQueue
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner, RunnerConfig, reencrypt
 from agent_runtime_core.runner.retention import forget
+from agent_runtime_core.state import SQLiteStateStore
 from agent_runtime_core.state.base import StateStore
-from tests.support.reencryption import KINDS, OLD, Place, place_of
+from tests.support.reencryption import BOTH, KINDS, NEW, OLD, Place, place_of
 from tests.support.runs import Script
 
 
@@ -311,6 +316,65 @@ async def test_runs_without_guarded_steps_store_and_read_no_rows(place: Place, m
         assert (await runner.wait("r")).error is None
         assert asked == []
         assert place.effects() == 0
+
+
+async def test_rows_of_deleted_children_are_encrypted_again(place: Place) -> None:
+    """No stored run is in their lineage. It is found from the lineage of the caller."""
+    firm = Firm()
+    firm.waiting.add("desk")
+    async with place.runner(OLD, *firm.scripts) as runner:
+        await submitted(runner)
+        assert await runner.vacuum({"succeeded": 0}) == 2
+    async with place.runner(BOTH) as runner:
+        assert (await reencrypt(runner)).unreadable == {}
+        assert (await reencrypt(runner)).texts == 0
+    assert "arc1.old." not in place.stored()
+    async with place.runner(NEW, *firm.scripts) as runner:
+        firm.waiting.clear()
+        assert (await forked(runner, effects="reuse")).error is None
+        firm.check()
+        await discard_all(runner, place)
+
+
+@pytest.mark.parametrize("codec", [None, OLD], ids=["plain", "codec"])
+async def test_a_process_without_the_codec_deletes_whole_trees(codec: Any, place: Place) -> None:
+    firm = Firm()
+    async with place.runner(codec, *firm.scripts) as runner:
+        await submitted(runner)
+        await runner.fork("r", "first", new_run_id="fork")
+        await runner.fork("fork", "first")
+        await work(runner)
+        assert place.effects() > 0
+    async with place.runner(None) as runner:
+        deleted = [await runner.vacuum({"succeeded": 0, "failed": 0}) for _ in range(4)]
+        assert (sum(deleted), deleted[-1]) == (9, 0), "without the key, a fork is deleted after its children"
+    assert place.effects() == 0
+
+
+async def test_trees_on_three_engines_leave_no_row(tmp_path: Path) -> None:
+    """The queue's row is deleted last, after the commit on the engine with the effects."""
+    firm = Firm()
+    registry = Registry()
+    for script in firm.scripts:
+        registry.register(script)
+    engines = [SQLiteEngine.open(tmp_path / f"{name}.db") for name in ("queue", "events", "state")]
+    queue, bus = SQLiteQueue(engine=engines[0]), SQLiteEventBus(engine=engines[1])
+    config = RunnerConfig(park_after=0, max_retries=1)
+    async with AgentRunner(queue, bus, SQLiteStateStore(engine=engines[2]), config, registry=registry) as runner:
+        await submitted(runner)
+        manager = await run_of(runner, "manager")
+        await runner.discard(await run_of(runner, "payer"))
+        assert refused(await forked(runner, new_run_id="fork"))
+        assert refused(await forked(runner, manager))
+        await runner.discard("r")
+        assert refused(await forked(runner, "fork"))
+        for run in await runner.runs(limit=100):
+            await runner.discard(run.run_id)
+        view: Any = runner.state_store.commits
+        assert await view.read(lambda conn: conn.execute("SELECT count(*) FROM arc_effects").fetchone()) == (0,)
+    firm.check()
+    for engine in engines:
+        await engine.close()
 
 
 # -- random trees

@@ -40,11 +40,6 @@ def effect_row(journal: RunJournal, name: str, key: str, digest: str, status: st
     return EffectRow(journal.view.origin, f"{name}\t{key}", digest, writer.run_id, status, n=writer.run_n)
 
 
-def is_fork(row: RunRow) -> bool:
-    """Return whether a run is a fork; True if this process cannot read that."""
-    return FORKED_FROM in row.metadata or why_unreadable("metadata", row.metadata) is not None
-
-
 def membership(origin: str, run_id: str) -> list[Op]:
     """Return operations that keep the rows of a lineage as long as this run exists.
 
@@ -74,6 +69,18 @@ async def stored_origin(state: StateStore, run_id: str) -> str:
     return run_id
 
 
+async def is_fork(state: StateStore, row: RunRow) -> bool:
+    """Return whether a run is a fork. A process that cannot read its metadata looks for its lineage."""
+    if why_unreadable("metadata", row.metadata) is None:
+        return FORKED_FROM in row.metadata
+    return await stored_origin(state, row.run_id) != row.run_id
+
+
+async def has_joined(state: StateStore, run_id: str) -> bool:
+    """Return whether a child run is recorded to belong to its lineage."""
+    return any(each.run_id == run_id for each in await state.effects(run_id, "", ""))
+
+
 async def join_lineage(journal: RunJournal) -> None:
     """Record that a child run belongs to its lineage, and that the lineage is kept while the one of its caller is.
 
@@ -90,7 +97,7 @@ async def join_lineage(journal: RunJournal) -> None:
         view.origin = await stored_origin(writer.state, run_id)
         if view.origin != run_id or not await writer.state.effects(parent_id, "", ""):
             return
-    elif parent.parent_id is not None or is_fork(parent):
+    elif parent.parent_id is not None or await is_fork(writer.state, parent):
         caller_origin = await _join_lineage_of_caller(journal, parent)
     ops = [*_adoption(caller_origin, view.origin), *membership(view.origin, run_id)]
     if has_first := view.origin != run_id and await writer.queue.row(view.origin) is not None:

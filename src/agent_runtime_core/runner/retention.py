@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from .._engines.base import FORGET, Committer, Op
+from .._engines.payloads import UNREADABLE
 from .._execution.claim_writer import ClaimWriter
-from .._execution.effects import is_fork, join_lineage, stored_origin
+from .._execution.effects import has_joined, join_lineage, stored_origin
 from .._execution.step_journal import StepJournal
 from ..queue.records import LIVE, RowChanged, RunFilter, RunRow
 from ..status import RunStatus
@@ -25,7 +26,8 @@ async def vacuum(
         wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
         while (rows := await queue.find(wanted)) and rows[-1].n > wanted.after:
             for row in rows:
-                with contextlib.suppress(RowChanged):  # it has been resumed since
+                # It has been resumed since. Or without its key it cannot be deleted before its children.
+                with contextlib.suppress(RowChanged, *UNREADABLE):
                     await forget(backends, row, stores)
                     deleted += 1
             wanted = wanted._replace(after=rows[-1].n)
@@ -53,7 +55,7 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] =
     if row is None or row.status in LIVE or (row.generation, row.n) != (seen.generation, seen.n):
         raise RowChanged
     lineages = [run_id]
-    if row.parent_id is not None or is_fork(row) or await backends.state.effects(run_id, "", ""):
+    if row.parent_id is not None or await backends.state.effects(run_id, "", ""):
         await _record_lineages_of_children(backends, row)
         lineages = [*dict.fromkeys((run_id, await stored_origin(backends.state, run_id)))]
     leave = [Op("effect.leave", (each, run_id)) for each in lineages]
@@ -80,6 +82,8 @@ async def _record_lineages_of_children(backends: Backends, parent: RunRow) -> No
     wanted = RunFilter(parent=parent.run_id, limit=200)
     while children := await queue.find(wanted):
         for child in children:
+            if await has_joined(backends.state, child.run_id):
+                continue
             records = await backends.state.records(child.run_id)
             await join_lineage(StepJournal(ClaimWriter(child, *backends, queue.clock), records))
         wanted = wanted._replace(after=children[-1].n)

@@ -107,7 +107,7 @@ def dropped(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 
 def effects(view: SQLiteTx | sqlite3.Connection, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
     # By ranges of the primary key: one key of a loop may have a row for each of many calls.
-    ranges = [("digest = ?", (each,)) for each in digests]
+    ranges: list[tuple[str, tuple[str, ...]]] = [("digest = ?", (each,)) for each in digests]
     ranges += [("digest >= ? AND digest < ?", each) for each in unknown_digests(digests)]
     found = (view.execute(f"SELECT * {_OF_KEY} AND {where}", (origin, key, *limits)) for where, limits in ranges)
     return [EffectRow(*row) for rows in found for row in rows]
