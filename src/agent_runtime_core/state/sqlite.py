@@ -63,21 +63,27 @@ def stated(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
 
 
 def begin(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if _has_row(tx, row, others):
+    digests = (row.digest, *others)
+    there = effects(tx, row.origin, row.key, digests)
+    mine = [each for each in there if (each.run_id, each.n) == (row.run_id, row.n)]
+    if any(each.digest in digests for each in mine):
         return
-    there = effects(tx, row.origin, row.key, (row.digest, *others))
-    if any((each.run_id, each.n) != (row.run_id, row.n) for each in there):
+    if len(mine) < len(there):
         raise EffectExists
     put(tx, row)
 
 
 def put(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    drop(tx, row, others)
-    tx.execute("INSERT INTO arc_effects VALUES (?,?,?,?,?,?,?,?)", row)
+    _delete(tx, row, others)
+    tx.execute("INSERT OR REPLACE INTO arc_effects VALUES (?,?,?,?,?,?,?,?)", row)
 
 
 def drop(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    for digest in (row.digest, *others):
+    _delete(tx, row, (row.digest, *others))
+
+
+def _delete(tx: SQLiteTx, row: EffectRow, digests: Sequence[str]) -> None:
+    for digest in digests:
         tx.execute(f"DELETE {_OF_RUN}", (row.origin, row.key, digest, row.run_id, row.n))
 
 
