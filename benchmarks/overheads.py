@@ -291,8 +291,8 @@ def _guarded(size: Size) -> Iterator[Line]:
             for statement in ("VACUUM", "DELETE FROM arc_effects"):
                 conn.execute(statement)
                 conn.execute("VACUUM")
-                [[pages]], [[bytes_each]] = (conn.execute(f"PRAGMA {of}").fetchall() for of in ("page_count", "page_size"))
-                sizes.append(pages * bytes_each)
+                size_of = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+                sizes.append(conn.execute(size_of).fetchone()[0])
     yield Line("the row of an effect with a small result, in a file", (sizes[0] - sizes[1]) / count, "B")
     reset_config()
 

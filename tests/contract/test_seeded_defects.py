@@ -1557,7 +1557,7 @@ async def test_check_runs_every_case() -> None:
 @pytest.mark.parametrize("path", sorted(PLACE.glob("their_*.py")), ids=lambda path: path.stem)
 def test_a_backend_of_ones_own_is_one_small_file_over_public_names(path: Path) -> None:
     text = path.read_text("utf-8")
-    assert len(text.splitlines()) < 150
+    assert len(text.splitlines()) < 160
     modules = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     ours = {module for module in modules if module.split(".")[0] not in sys.stdlib_module_names}
     assert ours <= {f"agent_runtime_core.{name}" for name in PUBLIC}

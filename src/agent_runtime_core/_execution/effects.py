@@ -18,6 +18,7 @@ from ..errors import EffectAlreadyDone
 from ..queue.base import RunQueue
 from ..queue.records import RunRow
 from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, EffectRow, StateStore
+from ..state.rows import rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
 from .step_journal import RunJournal, StepJournal
@@ -136,7 +137,7 @@ def _is_approved(journal: RunJournal) -> bool:
 async def other_rows(journal: RunJournal, row: EffectRow) -> list[EffectRow]:
     """Return the rows that other runs of the lineage have of the same effect, oldest first."""
     rows = await journal.writer.state.effects(*row[:3])
-    return [each for each in rows if (each.run_id, each.n) != (row.run_id, row.n)]
+    return rows_of_other_runs(rows, row)
 
 
 def _digest(work: Guarded) -> str:

@@ -11,6 +11,7 @@ from .._engines.base import NotApplied, Op, OperationSet, engine_close, engine_c
 from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
 from .base import CHILD, MEMBER, EffectExists, EffectRow, StateRow, StateStore, same_digest
+from .rows import rows_of_other_runs, rows_of_run
 
 _CLEAR = "state.clear"
 
@@ -39,9 +40,9 @@ def stated(tx: MemoryTx, run_id: str, text: str, now: float) -> None:
 
 def begin(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
     there = effects(tx, row.origin, row.key, (row.digest, *others))
-    if any(_is_of(each, row, others) for each in there):
+    if rows_of_run(there, row, others):
         return
-    if any((each.run_id, each.n) != (row.run_id, row.n) for each in there):
+    if rows_of_other_runs(there, row):
         raise EffectExists
     put(tx, row)
 
@@ -59,9 +60,7 @@ def put(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 def drop(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
     rows = tx.tables["effects"].get(row.origin, {}).get(row.key, {})
     for digest in (row.digest, *others):
-        if digest not in rows:
-            continue
-        if left := [each for each in rows[digest] if not _is_of(each, row, others)]:
+        if left := rows_of_other_runs(rows.get(digest, ()), row):
             tx.put(rows, digest, left)
         else:
             tx.drop(rows, digest)
@@ -77,7 +76,7 @@ def leave(tx: MemoryTx, origin: str, run_id: str) -> None:
 
 
 def has_begun(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if not any(_is_of(each, row, others) for each in effects(tx, row.origin, row.key, (row.digest, *others))):
+    if not rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
         raise NotApplied
 
 
@@ -87,18 +86,13 @@ def was_put(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 
 
 def dropped(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if any(_is_of(each, row, others) for each in effects(tx, row.origin, row.key, (row.digest, *others))):
+    if rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
         raise NotApplied
 
 
 def effects(tx: MemoryTx, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
     rows: dict[str, list[EffectRow]] = tx.tables["effects"].get(origin, {}).get(key, {})
     return [row for digest, found in rows.items() if same_digest(digest, digests) for row in found]
-
-
-def _is_of(stored: EffectRow, row: EffectRow, others: Sequence[str]) -> bool:
-    """Return whether a stored row of the effect is one of the same run."""
-    return (stored.run_id, stored.n) == (row.run_id, row.n) and (stored.digest == row.digest or stored.digest in others)
 
 
 def effect_keys(tx: MemoryTx, origin: str) -> list[tuple[str, str]]:
@@ -117,7 +111,7 @@ def rewrite_effect(tx: MemoryTx, old: EffectRow, new: EffectRow) -> bool:
     if old not in effects(tx, old.origin, old.key, (old.digest,)):
         return False
     drop(tx, old)
-    if not any(_is_of(each, new, ()) for each in effects(tx, new.origin, new.key, (new.digest,))):
+    if not rows_of_run(effects(tx, new.origin, new.key, (new.digest,)), new):
         put(tx, new)
     return True
 

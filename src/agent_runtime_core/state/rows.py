@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 
@@ -41,3 +42,20 @@ class EffectRow(NamedTuple):
     result: str | None = None
     t: float = 0.0
     n: int = 0  # the `n` of the run's row: after its deletion, another run may get its id
+
+
+def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
+    """Return those of the rows of an effect that are of the same run as `row`.
+
+    Args:
+        there: The stored rows, also those whose digests cannot be compared: these may be of other arguments.
+        row: The row that the run writes.
+        others: Further digests of the effect.
+    """
+    mine = [each for each in there if (each.run_id, each.n) == (row.run_id, row.n)]
+    return [each for each in mine if each.digest == row.digest or each.digest in others]
+
+
+def rows_of_other_runs(there: Sequence[EffectRow], row: EffectRow) -> list[EffectRow]:
+    """Return those of the rows of an effect that other runs have."""
+    return [each for each in there if (each.run_id, each.n) != (row.run_id, row.n)]

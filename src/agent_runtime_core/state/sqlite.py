@@ -15,6 +15,7 @@ from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
 from .base import CHILD, MEMBER, EffectExists, EffectRow, StateRow, StateStore, damaged
+from .rows import rows_of_other_runs, rows_of_run
 
 MIGRATIONS = (
     "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)"
@@ -30,6 +31,8 @@ MIGRATIONS = (
 )
 
 _OF_KEY = "FROM arc_effects WHERE origin = ? AND key = ?"
+_SAME_DIGEST = f"SELECT * {_OF_KEY} AND digest = ?"
+_UNKNOWN_DIGEST = f"SELECT * {_OF_KEY} AND digest >= ? AND digest < ?"
 _OF_RUN = f"{_OF_KEY} AND digest = ? AND run_id = ? AND n = ?"
 _STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
 
@@ -63,12 +66,10 @@ def stated(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
 
 
 def begin(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    digests = (row.digest, *others)
-    there = effects(tx, row.origin, row.key, digests)
-    mine = [each for each in there if (each.run_id, each.n) == (row.run_id, row.n)]
-    if any(each.digest in digests for each in mine):
+    there = effects(tx, row.origin, row.key, (row.digest, *others))
+    if rows_of_run(there, row, others):
         return
-    if len(mine) < len(there):
+    if rows_of_other_runs(there, row):
         raise EffectExists
     put(tx, row)
 
@@ -97,7 +98,7 @@ def leave(tx: SQLiteTx, origin: str, run_id: str) -> None:
 
 
 def has_begun(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if not _has_row(tx, row, others):
+    if not rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
         raise NotApplied
 
 
@@ -107,25 +108,15 @@ def was_put(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 
 
 def dropped(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if _has_row(tx, row, others):
+    if rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
         raise NotApplied
 
 
 def effects(view: SQLiteTx | sqlite3.Connection, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
     # By ranges of the primary key: one key of a loop may have a row for each of many calls.
-    ranges: list[tuple[str, tuple[str, ...]]] = [("digest = ?", (each,)) for each in digests]
-    ranges += [("digest >= ? AND digest < ?", each) for each in unknown_digests(digests)]
-    found = (view.execute(f"SELECT * {_OF_KEY} AND {where}", (origin, key, *limits)) for where, limits in ranges)
+    found = [view.execute(_SAME_DIGEST, (origin, key, each)) for each in digests]
+    found += [view.execute(_UNKNOWN_DIGEST, (origin, key, *limits)) for limits in unknown_digests(digests)]
     return [EffectRow(*row) for rows in found for row in rows]
-
-
-def _has_row(tx: SQLiteTx, row: EffectRow, others: Sequence[str]) -> bool:
-    """Return whether the run has a row of the effect."""
-    found = (
-        tx.execute(f"SELECT 1 {_OF_RUN}", (row.origin, row.key, digest, row.run_id, row.n)).fetchone()
-        for digest in (row.digest, *others)
-    )
-    return any(found)
 
 
 def effect_keys(view: SQLiteTx | sqlite3.Connection, origin: str) -> list[tuple[str, str]]:

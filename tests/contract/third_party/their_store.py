@@ -78,12 +78,10 @@ class TheirStore(StateStore):
                 store.rows.pop(key, None)
             case Op("effect.begin", (effect, *others)):
                 self.begin(effect, *others)
-            case Op("effect.put", (effect, *others)):
-                mine = self.effects_of_run(effect, *others)
-                store.effects = [*(each for each in store.effects if each not in mine), effect]
-            case Op("effect.drop", (effect, *others)):
+            case Op("effect.put" | "effect.drop" as name, (effect, *others)):
                 mine = self.effects_of_run(effect, *others)
                 store.effects = [each for each in store.effects if each not in mine]
+                store.effects += [effect] if name == "effect.put" else []
             case Op("effect.leave", (_, run_id)):
                 self.leave(key, run_id)
             case Op("fence.install", (_, token)):
@@ -97,30 +95,27 @@ class TheirStore(StateStore):
                 raise LookupError(op.name)
         return None
 
+    def rows_of(self, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
+        return [each for each in self.store.effects if each[:2] == (origin, key) and same_digest(each.digest, digests)]
+
     def effects_of_run(self, effect: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
-        mine = (effect.origin, effect.key, effect.run_id, effect.n)
-        return [
-            each for each in self.store.effects
-            if (each.origin, each.key, each.run_id, each.n) == mine and each.digest in (effect.digest, *others)
-        ]  # fmt: skip
+        found = [each for each in self.store.effects if each[:2] == effect[:2] and each.run_id == effect.run_id]
+        return [each for each in found if each.n == effect.n and each.digest in (effect.digest, *others)]
 
     def begin(self, effect: EffectRow, others: Sequence[str] = ()) -> None:
-        if self.effects_of_run(effect, others):
-            return
-        for each in self.store.effects:
-            same = each[:2] == effect[:2] and same_digest(each.digest, (effect.digest, *others))
-            if same and (each.run_id, each.n) != (effect.run_id, effect.n):
+        if not self.effects_of_run(effect, others):
+            there = self.rows_of(effect.origin, effect.key, (effect.digest, *others))
+            if any((each.run_id, each.n) != (effect.run_id, effect.n) for each in there):
                 raise EffectExists
-        self.store.effects.append(effect)
+            self.store.effects.append(effect)
 
     def leave(self, origin: str, run_id: str) -> None:
         left = [each for each in self.store.effects if each[:4] != (origin, "", "", run_id)]
         self.store.effects = left
-        if not any(each[:3] == (origin, "", "") for each in left):
+        if not self.rows_of(origin, "", ("",)):
             self.store.effects = [each for each in left if each.origin != origin]
-            for each in left:
-                if each[:3] == (origin, "", "child"):
-                    self.leave(each.run_id, origin)
+            for each in (each for each in left if each[:3] == (origin, "", "child")):
+                self.leave(each.run_id, origin)
 
     def same_end(self, last: Record, record: Record) -> bool:
         mine = (record.kind, record.claim_id, record.attempt)
@@ -156,6 +151,5 @@ class TheirStore(StateStore):
             case "state", (run_id,):
                 return self.store.rows.get(run_id, StateRow())
             case "effects", (origin, key, digests):
-                found = [each for each in self.store.effects if each[:2] == (origin, key)]
-                return [each for each in found if same_digest(each.digest, digests)]
+                return self.rows_of(origin, key, digests)
         raise LookupError(what)
