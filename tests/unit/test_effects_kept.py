@@ -351,16 +351,27 @@ async def test_a_process_without_the_codec_deletes_whole_trees(codec: Any, place
     assert place.effects() == 0
 
 
-async def test_trees_on_three_engines_leave_no_row(tmp_path: Path) -> None:
-    """The queue's row is deleted last, after the commit on the engine with the effects."""
-    firm = Firm()
+@asynccontextmanager
+async def on_three_engines(folder: Path, *scripts: Script) -> AsyncIterator[AgentRunner]:
     registry = Registry()
-    for script in firm.scripts:
+    for script in scripts:
         registry.register(script)
-    engines = [SQLiteEngine.open(tmp_path / f"{name}.db") for name in ("queue", "events", "state")]
+    engines = [SQLiteEngine.open(folder / f"{name}.db") for name in ("queue", "events", "state")]
     queue, bus = SQLiteQueue(engine=engines[0]), SQLiteEventBus(engine=engines[1])
     config = RunnerConfig(park_after=0, max_retries=1)
     async with AgentRunner(queue, bus, SQLiteStateStore(engine=engines[2]), config, registry=registry) as runner:
+        yield runner
+        for run in await runner.runs(limit=100):
+            await runner.discard(run.run_id)
+        view: Any = runner.state_store.commits
+        assert await view.read(lambda conn: conn.execute("SELECT count(*) FROM arc_effects").fetchone()) == (0,)
+    for engine in engines:
+        await engine.close()
+
+
+async def test_trees_on_three_engines_leave_no_row(tmp_path: Path) -> None:
+    firm = Firm()
+    async with on_three_engines(tmp_path, *firm.scripts) as runner:
         await submitted(runner)
         manager = await run_of(runner, "manager")
         await runner.discard(await run_of(runner, "payer"))
@@ -368,13 +379,39 @@ async def test_trees_on_three_engines_leave_no_row(tmp_path: Path) -> None:
         assert refused(await forked(runner, manager))
         await runner.discard("r")
         assert refused(await forked(runner, "fork"))
-        for run in await runner.runs(limit=100):
-            await runner.discard(run.run_id)
-        view: Any = runner.state_store.commits
-        assert await view.read(lambda conn: conn.execute("SELECT count(*) FROM arc_effects").fetchone()) == (0,)
     firm.check()
-    for engine in engines:
-        await engine.close()
+
+
+async def test_a_caller_that_is_half_deleted_while_its_child_joins_leaves_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On several engines, its row is deleted after its membership."""
+    fails = [True]
+
+    async def desk(ctx: Any) -> None:
+        await ctx.call("payer", {})
+
+    async def payer(ctx: Any) -> None:
+        if fails:
+            raise ConnectionError("not yet")
+        await ctx.step("pay", lambda: 1, on_in_doubt="fail")
+
+    async with on_three_engines(tmp_path, Script(desk, "desk"), Script(payer, "payer")) as runner:
+        await submitted(runner)
+        child, commits = await run_of(runner, "payer"), runner.queue.commits
+        commit = commits.commit
+
+        async def paying(guard: Any, ops: Any) -> Any:
+            if ops[0].name == "queue.delete" and fails:
+                fails.clear()
+                await runner.resume(child)
+                await work(runner)
+            return await commit(guard, ops)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(commits, "commit", paying)
+            await runner.discard("r")
+        assert (await runner.wait(child, timeout=0)).error is None
 
 
 # -- random trees

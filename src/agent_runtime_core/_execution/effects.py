@@ -94,11 +94,10 @@ async def join_lineage(journal: RunJournal) -> None:
     writer.parent_id, run_id, caller_origin = None, writer.run_id, parent_id
     parent = await writer.queue.row(parent_id)
     if parent is None:
-        # If it did not begin its own lineage, its deletion has recorded the lineages of its children.
+        # Its deletion has recorded the lineages of its children, unless no other run could call them again.
         view.origin = await stored_origin(writer.state, run_id)
-        if view.origin != run_id or not await writer.state.effects(parent_id, "", ""):
-            return
-    elif parent.parent_id is not None or await is_fork(writer.state, parent):
+        return
+    if parent.parent_id is not None or await is_fork(writer.state, parent):
         caller_origin = await _join_lineage_of_caller(journal, parent)
     ops = [*_adoption(caller_origin, view.origin), *membership(view.origin, run_id)]
     if has_first := view.origin != run_id and await writer.queue.row(view.origin) is not None:
