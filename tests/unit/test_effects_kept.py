@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
-from agent_runtime_core.errors import AgentRuntimeError
+from agent_runtime_core.errors import AgentRuntimeError, UnknownEncryptionKey
 from agent_runtime_core.events import SQLiteEventBus
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.queue import SQLiteQueue
@@ -346,8 +346,23 @@ async def test_a_process_without_the_codec_deletes_whole_trees(codec: Any, place
         await work(runner)
         assert place.effects() > 0
     async with place.runner(None) as runner:
-        deleted = [await runner.vacuum({"succeeded": 0, "failed": 0}) for _ in range(4)]
-        assert (sum(deleted), deleted[-1]) == (9, 0), "without the key, a fork is deleted after its children"
+        assert await runner.vacuum({"succeeded": 0, "failed": 0}) == 9
+    assert place.effects() == 0
+
+
+async def test_without_the_codec_a_caller_is_deleted_after_children_without_a_recorded_lineage(place: Place) -> None:
+    """Their lineage is found by the journal of the caller, which this process cannot read."""
+    firm = Firm()
+    firm.lazy |= {"payer", "manager", "desk"}
+    async with place.runner(OLD, *firm.scripts) as runner:
+        await submitted(runner)
+        await runner.fork("r", "first", new_run_id="fork")
+        await work(runner)
+    async with place.runner(None) as runner:
+        with pytest.raises(UnknownEncryptionKey):
+            await runner.discard("fork")
+        deleted = [await runner.vacuum({"succeeded": 0}) for _ in range(4)]
+        assert deleted == [3, 2, 1, 0]
     assert place.effects() == 0
 
 
