@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import socket
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -262,6 +263,40 @@ def _encrypted(size: Size) -> Iterator[Line]:
     reset_config()
 
 
+def _guarded(size: Size) -> Iterator[Line]:
+    """A guarded step, beside one with the default policy; and the row of its effect."""
+    count = size.of(1000, 20)
+
+    async def pays(amount: int) -> dict[str, int]:
+        return {"paid": amount}
+
+    async def chain(path: str, policy: str) -> float:
+        async with open_run(path, "bench") as ctx:
+            since = time.perf_counter()
+            for n in range(count):
+                await ctx.step("pay", pays, n, on_in_doubt=policy)
+            return (time.perf_counter() - since) / count * 1e6
+
+    def measure(policy: str) -> float:
+        with size.file() as path:
+            return asyncio.run(chain(str(path), policy))
+
+    configure(durability="full")
+    guarded, plain = in_turns(size.rounds(9), lambda: measure("fail"), lambda: measure("retry"))
+    yield Line("a guarded step", guarded, "µs", plain)
+    with size.file() as path:
+        asyncio.run(chain(str(path), "fail"))
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+            sizes = []
+            for statement in ("VACUUM", "DELETE FROM arc_effects"):
+                conn.execute(statement)
+                conn.execute("VACUUM")
+                size_of = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+                sizes.append(conn.execute(size_of).fetchone()[0])
+    yield Line("the row of an effect with a small result, in a file", (sizes[0] - sizes[1]) / count, "B")
+    reset_config()
+
+
 async def _publish(bus: EventBus, count: int, reads: int) -> float:
     """The 99th percentile of a publication, with a follower that reads one event of `reads`."""
     run, took = uuid4(), []
@@ -327,5 +362,5 @@ def _cancels(size: Size) -> Iterator[Line]:
 
 
 def rows(size: Size) -> Iterator[Line]:
-    for part in (_codec, _refusals, _lists, _sinks, _encrypted, _traces, _followers, _cancels):
+    for part in (_codec, _refusals, _lists, _sinks, _encrypted, _guarded, _traces, _followers, _cancels):
         yield from part(size)

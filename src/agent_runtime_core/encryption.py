@@ -45,7 +45,7 @@ class AESGCMCodec:
         current: The id of the key that encrypts.
         digest_key: The key of the digests of inputs and arguments. It must stay the same when `keys` change. None
             derives it from the oldest of `keys`. Before you remove that key, pass the `digest_key` of a codec that has
-            it.
+            it. Digests with a key that was derived from any of `keys` are recognized.
         strict: Whether text that is not encrypted is refused. It is accepted by default, as it was stored before.
         searchable: Whether stores keep the words of documents unencrypted, so that they can be searched.
 
@@ -78,9 +78,9 @@ class AESGCMCodec:
         #: The id of the key from which the key of digests is derived. None: `digest_key` was passed.
         self.digest_key_id: str | None = next(iter(keys)) if digest_key is None else None
         #: The key of digests. Pass it to a codec from which the oldest key is removed.
-        self.digest_key: bytes = digest_key or hmac.digest(
-            next(iter(keys.values())), b"agent_runtime_core digests", hashlib.sha256
-        )
+        derived = [hmac.digest(key, b"agent_runtime_core digests", hashlib.sha256) for key in keys.values()]
+        self.digest_key: bytes = digest_key or derived[0]
+        self._digest_keys: tuple[bytes, ...] = tuple(dict.fromkeys([self.digest_key, *derived]))
         self._strict = strict
         self.searchable: bool = searchable
 
@@ -126,4 +126,12 @@ class AESGCMCodec:
 
     def digest(self, text: str) -> str:
         """Return an HMAC-SHA-256 of the text, in hex."""
-        return hmac.digest(self.digest_key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hex()
+        return self._digest_with(self.digest_key, text)
+
+    def digests(self, text: str) -> list[str]:
+        """Return the digests of the text with all keys of digests of this codec, first what `digest` returns."""
+        return [self._digest_with(key, text) for key in self._digest_keys]
+
+    @staticmethod
+    def _digest_with(key: bytes, text: str) -> str:
+        return hmac.digest(key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hex()

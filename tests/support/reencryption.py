@@ -30,6 +30,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
+from tests.support.effects import stored_effects
 from tests.support.redis_servers import RedisServer
 from tests.support.runs import Script
 
@@ -87,6 +88,17 @@ class Place:
             tables = [name for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
             rows = [row for table in tables for row in conn.execute(f'SELECT * FROM "{table}"')]
         return "\n".join(_text(value) for row in rows for value in row)
+
+    def effects(self) -> int:
+        """Return how many rows of effects, and of members of lineages, the store has."""
+        if self.kind == "memory":
+            return stored_effects(self._engine.tables["effects"])
+        if self._redis is not None:
+            server, url = self._redis
+            keys = server.ask("KEYS", f"{{{url.rpartition('=')[2]}}}:effects:*")
+            return sum(field != b"marks" for key in keys for field in server.ask("HKEYS", key))
+        with contextlib.closing(sqlite3.connect(self.url)) as conn:
+            return int(conn.execute("SELECT count(*) FROM arc_effects").fetchone()[0])
 
 
 def _text(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,108 +20,11 @@ from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.runner import open_run
 from agent_runtime_core.state.base import StateStore
-from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
+from tests.support.effects import WAYS, Paid, Way, by_step, by_tool, inside_another_step, nothing_known, stored_effects
 from tests.support.runs import Body, Rig
 from tests.support.scripted_model import Scripted, asks, call
-
-Way = Callable[["Paid"], Body]
-
-
-class Paid:
-    """Payments that were made, each by the run that made it."""
-
-    def __init__(self) -> None:
-        self.by: list[str] = []
-        self.fails = False
-
-    async def pay(self, run_id: Any, amount: int = 1) -> dict[str, Any]:
-        if self.fails:
-            raise ConnectionError("no route")
-        self.by.append(str(run_id))
-        return {"paid": amount, "number": len(self.by)}
-
-
-def _nothing_known() -> None:
-    """A check function: the step did not happen."""
-
-
-def by_step(paid: Paid, on_in_doubt: Any = "fail", **how: Any) -> Body:
-    async def body(ctx: Any) -> Any:
-        await ctx.step("first", lambda: 1)
-        return await ctx.step("pay", lambda: paid.pay(ctx.run_id), on_in_doubt=on_in_doubt, **how)
-
-    return body
-
-
-def by_list(paid: Paid, **how: Any) -> Body:
-    async def body(ctx: Any) -> Any:
-        async def first(ctx: Any, state: Any) -> int:
-            return 1
-
-        async def pay(ctx: Any, state: Any) -> Any:
-            return await paid.pay(ctx.run_id)
-
-        steps = [Step("first", first), Step("pay", pay, on_in_doubt="fail", **how)]
-        return (await StepExecutor(ctx).run(steps))["pay"]
-
-    return body
-
-
-def by_map(paid: Paid) -> Body:
-    async def body(ctx: Any) -> Any:
-        await ctx.step("first", lambda: 1)
-
-        async def pay(amount: int) -> Any:
-            return await paid.pay(ctx.run_id, amount)
-
-        [found] = await StepExecutor(ctx).map("pay", pay, [5], key=str, on_in_doubt="fail")
-        return found
-
-    return body
-
-
-def by_tool(paid: Paid) -> Body:
-    async def body(ctx: Any) -> Any:
-        async def pay(amount: int) -> Any:
-            """Pay."""
-            return await paid.pay(ctx.run_id, amount)
-
-        await ctx.step("first", lambda: 1)
-        tools = ToolRegistry()
-        tools.register(Tool.from_function(pay, has_side_effects=True))
-        model = Scripted(say=lambda said: "done" if len(said) > 1 else asks(call("pay", {"amount": 5}, "c")))
-        await run_turn_loop(ctx, model, tools, messages=[{"role": "user", "content": "pay"}])
-        return {"number": len(paid.by)}
-
-    return body
-
-
-def inside_another_step(paid: Paid) -> Body:
-    async def body(ctx: Any) -> Any:
-        await ctx.step("first", lambda: 1)
-
-        async def outer() -> Any:
-            return await ctx.step("pay", lambda: paid.pay(ctx.run_id), on_in_doubt="fail")
-
-        return await ctx.step("outer", outer, retries=2)
-
-    return body
-
-
-WAYS: dict[str, Way] = {
-    "fail": by_step,
-    "review": lambda paid: by_step(paid, "review"),
-    "check": lambda paid: by_step(paid, _nothing_known),
-    "key": lambda paid: by_step(paid, key="mine"),
-    "list": by_list,
-    "graph": lambda paid: by_list(paid, depends_on=["first"]),
-    "no checkpoint": lambda paid: by_list(paid, checkpoint=False),
-    "map": by_map,
-    "tool": by_tool,
-    "inside": inside_another_step,
-}
 
 
 async def worked(rig: Rig, run_id: Any) -> RunResult:
@@ -394,11 +297,11 @@ async def test_a_check_that_finds_nothing_does_not_allow_what_another_run_did_si
             inside.set()
             await asyncio.Event().wait()
 
-        return await ctx.step("pay", pay, on_in_doubt=_nothing_known)
+        return await ctx.step("pay", pay, on_in_doubt=nothing_known)
 
     async with Rig(place) as rig:
         await rig.cut(hanging, inside)
-        body = by_step(paid, _nothing_known)
+        body = by_step(paid, nothing_known)
         assert (await forked(rig, body, effects="repeat", new_run_id="fork")).status == "succeeded"
         result = await rig.go(body)
         assert (kind(result), len(paid.by)) == ("EffectAlreadyDone", 1)
@@ -812,5 +715,5 @@ async def test_the_effects_of_a_run_that_was_never_forked_go_with_it(place: Path
 async def _rows(rig: Rig) -> int:
     engine: Any = rig.runner.state_store.commits
     if rig.path is None:
-        return sum(len(rows) for of in engine.tables["effects"].values() for rows in of.values())
+        return stored_effects(engine.tables["effects"])
     return await engine.read(lambda view: view.execute("SELECT count(*) FROM arc_effects").fetchone()[0])  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, Final, NamedTuple
@@ -14,7 +15,8 @@ from .base import Backend, Guard, Op
 from .reading_codec import ReadingCodec
 
 _EMPTY: Final = "{}"  # stays as it is: it has no content, and stands for the contents of light rows
-_KEYED: Final = "h."  # begins a keyed digest
+_KEYED: Final = "h."  # begins a keyed digest; then come the mark of its key, a dot, and the digest of the codec
+_KEYED_END: Final = "h/"  # after all keyed digests, in the order of their characters
 _PLAIN: Final = "p."  # begins a digest that was stored before there was a codec, outside of the store
 _MOST_REPEATED: Final = 256
 
@@ -44,6 +46,39 @@ def why_unreadable(place: str, text: object) -> StorageError | None:
     return text.error if isinstance(text, Undecoded) else encrypted_without_codec(place, text)
 
 
+def unknown_digests(digests: Sequence[str]) -> list[tuple[str, str]]:
+    """Return ranges of stored digests that cannot be compared with these: a key made them that this process lacks.
+
+    Args:
+        digests: The forms of one digest, one for each key of this process; see `Payloads.digests`.
+
+    Returns:
+        The first digest of each range, and the first one after it.
+    """
+    known = sorted({marked_key(each) for each in digests} - {""})
+    return list(zip([_KEYED, *(f"{each[:-1]}/" for each in known)], [*known, _KEYED_END], strict=True))
+
+
+def marked_key(digest: str) -> str:
+    """Return the beginning of a keyed digest, which marks its key; "" for a plain digest."""
+    return digest[: digest.find(".", len(_KEYED)) + 1] if digest.startswith(_KEYED) else ""
+
+
+def same_digest(stored: str, digests: Sequence[str]) -> bool:
+    """Return whether a stored digest may be one of the same contents.
+
+    That is so if it is one of `digests`. A digest that cannot be compared counts as the same: otherwise an effect would
+    be invisible to a process without its key, and would happen twice.
+
+    Args:
+        stored: A digest that the store has.
+        digests: The forms of one digest, plain and with each key of this process.
+    """
+    return stored in digests or (
+        stored.startswith(_KEYED) and any(first <= stored < end for first, end in unknown_digests(digests))
+    )
+
+
 class PayloadFields(NamedTuple):
     """The contents in the operations of one component.
 
@@ -61,6 +96,7 @@ class Payloads:
     def __init__(self, codec: PayloadCodec) -> None:
         self._codec = codec
         self._digest: Callable[[str], str] | None = getattr(codec, "digest", None)
+        self._digests: Callable[[str], Sequence[str]] | None = getattr(codec, "digests", None)
         self.searchable: bool = bool(getattr(codec, "searchable", False))
         #: The ids of the keys of the codec, if it names them.
         self.key_ids: tuple[str, ...] = tuple(getattr(codec, "key_ids", ()))
@@ -109,11 +145,33 @@ class Payloads:
         """Return what the store gets for a digest of contents: the same for the same digest."""
         if not digest or self._digest is None or digest.startswith(_KEYED):
             return digest
-        return digest[len(_PLAIN) :] if digest.startswith(_PLAIN) else f"{_KEYED}{self._digest(digest)}"
+        return digest[len(_PLAIN) :] if digest.startswith(_PLAIN) else f"{self._key_marks[0]}{self._digest(digest)}"
 
     def stored_digest(self, digest: str) -> str:
         """Return a digest that the store has, so that `keyed_digest` returns it unchanged."""
         return digest if not digest or self._digest is None or digest.startswith(_KEYED) else f"{_PLAIN}{digest}"
+
+    def digests(self, digest: str) -> tuple[str, ...]:
+        """Return all forms in which a store may have a digest: under each key of the codec, and plain.
+
+        The first one is what `keyed_digest` returns. Without contents there is no keyed digest, only the marks of the
+        keys, so that `same_digest` knows them.
+        """
+        if self._digest is None:
+            return (digest,)
+        if not digest:
+            return ("", *self._key_marks)
+        return (*(f"{mark}{each}" for mark, each in zip(self._key_marks, self._under_all(digest), strict=True)), digest)
+
+    @cached_property
+    def _key_marks(self) -> tuple[str, ...]:
+        """What begins the digests of each key. It is a digest of a constant, since a codec need not name its keys."""
+        marks = (hashlib.blake2b(each.encode(), digest_size=4).hexdigest() for each in self._under_all("key"))
+        return tuple(f"{_KEYED}{each}." for each in marks)
+
+    def _under_all(self, digest: str) -> Sequence[str]:
+        assert self._digest is not None
+        return (self._digest(digest),) if self._digests is None else self._digests(digest)
 
     def committer(self, target: Any, fields: PayloadFields) -> EncodingCommitter:
         """Return what commits to an engine for all backends that use this codec."""

@@ -51,7 +51,7 @@ def _effect_operations(row: EffectRow, record: Record) -> list[Op]:
         status = APPROVED if row.status == APPROVED else HAPPENED
         return [Op("effect.put", (row._replace(status=status, result=record.result, t=record.t),))]
     # The error of a failed step is known, so another run may execute it.
-    return [Op("effect.drop", row[:4])] if record.kind == FAILED else []
+    return [Op("effect.drop", (row,))] if record.kind == FAILED else []
 
 
 def _records_in(ops: Sequence[Op]) -> list[Record]:
@@ -67,6 +67,7 @@ class ClaimWriter:
         closed_error: Why the step of that name must not start; None while steps may start.
         unconfirmed: Commits with an unknown outcome, oldest first.
         parent_id: The run that called this one. None if there is none, and once its lineage was read.
+        run_n: The order of arrival of the run, which tells it from a deleted run with the same id.
         effects: Rows of the guarded steps that this claim started, and of approvals, by the identity of their records.
     """
 
@@ -78,6 +79,7 @@ class ClaimWriter:
         self._run_key = row.run_key
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = row.parent_id
+        self.run_n: int = row.n
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
         self.state: StateStore = state

@@ -12,9 +12,13 @@ from .._core.codec.json import arguments_digest, encode
 from .._core.event_types import EventType
 from .._core.ids import child_run_id, step_id
 from .._engines.base import Op
+from .._engines.payloads import Undecoded, why_unreadable
 from .._journal.record import STARTED, is_copied
 from ..errors import EffectAlreadyDone
-from ..state.base import APPROVED, BEGUN, HAPPENED, MEMBER, TAKEN, EffectRow
+from ..queue.base import RunQueue
+from ..queue.records import RunRow
+from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, EffectRow, StateStore
+from ..state.rows import rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
 from .step_journal import RunJournal, StepJournal
@@ -33,7 +37,8 @@ class Guarded(Protocol):
 
 def effect_row(journal: RunJournal, name: str, key: str, digest: str, status: str) -> EffectRow:
     """Return the row of this run for that step or wait."""
-    return EffectRow(journal.view.origin, f"{name}\t{key}", digest, journal.writer.run_id, status)
+    writer = journal.writer
+    return EffectRow(journal.view.origin, f"{name}\t{key}", digest, writer.run_id, status, n=writer.run_n)
 
 
 def membership(origin: str, run_id: str) -> list[Op]:
@@ -47,31 +52,80 @@ def membership(origin: str, run_id: str) -> list[Op]:
     return [Op("effect.put", (each,)) for each in rows]
 
 
-async def join_lineage(journal: RunJournal) -> None:
-    """Set the lineage of a child run that a fork called: that of the child which the first run called.
+def _adoption(origin: str, child: str) -> list[Op]:
+    """Return operations that keep the rows of a child's lineage as long as the lineage of its caller exists.
 
-    Only child runs read their parent, at their first guarded step or approval.
+    A fork of the caller may call the child again. The end of the caller's lineage finds the other one by the second
+    row.
     """
-    writer, parent_id = journal.writer, journal.writer.parent_id
-    if parent_id is None or journal.view.origin != writer.run_id:
+    rows = (EffectRow(child, "", "", origin, MEMBER), EffectRow(origin, "", CHILD, child, CHILD))
+    return [Op("effect.put", (each,)) for each in rows]
+
+
+async def stored_origin(state: StateStore, run_id: str) -> str:
+    """Return the first run of the lineage that a run was recorded to belong to; itself if nothing is recorded."""
+    for each in await state.effects(run_id, "", ""):
+        if each.run_id == run_id and each.result is not None:
+            return each.result
+    return run_id
+
+
+async def is_fork(state: StateStore, row: RunRow) -> bool:
+    """Return whether a run is a fork. A process that cannot read its metadata looks for its lineage."""
+    if why_unreadable("metadata", row.metadata) is None:
+        return FORKED_FROM in row.metadata
+    return await stored_origin(state, row.run_id) != row.run_id
+
+
+async def has_joined(state: StateStore, run_id: str) -> bool:
+    """Return whether a child run is recorded to belong to its lineage."""
+    return any(each.run_id == run_id for each in await state.effects(run_id, "", ""))
+
+
+async def join_lineage(journal: RunJournal) -> None:
+    """Record that a child run belongs to its lineage, and that the lineage is kept while the one of its caller is.
+
+    The lineage of a child that a fork called is that of the child which the first run called. Only child runs read
+    their parent, at their first guarded step or approval.
+    """
+    writer, view, parent_id = journal.writer, journal.view, journal.writer.parent_id
+    if parent_id is None or view.origin != writer.run_id:
         return
-    writer.parent_id = None
+    writer.parent_id, run_id, caller_origin = None, writer.run_id, parent_id
     parent = await writer.queue.row(parent_id)
-    if parent is None or (parent.parent_id is None and FORKED_FROM not in parent.metadata):
+    if parent is None:
+        # Its deletion has recorded the lineages of its children, unless no other run could call them again.
+        view.origin = await stored_origin(writer.state, run_id)
         return
-    records = await writer.state.records(parent_id)
+    if parent.parent_id is not None or await is_fork(writer.state, parent):
+        caller_origin = await _join_lineage_of_caller(journal, parent)
+    ops = [*_adoption(caller_origin, view.origin), *membership(view.origin, run_id)]
+    if has_first := view.origin != run_id and await writer.queue.row(view.origin) is not None:
+        ops += membership(view.origin, view.origin)
+    await writer.state.commits.commit(None, ops)
+    await leave_if_deleted(writer.queue, writer.state, caller_origin, parent_id)
+    if has_first:
+        await leave_if_deleted(writer.queue, writer.state, view.origin, view.origin)
+
+
+async def _join_lineage_of_caller(journal: RunJournal, parent: RunRow) -> str:
+    """Set the lineage of a child run from the journal of its caller, and return the lineage of the caller."""
+    writer, view = journal.writer, journal.view
+    records = await writer.state.records(parent.run_id)
     caller = StepJournal(ClaimWriter(parent, writer.queue, writer.bus, writer.state, writer.clock), records)
     await join_lineage(caller)
     call = next((each for each in records if each.kind == STARTED and f'"{writer.run_id}"' in (each.info or "")), None)
-    if call is None or caller.view.origin == parent_id:
-        return
-    journal.view.origin = str(child_run_id(step_id(caller.view.origin, call.name, call.key)))
-    journal.view.effects_policy = caller.view.effects_policy
-    journal.view.spent_approvals = [] if _is_approved(caller) else caller.view.spent_approvals
-    ops = membership(journal.view.origin, writer.run_id)
-    if await writer.queue.row(journal.view.origin) is not None:
-        ops += membership(journal.view.origin, journal.view.origin)
-    await writer.state.commits.commit(None, ops)
+    if call is not None and caller.view.origin != parent.run_id:
+        view.origin = str(child_run_id(step_id(caller.view.origin, call.name, call.key)))
+        view.effects_policy = caller.view.effects_policy
+        view.spent_approvals = [] if _is_approved(caller) else caller.view.spent_approvals
+    return caller.view.origin
+
+
+async def leave_if_deleted(queue: RunQueue, state: StateStore, origin: str, run_id: str) -> None:
+    """Take back the membership of a run that was deleted in the meantime, since no later deletion does."""
+    if await queue.row(run_id) is None:
+        await state.commits.commit(None, [Op("effect.leave", (origin, run_id))])
 
 
 def _is_approved(journal: RunJournal) -> bool:
@@ -82,7 +136,7 @@ def _is_approved(journal: RunJournal) -> bool:
 async def other_rows(journal: RunJournal, row: EffectRow) -> list[EffectRow]:
     """Return the rows that other runs of the lineage have of the same effect, oldest first."""
     rows = await journal.writer.state.effects(*row[:3])
-    return [each for each in rows if each.run_id != row.run_id]
+    return rows_of_other_runs(rows, row)
 
 
 def _digest(work: Guarded) -> str:
@@ -148,7 +202,7 @@ class GuardedStep:
             if await self._allowed(other.run_id, other.status, {}):
                 row = row._replace(status=TAKEN)
                 await self._publish("repeated", other.run_id, other.status)
-            elif self.journal.view.effects_policy == "reuse" and other.status == HAPPENED:
+            elif self._can_reuse(other):
                 await self._publish("reused", other.run_id, other.status)
                 writer.effects.pop(self.identity, None)
                 return other
@@ -161,6 +215,14 @@ class GuardedStep:
                 await self._reject(approval["run_id"], APPROVED, about)
         writer.effects[self.identity] = row
         return None
+
+    def _can_reuse(self, other: EffectRow) -> bool:
+        """Return whether the policy of the run is to use the result of that row, and it is one of these arguments."""
+        if self.journal.view.effects_policy != "reuse" or other.status != HAPPENED or other.digest != self.digest:
+            return False
+        if isinstance(other.result, Undecoded):
+            raise other.result.error
+        return True
 
     async def _allowed(self, run_id: str, status: str, about: dict[str, Any]) -> bool:
         """Return whether the step may run again: by the policy, or after asking for approval."""
@@ -192,13 +254,16 @@ class GuardedStep:
         other = await self.journal.writer.queue.row(run_id)
         run = (other.run_key if other is not None else None) or run_id
         step = f"step {self.name!r}" if self.tool is None else f"call of tool {self.tool['name']!r}"
+        where = f"run {run!r}, which shares its history with this run"
+        effects = '"ask" or "repeat"' if status == BEGUN else '"reuse", "ask" or "repeat"'
+        fix = f"To allow it, fork again with effects={effects}"
+        if run_id == self.journal.writer.run_id:
+            where = "a run with this id, which was deleted"
+            fix = "To allow it, use another run id, or another key= for a child run"
         if about:
             reason = f"{step} must have an approval of this run, got {about['approval']!r}, which run {run!r} used"
         elif status == HAPPENED:
-            reason = f"{step} was already done in run {run!r}, which shares its history with this run"
+            reason = f"{step} was already done in {where}"
         else:
-            reason = (
-                f"{step} was started in run {run!r}, which shares its history with this run; its outcome is unknown"
-            )
-        effects = '"ask" or "repeat"' if status == BEGUN else '"reuse", "ask" or "repeat"'
-        raise EffectAlreadyDone(self.name, f"{reason}. To allow it, fork again with effects={effects}.", run_id, status)
+            reason = f"{step} was started in {where}; its outcome is unknown"
+        raise EffectAlreadyDone(self.name, f"{reason}. {fix}.", run_id, status)

@@ -32,7 +32,8 @@ class ReadOnlyWriter:
         self.run_id: str = row.run_id
         self._name = row.run_key or row.run_id  # as the caller named the run
         self.claim_id: str = row.claim_id
-        self.parent_id: str | None = row.parent_id
+        self.parent_id: str | None = None  # to join the lineage of a child would be a write
+        self.run_n: int = row.n
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
         self.state: StateStore = state

@@ -112,6 +112,7 @@ class RunWriter(StepWriter, Protocol):
         """Rows of the guarded steps that this claim started, and of approvals, by the identity of their records."""
 
     parent_id: str | None
+    run_n: int
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
         """Prepare the engines for this claim, and return the records of the journal."""

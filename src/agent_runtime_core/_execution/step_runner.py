@@ -444,7 +444,7 @@ async def _apply_in_doubt_policy(
         try:
             answer = await journal.control.review(work.name, work.key, start, lambda given: work.decode(encode(given)))
         except RunFailed:  # a reviewer has confirmed that it had no effect
-            await journal.writer.write([Op("effect.drop", step.row[:4])])
+            await journal.writer.write([Op("effect.drop", (step.row,))])
             raise
     else:
         assert callable(policy)

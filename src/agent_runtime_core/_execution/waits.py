@@ -230,7 +230,6 @@ class Waits:
                 self._mailbox.reject(message, f"approval {name!r}", reason)
             return reason is None
 
-        await join_lineage(self._journal)
         return await self._wait_for_signal(name, timeout, f"approval {name}", ask, given_key, fits, approval, request)
 
     async def _approved_before(self, name: str, key: str, digest: str) -> dict[str, Any]:
@@ -304,6 +303,8 @@ class Waits:
             # A wait that was renamed receives messages to all of its names.
             names = (name.removeprefix(SIGNAL), signal, *self._journal.view.former_names(signal))
             if record is None:
+                if approval is not None:
+                    await join_lineage(self._journal)
                 request_id = step_id(self._row.run_id, name, key)
                 if ask is not None and (name, key) not in self._journal.view.started:
                     await ask(request_id, key)

@@ -18,7 +18,7 @@ from .._core.ids import step_id
 from .._core.validation import must, unknown
 from .._engines.base import INSTALL, LOWEST_TOKEN, Op
 from .._execution.claim_writer import ClaimWriter
-from .._execution.effects import FORKED_FROM, join_lineage, membership
+from .._execution.effects import FORKED_FROM, join_lineage, leave_if_deleted, membership
 from .._execution.journal_view import is_approval
 from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.step_policy import EFFECTS
@@ -251,4 +251,6 @@ async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], chec
         await state.commit(None, ops)
         ops = [insert]
     stored: RunRow = (await queue.commit(None, ops))[-1]
+    if source == origin:
+        await leave_if_deleted(backends.queue, backends.state, origin, source)
     return stored

@@ -26,7 +26,7 @@ from ..events.event import EventRows, StoredEvent, sequence_after
 from ..persistence.documents.base import Collection, Document, DocumentStore
 from ..persistence.open_documents import open_document_store
 from ..queue.records import MailboxMessage, RunFilter, RunRow, contents_of
-from ..state.base import EffectRow
+from ..state.base import CHILD, MEMBER, EffectRow
 from ..state.payload_fields import TOGETHER, decode_record, encode_record
 from .backends import Backends
 from .runner import AgentRunner
@@ -329,21 +329,19 @@ class _Runs:
         return [Change((old,), (new,), [(old, new)])]
 
     async def _origins(self, run_id: str) -> list[str]:
-        """Return the run, and the first run of its lineage of forks."""
-        found, payloads = [run_id], self._work.payloads
-        for row in await self._state.read("effects", run_id, "", ""):
-            if row.run_id == run_id and row.result is not None:
-                try:
-                    found.append(payloads.decode("effect of run", run_id, row.result))
-                except _UNREADABLE as error:
-                    self._work.result.unreadable[f"effect of run {run_id}"] = str(error)
+        """Return the run, the first run of its lineage, and those of lineages that are kept for it, of deleted runs."""
+        found = [run_id]
+        found += [row.result for row in await self._state.read("effects", run_id, "", ("",)) if row.result is not None]
+        for origin in found:
+            rows: list[EffectRow] = await self._state.read("effects", origin, "", (CHILD,))
+            found += [row.run_id for row in rows if row.run_id not in self._lineages]
         return [*dict.fromkeys(found)]
 
     async def _effects(self, origin: str, run_id: str) -> list[Change]:
         """Return the rows of a run in a lineage. The first run of a lineage gets those of deleted runs too."""
         found: list[EffectRow] = []
         for key, digest in await self._state.read("effect_keys", origin):
-            found += await self._state.read("effects", origin, key, digest)
+            found += [row for row in await self._state.read("effects", origin, key, (digest,)) if row.digest == digest]
         mine = [row for row in found if row.run_id == run_id]
         if origin not in self._lineages:
             others = {row.run_id for row in found} - {run_id}
@@ -352,6 +350,8 @@ class _Runs:
         return [self._renewed_effect(row) for row in mine]
 
     def _renewed_effect(self, old: EffectRow) -> Change:
+        if old.status in (MEMBER, CHILD):
+            return Change((old,), (old,), [])
         text = self._work.renewed_optional("effect of run", old.run_id, old.result)
         new = old._replace(digest=self._work.payloads.keyed_digest(old.digest), result=text)
         return Change((old,), (new,), [(old.result, text)])

@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from .._engines.base import FORGET, Committer, Op
-from .._execution.effects import FORKED_FROM
+from .._engines.payloads import UNREADABLE
+from .._execution.claim_writer import ClaimWriter
+from .._execution.effects import has_joined, join_lineage, stored_origin
+from .._execution.step_journal import StepJournal
 from ..queue.records import LIVE, RowChanged, RunFilter, RunRow
-from ..state.base import StateStore
 from ..status import RunStatus
 from .backends import Backends
 
@@ -24,7 +26,8 @@ async def vacuum(
         wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
         while (rows := await queue.find(wanted)) and rows[-1].n > wanted.after:
             for row in rows:
-                with contextlib.suppress(RowChanged):  # it has been resumed since
+                # It has been resumed since. Or without its key it cannot be deleted before its children.
+                with contextlib.suppress(RowChanged, *UNREADABLE):
                     await forget(backends, row, stores)
                     deleted += 1
             wanted = wanted._replace(after=rows[-1].n)
@@ -51,29 +54,36 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] =
     row = await backends.queue.row(run_id)
     if row is None or row.status in LIVE or (row.generation, row.n) != (seen.generation, seen.n):
         raise RowChanged
+    lineages = [run_id]
+    if row.parent_id is not None or await backends.state.effects(run_id, "", ""):
+        await _record_lineages_of_children(backends, row)
+        lineages = [*dict.fromkeys((run_id, await stored_origin(backends.state, run_id)))]
+    leave = [Op("effect.leave", (each, run_id)) for each in lineages]
     # The queue's row is deleted last: after a crash in between the next `vacuum` finds it again.
     queue = backends.queue.commits
     last = [Op("queue.delete", (run_id, row.generation, row.n))]
     for backend, name in ((backends.state, "state.delete"), (backends.bus, "events.delete")):
-        ops, commits = [Op(name, (run_id,))], backend.commits
-        if backend is backends.state:
-            ops += [
-                Op("effect.leave", (of, run_id)) for of in dict.fromkeys((run_id, await _origin(backends.state, row)))
-            ]
+        ops, commits = [Op(name, (run_id,)), *(leave if backend is backends.state else ())], backend.commits
         if commits is queue:
             last += ops
         else:
             await commits.commit(None, [*ops, Op(FORGET, (run_id,))])
     await queue.commit(None, last)
+    if backends.state.commits is not queue:  # it may have become a member again while its row was there
+        await backends.state.commits.commit(None, leave)
     for commits in stores:
         if commits is not queue:
             await commits.commit(None, [Op(FORGET, (run_id,))])
 
 
-async def _origin(state: StateStore, row: RunRow) -> str:
-    """Return the first run of the run's lineage of forks."""
-    if row.parent_id is not None or FORKED_FROM in row.metadata:
-        for each in await state.effects(row.run_id, "", ""):
-            if each.run_id == row.run_id and each.result is not None:
-                return each.result
-    return row.run_id
+async def _record_lineages_of_children(backends: Backends, parent: RunRow) -> None:
+    """Record the lineages of children that are kept longer than their parent, since they are found by its journal."""
+    queue = backends.queue
+    wanted = RunFilter(parent=parent.run_id, limit=200)
+    while children := await queue.find(wanted):
+        for child in children:
+            if await has_joined(backends.state, child.run_id):
+                continue
+            # Without its records: only those of a fork name a lineage, and no fork has a parent.
+            await join_lineage(StepJournal(ClaimWriter(child, *backends, queue.clock), []))
+        wanted = wanted._replace(after=children[-1].n)

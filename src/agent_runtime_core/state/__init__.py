@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .base import EffectRow as EffectRow
     from .base import StateRow as StateRow
     from .base import StateStore as StateStore
+    from .base import same_digest as same_digest
     from .memory import InMemoryStateStore as InMemoryStateStore
     from .redis import RedisStateStore as RedisStateStore
     from .sqlite import SQLiteStateStore as SQLiteStateStore
@@ -33,6 +34,7 @@ _LAZY = {
     "Record": ".._journal.record:Record",
     "StateRow": ".base:StateRow",
     "StateStore": ".base:StateStore",
+    "same_digest": ".base:same_digest",
 } | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
 _PUBLIC = sorted([*_LAZY, "BACKENDS", "get_state_store"])
 

@@ -13,6 +13,7 @@ from .._core.codec.json import decode_dict, encode_as
 from .._core.ids import stored_id, unbroken
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
+from .._engines.payloads import same_digest as same_digest
 from .._engines.payloads import why_unreadable
 from .._error_text import brief_kind
 from .._journal.record import Record, outcome_of
@@ -20,6 +21,7 @@ from ..errors import StorageCorrupt, StorageError, UnserialisableResult
 from .payload_fields import FIELDS, decode_effect, decode_record, decode_records, decode_state
 from .rows import APPROVED as APPROVED
 from .rows import BEGUN as BEGUN
+from .rows import CHILD as CHILD
 from .rows import HAPPENED as HAPPENED
 from .rows import MEMBER as MEMBER
 from .rows import TAKEN as TAKEN
@@ -71,9 +73,17 @@ class StateStore(Backend):
       appended if the last end has no claim and the same `attempt`; the result is then the position of that end.
     * `state.checkpoint(run_id, text, mark, now)`, `state.status(run_id, text, now)`, `state.delete(run_id)`.
     * `fence.install` and `fence.forget`, as on `EventBus`.
-    * `effect.begin(EffectRow)`: raises EffectExists if another run has a row of that origin, key and digest and this
-      run has none.
-    * `effect.put(EffectRow)`, `effect.drop(origin, key, digest, run_id)`, `effect.leave(origin, run_id)`.
+    * `effect.begin(EffectRow, others)`: raises EffectExists if another run has a row of that effect and this run has
+      none. This run has the `run_id` and the `n` of the row.
+    * `effect.put(EffectRow, others)`, `effect.drop(EffectRow, others)`: replace and delete what this run has of that
+      effect.
+    * `effect.leave(origin, run_id)`: deletes the row of this member. If it was the last one, deletes all rows of the
+      lineage, and applies `effect.leave(row.run_id, origin)` for each of them with the digest "child".
+
+    Rows with the same `origin` and `key` are of the same effect if `same_digest(row.digest, digests)`. `digests` has
+    the digest of the operation and the `others`: with a payload codec, the digests under its other keys and the plain
+    one. Without a codec, the operations have no second argument. A run has, replaces or deletes a row of an effect only
+    if its digest is one of `digests`.
 
     `read(what, ...)` returns:
 
@@ -82,7 +92,7 @@ class StateStore(Backend):
     * "endings" (run_ids): the last record of kind "ended" by run id, for those that have one. The result, which may be
       large, may be left out if the `info` has a key "end".
     * "state" (run_id): a StateRow.
-    * "effects" (origin, key, digest): the rows of one effect.
+    * "effects" (origin, key, digests): the rows of one effect.
     """
 
     payload_fields = FIELDS
@@ -149,13 +159,15 @@ class StateStore(Backend):
         return decode_state(self.payloads, run_id, row)
 
     async def effects(self, origin: str, key: str, digest: str) -> list[EffectRow]:
-        """Return the rows of one effect, one for each run of the lineage that did it, the oldest first."""
-        rows: list[EffectRow] = await self.read("effects", origin, key, digest)
-        if self.payloads is not None:  # those above were stored before there was a codec
-            keyed = self.payloads.keyed_digest(digest)
-            rows = [*rows, *(await self.read("effects", origin, key, keyed) if keyed != digest else ())]
-            rows = [decode_effect(self.payloads, row, digest) for row in rows]
-        return sorted(rows, key=lambda row: (row.t, row.run_id))
+        """Return the rows of one effect, one for each run of the lineage that did it, the oldest first.
+
+        A row whose digest cannot be compared, since this process does not have its key, is returned as it is stored.
+        """
+        digests = (digest,) if self.payloads is None or not key else self.payloads.digests(digest)
+        rows: list[EffectRow] = await self.read("effects", origin, key, digests)
+        return sorted(
+            (decode_effect(self.payloads, row, digest, digests) for row in rows), key=lambda row: (row.t, row.run_id)
+        )
 
     async def records(self, run_id: UUID | str, after: int = -1) -> list[Record]:
         """Return the records of the run's journal after a position, in order."""

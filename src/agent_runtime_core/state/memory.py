@@ -10,7 +10,8 @@ from .._engines.backend import known_options, memory_store
 from .._engines.base import NotApplied, Op, OperationSet, engine_close, engine_commit, engine_read
 from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
-from .base import EffectExists, EffectRow, StateRow, StateStore
+from .base import CHILD, MEMBER, EffectExists, EffectRow, StateRow, StateStore, same_digest
+from .rows import rows_of_other_runs, rows_of_run
 
 _CLEAR = "state.clear"
 
@@ -37,62 +38,65 @@ def stated(tx: MemoryTx, run_id: str, text: str, now: float) -> None:
         raise NotApplied
 
 
-def begin(tx: MemoryTx, row: EffectRow) -> None:
-    there = effects(tx, *row[:3])
-    if any(each.run_id == row.run_id for each in there):
+def begin(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    there = effects(tx, row.origin, row.key, (row.digest, *others))
+    if rows_of_run(there, row, others):
         return
-    if there:
+    if rows_of_other_runs(there, row):
         raise EffectExists
     put(tx, row)
 
 
-def put(tx: MemoryTx, row: EffectRow) -> None:
-    _keep(tx, row.origin, row[1:3], [*_others(tx, *row[:4]), row])
+def put(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    drop(tx, row, others)
+    table = tx.tables["effects"]
+    for key in (row.origin, row.key):
+        if key not in table:
+            tx.put(table, key, {})
+        table = table[key]
+    tx.put(table, row.digest, [*table.get(row.digest, ()), row])
 
 
-def drop(tx: MemoryTx, origin: str, key: str, digest: str, run_id: str) -> None:
-    _keep(tx, origin, (key, digest), _others(tx, origin, key, digest, run_id))
+def drop(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    rows = tx.tables["effects"].get(row.origin, {}).get(row.key, {})
+    for digest in (row.digest, *others):
+        if left := rows_of_other_runs(rows.get(digest, ()), row):
+            tx.put(rows, digest, left)
+        else:
+            tx.drop(rows, digest)
 
 
 def leave(tx: MemoryTx, origin: str, run_id: str) -> None:
-    drop(tx, origin, "", "", run_id)
-    if not effects(tx, origin, "", ""):
-        tx.drop(tx.tables["effects"], origin)
+    leaving = [(origin, run_id)]
+    for lineage, member in leaving:
+        drop(tx, EffectRow(lineage, "", "", member, MEMBER))
+        if not effects(tx, lineage, "", ("",)):
+            leaving += [(each.run_id, lineage) for each in effects(tx, lineage, "", (CHILD,))]
+            tx.drop(tx.tables["effects"], lineage)
 
 
-def has_begun(tx: MemoryTx, row: EffectRow) -> None:
-    if not any(each.run_id == row.run_id for each in effects(tx, *row[:3])):
+def has_begun(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    if not rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
         raise NotApplied
 
 
-def was_put(tx: MemoryTx, row: EffectRow) -> None:
-    if row not in effects(tx, *row[:3]):
+def was_put(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    if row not in effects(tx, row.origin, row.key, (row.digest,)):
         raise NotApplied
 
 
-def dropped(tx: MemoryTx, origin: str, key: str, digest: str, run_id: str) -> None:
-    if len(_others(tx, origin, key, digest, run_id)) != len(effects(tx, origin, key, digest)):
+def dropped(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    if rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
         raise NotApplied
 
 
-def effects(tx: MemoryTx, origin: str, key: str, digest: str) -> list[EffectRow]:
-    found: list[EffectRow] = tx.tables["effects"].get(origin, {}).get((key, digest), [])
-    return found
+def effects(tx: MemoryTx, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
+    rows: dict[str, list[EffectRow]] = tx.tables["effects"].get(origin, {}).get(key, {})
+    return [row for digest, found in rows.items() if same_digest(digest, digests) for row in found]
 
 
-def _others(tx: MemoryTx, origin: str, key: str, digest: str, run_id: str) -> list[EffectRow]:
-    return [each for each in effects(tx, origin, key, digest) if each.run_id != run_id]
-
-
-def _keep(tx: MemoryTx, origin: str, identity: tuple[str, ...], rows: list[EffectRow]) -> None:
-    table = tx.tables["effects"]
-    if origin not in table:
-        tx.put(table, origin, {})
-    tx.put(table[origin], identity, rows)
-
-
-def effect_keys(tx: MemoryTx, origin: str) -> list[tuple[str, ...]]:
-    return [*tx.tables["effects"].get(origin, {})]
+def effect_keys(tx: MemoryTx, origin: str) -> list[tuple[str, str]]:
+    return [(key, digest) for key, rows in tx.tables["effects"].get(origin, {}).items() for digest in rows]
 
 
 def rewrite(tx: MemoryTx, run_id: str, old: str, new: str) -> bool:
@@ -104,10 +108,10 @@ def rewrite(tx: MemoryTx, run_id: str, old: str, new: str) -> bool:
 
 
 def rewrite_effect(tx: MemoryTx, old: EffectRow, new: EffectRow) -> bool:
-    if old not in effects(tx, *old[:3]):
+    if old not in effects(tx, old.origin, old.key, (old.digest,)):
         return False
-    drop(tx, *old[:4])
-    if not any(each.run_id == new.run_id for each in effects(tx, *new[:3])):
+    drop(tx, old)
+    if not rows_of_run(effects(tx, new.origin, new.key, (new.digest,)), new):
         put(tx, new)
     return True
 

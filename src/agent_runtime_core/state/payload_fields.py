@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from .._engines.payloads import PayloadFields, Payloads, why_unreadable
+from .._engines.payloads import UNREADABLE, PayloadFields, Payloads, Undecoded, why_unreadable
 from .._engines.reading_codec import mark_in_text, words_of
 from .._journal.record import ENDED, FAILED, RETRYING, Record
-from .rows import EffectRow, StateRow
+from ..errors import StorageError
+from .rows import CHILD, MEMBER, EffectRow, StateRow
 
 TOGETHER = ("error", "state", "info", "next", "digest")
 _MARK = "="  # begins what was encoded together; no JSON object begins so
@@ -68,16 +70,39 @@ def decode_state(payloads: Payloads | None, run_id: str, row: StateRow) -> State
     return row._replace(checkpoint=payloads.decode_optional("checkpoint of run", run_id, row.checkpoint))
 
 
-def _encode_effect(payloads: Payloads, args: Any) -> tuple[EffectRow]:
+def _encode_effect(payloads: Payloads, args: Any) -> tuple[EffectRow, tuple[str, ...]]:
+    """Return the row as its store gets it, and the digests that its store compares. Ids of runs stay readable."""
     [row] = args
+    if row.status in (MEMBER, CHILD):
+        return row, ()
+    digest, *others = payloads.digests(row.digest)
     result = payloads.encode_optional("effect of run", row.run_id, row.result)
-    return (row._replace(digest=payloads.keyed_digest(row.digest), result=result),)
+    return row._replace(digest=digest, result=result), tuple(others)
 
 
-def decode_effect(payloads: Payloads, row: EffectRow, digest: str) -> EffectRow:
-    """Return the row of an effect as its readers get it, with the digest by which they know it."""
-    result = payloads.decode_optional("effect of run", row.run_id, row.result)
-    return row._replace(digest=digest, result=result)
+def decode_effect(payloads: Payloads | None, row: EffectRow, digest: str, digests: Sequence[str]) -> EffectRow:
+    """Return the row of an effect as its readers get it.
+
+    Args:
+        payloads: The codec of the process, if it has one.
+        row: The row as its store has it.
+        digest: The digest of the effect that was looked up. The row gets it, unless its own cannot be compared.
+        digests: The forms of that digest.
+    """
+    if row.digest in digests:
+        row = row._replace(digest=digest)
+    if row.status in (MEMBER, CHILD) or row.result is None:
+        return row
+    error: StorageError | None = None
+    if payloads is None:
+        error = why_unreadable(f"effect of run {row.run_id}", row.result)
+    else:
+        try:
+            return row._replace(result=payloads.decode("effect of run", row.run_id, row.result))
+        except UNREADABLE as reason:
+            error = reason
+    # The effect must be found nevertheless. Only who uses its result needs its key.
+    return row if error is None else row._replace(result=Undecoded(row.result, error))
 
 
 def _encode_transaction(payloads: Payloads, args: Any) -> tuple[Any, ...]:
@@ -94,7 +119,7 @@ FIELDS = PayloadFields(
         ),
         "effect.begin": _encode_effect,
         "effect.put": _encode_effect,
-        "effect.drop": lambda payloads, args: (*args[:2], payloads.keyed_digest(args[2]), args[3]),
+        "effect.drop": _encode_effect,
     },
     {
         "journal.transact": lambda payloads, args, result: payloads.decode_optional("result of run", args[0], result),

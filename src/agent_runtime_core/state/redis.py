@@ -10,6 +10,7 @@ from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import compact
 from .._engines.backend import known_options
 from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
+from .._engines.payloads import marked_key
 from .._engines.redis.engine import RedisEngine, redis_store
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
@@ -24,21 +25,27 @@ def _status(run_id: str, text: str, now: float) -> tuple[Any, ...]:
     return run_id, text, repr(now)
 
 
-def _effect(row: EffectRow) -> tuple[Any, ...]:
+def _effect(row: EffectRow, others: Sequence[str] = ()) -> tuple[Any, ...]:
     """Encode a row for the script: the fields that identify it, and all fields as one JSON string."""
-    return row.origin, compact(row[1:3]), row.run_id, compact(row)
+    return row.origin, _digests(row.key, (row.digest, *others)), _run(row), compact(row)
+
+
+def _digests(key: str, digests: Sequence[str]) -> tuple[Any, ...]:
+    """Encode the digests of an effect: as fields of the hash, how these begin, and the marks of their keys."""
+    marks = tuple(marked_key(each) for each in digests)
+    return tuple(compact((key, each)) for each in digests), compact((key, ""))[:-2], marks
+
+
+def _run(row: EffectRow) -> str:
+    return f"{row.run_id}:{row.n}" if row.n else row.run_id
 
 
 def _rewrite_effect(old: EffectRow, new: EffectRow) -> tuple[Any, ...]:
-    return *_effect(old), compact(new[1:3]), compact(new)
+    return *_effect(old), _digests(new.key, (new.digest,)), compact(new)
 
 
-def _of_effect(origin: str, key: str, digest: str, run_id: str) -> tuple[Any, ...]:
-    return origin, compact((key, digest)), run_id
-
-
-async def _effects(engine: RedisEngine, origin: str, key: str, digest: str) -> list[EffectRow]:
-    rows = as_list(await engine.ask("state.effects", origin, compact((key, digest))))
+async def _effects(engine: RedisEngine, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
+    rows = as_list(await engine.ask("state.effects", origin, _digests(key, digests)))
     return [EffectRow(*json.loads(row)) for row in rows]
 
 
@@ -62,7 +69,7 @@ CONCERN = RedisOperationSet(
         "effect.begin": Codec(_effect),
         "effect.put": Codec(_effect),
         "effect.rewrite": Codec(_rewrite_effect),
-        "effect.drop": Codec(_of_effect),
+        "effect.drop": Codec(_effect),
     },
     refusals={"EFFECT": EffectExists},
 )

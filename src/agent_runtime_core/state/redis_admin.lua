@@ -33,94 +33,161 @@ ops['state.row'] = function(run)
   return state(run)
 end
 
--- The effects of a lineage are a hash: for each key and digest, [[run, row], ...] as JSON, one pair for each run.
+-- The effects of a lineage are a hash: for each key and digest, [[run, row], ...] as JSON, one pair for each run. The
+-- field "marks" has the marks of all keys that made digests of the lineage, so that only a caller that lacks one of them
+-- has to look at all fields.
+--
+-- Callers pass the digests of an effect as {fields, prefix, marks}: the names of the fields, how all fields of the same
+-- key begin, and the mark of the key of each digest, "" for a plain one.
 
-local MEMBERS = '["",""]'
+local MARKS, MEMBERS, CHILDREN = 'marks', '["",""]', '["","child"]'
 
-local function effects(origin, what)
-  local key, at = P .. 'effects:' .. origin, origin .. what
+local function lineage(origin)
   tx.effects = tx.effects or {}
-  if not tx.effects[at] then
-    local stored = call('HGET', key, what)
-    fitting[key] = true
-    tx.effects[at] = stored and cjson.decode(stored) or {}
-  end
-  return tx.effects[at]
+  tx.effects[origin] = tx.effects[origin] or {}
+  return tx.effects[origin]
 end
 
-local function of_run(rows, run)
+local function effects(origin, field)
+  local key, known = P .. 'effects:' .. origin, lineage(origin)
+  if not known[field] then
+    local stored = not known.deleted and call('HGET', key, field)
+    fitting[key] = true
+    known[field] = stored and cjson.decode(stored) or {}
+  end
+  return known[field]
+end
+
+local function write_effects(origin, field, rows)
+  lineage(origin)[field] = rows
+  if #rows > 0 then
+    write('HSET', P .. 'effects:' .. origin, field, cjson.encode(rows))
+  else
+    write('HDEL', P .. 'effects:' .. origin, field)
+  end
+end
+
+local function has(list, value)
+  for _, each in ipairs(list) do
+    if each == value then return true end
+  end
+  return false
+end
+
+-- Returns the fields with the rows of an effect. Digests that were made with another key than those of the caller cannot
+-- be compared, so they count as the same.
+local function same_effect(origin, digests)
+  local fields, unknown = {unpack(digests[1])}, false
+  for _, mark in ipairs(effects(origin, MARKS)) do unknown = unknown or not has(digests[3], mark) end
+  if unknown then
+    local prefix = digests[2]
+    for _, field in ipairs(call('HKEYS', P .. 'effects:' .. origin)) do
+      local digest = field:sub(1, #prefix) == prefix and field:sub(#prefix + 1) or ''
+      local mark = digest:match('^h%.[^.]*%.') or digest:match('^h%.')
+      if mark and not has(digests[3], mark) then fields[#fields + 1] = field end
+    end
+  end
+  return fields
+end
+
+local function row_of(rows, run)
   for _, row in ipairs(rows) do
     if row[1] == run then return row[2] end
   end
 end
 
--- Replaces the row of that run by `row`, or removes it without `row`. Rows of other runs are kept.
-local function keep_effect(origin, what, run, row)
-  local kept = {}
-  for _, each in ipairs(effects(origin, what)) do
-    if each[1] ~= run then kept[#kept + 1] = each end
+-- Returns the row that the run has of an effect under one of these digests.
+local function of_run(origin, digests, run)
+  for _, field in ipairs(digests[1]) do
+    local row = row_of(effects(origin, field), run)
+    if row then return row end
   end
-  if row then kept[#kept + 1] = {run, row} end
-  tx.effects[origin .. what] = kept
-  if #kept > 0 then
-    write('HSET', P .. 'effects:' .. origin, what, cjson.encode(kept))
-  else
-    write('HDEL', P .. 'effects:' .. origin, what)
+end
+
+-- Replaces the row of that run by `row`, or removes it without `row`. Rows of other runs are kept.
+local function keep_effect(origin, digests, run, row)
+  for at, field in ipairs(digests[1]) do
+    local kept, rows = {}, effects(origin, field)
+    for _, each in ipairs(rows) do
+      if each[1] ~= run then kept[#kept + 1] = each end
+    end
+    if row and at == 1 then kept[#kept + 1] = {run, row} end
+    if #kept ~= #rows or (row and at == 1) then write_effects(origin, field, kept) end
+  end
+  local marks, mark = effects(origin, MARKS), digests[3][1]
+  if row and mark ~= '' and not has(marks, mark) then
+    write_effects(origin, MARKS, {mark, unpack(marks)})
   end
   return null
 end
 
-ops['effect.begin'] = function(origin, what, run, row)
-  local there = effects(origin, what)
-  if of_run(there, run) then return null end
-  if #there > 0 then refuse('EFFECT') end
-  return keep_effect(origin, what, run, row)
+ops['effect.begin'] = function(origin, digests, run, row)
+  if of_run(origin, digests, run) then return null end
+  for _, field in ipairs(same_effect(origin, digests)) do
+    for _, each in ipairs(effects(origin, field)) do
+      if each[1] ~= run then refuse('EFFECT') end
+    end
+  end
+  return keep_effect(origin, digests, run, row)
 end
 
-applied['effect.begin'] = function(origin, what, run)
-  if not of_run(effects(origin, what), run) then not_applied() end
+applied['effect.begin'] = function(origin, digests, run)
+  if not of_run(origin, digests, run) then not_applied() end
   return null
 end
 
 ops['effect.put'] = keep_effect
 
-applied['effect.put'] = function(origin, what, run, row)
-  if of_run(effects(origin, what), run) ~= row then not_applied() end
+applied['effect.put'] = function(origin, digests, run, row)
+  if row_of(effects(origin, digests[1][1]), run) ~= row then not_applied() end
   return null
 end
 
-ops['effect.drop'] = keep_effect
+ops['effect.drop'] = function(origin, digests, run)
+  return keep_effect(origin, digests, run)
+end
 
-applied['effect.drop'] = function(origin, what, run)
-  if of_run(effects(origin, what), run) then not_applied() end
+applied['effect.drop'] = function(origin, digests, run)
+  if of_run(origin, digests, run) then not_applied() end
   return null
 end
 
 -- Replaces the row of a run by the same one, encoded in another way, perhaps with another digest.
-ops['effect.rewrite'] = function(origin, what, run, old, now_what, new)
-  if of_run(effects(origin, what), run) ~= old then return false end
-  keep_effect(origin, what, run, now_what == what and new or nil)
-  if now_what ~= what and not of_run(effects(origin, now_what), run) then
-    keep_effect(origin, now_what, run, new)
-  end
+ops['effect.rewrite'] = function(origin, digests, run, old, now, new)
+  if of_run(origin, digests, run) ~= old then return false end
+  local moved = now[1][1] ~= digests[1][1]
+  if moved then keep_effect(origin, digests, run) end
+  if not moved or not of_run(origin, now, run) then keep_effect(origin, now, run, new) end
   return true
 end
 
 ops['effect.leave'] = function(origin, run)
-  keep_effect(origin, MEMBERS, run)
-  if #effects(origin, MEMBERS) == 0 then
-    write('DEL', P .. 'effects:' .. origin)
-    tx.effects = nil
+  local leaving, at = {{origin, run}}, 1
+  while leaving[at] do
+    local left, member = unpack(leaving[at])
+    keep_effect(left, {{MEMBERS}, '', {''}}, member)
+    if #effects(left, MEMBERS) == 0 then
+      for _, child in ipairs(effects(left, CHILDREN)) do leaving[#leaving + 1] = {child[1], left} end
+      write('DEL', P .. 'effects:' .. left)
+      tx.effects[left] = {deleted = true}
+    end
+    at = at + 1
   end
   return null
 end
 
 ops['state.effect_keys'] = function(origin)
-  return call('HKEYS', P .. 'effects:' .. origin)
+  local found = {}
+  for _, field in ipairs(call('HKEYS', P .. 'effects:' .. origin)) do
+    if field ~= MARKS then found[#found + 1] = field end
+  end
+  return found
 end
 
-ops['state.effects'] = function(origin, what)
+ops['state.effects'] = function(origin, digests)
   local found = {}
-  for i, row in ipairs(effects(origin, what)) do found[i] = row[2] end
+  for _, field in ipairs(same_effect(origin, digests)) do
+    for _, row in ipairs(effects(origin, field)) do found[#found + 1] = row[2] end
+  end
   return found
 end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 
@@ -23,18 +24,38 @@ HAPPENED: Final = "done"  # a step has completed: `result` is its result
 APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
 TAKEN: Final = "taken"  # never stored: a run may repeat the effect of another run
 MEMBER: Final = "member"  # no effect: the run belongs to the lineage, whose rows are kept while it has members
+CHILD: Final = "child"  # no effect: the lineage of a child, of which this lineage is a member
 
 
 class EffectRow(NamedTuple):
     """A step or an approval of one run, which forks of the run must not repeat without notice.
 
-    Runs that were forked from each other share an `origin`: the first run of that lineage.
+    Runs that were forked from each other share an `origin`: the first run of that lineage. The lineage of a child run
+    is kept while that of its caller is, which is a member of it and has a row with the digest "child".
     """
 
     origin: str
-    key: str  # name and key of the step or wait; "" in the row of a member
+    key: str  # name and key of the step or wait; "" in the rows of members and children
     digest: str  # of its arguments, or of the details of an approval; "" for none
     run_id: str  # the run that did it
     status: str
     result: str | None = None
     t: float = 0.0
+    n: int = 0  # the `n` of the run's row: after its deletion, another run may get its id
+
+
+def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
+    """Return those of the rows of an effect that are of the same run as `row`.
+
+    Args:
+        there: The stored rows, also those whose digests cannot be compared: these may be of other arguments.
+        row: The row that the run writes.
+        others: Further digests of the effect.
+    """
+    mine = [each for each in there if (each.run_id, each.n) == (row.run_id, row.n)]
+    return [each for each in mine if each.digest == row.digest or each.digest in others]
+
+
+def rows_of_other_runs(there: Sequence[EffectRow], row: EffectRow) -> list[EffectRow]:
+    """Return those of the rows of an effect that other runs have."""
+    return [each for each in there if (each.run_id, each.n) != (row.run_id, row.n)]

@@ -10,19 +10,30 @@ from typing import Any, ClassVar
 from .._core.clock import SYSTEM, Clock
 from .._engines.backend import known_options, sqlite_store
 from .._engines.base import NotApplied, OperationSet, always, engine_close, engine_commit, engine_read
+from .._engines.payloads import unknown_digests
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
-from .base import EffectExists, EffectRow, StateRow, StateStore, damaged
+from .base import CHILD, MEMBER, EffectExists, EffectRow, StateRow, StateStore, damaged
+from .rows import rows_of_other_runs, rows_of_run
 
 MIGRATIONS = (
     "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)"
     " WITHOUT ROWID",
     "CREATE TABLE arc_effects (origin TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, run_id TEXT NOT NULL,"
     " status TEXT NOT NULL, result TEXT, t REAL NOT NULL, PRIMARY KEY (origin, key, digest, run_id)) WITHOUT ROWID",
+    "CREATE TABLE arc_effects_of_runs (origin TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,"
+    " run_id TEXT NOT NULL, status TEXT NOT NULL, result TEXT, t REAL NOT NULL, n INTEGER NOT NULL,"
+    " PRIMARY KEY (origin, key, digest, run_id, n)) WITHOUT ROWID;\n"
+    "INSERT INTO arc_effects_of_runs SELECT *, 0 FROM arc_effects;\n"
+    "DROP TABLE arc_effects;\n"
+    "ALTER TABLE arc_effects_of_runs RENAME TO arc_effects",
 )
 
-_EFFECTS = "FROM arc_effects WHERE origin = ? AND key = ? AND digest = ?"
+_OF_KEY = "FROM arc_effects WHERE origin = ? AND key = ?"
+_SAME_DIGEST = f"SELECT * {_OF_KEY} AND digest = ?"
+_UNKNOWN_DIGEST = f"SELECT * {_OF_KEY} AND digest >= ? AND digest < ?"
+_OF_RUN = f"{_OF_KEY} AND digest = ? AND run_id = ? AND n = ?"
 _STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
 
 
@@ -54,46 +65,58 @@ def stated(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
         raise NotApplied
 
 
-def begin(tx: SQLiteTx, row: EffectRow) -> None:
-    there = effects(tx, *row[:3])
-    if any(each.run_id == row.run_id for each in there):
+def begin(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    there = effects(tx, row.origin, row.key, (row.digest, *others))
+    if rows_of_run(there, row, others):
         return
-    if there:
+    if rows_of_other_runs(there, row):
         raise EffectExists
     put(tx, row)
 
 
-def put(tx: SQLiteTx, row: EffectRow) -> None:
-    tx.execute("INSERT OR REPLACE INTO arc_effects VALUES (?,?,?,?,?,?,?)", row)
+def put(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    _delete(tx, row, others)
+    tx.execute("INSERT OR REPLACE INTO arc_effects VALUES (?,?,?,?,?,?,?,?)", row)
 
 
-def drop(tx: SQLiteTx, origin: str, key: str, digest: str, run_id: str) -> None:
-    tx.execute(f"DELETE {_EFFECTS} AND run_id = ?", (origin, key, digest, run_id))
+def drop(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    _delete(tx, row, (row.digest, *others))
+
+
+def _delete(tx: SQLiteTx, row: EffectRow, digests: Sequence[str]) -> None:
+    for digest in digests:
+        tx.execute(f"DELETE {_OF_RUN}", (row.origin, row.key, digest, row.run_id, row.n))
 
 
 def leave(tx: SQLiteTx, origin: str, run_id: str) -> None:
-    drop(tx, origin, "", "", run_id)
-    if not effects(tx, origin, "", ""):
-        tx.execute("DELETE FROM arc_effects WHERE origin = ?", (origin,))
+    leaving = [(origin, run_id)]
+    for lineage, member in leaving:
+        drop(tx, EffectRow(lineage, "", "", member, MEMBER))
+        if not effects(tx, lineage, "", ("",)):
+            leaving += [(each.run_id, lineage) for each in effects(tx, lineage, "", (CHILD,))]
+            tx.execute("DELETE FROM arc_effects WHERE origin = ?", (lineage,))
 
 
-def has_begun(tx: SQLiteTx, row: EffectRow) -> None:
-    if not any(each.run_id == row.run_id for each in effects(tx, *row[:3])):
+def has_begun(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    if not rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
         raise NotApplied
 
 
-def was_put(tx: SQLiteTx, row: EffectRow) -> None:
-    if row not in effects(tx, *row[:3]):
+def was_put(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    if row not in effects(tx, row.origin, row.key, (row.digest,)):
         raise NotApplied
 
 
-def dropped(tx: SQLiteTx, origin: str, key: str, digest: str, run_id: str) -> None:
-    if any(each.run_id == run_id for each in effects(tx, origin, key, digest)):
+def dropped(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
+    if rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
         raise NotApplied
 
 
-def effects(view: SQLiteTx | sqlite3.Connection, origin: str, key: str, digest: str) -> list[EffectRow]:
-    return [EffectRow(*row) for row in view.execute(f"SELECT * {_EFFECTS}", (origin, key, digest))]
+def effects(view: SQLiteTx | sqlite3.Connection, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
+    # By ranges of the primary key: one key of a loop may have a row for each of many calls.
+    found = [view.execute(_SAME_DIGEST, (origin, key, each)) for each in digests]
+    found += [view.execute(_UNKNOWN_DIGEST, (origin, key, *limits)) for limits in unknown_digests(digests)]
+    return [EffectRow(*row) for rows in found for row in rows]
 
 
 def effect_keys(view: SQLiteTx | sqlite3.Connection, origin: str) -> list[tuple[str, str]]:
@@ -106,10 +129,10 @@ def rewrite(tx: SQLiteTx, run_id: str, old: str, new: str) -> bool:
 
 
 def rewrite_effect(tx: SQLiteTx, old: EffectRow, new: EffectRow) -> bool:
-    if old not in effects(tx, *old[:3]):
+    if old not in effects(tx, old.origin, old.key, (old.digest,)):
         return False
-    drop(tx, *old[:4])
-    tx.execute("INSERT OR IGNORE INTO arc_effects VALUES (?,?,?,?,?,?,?)", new)
+    drop(tx, old)
+    tx.execute("INSERT OR IGNORE INTO arc_effects VALUES (?,?,?,?,?,?,?,?)", new)
     return True
 
 

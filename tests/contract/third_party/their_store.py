@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_runtime_core.errors import LeaseLost
-from agent_runtime_core.state import EffectExists, EffectRow, Guard, Op, Record, StateRow, StateStore
+from agent_runtime_core.state import EffectExists, EffectRow, Guard, Op, Record, StateRow, StateStore, same_digest
 
 
 class Journals:
@@ -48,12 +48,12 @@ class TheirStore(StateStore):
                 return (row.checkpoint, row.mark, row.t) == (text, mark, now)
             case Op("state.status", (_, text, now)):
                 return (row.status, row.t) == (text, now)
-            case Op("effect.begin", (row,)):
-                return any(each[:4] == row[:4] for each in self.store.effects)
-            case Op("effect.put", (row,)):
-                return row in self.store.effects
-            case Op("effect.drop", identity):
-                return all(each[:4] != identity for each in self.store.effects)
+            case Op("effect.begin", (effect, *others)):
+                return bool(self.effects_of_run(effect, *others))
+            case Op("effect.put", (effect, *_)):
+                return effect in self.store.effects
+            case Op("effect.drop", (effect, *others)):
+                return not self.effects_of_run(effect, *others)
             case Op("fence.install", (key, token)):
                 return bool(self.store.claims.get(key, "") >= token)
         return False
@@ -76,16 +76,12 @@ class TheirStore(StateStore):
             case Op("state.delete"):
                 store.journals.pop(key, None)
                 store.rows.pop(key, None)
-            case Op("effect.begin", (row,)):
-                there = [each.run_id for each in store.effects if each[:3] == row[:3]]
-                if there and row.run_id not in there:
-                    raise EffectExists
-                if not there:
-                    store.effects.append(row)
-            case Op("effect.put", (row,)):
-                store.effects = [*(each for each in store.effects if each[:4] != row[:4]), row]
-            case Op("effect.drop", identity):
-                store.effects = [each for each in store.effects if each[:4] != identity]
+            case Op("effect.begin", (effect, *others)):
+                self.begin(effect, *others)
+            case Op("effect.put" | "effect.drop" as name, (effect, *others)):
+                mine = self.effects_of_run(effect, *others)
+                store.effects = [each for each in store.effects if each not in mine]
+                store.effects += [effect] if name == "effect.put" else []
             case Op("effect.leave", (_, run_id)):
                 self.leave(key, run_id)
             case Op("fence.install", (_, token)):
@@ -99,11 +95,27 @@ class TheirStore(StateStore):
                 raise LookupError(op.name)
         return None
 
+    def rows_of(self, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
+        return [each for each in self.store.effects if each[:2] == (origin, key) and same_digest(each.digest, digests)]
+
+    def effects_of_run(self, effect: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
+        found = [each for each in self.store.effects if each[:2] == effect[:2] and each.run_id == effect.run_id]
+        return [each for each in found if each.n == effect.n and each.digest in (effect.digest, *others)]
+
+    def begin(self, effect: EffectRow, others: Sequence[str] = ()) -> None:
+        if not self.effects_of_run(effect, others):
+            there = self.rows_of(effect.origin, effect.key, (effect.digest, *others))
+            if any((each.run_id, each.n) != (effect.run_id, effect.n) for each in there):
+                raise EffectExists
+            self.store.effects.append(effect)
+
     def leave(self, origin: str, run_id: str) -> None:
         left = [each for each in self.store.effects if each[:4] != (origin, "", "", run_id)]
-        if not any(each[:3] == (origin, "", "") for each in left):
-            left = [each for each in left if each.origin != origin]
         self.store.effects = left
+        if not self.rows_of(origin, "", ("",)):
+            self.store.effects = [each for each in left if each.origin != origin]
+            for each in (each for each in left if each[:3] == (origin, "", "child")):
+                self.leave(each.run_id, origin)
 
     def same_end(self, last: Record, record: Record) -> bool:
         mine = (record.kind, record.claim_id, record.attempt)
@@ -138,6 +150,6 @@ class TheirStore(StateStore):
                 return next((record for record in reversed(journal) if record.kind == "ended"), None)
             case "state", (run_id,):
                 return self.store.rows.get(run_id, StateRow())
-            case "effects", identity:
-                return [each for each in self.store.effects if each[:3] == identity]
+            case "effects", (origin, key, digests):
+                return self.rows_of(origin, key, digests)
         raise LookupError(what)

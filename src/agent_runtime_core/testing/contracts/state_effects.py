@@ -7,7 +7,7 @@ from typing import Any
 
 from ..._engines.base import Guard, Op
 from ...errors import LeaseLost
-from ...state.base import APPROVED, BEGUN, HAPPENED, MEMBER, EffectExists, EffectRow, StateStore
+from ...state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, EffectExists, EffectRow, StateStore
 from .checks import Cases, refused, same
 from .state_fixtures import NEW, OLD, RUN, Case, Make, append, install, opened, record
 
@@ -77,14 +77,58 @@ async def each_run_has_a_row_of_its_own(make: Make) -> None:
         await begin(store, row(FORK, t=9.0))
         await put(store, approved := row(ORIGIN, APPROVED, "signal:pay\tw:0", "", result="true", t=4.0))
         same(await found(store, approved), [approved], "the row of an approval")
-        drop = Op("effect.drop", (*mine[:3], FORK))
+        drop = Op("effect.drop", (mine,))
         await write(store, drop)
-        await write(store, drop, Op("effect.drop", (*mine[:3], THIRD)))
+        await write(store, drop, Op("effect.drop", (row(THIRD),)))
         same(await found(store, mine), [other], "the rows after one run deleted its own")
         with refused(EffectExists, "an effect that another run has completed"):
             await begin(store, row(FORK))
-        await write(store, Op("effect.drop", (*mine[:3], ORIGIN)))
+        await write(store, Op("effect.drop", (other,)))
         await begin(store, row(FORK))
+
+
+@CASES
+async def an_effect_has_several_digests(make: Make) -> None:
+    """With a codec, a store has digests of several keys. Operations pass the other digests of the same effect."""
+    plain, old, new, lost = "d", "h.0a.d", "h.0b.d", "h.0c.d"
+
+    async def stored(store: StateStore, *digests: str) -> list[str]:
+        rows = await store.read("effects", ORIGIN, row(ORIGIN).key, digests or (new, old, plain))
+        return sorted(each.digest for each in rows)
+
+    async with opened(make) as store:
+        for known, others in ((plain, (new, old)), (old, (new, plain)), (new, (old, plain))):
+            await store.commit(None, [Op("effect.begin", (row(ORIGIN, digest=known),))])
+            mine = Op("effect.begin", (row(ORIGIN, digest=others[0]), (known, *others[1:])))
+            await store.commit(None, [mine])
+            same(await stored(store), [known], "the row after its run started it again with another key")
+            with refused(EffectExists, f"an effect that another run has started, with digest {known!r}"):
+                await store.commit(None, [Op("effect.begin", (row(FORK, digest=others[0]), (known, *others[1:])))])
+            await store.commit(None, [Op("effect.put", (row(ORIGIN, HAPPENED, digest=others[0]), (known,)))])
+            same(await stored(store), [others[0]], "the row after its run completed it with another key")
+            await store.commit(None, [Op("effect.drop", (row(ORIGIN, digest=known), (others[0],)))])
+            same(await stored(store), [], "the row after it was deleted with another key")
+        await store.commit(None, [Op("effect.put", (row(ORIGIN, digest=lost),))])
+        same(await stored(store, new, plain), [lost], "a row with a digest that cannot be compared")
+        same(await stored(store, plain), [lost], "a row with a keyed digest, for a process without a codec")
+        same(await stored(store, new, plain, "h.0c.other"), [], "a row with another digest of a known key")
+        same(await stored(store, "", "h.0c."), [], "a row with a digest, for an effect without one")
+        with refused(EffectExists, "an effect that another run has started, with a digest that cannot be compared"):
+            await store.commit(None, [Op("effect.begin", (row(FORK, digest=new), (plain,)))])
+        await store.commit(None, [Op("effect.begin", (row(ORIGIN, digest=new), (plain,)))])
+        same(await stored(store), [new, lost], "the rows of a run under two keys, one of which is unknown")
+
+
+@CASES
+async def another_run_may_have_the_id_of_a_deleted_one(make: Make) -> None:
+    async with opened(make) as store:
+        await put(store, before := row(ORIGIN, HAPPENED, n=1, t=1.0))
+        with refused(EffectExists, "an effect that a deleted run with the same id has completed"):
+            await begin(store, row(ORIGIN, n=2))
+        await put(store, again := row(ORIGIN, n=2, t=2.0))
+        same(await found(store, before), [before, again], "the rows of two runs with the same id")
+        await write(store, Op("effect.drop", (again,)))
+        same(await found(store, before), [before], "the row of the deleted run")
 
 
 @CASES
@@ -106,9 +150,9 @@ async def of_two_runs_one_begins_an_effect(make: Make) -> None:
 async def an_effect_that_was_written_may_be_repeated(make: Make) -> None:
     async with opened(make) as store:
         await install(store, OLD)
-        identity = row(ORIGIN)[:4]
+        identity = row(ORIGIN)
         started, ended = Op("effect.begin", (row(ORIGIN, t=1.0),)), Op("effect.put", (row(ORIGIN, HAPPENED, t=2.0),))
-        for op in (started, ended, Op("effect.drop", identity)):
+        for op in (started, ended, Op("effect.drop", (identity,))):
             same(await write(store, op, claim=OLD), [None], f"the result of {op.name}")
             before = await found(store, row(ORIGIN))
             await install(store, NEW)
@@ -121,7 +165,7 @@ async def an_effect_that_was_written_may_be_repeated(make: Make) -> None:
             with refused(LeaseLost, f"{op.name} that was never applied"):
                 await write(store, op, claim=OLD)
         await put(store, row(ORIGIN, t=1.0))
-        for op in (ended, Op("effect.drop", identity)):
+        for op in (ended, Op("effect.drop", (identity,))):
             with refused(LeaseLost, f"{op.name} that was never applied, over another row"):
                 await write(store, op, claim=OLD)
         same(await found(store, row(ORIGIN)), [row(ORIGIN, t=1.0)], "the row")
@@ -147,3 +191,32 @@ async def effects_go_with_the_last_run_of_their_lineage(make: Make) -> None:
         same(await found(store, mine), [mine], "the rows after the state of the first run was deleted")
         same(await leave(store, ORIGIN, FORK), [], "the rows after the last run was deleted")
         same(await leave(store, ORIGIN, FORK), [], "the rows after a repeated delete")
+
+
+@CASES
+async def effects_of_a_child_are_kept_for_the_lineage_of_its_caller(make: Make) -> None:
+    child, grandchild = "child", "grandchild"
+
+    def adopted(origin: str, of: str) -> list[EffectRow]:
+        return [EffectRow(of, "", "", origin, MEMBER), EffectRow(origin, "", CHILD, of, CHILD)]
+
+    async with opened(make) as store:
+        rows = [row(each, origin=each) for each in (ORIGIN, child, grandchild)]
+        await begin(store, *rows)
+        for lineage, caller in ((child, ORIGIN), (grandchild, child)):
+            await put(store, *adopted(caller, lineage), EffectRow(lineage, "", "", lineage, MEMBER))
+        await put(store, EffectRow(ORIGIN, "", "", ORIGIN, MEMBER), EffectRow(ORIGIN, "", "", FORK, MEMBER))
+
+        async def leave(origin: str, run_id: str) -> list[bool]:
+            await write(store, Op("effect.leave", (origin, run_id)))
+            return [bool(await found(store, each)) for each in rows]
+
+        same(await leave(child, child), [True, True, True], "the rows after the child was deleted")
+        same(
+            await leave(ORIGIN, ORIGIN), [True, True, True], "the rows after its caller was deleted, but no fork of it"
+        )
+        same(await leave(ORIGIN, FORK), [False, False, True], "the rows after the last run of the lineage was deleted")
+        same(await leave(grandchild, grandchild), [False, False, False], "the rows after the last run was deleted")
+        for each in (ORIGIN, child, grandchild):
+            for digest in ("", CHILD):
+                same(await store.effects(each, "", digest), [], f"rows of the lineage {each!r}")
