@@ -1,11 +1,17 @@
-"""Guarded steps: an effect of one run is not repeated silently by another run of the same lineage of forks.
+"""Guarded steps: their effect is not repeated silently, by the same run or by another run of the lineage of forks.
 
-A step is guarded if its `on_in_doubt` is not "retry". Its effect row in the state store is written in the commits that
-record its start and its end. So if two runs reach the step at once, only one starts it.
+A step is guarded if its `on_in_doubt` is not "retry". A guarded step whose function was entered is done or in doubt,
+until its own function raised an ordinary error. An error that is raised after a cancellation of the step was requested
+is no ordinary error, nor is a result that cannot be stored, a time limit, or a deletion.
+
+So the record of its start puts the step in doubt, in the journal and in `JournalView.started`. Only two records end
+that: DONE, and RETRYING or FAILED for an ordinary error. Its effect row in the state store is written in the commits
+that record its start and its end. So if two runs reach the step at once, only one starts it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, Protocol
 
 from .._core.codec.json import arguments_digest, encode
@@ -13,13 +19,19 @@ from .._core.event_types import EventType
 from .._core.ids import child_run_id, step_id
 from .._engines.base import Op
 from .._journal.record import STARTED, is_copied
-from ..errors import EffectAlreadyDone
+from ..errors import EffectAlreadyDone, RedactionFailed, StepInDoubt, UnserialisableResult
 from ..state.base import APPROVED, BEGUN, HAPPENED, MEMBER, TAKEN, EffectRow
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
 from .step_journal import RunJournal, StepJournal
+from .step_policy import Policy
 
 FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
+
+#: How to resume a run with a step in doubt.
+CHECK: Final = (
+    "Check whether it took effect, then resume with on_in_doubt='retry', 'review' or a check function"
+)
 
 
 class Guarded(Protocol):
@@ -29,6 +41,11 @@ class Guarded(Protocol):
     key: str
     digest: str | None
     start_info: dict[str, Any] | None
+    policy: Policy
+
+
+class TimeLimitPassed(Exception):
+    """The time limit of a guarded step has passed, so its outcome is unknown; the text names the limit."""
 
 
 def effect_row(journal: RunJournal, name: str, key: str, digest: str, status: str) -> EffectRow:
@@ -92,6 +109,23 @@ def _digest(work: Guarded) -> str:
     return "" if work.key.startswith("x:") else work.digest or ""  # in a list, it is the number of the step list
 
 
+def _cancelling() -> int:
+    """Return how many cancellations of the current task are requested and not taken back."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _cancelled_again(error: BaseException) -> asyncio.CancelledError:
+    """Return the cancellation that the code of a step replaced by `error`.
+
+    `asyncio.timeout` and `TaskGroup` only recognize a CancelledError, and anyio only one with the text of its own.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, asyncio.CancelledError):
+        cause = cause.__context__
+    return asyncio.CancelledError(*(() if cause is None else cause.args))
+
+
 class GuardedStep:
     """A guarded step of one run, and the rows that other runs of the lineage have of it."""
 
@@ -106,6 +140,58 @@ class GuardedStep:
         self.digest: str = _digest(work)
         self.other_rows: list[EffectRow] = []
         self.unapproved: list[dict[str, str]] = []
+        self.policy: Policy = work.policy
+        self.start: int = -1  # the number of the record of the last start of this claim
+        self._cancelling: int = 0  # cancellations of the task that were requested before the function was entered
+
+    # -- done, failed or in doubt
+
+    def doubted_start(self) -> int | None:
+        """Return the number of the record of the last start if the step is in doubt, else None."""
+        return self.journal.view.started.get(self.identity)
+
+    def enter(self) -> None:
+        """Put the step in doubt, because its function is entered now."""
+        self.journal.view.started[self.identity] = self.start
+        self._cancelling = _cancelling()
+
+    @staticmethod
+    def time_limit(seconds: float) -> TimeLimitPassed:
+        """Return the error for a time limit of so many seconds."""
+        return TimeLimitPassed(f"did not finish within its time limit of {seconds:g} s")
+
+    def settled(self) -> None:
+        """End the doubt: the result of the step, or an ordinary error of its function, is recorded."""
+        self.journal.view.started.pop(self.identity, None)
+
+    def left_in_doubt(self, error: Exception, *, returned: bool) -> BaseException | None:
+        """Decide whether an attempt that raised `error` leaves the step in doubt.
+
+        Args:
+            error: What the attempt raised.
+            returned: The function has returned, so the error is about its result.
+
+        Returns:
+            The error to raise if the step is in doubt; None if its function raised an ordinary error.
+        """
+        if _cancelling() > self._cancelling:
+            return _cancelled_again(error)
+        if self.journal.control.cancelled:
+            return error
+        if not returned and not isinstance(error, TimeLimitPassed):
+            return None
+        if self.policy.repeats_doubt:  # the run retries; another run of the lineage must not
+            self.journal.writer.effects.pop(self.identity, None)
+            return None
+        if not returned:
+            return StepInDoubt(self.name, f"it {error}, and its outcome is unknown. {CHECK}")
+        if not isinstance(error, UnserialisableResult | RedactionFailed):
+            reason = f"it cannot be decoded: {type(error).__name__}: {error}"
+            error = UnserialisableResult("$", reason, step_name=self.name)
+        error.args = (f"{error}. The step has happened, and is in doubt until its result is known. {CHECK}",)
+        return error
+
+    # -- other runs
 
     async def find(self) -> None:
         """Find the effect row of the step, which may have had another name in an earlier run."""

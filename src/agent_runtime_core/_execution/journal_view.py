@@ -51,7 +51,8 @@ class JournalView:
 
     Attributes:
         completed: The DONE record of each step.
-        started: Steps in doubt: an earlier claim started them and no end is recorded. The number of that record.
+        started: Steps in doubt: they were started and no end is recorded. The number of that record. Those of this
+            claim are only the guarded ones.
         wait_deadlines: Until when a started wait lasts, in wall seconds; None if it has no limit.
         reservations: What was reserved for a started step.
         lost_reservations: What was reserved for earlier starts of the step, whose outcome is unknown.
@@ -258,6 +259,11 @@ class JournalView:
             failure = self.swallowed_failures.pop((each, key), None)
             if failure is not None:
                 raise recorded_error(name, failure)
+
+    def add_failure(self, record: Record) -> None:
+        """Add the recorded failure of an attempt: the step is not in doubt."""
+        self.started.pop(record[2:4], None)
+        self.ended_tries.add(record[2:4])
 
     def add(self, records: Sequence[Record]) -> None:
         """Add the ends of steps from records that are in the journal now."""
