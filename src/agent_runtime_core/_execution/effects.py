@@ -11,15 +11,15 @@ that record its start and its end. So if two runs reach the step at once, only o
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final, Protocol
 
 from .._core.codec.json import arguments_digest, encode
 from .._core.event_types import EventType
 from .._core.ids import child_run_id, step_id
+from .._core.timeouts import cancellations, replaced_cancellation
 from .._engines.base import Op
 from .._journal.record import STARTED, is_copied
-from ..errors import EffectAlreadyDone, RedactionFailed, StepInDoubt, UnserialisableResult
+from ..errors import EffectAlreadyDone, RedactionFailed, StepInDoubt, ToolTimeout, UnserialisableResult
 from ..state.base import APPROVED, BEGUN, HAPPENED, MEMBER, TAKEN, EffectRow
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
@@ -44,7 +44,7 @@ class Guarded(Protocol):
     policy: Policy
 
 
-class TimeLimitPassed(Exception):
+class TimeLimitPassed(TimeoutError):
     """The time limit of a guarded step has passed, so its outcome is unknown; the text names the limit."""
 
 
@@ -109,23 +109,6 @@ def _digest(work: Guarded) -> str:
     return "" if work.key.startswith("x:") else work.digest or ""  # in a list, it is the number of the step list
 
 
-def _cancelling() -> int:
-    """Return how many cancellations of the current task are requested and not taken back."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
-
-
-def _cancelled_again(error: BaseException) -> asyncio.CancelledError:
-    """Return the cancellation that the code of a step replaced by `error`.
-
-    `asyncio.timeout` and `TaskGroup` only recognize a CancelledError, and anyio only one with the text of its own.
-    """
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, asyncio.CancelledError):
-        cause = cause.__context__
-    return asyncio.CancelledError(*(() if cause is None else cause.args))
-
-
 class GuardedStep:
     """A guarded step of one run, and the rows that other runs of the lineage have of it."""
 
@@ -153,12 +136,12 @@ class GuardedStep:
     def enter(self) -> None:
         """Put the step in doubt, because its function is entered now."""
         self.journal.view.started[self.identity] = self.start
-        self._cancelling = _cancelling()
+        self._cancelling = cancellations()
 
     @staticmethod
     def time_limit(seconds: float) -> TimeLimitPassed:
         """Return the error for a time limit of so many seconds."""
-        return TimeLimitPassed(f"did not finish within its time limit of {seconds:g} s")
+        return TimeLimitPassed(f"it took longer than its time limit of {seconds:g} s")
 
     def settled(self) -> None:
         """End the doubt: the result of the step, or an ordinary error of its function, is recorded."""
@@ -174,17 +157,17 @@ class GuardedStep:
         Returns:
             The error to raise if the step is in doubt; None if its function raised an ordinary error.
         """
-        if _cancelling() > self._cancelling:
-            return _cancelled_again(error)
+        if cancellations() > self._cancelling:
+            return replaced_cancellation(error)
         if self.journal.control.cancelled:
             return error
-        if not returned and not isinstance(error, TimeLimitPassed):
+        if not returned and not isinstance(error, TimeLimitPassed | ToolTimeout):
             return None
         if self.policy.repeats_doubt:  # the run retries; another run of the lineage must not
             self.journal.writer.effects.pop(self.identity, None)
             return None
         if not returned:
-            return StepInDoubt(self.name, f"it {error}, and its outcome is unknown. {CHECK}")
+            return StepInDoubt(self.name, f"it was cut off, and its outcome is unknown: {error}. {CHECK}")
         if not isinstance(error, UnserialisableResult | RedactionFailed):
             reason = f"it cannot be decoded: {type(error).__name__}: {error}"
             error = UnserialisableResult("$", reason, step_name=self.name)

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, PROBE, RESUMED, Record, is_copied
 from .list_states import ListStates
 from .step_failure import recorded_error
-from .step_scope import Identity
+from .step_scope import SCOPE_SUFFIX, Identity, scope_id
 from .usage import charged_by, reservation_as_usage, total, usage_of
 
 _POS = itemgetter(10)
@@ -93,6 +93,7 @@ class JournalView:
         self.ordered: list[Record] = []
         self.last_seq: int = -1
         self.charged_by_failures: list[dict[str, Any]] = []
+        self._start_digests: dict[Identity, str | None] = {}
         self._failures: list[Record] = []  # no record shows yet whether their callers continued
         self.ended_tries: set[Identity] = set()
         self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
@@ -138,6 +139,7 @@ class JournalView:
         if carrier is not None:
             carriers.append(carrier)
         self._find_carried(carriers)
+        self._start_digests = {each: self._start_digests.get(each) for each in self.started}
 
     def _note_progress_after_failure(self, after: Record) -> None:
         """Decide whether the code continued after the failures so far, as this record shows.
@@ -165,6 +167,7 @@ class JournalView:
                     self.lost_reservations[identity] = self.in_doubt_usage(identity)
                     self.reservations.pop(identity, None)
                 self.started[identity] = record.seq
+                self._start_digests[identity] = record.digest
                 self.ended_tries.discard(identity)
                 if record.info is not None and '"until"' in record.info:
                     self.wait_deadlines[identity] = json.loads(record.info).get("until")
@@ -240,6 +243,25 @@ class JournalView:
             if (old, key) in self.completed or (old, key) in self.started:
                 return old
         return name
+
+    def holds_doubt(self, name: str, key: str) -> bool:
+        """Return whether a step inside this one is in doubt."""
+        if not self.started:
+            return False
+        wanted, keys = scope_id(name, key), {scope_id(*each): each[1] for each in (*self.started, *self.ended_tries)}
+        for _, inner in self.started:
+            if inner[:2] in ("w:", "c:"):
+                continue
+            while (found := SCOPE_SUFFIX.search(inner)) is not None:
+                if found[1] == wanted:
+                    return True
+                inner = keys.get(found[1], "")
+        return False
+
+    def digest_of(self, name: str, key: str) -> str | None:
+        """Return the digest of the arguments of a step that an earlier claim has recorded or started."""
+        record = self.completed.get((name, key))
+        return self._start_digests.get((name, key)) if record is None else record.digest
 
     def former_names(self, name: str) -> list[str]:
         """Return all names that a step of this name had before, the nearest first."""

@@ -221,8 +221,10 @@ async def _run_tries(
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
             except Exception as error:
-                if (cut_off := _cut_off(guarded, error, returned)) is not None:
-                    raise cut_off from (error if cut_off is not error else error.__cause__)
+                if (cut_off := _cut_off(guarded, error, returned)) is error:
+                    raise
+                if cut_off is not None:
+                    raise cut_off from error
                 await _record_failure(journal, work, attempt, error)
                 # The next attempt uses the records inside the step, as a resumed run does. It needs its own scope:
                 # tasks that this attempt left running still count their calls in the old one.

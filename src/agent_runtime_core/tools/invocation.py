@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from .._core.codec.json import decode, encode
 from .._core.log import log
+from .._core.timeouts import cancellations, replaced_cancellation
 from .._core.validation import MAX_DEPTH
 from ..errors import (
     JournalMismatch,
@@ -121,6 +122,7 @@ async def answer_read(
         return _error_answer(BAD_ARGUMENTS, f"tool {name!r}: {error}")
     if before is not None:
         await before(name, arguments)
+    requested = cancellations()
     try:
         result = output_of(
             name, await _execute(registry, name, tool, arguments, ctx, before is None, retries is not None)
@@ -133,6 +135,8 @@ async def answer_read(
             raise
         return _failed(name, error)  # something that the tool awaited was cancelled, not the tool
     except Exception as error:
+        if cancellations() > requested:  # the tool was cut off: its error is no answer
+            raise replaced_cancellation(error) from error
         ends = error.subgroup(ENDS_RUN) if isinstance(error, ExceptionGroup) else None
         if ends is not None:
             raise deciding_error(ends) from error
