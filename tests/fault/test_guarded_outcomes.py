@@ -212,7 +212,8 @@ async def by_map(ctx: Any, bank: Bank, how: Cut, policy: Any) -> Any:
 
 async def inside_a_step(ctx: Any, bank: Bank, how: Cut, policy: Any) -> Any:
     async def order() -> Any:
-        return await by_step(ctx, bank, how, policy)
+        found = await by_step(ctx, bank, how, policy)
+        return asdict(found) if isinstance(found, Receipt) else found
 
     return await ctx.step("order", order)
 
@@ -300,6 +301,8 @@ async def cases(kind: str, path: Path, way: Way, policies: Iterable[str]) -> Asy
     async with store(kind, path) as here:
         # The result of a tool that cannot be stored is described to the model: the call is done.
         names = [name for name, how in CUTS.items() if way is not by_tool or not how.returns]
+        if way in (by_tool, inside_a_step):
+            names.remove("task that nobody awaits")  # what is around the guarded call has no lock
         yield here.runner(SETTINGS), [Case(here, name, way, policy) for name in names for policy in policies]
 
 
