@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from agent_runtime_core._execution.step_policy import AlreadyDone
+from agent_runtime_core.errors import StepExecutionError
+from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.steps import Step, StepExecutor
+from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.support.fault_runs import KINDS, Store, settings, store
+from tests.support.fault_runs import KINDS, Store, drop, settings, store
 from tests.support.scripted_model import Scripted, asks, call
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
@@ -307,11 +312,11 @@ async def cases(kind: str, path: Path, way: Way, policies: Iterable[str]) -> Asy
 
 
 @contextmanager
-def of(case: Case) -> Iterator[None]:
+def noted(what: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note(case.name)
+        error.add_note(what)
         raise
 
 
@@ -330,7 +335,7 @@ async def test_the_same_call_in_the_same_attempt(kind: str, way: Way, tmp_path: 
 
     async with cases(kind, tmp_path, way, POLICIES) as (runner, found):
         for case in found:
-            with of(case):
+            with noted(case.name):
                 case.paying(partial(twice, case))
                 await runner.submit(case.name, run_id=case.name)
                 await case.settle(runner)
@@ -344,7 +349,7 @@ async def test_the_same_call_in_the_same_attempt(kind: str, way: Way, tmp_path: 
 async def test_a_resumed_run(kind: str, way: Way, tmp_path: Path) -> None:
     async with cases(kind, tmp_path, way, POLICIES) as (runner, found):
         for case in found:
-            with of(case):
+            with noted(case.name):
                 case.paying(case.how.cut)
                 await runner.submit(case.name, run_id=case.name)
                 await worked(runner)
@@ -360,7 +365,7 @@ async def test_a_fork(kind: str, way: Way, tmp_path: Path) -> None:
     """Neither a fork with the default effects nor one that takes results does it again."""
     async with cases(kind, tmp_path, way, ["nothing found"]) as (runner, found):
         for case in found:
-            with of(case):
+            with noted(case.name):
                 case.paying(case.how.cut)
                 await runner.submit(case.name, run_id=case.name)
                 await worked(runner)
@@ -376,3 +381,111 @@ async def test_a_fork(kind: str, way: Way, tmp_path: Path) -> None:
                 await worked(runner)
                 assert (await runner.wait(fork, timeout=5)).status == "succeeded"
                 assert len(case.bank.paid) == 2
+
+
+# -- several orders under one name
+
+
+class Orders:
+    """Orders that are paid one after the other under one name, each until it is paid or has failed often enough."""
+
+    def __init__(self, seed: int, fates: Sequence[str], **options: Any) -> None:
+        self.random, self.fates, self.options = Random(seed), fates, options
+        self.booked: dict[str, int] = {}  # by idempotency key
+        self.paid: Counter[int] = Counter()
+        self.killed = asyncio.Event()
+        self.kills = 3
+        self.limit: asyncio.Timeout | None = None
+
+    async def pay(self, ctx: RunContext, amount: int) -> int:
+        fate = self.random.choice(self.fates)
+        if fate == "fails":
+            raise ConnectionError("no route to the bank")
+        if fate != "never booked":
+            self.booked[ctx.idempotency_key] = amount
+            self.paid[amount] += 1
+        if fate == "killed" and self.kills:
+            self.kills -= 1
+            self.killed.set()
+            await hangs()
+        if fate in ("late", "never booked", "late, own error"):
+            assert self.limit is not None
+            self.limit.reschedule(asyncio.get_running_loop().time())
+            await (hangs_and_fails() if fate == "late, own error" else hangs())
+        return amount
+
+    def look(self, ctx: RunContext) -> Any:
+        found = self.booked.get(ctx.idempotency_key)
+        return None if found is None else AlreadyDone(found)
+
+    async def __call__(self, ctx: Any) -> Any:
+        await ctx.step("first", lambda: 1)
+        receipts, left = {}, [1, 2, 3, 4]
+        while left:
+            for amount in left.copy():
+                key = {"key": str(amount)} if self.options.get("keyed") else {}
+                for _ in range(self.options.get("tries", 1)):
+                    try:
+                        async with asyncio.timeout(None) as self.limit:
+                            receipts[str(amount)] = await ctx.step(
+                                "pay", self.pay, amount, on_in_doubt=self.look, **key
+                            )
+                    except (TimeoutError, StepExecutionError):
+                        continue
+                    left.remove(amount)
+                    break
+        await ctx.step("last", lambda: 1)
+        return receipts
+
+    async def worked(self, here: Store, agent: str, clock: VirtualClock) -> Any:
+        """Work the run off, with a new worker after each kill. Returns its result."""
+        dead: list[asyncio.Future[Any]] = []
+        run_id = await here.runner(SETTINGS).submit(agent)
+        try:
+            while True:
+                runner = here.runner(SETTINGS)
+                working = asyncio.ensure_future(worked(runner))
+                killed = asyncio.ensure_future(self.killed.wait())
+                await asyncio.wait({working, killed}, return_when=asyncio.FIRST_COMPLETED)
+                killed.cancel()
+                if not self.killed.is_set():
+                    return await runner.wait(run_id, timeout=5)
+                self.killed.clear()
+                dead.append(working)
+                await drop(runner, working, run_id)
+                clock.advance(61)
+        finally:
+            for each in dead:
+                each.cancel()
+            if dead:
+                await asyncio.wait(dead)
+
+
+LATE = ("returns", "late", "late, own error", "killed")
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+@pytest.mark.parametrize("fates", [LATE, (*LATE, "never booked"), (*LATE, "never booked", "fails")], ids=len)
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_orders_under_one_name(kind: str, fates: Sequence[str], tries: int, keyed: bool, tmp_path: Path) -> None:
+    """Each order is paid once and has its own receipt, in whatever order payments are late, fail and are killed.
+
+    Without a key, the position of a call may be that of another order after a failure: then the run fails.
+    """
+    clock, mismatches = VirtualClock(), 0
+    async with store(kind, tmp_path, clock) as here:
+        for seed in range(40):
+            orders = Orders(seed, fates, tries=tries, keyed=keyed)
+            here.agent(f"a{seed}", orders)
+            with noted(f"seed {seed}"):
+                result = await orders.worked(here, f"a{seed}", clock)
+                if result.status != "succeeded" and not keyed and "fails" in fates:
+                    assert result.error is not None
+                    assert result.error.type == "JournalMismatch", result.error
+                    assert max(orders.paid.values()) == 1
+                    mismatches += 1
+                    continue
+                assert result.status == "succeeded", result.error
+                assert result.final_output["value"] == {"1": 1, "2": 2, "3": 3, "4": 4}
+                assert orders.paid == {1: 1, 2: 1, 3: 1, 4: 1}
+    assert mismatches <= 10

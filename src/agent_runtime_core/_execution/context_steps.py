@@ -188,7 +188,7 @@ class ContextSteps:
         view = self._journal.view
         if key[:2] != "s:" or view.digest_of(name, key) in (digest, None):
             return
-        for each, other in (*view.completed, *view.started):
+        for each, other in (*view.completed, *view.started, *view.ended_tries):
             if each == name and other[:2] == "s:" and other != key and view.digest_of(each, other) == digest:
                 raise JournalMismatch(
                     f"step {name!r} must have a key, got none. The journal has its arguments in another position, so "

@@ -139,7 +139,8 @@ class JournalView:
         if carrier is not None:
             carriers.append(carrier)
         self._find_carried(carriers)
-        self._start_digests = {each: self._start_digests.get(each) for each in self.started}
+        open_steps = (*self.started, *self.ended_tries)
+        self._start_digests = {each: self._start_digests.get(each) for each in open_steps}
 
     def _note_progress_after_failure(self, after: Record) -> None:
         """Decide whether the code continued after the failures so far, as this record shows.
