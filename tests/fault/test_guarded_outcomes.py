@@ -19,8 +19,11 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._core.redaction import Redaction
+from agent_runtime_core._engines.base import Op
 from agent_runtime_core._execution.step_policy import AlreadyDone
-from agent_runtime_core.errors import StepExecutionError
+from agent_runtime_core._journal.record import Record
+from agent_runtime_core.errors import StepExecutionError, StorageFull
 from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.runner import AgentRunner
@@ -229,8 +232,8 @@ async def by_tool(ctx: Any, bank: Bank, how: Cut, policy: Any) -> Any:
         return await bank.pay(amount)
 
     tools = ToolRegistry()
-    about = {"metadata": {"on_in_doubt": policy}} if policy is not None else {}
-    tools.register(Tool.from_function(pay, has_side_effects=True, **about, **how.options))
+    about: dict[str, Any] = {"metadata": {"on_in_doubt": policy}, **how.options}
+    tools.register(Tool.from_function(pay, has_side_effects=True, **about))
     model = Scripted(say=lambda said: "done" if len(said) > 1 else asks(call("pay", {"amount": 5}, "c")))
     done = await run_turn_loop(ctx, model, tools, messages=[{"role": "user", "content": "pay"}])
     return done.messages[-2]["content"]
@@ -383,6 +386,99 @@ async def test_a_fork(kind: str, way: Way, tmp_path: Path) -> None:
                 assert len(case.bank.paid) == 2
 
 
+@ways
+async def test_a_result_whose_commit_is_refused(
+    kind: str, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk: the payment was made, and its result is not in the journal."""
+    async with store(kind, tmp_path) as here:
+        case = Case(here, "timeout", way, "fail")
+        case.bank.ending = None
+        runner = here.runner(SETTINGS)
+        commit = runner.state_store.commits.commit
+
+        async def refuse(guard: Any, ops: Sequence[Op]) -> Any:
+            if any(_is_end_of_payment(op.args[1]) for op in ops if op.name == "journal.append"):
+                raise StorageFull("the disk is full")
+            return await commit(guard, ops)
+
+        case.paying(plainly)
+        await runner.submit(case.name, run_id=case.name)
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.state_store.commits, "commit", refuse)
+            await worked(runner)
+        assert "StorageFull" in str((await runner.wait(case.name, timeout=5)).error)
+        fork = await runner.fork(case.name, "first")
+        await runner.resume(case.name)
+        await case.settle(runner)
+        assert (await runner.wait(fork, timeout=5)).error.type == "EffectAlreadyDone"  # type: ignore[union-attr]
+        assert len(case.bank.paid) == 1
+
+
+def _is_end_of_payment(record: Record) -> bool:
+    return record.kind == "done" and record.name in ("pay", "tool")
+
+
+@ways
+async def test_a_result_that_the_hook_refuses(kind: str, way: Way, tmp_path: Path) -> None:
+    def redact(what: str, value: Any) -> Any:
+        if what == "result" and "number" in str(value):
+            raise LookupError("no key")
+        return value
+
+    async with store(kind, tmp_path) as here:
+        case = Case(here, "timeout", way, "fail")
+        case.bank.ending = None
+        runner = here.runner(SETTINGS)
+        runner.state_store.redaction = Redaction(redact)
+        case.paying(plainly)
+        await runner.submit(case.name, run_id=case.name)
+        await worked(runner)
+        error = (await runner.wait(case.name, timeout=5)).error
+        assert error is not None
+        assert error.type == "RedactionFailed"
+        assert "The step has happened, and is in doubt" in error.message
+        runner.state_store.redaction = None
+        await runner.resume(case.name)
+        await case.settle(runner)
+
+
+async def test_an_error_of_the_function_is_no_doubt(kind: str, tmp_path: Path) -> None:
+    """Also if an `asyncio.timeout` inside it has passed; and each attempt is in doubt while it runs."""
+    inside = asyncio.Event()
+
+    async with store(kind, tmp_path) as here:
+        attempts: list[int] = []
+
+        async def pay() -> str:
+            attempts.append(1)
+            if len(attempts) == 1:
+                async with asyncio.timeout(0):
+                    await hangs()
+            if len(attempts) == 2:
+                inside.set()
+                await hangs()
+            return "paid"
+
+        async def body(ctx: Any) -> Any:
+            step = ctx.step("pay", pay, on_in_doubt="fail", retries=2, retry_delay=0)
+            paying = asyncio.create_task(step)
+            await inside.wait()
+            paying.cancel()
+            await asyncio.wait({paying})
+            return await ctx.step("pay", pay, on_in_doubt="fail")
+
+        here.agent("a", body)
+        runner = here.runner(SETTINGS)
+        run_id = await runner.submit("a")
+        await worked(runner)
+        error = (await runner.wait(run_id, timeout=5)).error
+        assert error is not None
+        assert (error.type, len(attempts)) == ("StepInDoubt", 2)
+        kinds = [each.kind for each in await runner.state_store.records(run_id) if each.name == "pay"]
+        assert kinds == ["started", "retrying", "started"]
+
+
 # -- several orders under one name
 
 
@@ -402,7 +498,7 @@ class Orders:
         if fate == "fails":
             raise ConnectionError("no route to the bank")
         if fate != "never booked":
-            self.booked[ctx.idempotency_key] = amount
+            self.booked[str(ctx.idempotency_key)] = amount
             self.paid[amount] += 1
         if fate == "killed" and self.kills:
             self.kills -= 1
@@ -415,7 +511,7 @@ class Orders:
         return amount
 
     def look(self, ctx: RunContext) -> Any:
-        found = self.booked.get(ctx.idempotency_key)
+        found = self.booked.get(str(ctx.idempotency_key))
         return None if found is None else AlreadyDone(found)
 
     async def __call__(self, ctx: Any) -> Any:

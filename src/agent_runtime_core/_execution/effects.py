@@ -29,9 +29,7 @@ from .step_policy import Policy
 FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
 
 #: How to resume a run with a step in doubt.
-CHECK: Final = (
-    "Check whether it took effect, then resume with on_in_doubt='retry', 'review' or a check function"
-)
+CHECK: Final = "Check whether it took effect, then resume with on_in_doubt='retry', 'review' or a check function"
 
 
 class Guarded(Protocol):
@@ -131,7 +129,10 @@ class GuardedStep:
 
     def doubted_start(self) -> int | None:
         """Return the number of the record of the last start if the step is in doubt, else None."""
-        return self.journal.view.started.get(self.identity)
+        start = self.journal.view.started.get(self.identity)
+        if start is not None:
+            self.journal.doubts_met.add(self.identity)
+        return start
 
     def enter(self) -> None:
         """Put the step in doubt, because its function is entered now."""
