@@ -19,7 +19,7 @@ from .._core.ids import child_run_id, step_id
 from .._core.timeouts import cancellations, replaced_cancellation
 from .._engines.base import Op
 from .._journal.record import STARTED, is_copied
-from ..errors import EffectAlreadyDone, RedactionFailed, StepInDoubt, ToolTimeout, UnserialisableResult
+from ..errors import EffectAlreadyDone, RedactionFailed, StepCancelledError, StepInDoubt, ToolTimeout, UnserialisableResult
 from ..state.base import APPROVED, BEGUN, HAPPENED, MEMBER, TAKEN, EffectRow
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
@@ -160,8 +160,8 @@ class GuardedStep:
         """
         if cancellations() > self._cancelling:
             return replaced_cancellation(error)
-        if self.journal.control.cancelled:
-            return error
+        if self.journal.control.cancelled:  # the task of the run may not be cancelled yet
+            return error if isinstance(error, StepCancelledError) else StepCancelledError(self.name)
         if not returned and not isinstance(error, TimeLimitPassed | ToolTimeout):
             return None
         if self.policy.repeats_doubt:  # the run retries; another run of the lineage must not
