@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -585,3 +585,27 @@ async def test_orders_under_one_name(kind: str, fates: Sequence[str], tries: int
                 assert result.final_output["value"] == {"1": 1, "2": 2, "3": 3, "4": 4}
                 assert orders.paid == {1: 1, 2: 1, 3: 1, 4: 1}
     assert mismatches <= 10
+
+
+async def test_a_fork_that_repeats_a_refused_call_is_refused_again(kind: str, tmp_path: Path) -> None:
+    """The refused call is no occurrence of its own: the next one would be an effect that nobody has had."""
+    async with store(kind, tmp_path) as here:
+        case = Case(here, "timeout", by_step, "fail")
+        case.bank.ending = None
+
+        async def thrice(bank: Bank, pay: Call) -> Any:
+            for _ in range(2):
+                with suppress(StepExecutionError):
+                    return await pay()
+            return await pay()
+
+        case.paying(thrice)
+        runner = here.runner(SETTINGS)
+        await runner.submit(case.name, run_id=case.name)
+        await worked(runner)
+        assert (await runner.wait(case.name, timeout=5)).status == "succeeded"
+        fork = await runner.fork(case.name, "first")
+        await worked(runner)
+        result = await runner.wait(fork, timeout=5)
+        assert result.error is not None
+        assert (result.error.type, len(case.bank.paid)) == ("EffectAlreadyDone", 1)

@@ -19,7 +19,14 @@ from .._core.ids import child_run_id, step_id
 from .._core.timeouts import cancellations, replaced_cancellation
 from .._engines.base import Op
 from .._journal.record import STARTED, is_copied
-from ..errors import EffectAlreadyDone, RedactionFailed, StepCancelledError, StepInDoubt, ToolTimeout, UnserialisableResult
+from ..errors import (
+    EffectAlreadyDone,
+    RedactionFailed,
+    StepCancelledError,
+    StepInDoubt,
+    ToolTimeout,
+    UnserialisableResult,
+)
 from ..state.base import APPROVED, BEGUN, HAPPENED, MEMBER, TAKEN, EffectRow
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
