@@ -174,6 +174,8 @@ class ContextSteps:
         So it is with a guarded step that was cut off, and with a step around it.
         """
         view = self._journal.view
+        if not guarded and not view.started:
+            return False
         name = view.journal_name(name, key)
         if guarded and (name, key) in view.started:
             self._check_arguments(name, key, digest)

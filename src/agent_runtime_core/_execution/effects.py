@@ -38,6 +38,11 @@ FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
 #: How to resume a run with a step in doubt.
 CHECK: Final = "Check whether it took effect, then resume with on_in_doubt='retry', 'review' or a check function"
 
+RESULT_MISSING: Final = (
+    "The step has happened, and is in doubt because its result is missing. Resume with on_in_doubt='review' or a check "
+    "function, which supply the result"
+)
+
 
 class Guarded(Protocol):
     """What identifies the effect of a step."""
@@ -179,7 +184,7 @@ class GuardedStep:
         if not isinstance(error, UnserialisableResult | RedactionFailed):
             reason = f"it cannot be decoded: {type(error).__name__}: {error}"
             error = UnserialisableResult("$", reason, step_name=self.name)
-        error.args = (f"{error}. The step has happened, and is in doubt until its result is known. {CHECK}",)
+        error.args = (f"{error}. {RESULT_MISSING}",)
         return error
 
     # -- other runs
