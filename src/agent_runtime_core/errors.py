@@ -26,7 +26,7 @@ AgentRuntimeError
 ├── UnserialisableResult (TypeError, ValueError)   a value that cannot be stored as JSON
 ├── RedactionFailed                   the `redact` hook failed for a value; nothing was stored
 ├── StepExecutionError                a step failed after its last retry
-│   ├── StepInDoubt                   a step was interrupted by a crash; its outcome is unknown
+│   ├── StepInDoubt                   a step was interrupted; its outcome is unknown
 │   └── EffectAlreadyDone             another fork of the run did the step, or used its approval
 ├── StepCancelledError                the run was cancelled before the step
 ├── WaitTimeout (TimeoutError)        a signal or an approval did not arrive in time
@@ -328,7 +328,7 @@ class StepExecutionError(AgentRuntimeError):
 
 
 class StepInDoubt(StepExecutionError):
-    """A step was interrupted by a crash, so its outcome is unknown; `message` begins with "it was"."""
+    """A step was interrupted, so its outcome is unknown; `message` begins with "it was"."""
 
     def __init__(self, step_name: str, message: str, attempts: int = 1) -> None:
         super().__init__(step_name, message, attempts)

@@ -316,10 +316,11 @@ class RunContext(Protocol):
             key: Identifies the step among others of the same name; by default its occurrence counts.
             retries: Attempts after the first one.
             retry_delay: Seconds before the first retry.
-            timeout: Seconds of one attempt, or None for no limit.
+            timeout: Seconds of one attempt, or None for no limit. After them, a step with another `on_in_doubt` than
+                "retry" is in doubt.
             retry_on: Errors after which the step is retried.
             backoff: Delays between attempts, instead of `retry_delay`.
-            on_in_doubt: "retry", "fail", "review" or a check function, for a step that a crash interrupted.
+            on_in_doubt: "retry", "fail", "review" or a check function, for a step whose outcome is unknown.
             returns: The type of the result, by default the return annotation of `fn`.
             on_changed_input: What to do if the arguments differ from the recorded ones: "use" the saved result, or
                 fail.

@@ -931,7 +931,7 @@ STATES: list[Triggered] = [
     Triggered(
         lambda: in_doubt(),
         (
-            "run 'order-7' failed: StepInDoubt: step 'pay' was interrupted by a crash, and its outcome "
+            "run 'order-7' failed: StepInDoubt: step 'pay' was interrupted, and its outcome "
             "is unknown (on_in_doubt='fail'). Check whether it took effect, then resume with "
             "on_in_doubt='retry', 'review' or a check function"
         ),

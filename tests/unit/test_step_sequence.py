@@ -534,24 +534,32 @@ async def test_what_waits_for_a_checkpoint_that_does_not_land_is_written_with_th
 
 
 async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
+    """Its function has returned, so a guarded step is in doubt: it does not run again in the next life."""
+
     async def fn(ctx: Any, state: State) -> None:
         state["bad"] = object()
 
     async with Rig() as rig:
 
-        async def body(ctx: Any) -> None:
-            with pytest.raises(
-                UnserialisableResult, match=r"^step 'a': state\.bad: an object has no JSON form"
-            ) as caught:
-                await StepExecutor(ctx).run([Step("a", fn, on_in_doubt="fail")])
-            assert (caught.value.path, caught.value.step_name) == ("state.bad", "a")
-            raise ConnectionError("cut")
+        def listing(**how: Any) -> Any:
+            async def body(ctx: Any) -> None:
+                with pytest.raises(
+                    UnserialisableResult, match=r"^step 'a': state\.bad: an object has no JSON form"
+                ) as caught:
+                    await StepExecutor(ctx).run([Step("a", fn, **how)])
+                assert (caught.value.path, caught.value.step_name) == ("state.bad", "a")
+                raise ConnectionError("cut")
 
-        await rig.go(body)
-        # Its end is known: it is told, and in no doubt in the next life.
-        assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"]
-        await rig.go(body)
-        assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"] * 2
+            return body
+
+        for life in (1, 2):
+            await rig.go(listing())
+            assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"] * life
+        await rig.go(listing(on_in_doubt="fail"), "guarded")
+        result = await rig.go(listing(on_in_doubt="fail"), "guarded")
+        assert [kind for kind, _ in await rig.told("step.", "guarded")] == ["step.started"]
+        assert result.error is not None
+        assert result.error.type == "StepInDoubt"
 
 
 @pytest.mark.parametrize("needs", [(), ("a",)])

@@ -151,6 +151,23 @@ def when_left(
             _when_left[task] = outer
 
 
+def cancellations() -> int:
+    """Return how many cancellations of the current task were requested and not taken back."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def replaced_cancellation(error: BaseException) -> asyncio.CancelledError:
+    """Return the cancellation that the code of a task replaced by `error`.
+
+    `asyncio.timeout` and `TaskGroup` only recognize a CancelledError, and anyio only one that has its text.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, asyncio.CancelledError):
+        cause = cause.__context__
+    return asyncio.CancelledError(*(() if cause is None else cause.args))
+
+
 def log_abandoned_thread(what: str) -> asyncio.Handle:
     """Log after `GRACE` seconds that a cancelled call still runs in its thread, unless the handle is cancelled."""
     return asyncio.get_running_loop().call_later(

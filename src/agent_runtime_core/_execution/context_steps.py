@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as _dt
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
@@ -81,9 +82,11 @@ class ContextSteps:
         """Return the recorded result of a step, or run it; functions with a context parameter get `ctx`."""
         digest = arguments_digest(*args)
         name = unbroken("step name", name)
-        key, record = self._next_step(name, given_key, digest)
+        guarded = policy.on_in_doubt != "retry"
+        key, record = self._next_step(name, given_key, digest, guarded=guarded)
         work = (ctx, name, key, fn, args, function, policy, digest, description)
-        if record is None and (given_key is not None or self.scope is not None):
+        # A guarded step that was cut off may still be running: it has the same key.
+        if record is None and (given_key is not None or guarded or self.scope is not None):
             async with self._journal.keys.exclusive(name, key):
                 record = await self._lookup_confirmed(name, key)
                 if record is None:
@@ -94,6 +97,8 @@ class ContextSteps:
             return await self._run_step(*work)
         self._journal.records.position = max(self._journal.records.position, record.pos)
         if record.digest != digest:
+            if guarded:
+                self._check_arguments(record.name, key, digest)
             await self._arguments_changed(record, on_changed_input)
         return None if record.result is None else function.decode(record.result)
 
@@ -102,24 +107,36 @@ class ContextSteps:
         policy: Policy, digest: str | None, description: str | None,
     ) -> Any:  # fmt: skip
         """Run a step that has no record yet and return its result."""
-        journal = self._journal
+        journal, keys, guarded, opened = self._journal, self._journal.keys, policy.on_in_doubt != "retry", None
         # A flag instead of a call, for the usual run.
-        position = journal.position(name, key) if journal.view.opened else journal.records.next_position()
+        place = partial(journal.position, name, key) if journal.view.opened else journal.records.next_position
+        if (guarded and key[:2] == "s:") or (keys.open_calls and keys.has_open_call(name, key, digest)):
+            opened = keys.open_call(name, key, digest, place)
         work = StepCall(
             journal.view.journal_name(name, key), key, lambda attempt: call(fn, function, args, ctx), policy,
-            encode=function.encode, decode=function.decode, position=position,
+            encode=function.encode, decode=function.decode, position=place() if opened is None else opened.position,
             description=description, digest=digest, info=CONCURRENT_INFO if journal.is_concurrent() else None,
         )  # fmt: skip
+        cut_off = True
         try:
             value = await run_step(journal, work, journal.records.completion)
+            cut_off = False
         except BaseException as error:
-            if isinstance(error, (asyncio.CancelledError, *CONTROL_FLOW)):  # the caller may call the step again
-                journal.keys.reuse_key(name, key, digest, CURRENT_STEP.get())
+            cut_off = (guarded and not work.failed) or journal.view.holds_doubt(work.name, key)
+            if cut_off and opened is None and key[:2] == "s:":
+                opened = keys.open_call(name, key, digest, lambda: work.position)
+            if opened is None and isinstance(error, (asyncio.CancelledError, *CONTROL_FLOW)):
+                keys.reuse_key(name, key, digest, CURRENT_STEP.get())  # the caller may call the step again
             raise
+        finally:
+            if opened is not None:
+                keys.end_call(opened, cut_off=cut_off)
         journal.advance()
         return value
 
-    def _next_step(self, name: str, given_key: str | None, digest: str | None) -> tuple[str, Record | None]:
+    def _next_step(
+        self, name: str, given_key: str | None, digest: str | None, *, guarded: bool = False
+    ) -> tuple[str, Record | None]:
         """Return the key of the next step of that name, and its record if there is one."""
         journal = self._journal
         if given_key is not None:
@@ -128,7 +145,9 @@ class ContextSteps:
             key = journal.keys.next_key("s", name, digest)
         record = journal.lookup(name, key)
         if record is None:
-            journal.view.raise_recorded_failure(name, key)
+            self._raise_recorded_failure(name, key, digest)
+            if guarded:
+                self._check_arguments(journal.view.journal_name(name, key), key, digest)
         if given_key is None:
             journal.check_order(name, key, record)
         if journal.view.guarded_inside:
@@ -136,6 +155,36 @@ class ContextSteps:
         if record is not None:
             journal.advance(record)
         return key, record
+
+    def _raise_recorded_failure(self, name: str, key: str, digest: str | None) -> None:
+        """Raise the recorded error of a step after which the code continued."""
+        journal = self._journal
+        try:
+            journal.view.raise_recorded_failure(name, key)
+        except Exception:
+            if key[:2] == "s:" and journal.view.holds_doubt(journal.view.journal_name(name, key), key):
+                # The next call is the same step again, as it was when the error was raised the first time.
+                opened = journal.keys.open_call(name, key, digest, journal.records.next_position)
+                journal.keys.end_call(opened, cut_off=True)
+            raise
+
+    def _check_arguments(self, name: str, key: str, digest: str | None) -> None:
+        """Raise JournalMismatch if the journal has these arguments of a guarded step under another key only.
+
+        The step would get the outcome of another effect, and the step that had it would take place again.
+        """
+        view = self._journal.view
+        if key[:2] != "s:" or view.digest_of(name, key) in (digest, None):
+            return
+        for each, other in (*view.completed, *view.started, *view.ended_tries):
+            if each == name and other[:2] == "s:" and other != key and view.digest_of(each, other) == digest:
+                raise JournalMismatch(
+                    f"step {name!r} must have a key, got none. The journal has its arguments in another position, so "
+                    f"the calls of that name have another order now. Give each a key, as in "
+                    f"ctx.step({name!r}, fn, i, key=str(i)), or a separate name",
+                    recorded=name,
+                    found=name,
+                )
 
     async def _arguments_changed(self, record: Record, on_changed_input: str) -> None:
         """Publish that a recorded result is used for other arguments, or raise."""

@@ -1,7 +1,12 @@
-"""Guarded steps: an effect of one run is not repeated silently by another run of the same lineage of forks.
+"""Guarded steps: their effect is not repeated silently, by the same run or by another run of the lineage of forks.
 
-A step is guarded if its `on_in_doubt` is not "retry". Its effect row in the state store is written in the commits that
-record its start and its end. So if two runs reach the step at once, only one starts it.
+A step is guarded if its `on_in_doubt` is not "retry". A guarded step whose function was entered is done or in doubt,
+until its own function raised an ordinary error. An error that is raised after a cancellation of the step was requested
+is no ordinary error, nor is a result that cannot be stored, a time limit, or a deletion.
+
+So the record of its start puts the step in doubt, in the journal and in `JournalView.started`. Only two records end
+that: DONE, and RETRYING or FAILED for an ordinary error. Its effect row in the state store is written in the commits
+that record its start and its end. So if two runs reach the step at once, only one starts it.
 """
 
 from __future__ import annotations
@@ -11,10 +16,11 @@ from typing import Any, Final, Protocol
 from .._core.codec.json import arguments_digest, encode
 from .._core.event_types import EventType
 from .._core.ids import child_run_id, step_id
+from .._core.timeouts import cancellations, replaced_cancellation
 from .._engines.base import Op
 from .._engines.payloads import Undecoded, why_unreadable
 from .._journal.record import STARTED, is_copied
-from ..errors import EffectAlreadyDone
+from ..errors import EffectAlreadyDone, RedactionFailed, StepInDoubt, ToolTimeout, UnserialisableResult
 from ..queue.base import RunQueue
 from ..queue.records import RunRow
 from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, EffectRow, StateStore
@@ -22,8 +28,17 @@ from ..state.rows import rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
 from .step_journal import RunJournal, StepJournal
+from .step_policy import Policy
 
 FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
+
+#: How to resume a run with a step in doubt.
+CHECK: Final = "Check whether it took effect, then resume with on_in_doubt='retry', 'review' or a check function"
+
+RESULT_MISSING: Final = (
+    "The step has happened, and is in doubt because its result is missing. Resume with on_in_doubt='review' or a check "
+    "function, which supply the result"
+)
 
 
 class Guarded(Protocol):
@@ -33,6 +48,11 @@ class Guarded(Protocol):
     key: str
     digest: str | None
     start_info: dict[str, Any] | None
+    policy: Policy
+
+
+class TimeLimitPassed(TimeoutError):
+    """The time limit of a guarded step has passed, so its outcome is unknown; the text names the limit."""
 
 
 def effect_row(journal: RunJournal, name: str, key: str, digest: str, status: str) -> EffectRow:
@@ -160,6 +180,59 @@ class GuardedStep:
         self.digest: str = _digest(work)
         self.other_rows: list[EffectRow] = []
         self.unapproved: list[dict[str, str]] = []
+        self.policy: Policy = work.policy
+        self.start: int = -1  # the number of the record of the last start of this claim
+        self._cancelling: int = 0  # cancellations of the task that were requested before the function was entered
+
+    # -- done, failed or in doubt
+
+    def doubted_start(self) -> int | None:
+        """Return the number of the record of the last start if the step is in doubt, else None."""
+        start = self.journal.view.started.get(self.identity)
+        if start is not None:
+            self.journal.doubts_met.add(self.identity)
+        return start
+
+    def enter(self) -> None:
+        """Put the step in doubt, because its function is entered now."""
+        self.journal.view.started[self.identity] = self.start
+        self._cancelling = cancellations()
+
+    @staticmethod
+    def time_limit(seconds: float) -> TimeLimitPassed:
+        """Return the error for a time limit of so many seconds."""
+        return TimeLimitPassed(f"it took longer than its time limit of {seconds:g} s")
+
+    def settled(self) -> None:
+        """End the doubt: the result of the step, or an ordinary error of its function, is recorded."""
+        self.journal.view.started.pop(self.identity, None)
+
+    def left_in_doubt(self, error: Exception, *, returned: bool) -> BaseException | None:
+        """Decide whether an attempt that raised `error` leaves the step in doubt.
+
+        Args:
+            error: What the attempt raised.
+            returned: The function has returned, so the error is about its result.
+
+        Returns:
+            The error to raise if the step is in doubt; None if its function raised an ordinary error.
+        """
+        if cancellations() > self._cancelling:
+            return replaced_cancellation(error)
+        if not returned and not isinstance(error, TimeLimitPassed | ToolTimeout):
+            return None
+        if self.policy.repeats_doubt:  # the run retries; another run of the lineage must not
+            self.journal.writer.effects.pop(self.identity, None)
+            return None
+        if not returned:
+            return StepInDoubt(self.name, f"it was cut off, and its outcome is unknown: {error}. {CHECK}")
+        if not isinstance(error, UnserialisableResult | RedactionFailed):
+            reason = f"it cannot be decoded: {type(error).__name__}: {error}"
+            error = UnserialisableResult("$", reason, step_name=self.name)
+        error.args = (f"{error}. {RESULT_MISSING}",)
+        return error
+
+    # -- other runs
 
     async def find(self) -> None:
         """Find the effect row of the step, which may have had another name in an earlier run."""

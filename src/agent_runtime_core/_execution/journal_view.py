@@ -68,7 +68,8 @@ class JournalView:
 
     Attributes:
         completed: The DONE record of each step.
-        started: Steps in doubt: an earlier claim started them and no end is recorded. The number of that record.
+        started: Steps in doubt: they were started and no end is recorded. The number of that record. Those of this
+            claim are only the guarded ones.
         wait_deadlines: Until when a started wait lasts, in wall seconds; None if it has no limit.
         reservations: What was reserved for a started step.
         lost_reservations: What was reserved for earlier starts of the step, whose outcome is unknown.
@@ -118,6 +119,7 @@ class JournalView:
         self.guarded_inside: dict[str, set[Identity]] = {}
         self.last_seq: int = -1
         self.charged_by_failures: list[dict[str, Any]] = []
+        self._start_digests: dict[Identity, str | None] = {}
         self._failures: list[Record] = []  # no record shows yet whether their callers continued
         self.ended_tries: set[Identity] = set()
         self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
@@ -166,6 +168,8 @@ class JournalView:
         if carrier is not None:
             carriers.append(carrier)
         self._find_carried(carriers)
+        open_steps = (*self.started, *self.ended_tries)
+        self._start_digests = {each: self._start_digests.get(each) for each in open_steps}
         if self.guarded:
             self._find_guarded_inside()
         if self.opened:
@@ -200,6 +204,7 @@ class JournalView:
                     self.lost_reservations[identity] = self.in_doubt_usage(identity)
                     self.reservations.pop(identity, None)
                 self.started[identity] = record.seq
+                self._start_digests[identity] = record.digest
                 self.ended_tries.discard(identity)
                 if record.info is not None and '"until"' in record.info:
                     self.wait_deadlines[identity] = json.loads(record.info).get("until")
@@ -320,6 +325,25 @@ class JournalView:
             known = self._journal_names[name, key] = next(old_names, name)
         return known
 
+    def holds_doubt(self, name: str, key: str) -> bool:
+        """Return whether a step inside this one is in doubt."""
+        if not self.started:
+            return False
+        wanted, keys = scope_id(name, key), {scope_id(*each): each[1] for each in (*self.started, *self.ended_tries)}
+        for _, inner in self.started:
+            if inner[:2] in ("w:", "c:"):
+                continue
+            while (found := SCOPE_SUFFIX.search(inner)) is not None:
+                if found[1] == wanted:
+                    return True
+                inner = keys.get(found[1], "")
+        return False
+
+    def digest_of(self, name: str, key: str) -> str | None:
+        """Return the digest of the arguments of a step that an earlier claim has recorded or started."""
+        record = self.completed.get((name, key))
+        return self._start_digests.get((name, key)) if record is None else record.digest
+
     def former_names(self, name: str) -> list[str]:
         """Return all names that a step, child run or wait of this name had before, the nearest first."""
         if not self.former_names_by_name:
@@ -345,6 +369,11 @@ class JournalView:
             failure = self.swallowed_failures.pop((each, key), None)
             if failure is not None:
                 raise recorded_error(name, failure)
+
+    def add_failure(self, record: Record) -> None:
+        """Add the recorded failure of an attempt: the step is not in doubt."""
+        self.started.pop(record[2:4], None)
+        self.ended_tries.add(record[2:4])
 
     def add(self, records: Sequence[Record]) -> None:
         """Add the ends of steps from records that are in the journal now."""

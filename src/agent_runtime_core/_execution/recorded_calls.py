@@ -23,6 +23,7 @@ from .step_failure import original_error
 from .step_journal import StepJournal
 from .step_policy import DEFAULT_POLICY, Policy
 from .step_runner import StepCall, run_step
+from .step_scope import CURRENT_STEP
 
 #: Returned for a step without a saved result. None would be a result.
 UNRECORDED: object = object()
@@ -91,6 +92,20 @@ class RecordedCalls:
             if identity in journal.view.started or identity in journal.view.lost_reservations
             else None
         )
+
+    def loop_name(self, digest: Callable[[], str | None]) -> str:
+        """Return the name of the next agent loop, the first part of the keys of its calls.
+
+        Args:
+            digest: Returns the digest of what the loop is called with.
+        """
+        keys = self.journal.keys
+        return keys.next_key("l", "loop", digest() if keys.reusable_keys else None)
+
+    def leave_loop(self, name: str, digest: Callable[[], str | None]) -> None:
+        """Give the name of a loop that has ended to the next loop with that digest, if a call of it is in doubt."""
+        if any(key.startswith(f"k:{name}:") for _, key in self.journal.view.started):
+            self.journal.keys.reuse_key("loop", name, digest(), CURRENT_STEP.get())
 
     async def streamed(self, name: str, key: str) -> int:
         """Return how many characters of its answer that step published as ASSISTANT_DELTA events."""

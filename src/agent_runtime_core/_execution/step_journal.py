@@ -62,6 +62,7 @@ class StepJournal(Generic[W_co]):
         deferred: Ends of steps that wait for the next checkpoint of their list, by key of the list.
         lists: Numbers of the step lists that this claim has run, by scope and names of the steps.
         task_lists: The same for lists in tasks of their own, by key and names.
+        doubts_met: Guarded steps in doubt that the code of this claim has called.
         maps: Digests of the items of the maps that this claim has run.
         carried: Items of maps that have not started and whose start is in a record of this claim.
         trace: The place of the execution in its trace; None if there are no trace sinks.
@@ -90,6 +91,7 @@ class StepJournal(Generic[W_co]):
         self.task_lists: dict[tuple[str, ...], str] = {}
         self.maps: dict[str, list[str | None]] = {}
         self.carried: set[Identity] = set()
+        self.doubts_met: set[Identity] = set()
         self.trace: RunTrace | None = None
         self.around_step: Callable[[StepScope, StepAttempt], StepAttempt] | None = None
         self.mismatch: tuple[str, str] | None = None
@@ -329,7 +331,8 @@ class StepJournal(Generic[W_co]):
         records of this claim do not count either.
         """
         view, reached = self.view, self._replayed_in_main_task
-        if any(reached < seq <= self._last_read and each not in view.completed for each, seq in view.started.items()):
+        ahead = (each for each, seq in view.started.items() if reached < seq <= self._last_read)
+        if any(each not in view.completed and each not in self.doubts_met for each in ahead):
             return True
         later = [each for each in view.completed.values() if reached < each.seq <= view.last_seq]
         if not all(map(was_concurrent, later)):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from .._core.context_vars import queued
 from .step_scope import (
@@ -56,6 +58,33 @@ class KeyLock:
             released.set()
 
 
+_Call = tuple[StepScope | None, str, str | None]  # scope, name of the step, digest of the arguments
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class OpenCall:
+    """A call without a key whose outcome is not recorded; another call with its arguments is the same step.
+
+    Attributes:
+        of: The scope of the call, the name of the step, and the digest of the arguments.
+        key: The key of the step.
+        position: The position of the step.
+        task: The task of the call; None once the call has ended.
+        cancelling: How many cancellations of the task were requested before the call.
+    """
+
+    of: _Call
+    key: str
+    position: int
+    task: asyncio.Task[object] | None
+    cancelling: int
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the call has ended, or a cancellation of it was requested."""
+        return self.task is None or self.task.cancelling() > self.cancelling
+
+
 class StepKeys:
     """Counts the calls of each name that the code of one claim makes, separately in each step."""
 
@@ -65,6 +94,8 @@ class StepKeys:
         self.failed_try_keys: set[Identity] = set()
         #: By scope, space and name: an occurrence that may be used again, and the digest of its arguments.
         self.reusable_keys: dict[tuple[StepScope | None, str, str], tuple[int, str | None]] = {}
+        #: Calls of guarded steps, and of steps around them, by key, the earliest first.
+        self.open_calls: dict[_Call, dict[str, OpenCall]] = {}
         #: Identities in use now. The event is set at the end of the use; it exists only if a task waits for it.
         self.locked_keys: dict[Identity, asyncio.Event | None] = {}
         self._counts: dict[tuple[str, str], int] = {}  # of the calls between steps
@@ -76,8 +107,15 @@ class StepKeys:
 
         Each step counts its own calls. After a resume, the code inside a completed step does not run, and concurrent
         steps may run in another order; one count for the whole run would then give other keys.
+
+        A call that was cut off and may have had an effect keeps its key: the earliest one with these arguments.
         """
         scope = self.counting_scope()
+        if self.open_calls and space == "s":
+            for key, call in self.open_calls.get((scope, name, arguments_digest), {}).items():
+                if call.is_cut_off:
+                    self.reusable_keys.pop((scope, space, name), None)
+                    return key
         if self.reusable_keys:
             occurrence, digest = self.reusable_keys.pop((scope, space, name), (0, ""))
             if digest == arguments_digest:
@@ -104,6 +142,36 @@ class StepKeys:
         space, _, occurrence = key.partition("@")[0].partition(":")
         if occurrence.isdecimal() and self._counts_in(scope).get((space, name)) == int(occurrence) + 1:
             self.reusable_keys[scope, space, name] = int(occurrence), arguments_digest
+
+    def has_open_call(self, name: str, key: str, digest: str | None) -> bool:
+        """Return whether this key belongs to a call that was begun before and has no recorded outcome."""
+        return key in self.open_calls.get((self.counting_scope(), name, digest), ())
+
+    def open_call(self, name: str, key: str, digest: str | None, next_position: Callable[[], int]) -> OpenCall:
+        """Begin a call whose key is kept for the same call if it is cut off.
+
+        Args:
+            name: The name of the step.
+            key: Its key.
+            digest: The digest of the arguments.
+            next_position: Returns the position of a step that was not called before.
+        """
+        of = (self.counting_scope(), name, digest)
+        calls = self.open_calls.setdefault(of, {})
+        known, task = calls.get(key), asyncio.current_task()
+        position = next_position() if known is None else known.position
+        calls[key] = call = OpenCall(of, key, position, task, 0 if task is None else task.cancelling())
+        return call
+
+    def end_call(self, call: OpenCall, *, cut_off: bool) -> None:
+        """End a call. If it was cut off, the same call gets its key again."""
+        call.task = None
+        calls = self.open_calls.get(call.of, {})
+        # Another call may have the key meanwhile.
+        if not cut_off and calls.get(call.key) is call:
+            del calls[call.key]
+            if not calls:
+                del self.open_calls[call.of]
 
     def scope(self) -> StepScope | None:
         """Return the step of this run that the calling code is in, or None between steps."""

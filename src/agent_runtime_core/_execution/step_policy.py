@@ -25,6 +25,7 @@ from ..errors import (
     leaves_of,
 )
 from ..retry import Delay, at_least_zero
+from ..tools.tool import repeat_call
 
 #: These errors are never retried: another attempt would fail in the same way, or do harm.
 NEVER_RETRIED = (
@@ -108,6 +109,11 @@ class Policy:
             raise must("backoff", "be Backoff(...) or a function of (attempt, random)", self.backoff)
         if not callable(self.on_in_doubt) and self.on_in_doubt not in ("retry", "fail", "review"):
             raise must("on_in_doubt", "be 'retry', 'fail', 'review' or a check function", self.on_in_doubt)
+
+    @property
+    def repeats_doubt(self) -> bool:
+        """Whether the run repeats an attempt with an unknown outcome. Other runs of its lineage may still not do so."""
+        return self.on_in_doubt == "retry" or self.on_in_doubt is repeat_call
 
     def delay(self, error: BaseException, attempt: int, random: Any) -> float | None:
         """Return the seconds before the next attempt, or None if there is none.

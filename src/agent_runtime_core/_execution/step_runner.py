@@ -14,7 +14,7 @@ from .._core.codec.tagged import MANY_PARTS, MAX_PARTS
 from .._core.codec.typed import size_limit
 from .._core.context_vars import restore
 from .._core.redaction import Redaction
-from .._core.timeouts import contain, with_time_limit
+from .._core.timeouts import contain, replaced_cancellation, with_time_limit
 from .._core.validation import must
 from .._engines.base import Op
 from .._journal.record import FAILED, RETRYING, Record
@@ -31,7 +31,7 @@ from ..errors import (
     holds,
 )
 from ..state.base import EffectExists
-from .effects import GuardedStep
+from .effects import CHECK, GuardedStep
 from .journal_view import CONCURRENT_INFO, GUARDED_FIELD
 from .redacted_values import redacted_result
 from .run_writer import StepWriter
@@ -65,6 +65,7 @@ class StepCall:
         adapt_review_result: Makes the result of the step from the result in a reviewer's answer.
         start_record: The record of the start, while it may still be buffered.
         state: The encoded state that its list began with, if this record has to contain it.
+        failed: Its function has raised an ordinary error for the last time, and that is recorded.
     """
 
     name: str
@@ -88,6 +89,7 @@ class StepCall:
     adapt_review_result: Callable[[Any], Any] | None = None
     start_record: Record | None = None
     state: str | None = None
+    failed: bool = False
 
 
 #: Returns the records to write for (step, encoded result, attempt, milliseconds): the DONE record as the last one,
@@ -100,6 +102,9 @@ def run_step(
 ) -> Coroutine[Any, Any, Any]:
     """Run a step without a record until it has one.
 
+    A guarded step is done or in doubt from the moment in which its function is entered, until the function raises an
+    ordinary error: see `GuardedStep`.
+
     Args:
         journal: The journal of the run.
         work: The step.
@@ -111,20 +116,21 @@ def run_step(
 
     Raises:
         StepExecutionError: The last attempt failed.
-        StepInDoubt: The outcome of an earlier attempt is unknown, and the policy is "fail".
+        StepInDoubt: The outcome of an earlier attempt is unknown and the policy is "fail", or the time limit of a
+            guarded step has passed.
         EffectAlreadyDone: Another run of the lineage has done the step, and the policy does not repeat it.
     """
     if journal.writer.closed_error is not None:
         raise journal.writer.closed_error(work.name)
     if journal.control.refuses and not is_admitted:
         return _run_unless_stopped(journal, work, seal)
+    if work.policy.on_in_doubt != "retry" and has_run(journal):
+        return _run_guarded(journal, work, seal)
     start = (
         journal.view.started.pop((work.name, work.key), None)
         if journal.view.started and not work.start_recorded
         else None
     )
-    if work.policy.on_in_doubt != "retry" and has_run(journal):
-        return _run_guarded(journal, work, seal, start)
     return _run_tries(journal, work, seal, start is not None)
 
 
@@ -142,18 +148,11 @@ def result_not_serializable(name: str, error: UnserialisableResult) -> Unseriali
     return UnserialisableResult(error.path, error.reason + fix, max_bytes=error.max_bytes, step_name=name)
 
 
-async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal, start: int | None) -> Any:
-    """Run a step whose effect must not be repeated silently, or find its result by its policies.
-
-    Args:
-        journal: The journal of the run.
-        work: The step.
-        seal: Makes its records.
-        start: The number of the record of an earlier start, if the step is in doubt.
-    """
+async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal) -> Any:
+    """Run a step whose effect must not be repeated silently, or find its result by its policies."""
     step = GuardedStep(journal, work)
     await step.find()
-    if start is None:
+    if (start := step.doubted_start()) is None:
         await step.check_approval()
     else:
         journal.writer.effects[step.identity] = step.row
@@ -162,50 +161,58 @@ async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal, start: i
             text = _text(work, known.result if adapt is None else adapt(known.result))
             if journal.redaction is not None:
                 text = _redacted(journal.redaction, journal.writer.run_id, work, text)
-            return await _record_completion(journal, work, seal, text)
+            return await _record_completion(journal, work, seal, step, text)
         await step.check_others()
     while True:
         if (done := await step.admit()) is not None:
             # With a start, since readers of events expect one. The effect row stays that of the other run.
             return await _record_completion(
-                journal, work, seal, done.result or "null", _start_record(journal, work, 1, False)
+                journal, work, seal, step, done.result or "null", _start_record(journal, work, 1, False)
             )
         journal.running_steps += 1
         try:
             await journal.regain_slot()
-            await _record_start(journal, work, 1, start is not None)
+            step.start = await _record_start(journal, work, 1, start is not None)
             break
         except EffectExists:
             await step.check_others()
         finally:
             journal.step_finished()
     work.start_recorded = True
-    return await _run_tries(journal, work, seal, start is not None)
+    return await _run_tries(journal, work, seal, start is not None, step)
 
 
-async def _record_completion(journal: RunJournal, work: StepCall, seal: Seal, text: str, *started: Record) -> Any:
+async def _record_completion(
+    journal: RunJournal, work: StepCall, seal: Seal, step: GuardedStep, text: str, *started: Record
+) -> Any:
     """Record a result that was found without running the step, and return it."""
     if records := seal(work, text, 1, 0):
         await journal.write((*started, *records), records[:-1], CURRENT_STEP.get())
+    step.settled()
     return work.decode(text)
 
 
-async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Seal, in_doubt: bool) -> Any:
-    """Run the attempts of a step, and record its end."""
+async def _run_tries(
+    journal: StepJournal[StepWriter], work: StepCall, seal: Seal, in_doubt: bool, guarded: GuardedStep | None = None
+) -> Any:
+    """Run the attempts of a step, and record its end. A `guarded` step has recorded its first start."""
     boot, timeout, contains = journal.writer.clock.boot, work.policy.timeout, journal.control.tracked
     outer = CURRENT_STEP.get()
     scope = StepScope(journal.token, work.name, work.key, 1, outer)
     journal.running_steps += 1
     token = CURRENT_STEP.set(scope)
+    late = None if guarded is None or timeout is None else guarded.time_limit(timeout)
     try:
         if journal.slot_released:
             await journal.regain_slot()
         if not work.start_recorded:
             await _record_start(journal, work, 1, in_doubt)
         while True:
-            attempt, since = scope.attempt, boot()
+            attempt, since, returned = scope.attempt, boot(), False
             call_step = work.call if journal.around_step is None else journal.around_step(scope, work.call)
             try:
+                if guarded is not None:
+                    guarded.enter()
                 if timeout is None:
                     value = await call_step(attempt)
                 else:
@@ -213,7 +220,8 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                     body: Callable[[], Awaitable[Any]] = partial(call_step, attempt)
                     if contains:
                         body = partial(contain, body, what)
-                    value = await with_time_limit(run_body(scope, body), timeout, what)
+                    value = await with_time_limit(run_body(scope, body), timeout, what, late)
+                returned = True
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.
                 try:
@@ -230,27 +238,41 @@ async def _run_tries(journal: StepJournal[StepWriter], work: StepCall, seal: Sea
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
             except BaseException as raised:  # noqa: BLE001 - _record_failure raises it, unless it is tried again
-                error = _failure(journal, work, raised)
+                error = _failure(journal, work, guarded, raised, returned)
                 await _record_failure(journal, work, attempt, error)
                 # The next attempt uses the records inside the step, as a resumed run does. It needs its own scope:
                 # tasks that this attempt left running still count their calls in the old one.
                 scope = StepScope(journal.token, work.name, work.key, attempt + 1, outer)
                 CURRENT_STEP.set(scope)
-                await _record_start(journal, work, attempt + 1, in_doubt)
+                start = await _record_start(journal, work, attempt + 1, in_doubt)
+                if guarded is not None:
+                    guarded.start = start
         work.start_record = None
         if records:
             await journal.write(records, records[:-1], outer, lazy=work.defer_record)
+        if guarded is not None:
+            guarded.settled()
     finally:
         journal.step_finished()
         restore(CURRENT_STEP, token)
     return result
 
 
-def _failure(journal: StepJournal[StepWriter], work: StepCall, raised: BaseException) -> Exception:
+def _failure(
+    journal: StepJournal[StepWriter], work: StepCall, guarded: GuardedStep | None, raised: BaseException, returned: bool
+) -> Exception:
     """Return the error with which an attempt of a step has failed.
 
+    Args:
+        journal: The journal of the run.
+        work: The step.
+        guarded: The step, if it is guarded.
+        raised: What the attempt raised.
+        returned: The function has returned, so the error is about its result.
+
     Raises:
-        BaseException: The attempt did not fail. It was cut off, because it or the attempt of the run was stopped.
+        BaseException: The attempt did not fail: it was cut off, or its outcome is unknown. No failure is recorded, and
+            the step is not retried.
     """
     error = contained(raised, f"step {work.name!r}") if journal.control.tracked else raised
     if not isinstance(error, Exception):
@@ -258,7 +280,12 @@ def _failure(journal: StepJournal[StepWriter], work: StepCall, raised: BaseExcep
     if journal.control.cut_off():
         if isinstance(error, (LeaseLost, StepCancelledError)):
             raise raised
-        raise asyncio.CancelledError from error
+        raise replaced_cancellation(error) from error
+    doubt = None if guarded is None else guarded.left_in_doubt(error, returned=returned)
+    if doubt is error:
+        raise error
+    if doubt is not None:
+        raise doubt from error
     if error is not raised:
         error.__cause__ = raised
     return error
@@ -343,13 +370,21 @@ async def _large_result(work: StepCall, value: Any) -> tuple[str, Any]:
     return "".join(texts), result
 
 
-async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attempt: int, in_doubt: bool) -> None:
-    """Record the start of an attempt: durably if its effect must not be repeated, else with the next commit."""
+async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attempt: int, in_doubt: bool) -> int:
+    """Record the start of an attempt: durably if its effect must not be repeated, else with the next commit.
+
+    Returns:
+        The number of the record; -1 if there is none.
+    """
     if work.policy.on_in_doubt != "retry":
-        await journal.publish(_start_record(journal, work, attempt, in_doubt))
-    elif work.start_info or not work.no_events:  # else the record would have no reader
+        record = _start_record(journal, work, attempt, in_doubt)
+        await journal.publish(record)
+        return record.seq
+    if work.start_info or not work.no_events:  # else the record would have no reader
         work.start_record = record = _start_record(journal, work, attempt, in_doubt)
         await journal.writer.buffer(record)
+        return record.seq
+    return -1
 
 
 def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int, in_doubt: bool) -> Record:
@@ -411,6 +446,8 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
         quiet=work.no_events,
     )
     await journal.publish(record)
+    journal.view.add_failure(record)
+    work.failed = record.kind == FAILED
     if failure is not None:
         raise failure.to_raise_unwrapped() if work.raise_unwrapped else failure.to_raise()
     if postponed is not None:
@@ -435,11 +472,7 @@ async def _apply_in_doubt_policy(
     """
     policy = work.policy.on_in_doubt
     if policy == "fail":
-        raise StepInDoubt(
-            work.name,
-            "it was interrupted by a crash, and its outcome is unknown (on_in_doubt='fail'). Check whether it took "
-            "effect, then resume with on_in_doubt='retry', 'review' or a check function",
-        )
+        raise StepInDoubt(work.name, f"it was interrupted, and its outcome is unknown (on_in_doubt='fail'). {CHECK}")
     if policy == "review":
         try:
             answer = await journal.control.review(work.name, work.key, start, lambda given: work.decode(encode(given)))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from .._core.clock import SYSTEM, Clock
+from .._core.codec.json import arguments_digest
 from .._core.context_vars import start_helper, start_soon
 from .._execution.recorded_calls import RecordedCalls
 from ..errors import LimitExceeded, StepCancelledError
@@ -40,7 +41,8 @@ class LoopSession:
         self.clock: Clock = getattr(ctx, "clock", SYSTEM)
         self.steps: RecordedCalls = RecordedCalls(ctx)
         #: Distinguishes the steps of this loop from those of other loops in the run.
-        self.name: str = self.steps.journal.keys.next_key("l", "loop")
+        self._initial_count: int = len(messages)
+        self.name: str = self.steps.loop_name(lambda: self._digest)
         #: The messages that are sent to the run while the loop runs.
         self.received: ReceivedMessages = ReceivedMessages(ctx, self.steps, self.budget, messages)
         #: Whether the last answer was copied from the run that this one was forked from, which paid for it.
@@ -50,6 +52,19 @@ class LoopSession:
         self._limit_passed: LimitExceeded | None = (
             None  # a time limit that work exceeded because it ignored its cancellation
         )
+
+    @property
+    def _digest(self) -> str | None:
+        """The digest of what the loop was called with, by which it is recognized if it is called again."""
+        return arguments_digest(self.messages[: self._initial_count], [each.name for each in self.tools.list_tools()])
+
+    def leave(self) -> None:
+        """Keep the name for the next loop if this one was cut off inside a guarded tool call, which is in doubt.
+
+        A loop with the same messages and tools is then the same loop again. It resumes with the call in doubt, as it
+        does in the next execution of the run. Under another name, it would make the call again.
+        """
+        self.steps.leave_loop(self.name, lambda: self._digest)
 
     @property
     def run(self) -> Any:

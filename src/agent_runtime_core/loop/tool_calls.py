@@ -18,7 +18,7 @@ from .._core.event_types import EventType
 from .._core.validation import Shown, must
 from .._execution.recorded_calls import UNRECORDED
 from .._execution.step_policy import Policy
-from ..errors import LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
+from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, UnserialisableResult, brief
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
@@ -187,7 +187,8 @@ class ToolCalls:
             given = arguments if number == 1 else _read(call)
             return self._answer(
                 call, call_record, tool, given, index,
-                lambda error: policy.delay(error, number, session.clock.random) is not None,
+                lambda error: (isinstance(error, ToolTimeout) and not policy.repeats_doubt)
+                or policy.delay(error, number, session.clock.random) is not None,
             )  # fmt: skip
 
         answer: dict[str, Any] = await session.in_time(

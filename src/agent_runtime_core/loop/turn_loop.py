@@ -110,6 +110,7 @@ async def run_turn_loop(
     try:
         return await _Loop(session, model_calls, output, accept_truncated=on_truncated == "accept").run()
     finally:
+        session.leave()
         restore(RETRY_BUDGET, token)
 
 

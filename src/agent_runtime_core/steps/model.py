@@ -41,7 +41,8 @@ class Step:
         fn: A function of (ctx, state), or a coroutine function. A plain function runs in a thread.
         retries: Attempts after the first one.
         retry_delay: Seconds before each retry.
-        timeout: Seconds that one attempt may take, None for no limit.
+        timeout: Seconds that one attempt may take, None for no limit. After them, a step with another `on_in_doubt`
+            than "retry" is in doubt.
         description: Text for the step's events.
         checkpoint: False saves the result with the next step that has a checkpoint. Until then a resumed run runs the
             step again.
@@ -49,8 +50,8 @@ class Step:
             list is a DAG and its steps run concurrently.
         retry_on: Error types that are retried, or a function that decides for an error.
         backoff: Computes the delay instead of `retry_delay`: `Backoff(...)`, or a function of (attempt, random).
-        on_in_doubt: What to do if a crash interrupted the step and its outcome is unknown: "retry", "fail", "review"
-            (ask a person), or a check function that returns `AlreadyDone(result)` or None.
+        on_in_doubt: What to do if the step was interrupted and its outcome is unknown: "retry", "fail", "review" (ask a
+            person), or a check function that returns `AlreadyDone(result)` or None.
         returns: Type of the result, instead of the function's annotation.
         max_result_bytes: Limit for the result as JSON: 1 MiB by default, at most 16 MiB.
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from .._core.codec.json import decode, encode
 from .._core.context_vars import claimed_run
 from .._core.log import log
+from .._core.timeouts import cancellations, replaced_cancellation
 from .._core.validation import MAX_DEPTH
 from ..errors import (
     JournalMismatch,
@@ -122,8 +123,7 @@ async def answer_read(
         return _error_answer(BAD_ARGUMENTS, f"tool {name!r}: {error}")
     if before is not None:
         await before(name, arguments)
-    task = asyncio.current_task()
-    requests = 0 if task is None else task.cancelling()
+    requested = cancellations()
     try:
         result = output_of(
             name, await _execute(registry, name, tool, arguments, ctx, before is None, retries is not None)
@@ -131,13 +131,13 @@ async def answer_read(
     except ENDS_RUN:
         raise
     except asyncio.CancelledError as error:
-        if task is None or task.cancelling() > requests:
+        if asyncio.current_task() is None or cancellations() > requested:
             raise
         return _failed(name, error)  # something that the tool awaited was cancelled, not the tool
     except Exception as error:
         run = claimed_run()
-        if (task is not None and task.cancelling() > requests) or (run is not None and run.cut_off()):
-            raise asyncio.CancelledError from error  # the call was stopped: the tool did not fail
+        if cancellations() > requested or (run is not None and run.cut_off()):
+            raise replaced_cancellation(error) from error  # the tool was cut off: its error is no answer
         ends = error.subgroup(ENDS_RUN) if isinstance(error, ExceptionGroup) else None
         if ends is not None:
             raise deciding_error(ends) from error

@@ -147,11 +147,11 @@ def in_doubt_policy(tool: Tool | None) -> str | Callable[..., Any]:
     """
     policy: str | Callable[..., Any] | None = None if tool is None else tool.metadata.get("on_in_doubt")
     if policy is None:
-        return _unknown_outcome if tool is not None and tool.has_side_effects else "retry"
+        return repeat_call if tool is not None and tool.has_side_effects else "retry"
     return policy
 
 
-def _unknown_outcome() -> None:
+def repeat_call() -> None:
     """A check function that returns no outcome, so that the call is repeated."""
 
 
