@@ -1,7 +1,7 @@
 """Extend the leases of all claims of a runner, and pass cancellations, messages and lost leases on to their runs.
 
-The leases are extended by a thread, so that a blocked event loop cannot lose them. The monotonic clock measures how long
-a loop is blocked, a run may take and a store is silent, so that a suspend of the machine ends none of the claims.
+The leases are extended by a thread, so that a blocked event loop cannot lose them. The monotonic clock measures how
+long a loop is blocked, a run may take and a store is silent, so that a suspend of the machine ends none of the claims.
 """
 
 from __future__ import annotations
