@@ -135,6 +135,7 @@ def test_seeds_meet_every_layout_and_every_kind_of_trouble() -> None:
         "wake",
         "stop",
         "jump",
+        "step",
         "cut",
         "cancel",
         "signal",
