@@ -11,6 +11,7 @@ from agent_runtime_core._core.ids import step_id
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
 from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._journal.record import DONE, Record, is_copied
+from agent_runtime_core.queue.live_claims import DEFERRED_INTERVALS
 from agent_runtime_core.queue.records import LIVE, MailboxMessage, RunRow, RunUpdate
 from agent_runtime_core.runner.crash_suspects import ISOLATION_TIMEOUT
 
@@ -187,6 +188,8 @@ class Watch:
         anyones = self.cancelled.get(row.run_id, 0.0) if self.rows[row.run_id].origin else 0.0
         due = max(free, there, anyones) + world.poll + SLACK + world.poll * world.faulty_claims_since(died)
         due += self.drained
+        if any(woke > died for _, woke in world.naps.values()):  # who wakes up takes over leases an interval later
+            due += DEFERRED_INTERVALS * world.lease / 3
         if world.loop.now > due:
             self.wrong(f"run {row.run_id} lay idle from {died:.3f} to {world.loop.now:.3f} s, due by {due:.3f}")
 

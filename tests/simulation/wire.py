@@ -209,10 +209,15 @@ class Bells:
 
     def start_beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
         loop, world, host = self.world.loop, self.world, HOST.get()
-        stopped = "beat" in world.ablated
+        stopped, late = "beat" in world.ablated, -1.0
 
         def turn() -> None:
+            nonlocal late
             if stopped:
+                return
+            if world.woke.get(host) == loop.now != late:  # a process that goes on may run another thread first
+                late = loop.now
+                loop.call_later(world.chance.random() * 0.2, turn)
                 return
             try:
                 fn()
