@@ -254,7 +254,7 @@ class Watch:
             return
         if how.status in LIVE and row.due_at and (host := self.world.labels.get(HOST.get())) is not None:
             at = self.world.loop.now
-            self.put_off[run] = host.label, at, at + how.due_at - host.clock.wall()
+            self.put_off[run] = host.label, at, at + max(how.due_at - host.clock.wall(), 0.0)
         if how.status == "dead" and self.stalls[run] < POISON:
             self.wrong(f"run {run} is dead after {self.stalls[run]} crashes in a row")
         self._move(run, how.status)
