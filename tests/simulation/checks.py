@@ -206,7 +206,8 @@ class Watch:
         if host == HOST.get() and self.inside.get(row.run_id) == claim and began:
             self.wrong(f"run {row.run_id} is taken by {host} from itself, whose code executes it under claim {claim}")
         slept, woke = world.naps.get(host, (0.0, 0.0))
-        deferred = woke + world.lease / 3 - world.loop.now
+        interval = world.lease / 3
+        deferred = woke + interval - world.loop.now if woke - slept > interval else 0.0
         if world.naps.get(HOST.get()) == (slept, woke) and self.free_at[row.run_id] > slept and deferred > 0:
             self.wrong(f"run {row.run_id} is taken from {host}, {deferred:.3f} s before the first interval after a "
                        "suspend of their machine is over")  # fmt: skip
