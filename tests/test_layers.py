@@ -78,7 +78,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "queue": [
         "records",
-        "blocking_claims payload_fields queued_run redacted_mail transitions",
+        "blocking_claims delayed_runs live_claims payload_fields queued_run redacted_mail transitions",
         "base",
         "redis_find sqlite_find",
         "memory redis sqlite",

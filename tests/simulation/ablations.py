@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+from agent_runtime_core._core.clock import Clock, Duration
 from agent_runtime_core._engines.base import Op, OperationSet
 from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core._execution.claim_writer import ClaimWriter
@@ -19,6 +20,8 @@ from agent_runtime_core._execution.step_keys import StepKeys
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.queue import transitions as rows
 from agent_runtime_core.queue.base import RunQueue
+from agent_runtime_core.queue.delayed_runs import DelayedRuns
+from agent_runtime_core.queue.live_claims import LiveClaims
 from agent_runtime_core.queue.memory import MemoryTransitions
 from agent_runtime_core.queue.records import ClaimRequest, RunRow, RunUpdate
 from agent_runtime_core.queue.sqlite import SQLiteTransitions
@@ -203,6 +206,31 @@ def _inside() -> list[Patch]:
     return [(StepKeys, "next_key", occurrence)]
 
 
+def _own() -> list[Patch]:
+    """A claim does not extend the leases of its own process first."""
+    return [(LiveClaims, "unextended", lambda self, queue: [])]
+
+
+def _defer() -> list[Patch]:
+    """Time in which the machine was suspended counts against leases when it wakes up."""
+    return [(LiveClaims, "suspended", lambda self: 0.0)]
+
+
+def _woken() -> list[Patch]:
+    """A wait in memory ends by the monotonic clock alone, which stands still in a suspend."""
+    return [(Clock, "sleep_for", lambda self, seconds: self.sleep(seconds))]
+
+
+def _set_back() -> list[Patch]:
+    """A wait ends by the wall clock alone, which may be set back."""
+    return [(Duration, "left", lambda self: self.until - self._clock.wall())]
+
+
+def _delayed() -> list[Patch]:
+    """Nobody remembers what it parked, so that a wall clock which is set back delays it."""
+    return [(DelayedRuns, "remember", lambda self, row, wall, monotonic=None: None)]
+
+
 def _in_the_double() -> list[Patch]:
     """The engines of the simulation leave it out by themselves."""
     return []
@@ -216,6 +244,8 @@ SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "cancel": _cancel,
     "count": _count,
     "cursor": _cursor,
+    "defer": _defer,
+    "delayed": _delayed,
     "durable": _durable,
     "effects": _in_the_double,
     "expire": _expire,
@@ -226,12 +256,15 @@ SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "match": _match,
     "once": _once,
     "order": _order,
+    "own": _own,
     "publish": _publish,
     "replay": _in_the_double,
     "resume": _resume,
     "rollback": _rollback,
+    "set back": _set_back,
     "submit": _submit,
     "terminal": _terminal,
+    "woken": _woken,
 }
 
 

@@ -6,10 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agent_runtime_core._core.clock import Duration
 from agent_runtime_core._core.ids import step_id
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
 from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._journal.record import DONE, Record, is_copied
+from agent_runtime_core.queue.live_claims import DEFERRED_INTERVALS
 from agent_runtime_core.queue.records import LIVE, MailboxMessage, RunRow, RunUpdate
 from agent_runtime_core.runner.crash_suspects import ISOLATION_TIMEOUT
 
@@ -55,7 +57,9 @@ class Watch:
         self.effects: dict[str, list[tuple[str, str, float]]] = defaultdict(list)
         self.attempts: Counter[str] = Counter()  # times an agent's code was entered
         self.inside: dict[str, str] = {}  # the claim whose code is in it
+        self.entered: dict[str, float] = {}  # when the code of a claim was entered
         self.drained = 0.0  # seconds for which workers may claim nothing, so that a suspect has its turn
+        self.put_off: dict[str, tuple[str, float, float]] = {}  # by which host, when, and until when a run is
         self.cancelled: dict[str, float] = {}
         self.claimed_at: dict[str, float] = {}
         self.mail: dict[str, list[MailboxMessage]] = defaultdict(list)
@@ -162,6 +166,8 @@ class Watch:
             self.noted[run] += self.owner.get(run) in self.began
             self._idle(row)
             self._stolen(row)
+        elif before in LIVE:
+            self._overdue(row)
         if row.stalls == POISON - 1:
             self.drained = ISOLATION_TIMEOUT
         self.claims[run] += 1
@@ -182,6 +188,8 @@ class Watch:
         anyones = self.cancelled.get(row.run_id, 0.0) if self.rows[row.run_id].origin else 0.0
         due = max(free, there, anyones) + world.poll + SLACK + world.poll * world.faulty_claims_since(died)
         due += self.drained
+        if any(woke > died for _, woke in world.naps.values()):  # who wakes up takes over leases an interval later
+            due += DEFERRED_INTERVALS * world.lease / 3
         if world.loop.now > due:
             self.wrong(f"run {row.run_id} lay idle from {died:.3f} to {world.loop.now:.3f} s, due by {due:.3f}")
 
@@ -192,9 +200,49 @@ class Watch:
         if host in world.died or host in world.loop.stopped or holder.label != host or not holder.alive:
             return
         self.stolen += 1
+        claim = self.owner[row.run_id]
+        # Of a host that was stopped, the claim may have come while it asked for more.
+        began = self.entered.get(claim, world.loop.now) < world.woke.get(host, world.loop.now)
+        if host == HOST.get() and self.inside.get(row.run_id) == claim and began:
+            self.wrong(f"run {row.run_id} is taken by {host} from itself, whose code executes it under claim {claim}")
+        slept, woke = world.naps.get(host, (0.0, 0.0))
+        interval = world.lease / 3
+        deferred = woke + interval - world.loop.now if woke - slept > interval else 0.0
+        if world.naps.get(HOST.get()) == (slept, woke) and self.free_at[row.run_id] > slept and deferred > 0:
+            self.wrong(f"run {row.run_id} is taken from {host}, {deferred:.3f} s before the first interval after a "
+                       "suspend of their machine is over")  # fmt: skip
         early = self.free_at[row.run_id] - world.loop.now
         if early > SLACK and host not in world.woke:  # what a stopped host had asked for may have come late
             self.wrong(f"run {row.run_id} is taken from {host}, which lives, {early:.3f} s before its lease is over")
+
+    def _overdue(self, row: RunRow) -> None:
+        """What a worker has parked or put off is claimed in time, as long as that worker lives and is awake."""
+        host, at, due = self.put_off.pop(row.run_id, ("", 0.0, 0.0))
+        world = self.world
+        holder = world.labels.get(host)
+        if holder is None or holder.label != host or not host.startswith("worker") or row.origin or row.lane:
+            return
+        if holder.up_since is None or holder.up_since > at or host in world.loop.stopped:
+            return
+        due = max(due, world.reachable.get(host, 0.0)) + world.poll + SLACK + self.drained
+        due += world.poll * world.faulty_claims_since(at)
+        if world.loop.now > due:
+            self.wrong(f"run {row.run_id} was put off by {host} at {at:.3f} s and is claimed late, due by {due:.3f}")
+
+    def timed_out(self, limit: Duration, began: float) -> None:
+        """A wait in memory ends when one of the clocks says so, and soon after."""
+        world, host = self.world, HOST.get()
+        clock, now = world.labels[host].clock, world.loop.now
+        since = max(began, world.woke.get(host, 0.0))
+        ends = []
+        if (late := clock.monotonic() - limit.monotonic_end) >= -1e-6:
+            ends.append(max(now - late, since))
+        if (late := clock.wall() - limit.until) >= -1e-6:
+            ends.append(max(now - late, since, world.stepped.get(host, 0.0)))
+        if not ends:
+            self.wrong(f"a wait on {host} ends early by both clocks")
+        elif now > min(ends) + clock.wall_check + SLACK:
+            self.wrong(f"a wait on {host} that was over at {min(ends):.3f} s ends now")
 
     def _settle(self, run: str, how: RunUpdate, row: RunRow) -> None:
         if how.failures > self.rows[run].failures:
@@ -205,6 +253,9 @@ class Watch:
                 self.owner[run] = row.claim_id
                 self.claimed_at[row.claim_id] = self.world.loop.now
             return
+        if how.status in LIVE and row.due_at and (host := self.world.labels.get(HOST.get())) is not None:
+            at = self.world.loop.now
+            self.put_off[run] = host.label, at, at + max(how.due_at - host.clock.wall(), 0.0)
         if how.status == "dead" and self.stalls[run] < POISON:
             self.wrong(f"run {run} is dead after {self.stalls[run]} crashes in a row")
         self._move(run, how.status)
@@ -263,6 +314,7 @@ class Watch:
         if not row.origin and self.noted[run] >= POISON:
             self.wrong(f"run {run} runs code after {self.noted[run]} crashes in a row")
         self.inside[run] = row.claim_id
+        self.entered[row.claim_id] = self.world.loop.now
         if not row.origin and row.stalls == POISON - 1:
             self._alone(row)
         at = self.cancelled.get(run)

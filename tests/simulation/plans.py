@@ -96,6 +96,7 @@ def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
     if chance.random() < 0.08:
         runs.append(RunPlan("poison", [["step", "first", 0], ["poison", "boom", 0], ["step", "never", 0]]))
     actions = _actions(chance, workers, runs, layout)
+    _add_clocks(random.Random(f"clocks {seed}"), workers, actions)
     forks = [] if edited else _add_forks(random.Random(f"forks {seed}"), runs, actions)
     if not edited:
         _add_messages(random.Random(f"messages {seed}"), runs, actions)
@@ -182,6 +183,26 @@ def _add_messages(chance: random.Random, runs: list[RunPlan], actions: list[tupl
             for i in range(chance.choice((1, 2, 4))):
                 at = run.at + chance.choice((chance.uniform(0.05, 2.0), chance.uniform(0.05, 6.0)))
                 actions.append((at, "send", (run.run_id, i, chance.choice(("client0", "client1")))))
+    actions.sort(key=lambda action: action[0])
+
+
+def _add_clocks(chance: random.Random, workers: int, actions: list[tuple[float, str, Any]]) -> None:
+    """Machines that are suspended, and wall clocks that somebody sets: drawn apart, as the graphs."""
+    names = [f"worker{i}" for i in range(workers)]
+    if chance.random() < 0.35:
+        at = 0.0
+        for _ in range(chance.choice((1, 1, 2, 3))):
+            at, name = at + chance.uniform(0.05, 1.5), chance.choice(names)
+            actions.append((at, "suspend", name))
+            at += chance.choice((0.4, 2.0, 4.0, 9.0))
+            actions.append((at, "wake", name))
+    if chance.random() < 0.35:
+        for _ in range(chance.choice((1, 2))):
+            step = chance.choice((-30.0, -4.0, 4.0, 30.0))
+            actions.append((chance.uniform(0.05, 2.5), "step", (chance.choice(names), step)))
+    if chance.random() < 0.15:  # all workers are stopped for longer than a lease, and no other can take their runs
+        at = chance.uniform(0.05, 1.5)
+        actions += [(at, "pause", name) for name in names] + [(at + 4.0, "go on", name) for name in names]
     actions.sort(key=lambda action: action[0])
 
 

@@ -67,7 +67,8 @@ class Server(Tables):
     def _claim(self, tx: MemoryTx, want: ClaimRequest) -> list[RunRow]:
         rows: list[RunRow] = QUEUE.operations["queue.claim"](tx, want)
         if not rows and want.wait_name is not None:
-            self.standing[want.wait_name] = want.lease_now + want.wait_seconds, want
+            now = self.clock.boot()
+            self.standing[want.wait_name] = now + want.wait_seconds, want._replace(lease_now=now)
         return rows
 
     def handed_over(self, batch: list[CommitRequest], rung: set[str]) -> set[str]:
@@ -121,7 +122,7 @@ class Server(Tables):
 
     @staticmethod
     def _wanted(want: ClaimRequest, now: float) -> ClaimRequest:
-        return want._replace(lease_until=now + want.lease_until, lease_now=now)
+        return want._replace(lease_until=now + want.lease_until, lease_now=now + want.lease_now)
 
 
 def _in_order(tx: MemoryTx, run_id: str, record: Record) -> int:
@@ -317,7 +318,7 @@ class SimRemoteEngine(Bells, Engine):
 
     @staticmethod
     def _seconds(want: ClaimRequest, now: float) -> ClaimRequest:
-        return want._replace(lease_until=want.lease_until - now, lease_now=0.0)
+        return want._replace(lease_until=want.lease_until - now, lease_now=want.lease_now - now)
 
     def _submit(self, request: CommitRequest) -> None:
         world = self.world

@@ -14,7 +14,9 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
+from agent_runtime_core._core.clock import Duration
 from agent_runtime_core._core.ids import run_uuid
+from agent_runtime_core._execution.parking import TIMED_OUT, Find, Parking
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
@@ -29,6 +31,7 @@ from agent_runtime_core.queue.records import LIVE
 from tests.simulation.leftovers import Rest
 
 from .ablations import without
+from .checks import Watch
 from .hosts import Host
 from .loop import Deadlock
 from .plans import ForkPlan, RunPlan, Scenario, build
@@ -36,6 +39,7 @@ from .script import Child, Script, payload_of
 from .world import World
 
 T = TypeVar("T")
+WAIT = Parking.wait
 
 CLIENTS = ("client0", "client1")
 
@@ -216,6 +220,9 @@ class Play:
                 world.suspend(world.hosts[about])
             case "jump":
                 world.hosts[about].clock.skew += world.chance.uniform(-3, 3)
+                world.stepped[world.hosts[about].label] = world.loop.now
+            case "step":
+                world.step(world.hosts[about[0]], about[1])
             case "cut":
                 world.cut(world.hosts[about[0]], about[1])
             case "cancel":
@@ -325,6 +332,19 @@ class Outcome:
         )
 
 
+def watch_waits(watch: Watch) -> None:
+    """Have the watch see each wait that ends by its time limit."""
+
+    async def wait(self: Parking, find: Find, limit: Duration | None, reason: str) -> Any:
+        began = watch.world.loop.now
+        message = await WAIT(self, find, limit, reason)
+        if message is TIMED_OUT and limit is not None:
+            watch.timed_out(limit, began)
+        return message
+
+    Parking.wait = wait  # type: ignore[method-assign]
+
+
 def play(seed: int, ablated: Sequence[str] = ()) -> Outcome:
     """Play one seed, with the named safeguards taken away."""
     return played(build(seed, ablated))
@@ -343,6 +363,7 @@ def played(scenario: Scenario) -> Outcome:
     try:
         with without(ablated):
             piece = Play(scenario)
+            watch_waits(piece.watch)
             problems = piece.run()
     finally:
         if collects:

@@ -195,8 +195,7 @@ class Script(AgentRuntime):
         needs = [f"{name}.{i}" for i in needs_of(int(place))]
         durable = [(each, ctx._scope.key) for each in needs if each[-2:] != ".1"]  # which has no checkpoint
         self.world.watch.depends(ctx._row, mine, durable)
-        # A wait in place does not hear that a clock is set right, which here may be an hour behind.
-        if int(place) % 3 == 0 and not self.scenario.world["hours"]:
+        if int(place) % 3 == 0:
             await ctx.sleep(0.05)
         inside = await ctx.step("inside", _same, mine)
         if inside != mine:

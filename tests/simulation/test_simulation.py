@@ -84,7 +84,8 @@ def test_a_safeguard_that_is_taken_away_is_missed() -> None:
 
 def test_without_heartbeats_work_is_done_twice() -> None:
     assert sum(played(_long_steps(seed, ())).stolen for seed in range(20)) == 0
-    assert sum(played(_long_steps(seed, ("beat",))).stolen for seed in range(20)) > 50
+    # A worker that claims extends its own leases too. A world ends when a worker takes a run from itself.
+    assert sum(played(_long_steps(seed, ("beat", "own"))).stolen for seed in range(20)) > 20
 
 
 def _long_steps(seed: int, ablated: tuple[str, ...]) -> Scenario:
@@ -135,6 +136,7 @@ def test_seeds_meet_every_layout_and_every_kind_of_trouble() -> None:
         "wake",
         "stop",
         "jump",
+        "step",
         "cut",
         "cancel",
         "signal",

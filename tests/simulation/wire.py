@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .world import World
 
 EPOCH = 1_700_000_000.0
+WALL_CHECK = 0.3  # seconds; the durations here are as short
 CRASH = "sim.crash"
 REPEATABLE = frozenset({"queue.insert", "queue.post", "queue.beat", "fence.install"})
 TOPICS = frozenset({"work", "mail", "done", "events"})
@@ -36,13 +37,20 @@ CRASHES = OperationSet("sim", {CRASH: crash})
 
 
 class SimClock(Clock):
-    """Time as a machine has it: `skew` is how far its wall clock is off, `booted` what its boot clock counts from."""
+    """Time as a machine has it.
+
+    `skew` is how far its wall clock is off, `booted` what its boot clock counts from, and `slept` for how long its
+    monotonic clock stood still.
+    """
+
+    wall_check = WALL_CHECK
 
     def __init__(self, loop: SimLoop, seed: int, skew: float, booted: float = 0.0) -> None:
         super().__init__(seed)
         self._context = copy_context()  # all hosts share one loop: the host of a callback is known by its context
         self.skew = skew
         self.booted = booted
+        self.slept = 0.0
         self._loop = loop
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
@@ -53,6 +61,9 @@ class SimClock(Clock):
 
     def boot(self) -> float:
         return self.booted + self._loop.now
+
+    def monotonic(self) -> float:
+        return self.booted + self._loop.now - self.slept
 
 
 @dataclass(frozen=True)
@@ -198,10 +209,15 @@ class Bells:
 
     def start_beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
         loop, world, host = self.world.loop, self.world, HOST.get()
-        stopped = "beat" in world.ablated
+        stopped, late = "beat" in world.ablated, -1.0
 
         def turn() -> None:
+            nonlocal late
             if stopped:
+                return
+            if world.woke.get(host) == loop.now != late:  # a process that goes on may run another thread first
+                late = loop.now
+                loop.call_later(world.chance.random() * 0.2, turn)
                 return
             try:
                 fn()

@@ -61,6 +61,8 @@ class World:
         self.labels: dict[str, Host] = {}
         self.died: dict[str, float] = {}
         self.woke: dict[str, float] = {}
+        self.naps: dict[str, tuple[float, float]] = {}  # of a host: when its machine last fell asleep, and woke up
+        self.stepped: dict[str, float] = {}  # when the wall clock of a host last jumped
         self.reachable: dict[str, float] = {}
         self.outside = contextvars.copy_context()
         self.outside.run(HOST.set, "")
@@ -191,8 +193,20 @@ class World:
             if each.label in self.loop.asleep:
                 self._resume(each)
 
+    def step(self, host: Host, seconds: float) -> None:
+        """Somebody sets the wall clock of the machine."""
+        for each in [host] if self.kind == "remote" else self.hosts.values():
+            self.trace("clock", f"{each.label} {seconds:g}")
+            each.clock.skew += seconds
+            skew, booted = self._machines[each.name]
+            self._machines[each.name] = skew + seconds, booted
+            self.stepped[each.label] = self.loop.now
+
     def _resume(self, host: Host) -> None:
         self.trace("go on", host.label)
+        if (since := self.loop.asleep.get(host.label)) is not None:
+            host.clock.slept += self.loop.now - since
+            self.naps[host.label] = since, self.loop.now
         self.loop.resume_host(host.label)
         self.woke[host.label] = self.loop.now
         host.up_since = self.loop.now
@@ -270,6 +284,7 @@ class World:
             self._machines = {name: (latest, booted) for name, (_, booted) in self._machines.items()}
             for host in self.hosts.values():
                 host.clock.skew = latest
+                self.stepped[host.label] = self.loop.now
 
     def close(self) -> None:
         for host in self.hosts.values():

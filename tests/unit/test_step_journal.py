@@ -73,7 +73,7 @@ def test_the_rest_of_a_journal_is_read_too() -> None:
     )  # fmt: skip
     assert known.view.resets == {"x:": 2}
     assert known.view.end_record is not None
-    assert known.view.wait_deadlines == {("sleep", "w:0"): 7.5}
+    assert known.view.wait_deadlines == {("sleep", "w:0"): (7.5, 0.0)}
 
 
 def test_an_unkeyed_step_is_known_by_how_often_its_name_was_used() -> None:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -1292,6 +1293,9 @@ async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() ->
             nothing,
             0.0,
             row.mail_seq,
+            None,
+            partial(queue.unchanged_update, row, claim),
+            0.0,
         )
 
     heart.hold(held("old"))
@@ -1412,7 +1416,8 @@ async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> N
         @loop.setter
         def loop(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
-    heart.hold(Seen(row, RunControl(), here, float("inf"), nothing, nothing, nothing, 0.0, 0))
+    release = partial(queue.unchanged_update, row, row.claim_id)
+    heart.hold(Seen(row, RunControl(), here, float("inf"), nothing, nothing, nothing, 0.0, 0, None, release, 0.0))
     alone.clear()
     await soon(lambda: bool(alone))
     assert all(alone)

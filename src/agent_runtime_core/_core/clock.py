@@ -10,13 +10,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import Context
 from functools import partial
+from typing import Any
 
-# This clock counts while the machine is suspended, so that leases expire when a laptop sleeps.
+# This clock counts while the machine is suspended. Where there is none, leases do not run out in a suspend.
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock:
-    """Wall time for people, boot time for leases, sleep, and random values. Tests pass another clock."""
+    """Three clocks, sleep, and random values. Tests pass another clock.
+
+    * `wall` shows the time of day, and jumps when somebody sets it. A `deadline=` is compared with it alone.
+    * `boot` never goes back and counts while the machine is suspended. Leases are written in it, because it is the same
+      for all processes of the machine. It also measures how long something took that is only reported.
+    * `monotonic` never goes back and stands still while the machine is suspended. Time limits of steps, attempts and
+      calls are measured by it, so that a suspend does not use them up.
+
+    A duration (a sleep, a delay, the time limit of a wait) ends when the wall clock or the monotonic clock says so,
+    whichever is first: a machine that was suspended over its end is late otherwise, and so is one whose wall clock was
+    set back.
+    """
+
+    #: Most seconds between two reads of the wall clock while a duration lasts in memory.
+    wall_check: float = 5.0
 
     #: The last UUIDv7, without its fixed bits, so that the next one can be greater.
     last_id: int = 0
@@ -36,6 +51,15 @@ class Clock:
         partial(time.clock_gettime, _BOOT) if _BOOT is not None else time.monotonic
     )
 
+    #: Seconds that this machine was awake since some moment; never goes back. Only differences within a process count.
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "boot" in vars(cls) and "monotonic" not in vars(cls):
+            # A clock that was written before `monotonic` existed. With the machine's, it would show suspends.
+            cls.monotonic = _boot_of  # type: ignore[assignment]
+
     def forked(self) -> None:
         """Reseed in a forked child, which would draw the same ids as its parent otherwise."""
         self.random.seed()
@@ -44,6 +68,14 @@ class Clock:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    async def sleep_for(self, seconds: float) -> None:
+        """Sleep for a duration: until the wall clock or the sleep itself says that it is over."""
+        until = self.wall() + seconds
+        while seconds > 0:
+            step = min(seconds, self.wall_check)
+            await self.sleep(step)
+            seconds = min(seconds - step, until - self.wall())
+
     def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
         """Call `callback` in the running loop, in an empty context, after so many seconds.
 
@@ -51,6 +83,37 @@ class Clock:
         callback would belong to a run, and keep what the caller's context variables hold.
         """
         return asyncio.get_running_loop().call_later(seconds, callback, context=Context())
+
+
+def _boot_of(clock: Clock) -> float:
+    return clock.boot()
+
+
+class Duration:
+    """A time span that ends when the wall clock or the monotonic clock says so, whichever is first.
+
+    Args:
+        clock: The clock.
+        seconds: Its length.
+        until: Where it ends by the wall clock, if it began earlier; then at most `seconds` are left of it.
+        monotonic_end: Where it ends by the monotonic clock, if this process knows.
+    """
+
+    __slots__ = ("_clock", "monotonic_end", "until")
+
+    def __init__(
+        self, clock: Clock, seconds: float, until: float | None = None, monotonic_end: float | None = None
+    ) -> None:
+        self._clock = clock
+        self.until: float = clock.wall() + seconds if until is None else until
+        if monotonic_end is None:
+            # If the wall clock was set back since it began, it does not last longer than it was to.
+            monotonic_end = clock.monotonic() + min(seconds, max(self.until - clock.wall(), 0.0))
+        self.monotonic_end: float = monotonic_end
+
+    def left(self) -> float:
+        """Return the seconds that are left of it; at most 0 once it is over."""
+        return min(self.until - self._clock.wall(), self.monotonic_end - self._clock.monotonic())
 
 
 SYSTEM = Clock()

@@ -452,12 +452,12 @@ class Context:
         control = self.control
         paused_here = control.paused_at is None
         if paused_here:
-            control.pause_timer(self._clock.boot())
+            control.pause_timer(self._clock.monotonic())
         try:
             await until
         finally:
             if paused_here:
-                control.resume_timer(self._clock.boot())
+                control.resume_timer(self._clock.monotonic())
 
     def _event(self, kind: str, payload: dict[str, Any]) -> tuple[str, str, str, float] | None:
         """Return the row of an event: id, type, payload and time. None while code replays what it published before."""

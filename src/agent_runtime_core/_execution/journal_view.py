@@ -70,7 +70,7 @@ class JournalView:
         completed: The DONE record of each step.
         started: Steps in doubt: they were started and no end is recorded. The number of that record. Those of this
             claim are only the guarded ones.
-        wait_deadlines: Until when a started wait lasts, in wall seconds; None if it has no limit.
+        wait_deadlines: Until when a started wait lasts, None if it has no limit, and when it began, in wall seconds.
         reservations: What was reserved for a started step.
         lost_reservations: What was reserved for earlier starts of the step, whose outcome is unknown.
         resets: How often the lists of a scope were restarted.
@@ -99,7 +99,7 @@ class JournalView:
     def __init__(self, run_id: str, records: Sequence[Record], wall: Callable[[], float]) -> None:
         self.completed: dict[Identity, Record] = {}
         self.started: dict[Identity, int] = {}
-        self.wait_deadlines: dict[Identity, float | None] = {}
+        self.wait_deadlines: dict[Identity, tuple[float | None, float]] = {}
         self.reservations: dict[Identity, dict[str, Any]] = {}
         self.lost_reservations: dict[Identity, dict[str, Any]] = {}
         self.resets: dict[str, int] = {}
@@ -207,7 +207,7 @@ class JournalView:
                 self._start_digests[identity] = record.digest
                 self.ended_tries.discard(identity)
                 if record.info is not None and '"until"' in record.info:
-                    self.wait_deadlines[identity] = json.loads(record.info).get("until")
+                    self.wait_deadlines[identity] = (json.loads(record.info).get("until"), record.t)
                 if record.info is not None and '"reserve"' in record.info:
                     self.reservations[identity] = json.loads(record.info).get("reserve") or {}
                 if record.state is not None:

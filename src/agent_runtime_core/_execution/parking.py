@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
+from .._core.clock import Duration
 from .._core.context_vars import start_helper
 from .._core.run_tasks import FIRST_PAUSE, RunTasks, scan
 from ..queue.records import MailboxMessage, RowChanged, RunRow, RunUpdate
@@ -39,13 +40,15 @@ class Parking:
         self._journal, self._row, self._services, self._control = journal, row, services, control
         self._mailbox = mailbox
         self._writer, self._clock = journal.writer, services.clock
-        #: The tasks that are inside a wait: what ends it, and its time limit in wall seconds.
-        self.active_waits: dict[asyncio.Task[Any], tuple[Find, float | None]] = {}
+        #: The tasks that are inside a wait: what ends it, and its time limit.
+        self.active_waits: dict[asyncio.Task[Any], tuple[Find, Duration | None]] = {}
+        #: Where time limits of waits end by the monotonic clock, by their ends in wall seconds.
+        self._monotonic_ends = self._writer.queue.delayed_runs.wait_ends(row.run_id)
         self._idle_event: asyncio.Future[None] | None = None  # resolved by the next scan that finds the run waiting
         self._commits = 0  # ends of waits, and parks, that are being committed
         self._regaining_slot = 0  # tasks that wait for a slot of the worker
         self._releasing_claim = False
-        self._active_at = 0.0  # when a task of the run was last known to work, by the boot clock
+        self._active_at = 0.0  # when a task of the run was last known to work, by the monotonic clock
         self._followed: set[asyncio.Future[Any]] = set()  # futures whose end leads to a scan
         self._joins: tuple[Joins, float] | None = None  # what tasks join, and since when, by the time of the loop
 
@@ -61,22 +64,28 @@ class Parking:
 
     # -- waiting
 
-    async def wait(self, find: Find, until: float | None, reason: str) -> Any:
+    def limit(self, until: float, seconds: float) -> Duration:
+        """Return the time limit of a wait that lasts so many seconds, and ends at `until` by the wall clock."""
+        limit = Duration(self._clock, seconds, until, self._monotonic_ends.get(until))
+        self._monotonic_ends[until] = limit.monotonic_end
+        return limit
+
+    async def wait(self, find: Find, limit: Duration | None, reason: str) -> Any:
         """Wait for a message, in place and then parked.
 
         Args:
             find: Returns the message once it is there. It is consumed before this returns.
-            until: The time limit in wall seconds, None for none.
+            limit: The time limit, None for none.
             reason: What the run waits for, as the parked run shows it.
 
         Returns:
             The message, or `TIMED_OUT`.
         """
         task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self.active_waits[task] = (find, until)
+        self.active_waits[task] = (find, limit)
         self._journal.on_idle = self._request_scan
         try:
-            return await self._wait_active(find, until, reason)
+            return await self._wait_active(find, limit, reason)
         except asyncio.CancelledError:
             self._close(task)
             if self._journal.slot_released and not (self._control.cancel_requested or self._control.closed):
@@ -92,29 +101,29 @@ class Parking:
         self._request_scan()
         if not self.active_waits:
             self._journal.on_idle = None  # else journal and parking refer to each other after the run
-            self._control.resume_timer(self._clock.boot())
+            self._control.resume_timer(self._clock.monotonic())
             self._services.monitor.here().forget(self)
 
-    async def _wait_active(self, find: Find, until: float | None, reason: str) -> Any:
-        boot, park_after = self._clock.boot, self._services.park_after
+    async def _wait_active(self, find: Find, limit: Duration | None, reason: str) -> Any:
+        now, park_after = self._clock.monotonic, self._services.park_after
         stays = park_after is None or CURRENT_STEP.get() is not None or CANCEL_HOOK.get() is not None
-        park_at = None if park_after is None or stays else boot() + park_after
+        park_at = None if park_after is None or stays else now() + park_after
         while True:
             await self._mailbox.read()
             if self._control.closed:  # another wait has parked the run
                 await asyncio.get_running_loop().create_future()
-            if self._journal.slot_released and self._has_finished(find, until):
+            if self._journal.slot_released and self._has_finished(find, limit):
                 await self.regain_slot()
             message = find()
             if message is not None:
                 self._mailbox.consume(message)  # at once: another wait may look for the same name during the commit
                 return message
-            left = None if until is None else until - self._clock.wall()
+            left = None if limit is None else limit.left()
             if left is not None and left <= 0:
                 return TIMED_OUT
             if park_at is None:
                 await self._wait_in_place(left)
-            elif (early := park_at - boot()) > 0:
+            elif (early := park_at - now()) > 0:
                 await self._wait_in_place(early if left is None else min(left, early))
             elif not self._only_waits():
                 await self._wait_in_place(left, or_idle=True)
@@ -127,14 +136,17 @@ class Parking:
                 if self._mailbox.cursor == cursor:
                     park_at = None  # no new message: the run is being cancelled, and the heartbeat will report it
 
-    def _has_finished(self, find: Find, until: float | None) -> bool:
-        return find() is not None or (until is not None and until <= self._clock.wall())
+    def _has_finished(self, find: Find, limit: Duration | None) -> bool:
+        return find() is not None or (limit is not None and limit.left() <= 0)
 
     async def _wait_in_place(self, seconds: float | None, *, or_idle: bool = False) -> None:
-        """Return when a message arrives, after `seconds` on the injected clock, or when the run only waits."""
+        """Return when a message arrives, after `seconds`, or when the run only waits.
+
+        It may return early, after a jump of the wall clock.
+        """
         helpers: list[asyncio.Task[Any]] = [start_helper(self._mailbox.arrived.wait())]
         if seconds is not None:
-            helpers.append(start_helper(self._sleep_until(self._clock.boot() + seconds)))
+            helpers.append(start_helper(self._sleep_until(self._clock.monotonic() + seconds)))
         ends: set[asyncio.Future[Any]] = {*helpers}
         if or_idle:
             if self._idle_event is None:
@@ -148,9 +160,9 @@ class Parking:
                 helper.cancel()
 
     async def _sleep_until(self, at: float) -> None:
-        """Sleep until `at` by the boot clock, which may have passed it before this task started."""
-        if (left := at - self._clock.boot()) > 0:
-            await self._clock.sleep(left)
+        """Sleep until `at` by the monotonic clock, which may have passed it before this task started."""
+        if (left := at - self._clock.monotonic()) > 0:
+            await self._clock.sleep_for(left)
 
     # -- whether the run only waits: the `TaskOwner` of the monitor
 
@@ -173,7 +185,7 @@ class Parking:
         if not self.is_open or self._journal.running_steps or self._commits or self._regaining_slot:
             return False
         return not any(
-            _is_cancelled(task) or self._has_finished(find, until) for task, (find, until) in self.active_waits.items()
+            _is_cancelled(task) or self._has_finished(find, limit) for task, (find, limit) in self.active_waits.items()
         )
 
     def waiting_tasks(self) -> Collection[asyncio.Task[Any]]:
@@ -183,7 +195,7 @@ class Parking:
     def check_tasks(self, tasks: RunTasks) -> bool:
         """Take the outcome of a scan; False to be scanned again soon."""
         if not tasks.only_wait(self._control.task):
-            self._active_at, self._joins = self._clock.boot(), None
+            self._active_at, self._joins = self._clock.monotonic(), None
             if self._journal.slot_released:
                 self.reclaim_slot()
             self._follow(tasks.working)
@@ -217,7 +229,7 @@ class Parking:
     def _request_scan(self) -> None:
         """Have the tasks of the run scanned, because one entered or left a wait or something else of the run ended."""
         if self.is_open:
-            self._active_at = self._clock.boot()
+            self._active_at = self._clock.monotonic()
             self._services.monitor.here().request(self)
 
     def _follow(self, futures: Iterable[asyncio.Future[Any]]) -> None:
@@ -244,14 +256,14 @@ class Parking:
     def reclaim_slot(self) -> None:
         """Count the run as active again, even if no slot is free: its code runs already."""
         self._journal.slot_released = False
-        self._control.resume_timer(self._clock.boot())
+        self._control.resume_timer(self._clock.monotonic())
         if self._services.slots is not None:
             self._services.slots.reclaim(self._control)
 
     async def regain_slot(self) -> None:
         """Wait for a free slot. If there is none for long, the run is released to the queue and this never returns."""
         control, slots = self._control, self._services.slots
-        control.pause_timer(self._clock.boot())
+        control.pause_timer(self._clock.monotonic())
         self._regaining_slot += 1
         try:
             if slots is not None and not await slots.regain(control):
@@ -261,7 +273,7 @@ class Parking:
             if not control.without_slot:
                 self._journal.slot_released = False
             if not control.without_slot or not self.active_waits:
-                control.resume_timer(self._clock.boot())
+                control.resume_timer(self._clock.monotonic())
             self._request_scan()
 
     # -- ends of the claim
@@ -271,11 +283,14 @@ class Parking:
 
         Returns only if a message or a request to cancel arrived before the commit.
         """
-        ends = [until for _, until in self.active_waits.values()]
-        due = min((at for at in (*ends, self._row.deadline) if at is not None), default=0.0)
+        limits = [limit for _, limit in self.active_waits.values() if limit is not None]
+        ends = [limit.until for limit in limits]
+        if self._row.deadline is not None:
+            ends.append(self._row.deadline)
+        due = min(ends, default=0.0)
         update = self._run_update("waiting", reason)._replace(due_at=due, cursor=self._mailbox.cursor)
         try:
-            await self._end_claim(update)
+            await self._end_claim(update, limits)
         except RowChanged:
             await self._writer.status("running")
 
@@ -293,9 +308,10 @@ class Parking:
         update = self._writer.queue.unchanged_update(self._row, self._row.claim_id)
         return update._replace(status=status, parked=1, reason=reason)
 
-    async def _end_claim(self, update: RunUpdate) -> None:
+    async def _end_claim(self, update: RunUpdate, limits: Sequence[Duration] = ()) -> None:
         with self.committing():
-            await self._writer.update_run(update)
+            row = (await self._writer.update_run(update))[0]
+        self._writer.queue.delayed_runs.remember_waits(row, limits)
         control = self._control
         control.parked = True
         control.close()

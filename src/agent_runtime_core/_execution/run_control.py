@@ -195,7 +195,7 @@ class RunControl:
     queued: set[asyncio.Task[Any]] = field(default_factory=set)  # tasks of the run that wait for other tasks of it
     without_slot: bool = False  # the run uses no slot of its worker
     paused_seconds: float = 0.0  # time that does not count against the time limit
-    paused_at: float | None = None  # boot time since which the timer is paused
+    paused_at: float | None = None  # monotonic time since which the timer is paused
     _refused: int = 0  # calls that were refused because the attempt is stopped
     _notified: asyncio.Event = field(default_factory=asyncio.Event)
 

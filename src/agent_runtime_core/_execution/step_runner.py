@@ -454,7 +454,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
         raise error  # the runner resumes the run later
     if delay is None:
         raise error
-    await journal.writer.clock.sleep(delay)
+    await journal.writer.clock.sleep_for(delay)
 
 
 async def _apply_in_doubt_policy(

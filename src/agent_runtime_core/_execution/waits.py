@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
 
-from .._core.clock import TOO_LATE
+from .._core.clock import TOO_LATE, Duration
 from .._core.codec.json import MAX_WHOLE, arguments_digest, decode, encode
 from .._core.context_vars import start_helper
 from .._core.ids import child_run_id, step_id, unbroken
@@ -118,20 +118,22 @@ class Waits:
         self._positions[name, key] = position
         return name
 
-    async def _begin(self, name: str, key: str, seconds: float | None, approval: bool = False) -> float | None:
+    async def _begin(self, name: str, key: str, seconds: float | None, approval: bool = False) -> Duration | None:
         """Return the time limit of a wait: as first recorded, else from now, which is recorded."""
         journal = self._journal
         if (name, key) in journal.view.started:
-            return journal.view.wait_deadlines.get((name, key))
-        until = None if seconds is None else self._clock.wall() + seconds
+            until, began = journal.view.wait_deadlines.get((name, key), (None, 0.0))
+            return None if until is None else self._parking.limit(until, until - began)
+        limit = None if seconds is None else self._parking.limit(self._clock.wall() + seconds, seconds)
+        until = None if limit is None else limit.until
         info: dict[str, Any] = {"until": until, **self._task_info()}
         if approval:  # readers of the journal tell it from a plain signal
             info["approval"] = True
         record = journal.records.started(name, key, pos=self._positions[name, key], quiet=True, info=info)
         # If the step around this wait is tried again, the wait keeps its limit.
-        journal.view.started[name, key], journal.view.wait_deadlines[name, key] = record.seq, until
+        journal.view.started[name, key], journal.view.wait_deadlines[name, key] = record.seq, (until, record.t)
         await self._writer.buffer(record)
-        return until
+        return limit
 
     def _task_info(self) -> dict[str, Any]:
         return {"beside": True} if self._journal.in_child_task() else {}
@@ -191,9 +193,8 @@ class Waits:
             self._enter(name, key, record)
             if record is not None:
                 return
-            until = await self._begin(name, key, seconds)
-            assert until is not None
-            await self._parking.wait(lambda: None, until, "sleep")
+            limit = await self._begin(name, key, seconds)
+            await self._parking.wait(lambda: None, limit, "sleep")
             await self._end(name, key, None)
 
     async def signal(self, name: str, timeout: float | None, given_key: str | None = None) -> Any:
@@ -308,11 +309,11 @@ class Waits:
                 request_id = step_id(self._row.run_id, name, key)
                 if ask is not None and (name, key) not in self._journal.view.started:
                     await ask(request_id, key)
-                until = await self._begin(name, key, timeout, approval is not None)
+                limit = await self._begin(name, key, timeout, approval is not None)
                 if ask is None:
-                    message = await self._parking.wait(lambda: self._mailbox.find("signal", *names), until, reason)
+                    message = await self._parking.wait(lambda: self._mailbox.find("signal", *names), limit, reason)
                 else:
-                    message = await self._answer(names, until, reason, request_id, lambda each: ask(each, key), fits)
+                    message = await self._answer(names, limit, reason, request_id, lambda each: ask(each, key), fits)
                 if message is TIMED_OUT:
                     record = await self._end(name, key, None, late=True)
                 else:
@@ -326,7 +327,7 @@ class Waits:
         return decode(record.result or "null")
 
     async def _answer(
-        self, names: Sequence[str], until: float | None, reason: str, request_id: str,
+        self, names: Sequence[str], limit: Duration | None, reason: str, request_id: str,
         ask: Callable[[str], Awaitable[Any]],
         fits: Callable[[MailboxMessage], bool],
     ) -> Any:  # fmt: skip
@@ -346,9 +347,9 @@ class Waits:
 
         while True:
             with self._closed_if_cancelled(names[0], asked):
-                message = await self._parking.wait(found, until, reason)
+                message = await self._parking.wait(found, limit, reason)
                 if message is not TIMED_OUT and message.kind == CLOSED:  # an earlier wait was cancelled, or timed out
-                    is_late = until is not None and until <= self._clock.wall()
+                    is_late = limit is not None and limit.left() <= 0
                     message = TIMED_OUT if is_late else message
                 elif message is TIMED_OUT or answered_request(message.msg_id) is None:
                     message = await self._close_question(names, asked, message)
@@ -431,8 +432,8 @@ class Waits:
             if record is None:
                 taken = await self.inbox.take()
                 if not taken and timeout != 0:
-                    until = await self._begin(name, key, timeout)
-                    first = await self._parking.wait(self.inbox.first, until, "messages")
+                    limit = await self._begin(name, key, timeout)
+                    first = await self._parking.wait(self.inbox.first, limit, "messages")
                     if first is not TIMED_OUT:
                         self._mailbox.put_back(first)
                         taken = await self.inbox.take()

@@ -81,12 +81,12 @@ class RetryState:
         self._retries, self._breakers, self._clock = retries, breakers, clock
         self._backoff = Backoff(retries.base, 2.0, retries.cap)
         self._failures = 0
-        self._deadline = clock.boot() + timeouts.total
+        self._deadline = clock.monotonic() + timeouts.total
 
     @property
     def left(self) -> float:
         """Seconds until `timeouts.total` has passed."""
-        return self._deadline - self._clock.boot()
+        return self._deadline - self._clock.monotonic()
 
     async def wait(self, error: ProviderError) -> None:
         """Wait until the request may be retried; raise the error if it may not, or CircuitOpen."""
@@ -118,4 +118,4 @@ class RetryState:
             self._failures + 1,
             self._retries.max_attempts,
         )
-        await self._clock.sleep(wait)
+        await self._clock.sleep_for(wait)

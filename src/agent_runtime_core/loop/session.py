@@ -98,18 +98,18 @@ class LoopSession:
 
     def begin_turn(self) -> None:
         """Start the time of a turn."""
-        self._turn_seconds, self._work_started = 0.0, self.clock.boot()
+        self._turn_seconds, self._work_started = 0.0, self.clock.monotonic()
 
     def stop_timer(self) -> None:
         """Stop counting work time: the loop waits."""
-        now = self.clock.boot()
+        now = self.clock.monotonic()
         self._turn_seconds += now - self._work_started
         self.budget.add_seconds(now - self._work_started)
         self._work_started = now
 
     def start_timer(self) -> None:
         """Count work time again."""
-        self._work_started = self.clock.boot()
+        self._work_started = self.clock.monotonic()
 
     end_turn = stop_timer
 
@@ -140,7 +140,7 @@ class LoopSession:
 
     def _times(self) -> tuple[float, float]:
         """Return the seconds of the present period of work, and those of this turn."""
-        elapsed = self.clock.boot() - self._work_started
+        elapsed = self.clock.monotonic() - self._work_started
         return elapsed, self._turn_seconds + elapsed
 
     async def unless_cancelled(self, work: Awaitable[Any]) -> Any:

@@ -18,6 +18,8 @@ from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, plain, run_
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
 from ..errors import AgentRuntimeError, LeaseLost, StorageBusy, UnknownRun, brief
+from .delayed_runs import DelayedRuns
+from .live_claims import LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows
 from .queued_run import QueuedRun
 from .records import (
@@ -105,6 +107,8 @@ class RunQueue(Backend):
         #: stops it at once.
         self.cancel_listeners: set[Callable[[str], None]] = set()
         self._claim_ids: dict[tuple[str, str], str] = {}
+        #: When the runs that this object has delayed are due by the monotonic clock.
+        self.delayed_runs: DelayedRuns = DelayedRuns(clock)
         #: Tickets of claims whose reply was lost: they may have claimed runs, which the next claim releases first.
         self.unconfirmed_tickets: set[str] = set()
 
@@ -134,6 +138,18 @@ class RunQueue(Backend):
     def lease_now(self) -> float:
         """Return the time on the clock that leases are measured by."""
         return self.clock.boot()
+
+    @property
+    def live_claims(self) -> LiveClaims:
+        """The claims that this process executes on the same store."""
+        return LiveClaims.of(getattr(self, "engine", self), self.clock)
+
+    def expiry_now(self) -> float:
+        """Return the time before which a lease must end for its claim to be taken over.
+
+        It is `lease_now()`, without the time for which the machine was suspended just now; see `live_claims`.
+        """
+        return self.lease_now() - self.live_claims.suspended()
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None] | None:
         """Call `wake()` after each commit that notifies `topic`: "work", "done" or "mail".
@@ -223,6 +239,8 @@ class RunQueue(Backend):
         """
         stored: RunRow = (await self.commits.commit(None, [Op("queue.insert", (row,))]))[0]
         same_run(row, stored)
+        if row.due_at:
+            self.delayed_runs.remember(stored, row.due_at)
         return stored
 
     # -- claiming
@@ -246,11 +264,11 @@ class RunQueue(Backend):
         """
         lease = checked_seconds("lease_seconds", lease_seconds, least=0.001)
         clock, now = self.clock, self.lease_now()
-        wall = clock.wall()
+        wall, expiry = clock.wall(), now if ready_only else self.expiry_now()
         tickets = tuple([next_id(clock, wall) for _ in range(count)])
         wanted = None if agents is None else tuple(agents)
         return ClaimRequest(
-            tickets, worker, self.holder, now + lease, now, wall, wanted, ready_only, wait_name, wait_seconds
+            tickets, worker, self.holder, now + lease, expiry, wall, wanted, ready_only, wait_name, wait_seconds
         )
 
     async def claim_rows(
@@ -268,6 +286,7 @@ class RunQueue(Backend):
         want = self.claim_request(worker, lease_seconds, agents, count, wait_name=name, wait_seconds=wait_seconds)
         if agents == ():
             return []
+        await self._release_abandoned()
         claim = Op("queue.claim", (want,))
         if blocking is None or name is None:
             rows: list[RunRow] = (await self._commit_claim(want, claim))[0]
@@ -278,22 +297,33 @@ class RunQueue(Backend):
         return rows
 
     async def _commit_claim(self, want: ClaimRequest, *ops: Op) -> list[Any]:
-        """Commit a claim and return its results. If its reply is lost, what it claimed is released."""
+        """Commit a claim and return its results. If its reply is lost, what it claimed is released.
+
+        The live claims of this queue object are extended in the same commit, so that it takes none of them over.
+        """
         if self.unconfirmed_tickets:
             unconfirmed = tuple(self.unconfirmed_tickets)
             await self.give_back(unconfirmed)
             self.unconfirmed_tickets.difference_update(unconfirmed)
-        began = self.clock.boot()
+        live = [] if want.ready_only else self.live_claims.unextended(self)
+        extends = [Op("queue.beat", (live, want.lease_until))] if live else []
+        began = self.clock.monotonic()
         try:
-            return await self.commits.commit(None, ops)
+            return (await self.commits.commit(None, [*extends, *ops]))[len(extends) :]
         except (asyncio.CancelledError, StorageBusy) as error:
-            if isinstance(error, StorageBusy) and self.clock.boot() - began > PROMPT_SECONDS:
+            if isinstance(error, StorageBusy) and self.clock.monotonic() - began > PROMPT_SECONDS:
                 # A store that does not reply would delay the error once more: release before the next claim instead.
                 self.unconfirmed_tickets.update(want.tickets)
             else:
                 with contextlib.suppress(AgentRuntimeError):
                     await self.give_back(want.tickets)
             raise
+
+    async def _release_abandoned(self, run_id: str | None = None) -> None:
+        """Release the claims of this process that no code executes any more."""
+        for abandoned, how in self.live_claims.abandoned(run_id):
+            with contextlib.suppress(AgentRuntimeError, RowChanged):  # it was released or lost since
+                await self.settle(abandoned, how)
 
     async def give_back(self, tickets: Sequence[str]) -> None:
         """Release the runs that were claimed with these tickets, if any."""
@@ -353,6 +383,7 @@ class RunQueue(Backend):
             ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row) with another agent or
             input, ("unknown", None), or ("behind", the active row with its concurrency key).
         """
+        await self._release_abandoned(row.run_id)
         want = self.claim_request(worker_id, lease_seconds, None, 1)
         result: tuple[str, RunRow | None] = (
             await self._commit_claim(want, Op("queue.take", (row, insert, reopen, want, wait)))
@@ -391,6 +422,8 @@ class RunQueue(Backend):
         """
         op = Op("queue.settle", (run_id, how))
         row: RunRow = (await self.commits.commit(Guard(run_id, how.claim_id), [op, *ops]))[0]
+        if how.due_at:
+            self.delayed_runs.remember(row, how.due_at)
         return row
 
     async def release(

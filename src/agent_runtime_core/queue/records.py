@@ -248,7 +248,7 @@ class ClaimRequest(NamedTuple):
     worker: str  # name of the worker
     holder: str  # id of its process, or ""
     lease_until: float  # when the leases of the claims end, on the lease clock
-    lease_now: float  # the time on the lease clock
+    lease_now: float  # the time on the lease clock before which a lease must end for its claim to be taken over
     wall: float  # the time on the wall clock
     agents: tuple[str, ...] | None  # keys of the agents that the worker runs; None: all
     ready_only: bool = False  # claim ready runs only: ignore expired leases and timers

@@ -94,19 +94,26 @@ class HeldClaim:
     def register(self) -> None:
         """Have the heartbeat extend the lease, and report cancellation, mailbox messages and a lost lease."""
         row, config = self.row, self.config
-        now = self.clock.boot()
+        now = self.clock.monotonic()
         ends = now + config.run_timeout_seconds + config.grace_seconds
         if self._waits_in_memory:
             ends = float("inf")
         loop = asyncio.get_running_loop()
         lose = partial(self.lose, row.claim_id)
         self._heartbeat.hold(
-            LeasedRun(row, self.control, loop, ends, self._cancel, lose, self.publish_heartbeat, now, row.mail_seq)
-        )
+            LeasedRun(
+                row, self.control, loop, ends, self._cancel, lose, self.publish_heartbeat, now, row.mail_seq,
+                asyncio.current_task(), self.unchanged_release, self.clock.boot(),
+            )
+        )  # fmt: skip
 
     def unregister(self) -> None:
         """Stop extending the lease."""
         self._heartbeat.drop(self.row.run_id, self.row.claim_id)
+
+    def abandon(self) -> None:
+        """Have the heartbeat release the claim: its event loop has stopped, so nothing can be awaited here."""
+        self._heartbeat.abandon(self.row.run_id, self.row.claim_id)
 
     def _cancel(self) -> None:
         if self.control.stopped is not None or self.control.closed or self.leaving:
@@ -190,7 +197,9 @@ class HeldClaim:
     async def release_with(self, update: RunUpdate) -> None:
         """Release the claim with this change of the row."""
         self.leaving = True
-        await self.writer.update_run(update)
+        row = (await self.writer.update_run(update))[0]
+        if update.due_at:
+            self.backends.queue.delayed_runs.remember(row, update.due_at)
 
     async def release(self) -> None:
         """Release the claim as if the run had not been claimed."""

@@ -166,6 +166,7 @@ class RunExecution:
             raise
         except GeneratorExit:  # the event loop has stopped: nothing can be awaited
             self.control.stop(Stop.LOST)
+            self.claim.abandon()
             raise
         finally:
             self.control.close()
@@ -319,7 +320,7 @@ class RunExecution:
         """Execute the agent's `run` once, and carry out what its outcome means."""
         self._deferred_seconds = deferred_seconds(self.row)
         self.calls.time_limit_at = (
-            self.claim.clock.boot() + self.config.run_timeout_seconds - self._deferred_seconds
+            self.claim.clock.monotonic() + self.config.run_timeout_seconds - self._deferred_seconds
             - self.control.paused_seconds
         )  # fmt: skip
         try:
@@ -386,7 +387,7 @@ class RunExecution:
         control = self.control
         return AttemptFacts(
             self.row, self.claim.clock.wall(),
-            time_left=self.calls.time_limit_at + control.paused_seconds - self.claim.clock.boot(),
+            time_left=self.calls.time_limit_at + control.paused_seconds - self.claim.clock.monotonic(),
             progressed=len(self._completed) > self._completed_at_start,
             deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter, usage=usage,
             stop=stop, parked=control.parked,

@@ -42,7 +42,7 @@ class GuardedCalls:
         self.clock: Clock = clock
         self.control: RunControl = control
         self.grace: float = grace
-        #: When the time limit of the attempt is reached, by the boot clock, if the run never waits in memory.
+        #: When the time limit of the attempt is reached, by the monotonic clock, if the run never waits in memory.
         self.time_limit_at: float = float("inf")
 
     def time_left(self) -> float:
@@ -52,7 +52,7 @@ class GuardedCalls:
         """
         control, clock, deadline = self.control, self.clock, self.row.deadline
         if control.paused_at is None:
-            left = self.time_limit_at + control.paused_seconds - clock.boot()
+            left = self.time_limit_at + control.paused_seconds - clock.monotonic()
         else:
             left = max(self.time_limit_at + control.paused_seconds - control.paused_at, MIN_CHECK_SECONDS)
         return left if deadline is None else min(left, deadline - clock.wall())
@@ -86,12 +86,12 @@ class GuardedCalls:
         except RuntimeError:  # the event loop has stopped
             work.close()
             raise
-        boot, until = self.clock.boot, float("inf")
+        now, until = self.clock.monotonic, float("inf")
 
         def left() -> float:
             nonlocal until
-            until = min(until, boot() + self.time_allowed(within))
-            return min(until - boot(), self.time_left()) if within else until - boot()
+            until = min(until, now() + self.time_allowed(within))
+            return min(until - now(), self.time_left()) if within else until - now()
 
         task.add_done_callback(lambda _: self.control.notify())
         if not await ended_in_time(task, left, what, self.wait, LEAVE_SECONDS):
@@ -108,6 +108,8 @@ class GuardedCalls:
     async def wait(self, _: object, seconds: float) -> None:
         """Wait until the run is notified, for at most so many seconds."""
         # One future and one timer: asyncio.wait would cost a short run more than the rest of its bookkeeping.
+        if self.row.deadline is not None:  # the wall clock may jump past it
+            seconds = min(seconds, self.clock.wall_check)
         timer = self.clock.call_later(max(seconds, MIN_CHECK_SECONDS), self.control.notify)
         try:
             await self.control.notified()
@@ -118,7 +120,7 @@ class GuardedCalls:
         """Sleep, but not longer than until the run must stop or its deadline has passed."""
         if (deadline := self.row.deadline) is not None:
             seconds = min(seconds, deadline - self.clock.wall())
-        sleep = start_soon(self.clock.sleep(seconds))
+        sleep = start_soon(self.clock.sleep_for(seconds))
         sleep.add_done_callback(lambda _: self.control.notify())
         try:
             await done_in_time(

@@ -1,6 +1,7 @@
 """Extend the leases of all claims of a runner, and pass cancellations, messages and lost leases on to their runs.
 
-The leases are extended by a thread, so that a blocked event loop cannot lose them.
+The leases are extended by a thread, so that a blocked event loop cannot lose them. The monotonic clock measures how
+long a loop is blocked, a run may take and a store is silent, so that a suspend of the machine ends none of the claims.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 from .._core.context_vars import start_helper
 from .._core.log import log
 from .._core.per_loop import call_in_loop
-from .._engines.base import Op
+from .._engines.base import Guard, Op
 from .._execution.run_control import RunControl
 from ..queue.base import RunQueue
-from ..queue.records import RunRow
+from ..queue.records import RunRow, RunUpdate
 from .settings import RunnerConfig
 
 LOOP_STALL_SECONDS = 60.0  # seconds of a blocked event loop after which its leases are not extended any more
@@ -30,12 +31,15 @@ class LeasedRun:
     """A claim of this process, and what is called about it in the loop of its run.
 
     Attributes:
-        ends: Boot time after which the lease is not extended any more.
+        ends: Monotonic time after which the lease is not extended any more.
         cancel: The run was cancelled.
         lose: The claim was lost.
         on_heartbeat: The lease was extended; called at most once per `heartbeat_interval_seconds`.
-        reported_at: Boot time of the last call of `on_heartbeat`.
+        reported_at: Monotonic time of the last call of `on_heartbeat`.
         seen: Number of the last mailbox message that the run was notified of.
+        owner: The task that the run was opened in.
+        release: Returns the update that releases the claim, if no code executes it any more.
+        extended_at: Boot time at which the lease was last extended.
     """
 
     row: RunRow
@@ -47,6 +51,14 @@ class LeasedRun:
     on_heartbeat: Callable[[], None]
     reported_at: float
     seen: int
+    owner: asyncio.Task[Any] | None
+    release: Callable[[], RunUpdate]
+    extended_at: float
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether no code can execute the claim any more."""
+        return self.loop.is_closed()
 
 
 class Heartbeat:
@@ -59,6 +71,7 @@ class Heartbeat:
     """
 
     def __init__(self, queue: RunQueue, config: RunnerConfig, renewal: Callable[[], list[Op]] = list) -> None:
+        self.queue: RunQueue = queue
         self._queue, self._config, self._clock, self._renewal = queue, config, queue.clock, renewal
         self._leased: dict[str, LeasedRun] = {}
         self._lock = threading.Lock()
@@ -68,7 +81,15 @@ class Heartbeat:
         self._watchers: dict[asyncio.AbstractEventLoop, tuple[asyncio.Event, asyncio.Task[None]]] = {}
         #: For a queue that only coroutines can write to: one task in each loop with claims.
         self._beaters: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
-        self._answered = self._clock.boot()
+        #: Claims whose event loop stopped while they were executed. They are to be released.
+        self._abandoned: list[LeasedRun] = []
+        self._answered = self._clock.monotonic()
+        queue.live_claims.add(self)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two extensions of the leases."""
+        return self._config.heartbeat_interval
 
     # -- claims
 
@@ -77,7 +98,7 @@ class Heartbeat:
         with self._lock:
             self._leased[held.row.run_id] = held
             if self._stop_timer is None:
-                self._answered = self._clock.boot()
+                self._answered = self._clock.monotonic()
                 with contextlib.ExitStack() as undo:
                     stop_listening = self._queue.listen("mail", self._mail)
                     if stop_listening is not None:
@@ -94,6 +115,39 @@ class Heartbeat:
             held = self._leased.get(run_id)
             if held is not None and claim_id in (None, held.row.claim_id):
                 del self._leased[run_id]
+
+    def abandon(self, run_id: str, claim_id: str) -> None:
+        """Release a claim whose event loop has stopped, with the next beat or before the next claim of this process."""
+        with self._lock:
+            held = self._leased.get(run_id)
+            if held is not None and held.row.claim_id == claim_id:
+                self._abandoned.append(self._leased.pop(run_id))
+
+    def abandoned(self, run_id: str | None = None) -> list[tuple[str, RunUpdate]]:
+        """Remove the claims that no code executes any more, and return what releases them.
+
+        Args:
+            run_id: A run that is about to be taken. Its claim is removed too if the task that opened it has ended: the
+                caller opens it again, as when a cell of a notebook is executed again.
+        """
+        with self._lock:
+            gone = [held for held in self._leased.values() if held.abandoned]
+            held = self._leased.get(run_id or "")
+            if held is not None and held not in gone and held.owner is not None and held.owner.done():
+                gone.append(held)
+                call_in_loop(held.loop, held.lose)
+            for each in gone:
+                del self._leased[each.row.run_id]
+            gone += self._abandoned
+            self._abandoned = []
+        return [(each.row.run_id, each.release()) for each in gone]
+
+    def unextended(self) -> list[tuple[str, str]]:
+        """Return run id and claim id of the live claims whose lease may have run out, as after a suspend."""
+        if not self._leased:
+            return []
+        since = self._clock.boot() - self._config.lease_ttl_seconds * 2 / 3
+        return [(held.row.run_id, held.row.claim_id) for held in self._alive() if held.extended_at < since]
 
     def stop(self) -> None:
         """Stop the thread, the tasks and the listener."""
@@ -126,14 +180,25 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Extend all leases once. Called by the thread."""
+        self._release_abandoned()
         if held := self._alive():
             commit: Any = self._queue.commits
+            began = self._clock.boot()
             try:
                 answers = commit.commit_from_thread(None, [self._extends(held), *self._renewal()])[0]
             except Exception as error:  # noqa: BLE001 - an error that leaves this method would end the thread
                 self._heartbeat_failed(held, error)
             else:
-                self._apply_replies(held, answers)
+                self._apply_replies(held, answers, began)
+
+    def _release_abandoned(self) -> None:
+        self._queue.live_claims.suspended()  # compares the clocks
+        commit: Any = self._queue.commits
+        for run_id, how in self.abandoned():
+            try:
+                commit.commit_from_thread(Guard(run_id, how.claim_id), [Op("queue.settle", (run_id, how))])
+            except Exception as error:  # noqa: BLE001 - its lease ends later, or it was released or lost since
+                log.debug("run %s was not released: %s", run_id, error)
 
     def _extends(self, held: list[LeasedRun]) -> Op:
         claims = [(each.row.run_id, each.row.claim_id) for each in held]
@@ -151,26 +216,28 @@ class Heartbeat:
 
     async def _beat_once(self, loop: asyncio.AbstractEventLoop) -> None:
         if held := [each for each in self._alive() if each.loop is loop]:
+            began = self._clock.boot()
             try:
                 answers = (await self._queue.commits.commit(None, [self._extends(held), *self._renewal()]))[0]
             except Exception as error:  # noqa: BLE001 - a custom queue may raise any error; the next beat tries again
                 self._heartbeat_failed(held, error)
             else:
-                self._apply_replies(held, answers)
+                self._apply_replies(held, answers, began)
 
     def _alive(self) -> list[LeasedRun]:
         """Return the claims whose leases are extended: their event loop runs, and their time is not up."""
-        now = self._clock.boot()
+        now = self._clock.monotonic()
         with self._lock:
             return [
                 h
                 for h in self._leased.values()
-                if now < h.ends and now - self._ticks.get(h.loop, now) < LOOP_STALL_SECONDS
+                if not h.abandoned and now < h.ends and now - self._ticks.get(h.loop, now) < LOOP_STALL_SECONDS
             ]
 
-    def _apply_replies(self, held: list[LeasedRun], answers: list[tuple[bool, bool]]) -> None:
-        self._answered = self._clock.boot()
+    def _apply_replies(self, held: list[LeasedRun], answers: list[tuple[bool, bool]], began: float) -> None:
+        self._answered = self._clock.monotonic()
         for each, (ok, cancel) in zip(held, answers, strict=True):
+            each.extended_at = began
             if not ok:
                 call_in_loop(each.loop, each.lose)
             elif cancel:
@@ -180,7 +247,7 @@ class Heartbeat:
                 call_in_loop(each.loop, each.on_heartbeat)
 
     def _heartbeat_failed(self, held: list[LeasedRun], error: Exception) -> None:
-        silent = self._clock.boot() - self._answered
+        silent = self._clock.monotonic() - self._answered
         log.warning("heartbeat failed for %.1f s: %s", silent, error)
         if silent > self._config.lease_ttl_seconds * 2 / 3:
             for each in held:
@@ -219,7 +286,7 @@ class Heartbeat:
         notifies = self._stop_listening is not None
         try:
             while True:
-                self._ticks[loop] = self._clock.boot()
+                self._ticks[loop] = self._clock.monotonic()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0 if notifies else NEWS_INTERVAL):
                         await changed.wait()

@@ -52,22 +52,24 @@ class InlineRuns:
             held.ended.set_result(None)
 
     async def stop(self, until: float) -> None:
-        """Let the runs finish until `until` by the boot clock, then release them. Runs that only wait are released now.
+        """Let the runs finish until `until` by the monotonic clock, then release them.
+
+        Runs that only wait are released now.
 
         Runs that this task is part of are released without waiting, because it cannot wait for itself. They can write
         nothing from then on.
         """
-        enclosing, boot = ENCLOSING_RUNS.get(()), self._clock.boot
-        while (others := self._others(enclosing)) and boot() < until:
+        enclosing, now = ENCLOSING_RUNS.get(()), self._clock.monotonic
+        while (others := self._others(enclosing)) and now() < until:
             for held in _outermost(others):
                 if held.execution.control.paused_at is not None:
                     held.release()
             await _wait_for_one(others, min(0.1, self._grace))
-        until = boot() + SHUTDOWN_SECONDS + self._grace / 5
+        until = now() + SHUTDOWN_SECONDS + self._grace / 5
         while others := self._others(enclosing):
             for held in _outermost(others):
                 held.release()
-            if not await _wait_for_one(others, max(until - boot(), 0)):
+            if not await _wait_for_one(others, max(until - now(), 0)):
                 break
         for held in self._of_this_loop():
             held.execution.control.release_requested = True

@@ -286,7 +286,7 @@ class _Runs:
         """Return whether a worker has the run under a live lease."""
         if row.status != "running":
             return False
-        lease_now = self._queue.lease_now()
+        lease_now = self._queue.expiry_now()
         if not self._queue.rewrites:
             return row.lease_until >= lease_now
         same = contents_of(row)
@@ -307,7 +307,7 @@ class _Runs:
         return [Change(old, new, [(old[at], new[at]) for at in (0, 2, 3, 4)])]  # without the digest
 
     async def _commit_row(self, run_id: str, changes: Sequence[Change]) -> Sequence[bool]:
-        lease_now = self._queue.lease_now()
+        lease_now = self._queue.expiry_now()
         ops = [Op("queue.rewrite", (run_id, each.old, each.new, lease_now)) for each in changes]
         return [outcome == "rewritten" for outcome in await self._queue.commits.commit(None, ops)]
 

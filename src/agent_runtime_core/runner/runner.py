@@ -234,7 +234,7 @@ class AgentRunner(RunClient):
         Active runs have `grace_seconds` to finish, also those of `execute`, except those that only wait. Calls that
         still wait for a run or execute one raise StorageClosed.
         """
-        until = self.queue.clock.boot() + self.config.grace_seconds
+        until = self.queue.clock.monotonic() + self.config.grace_seconds
         await self._worker.close()
         await self._inline_runs.stop(until)
         self._closed = True

@@ -101,6 +101,9 @@ class Worker:
         return True
 
     async def _claim(self, count: int) -> list[RunRow]:
+        if (overdue := await self._claim_overdue()) is not None:
+            self.wake()  # there may be more, and others
+            return [overdue]
         options: dict[str, Any] = {}
         if self._blocking_claims is not None and not self._executions and not self._stopping:
             options = {"blocking": self._blocking_claims, "wait_seconds": self._poll + EXTRA_WAIT}
@@ -111,11 +114,31 @@ class Worker:
         self._suspects.claimed(rows)
         return rows
 
+    async def _claim_overdue(self) -> RunRow | None:
+        """Claim a run that this process delayed or parked, if the wall clock was set back since.
+
+        The store would make it ready when the wall clock gets there.
+        """
+        queue, config = self.queue, self.config
+        if (delayed := queue.delayed_runs.overdue()) is None:
+            return None
+        row = await queue.row(delayed.run_id)
+        if row is None or row.due_at != delayed.due_at or row.origin or self._registry().get(row.agent) is None:
+            return None
+        outcome, claimed = await queue.take(row, config.worker_id, config.lease_ttl_seconds, insert=False, reopen=False)
+        if outcome == "behind":  # another run has its concurrency slot
+            queue.delayed_runs.retry(delayed)
+        if outcome != "claimed" or claimed is None:
+            return None
+        self._suspects.claimed([claimed])
+        return claimed
+
     def _execution_of(self, row: RunRow) -> RunExecution:
         agent = self._registry().get(row.agent)
         return self._new_execution(row, cast("AgentRuntime", agent), inline=False)
 
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
+        self.queue.delayed_runs.forget(row.run_id)
         execution = self._execution_of(row)
         if execution.agent is None:  # it was unregistered while the claim was being made
             return self._follow(start_helper(execution.release_unstarted()), execution)
@@ -333,7 +356,8 @@ class Worker:
                 due = await self.queue.next_due()
                 if due is not None:
                     seconds = min(seconds, max(due - clock.wall(), 0.001))
-        await clock.sleep(seconds)
+            seconds = min(seconds, max(self.queue.delayed_runs.seconds_left(), 0.001))
+        await clock.sleep_for(seconds)
 
     def _wake_from_thread(self) -> None:
         if self._loop is not None and self.slots.busy < self.slots.count:
@@ -377,16 +401,16 @@ class Worker:
         grace = self.config.grace_seconds
         clock = self.queue.clock
         self.slots.stop_waiting()
-        until = clock.boot() + grace
-        while self._executions and not self._hurry and clock.boot() < until:
+        until = clock.monotonic() + grace
+        while self._executions and not self._hurry and clock.monotonic() < until:
             await asyncio.wait(self._executions, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
-        until = clock.boot() + SHUTDOWN_SECONDS
+        until = clock.monotonic() + SHUTDOWN_SECONDS
         while self._executions:
             # Repeated, because a run that ends may have claimed the next one before.
             for execution in self._executions.values():
                 if not execution.control.release_requested:
                     execution.claim.request_release()
-            left = max(until - clock.boot(), 0)
+            left = max(until - clock.monotonic(), 0)
             done, _ = await asyncio.wait(self._executions, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 await self._cancel_all()

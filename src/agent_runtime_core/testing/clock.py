@@ -6,22 +6,26 @@ import asyncio
 import contextlib
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 from .._core.clock import Clock
 from .._core.validation import must
 
 START = 1_700_000_000.0  # 2023-11-14, far from any daylight saving change
+_WALL_END: ContextVar[float] = ContextVar("virtual_wall_end")  # of the duration that this task sleeps for
 MOMENT = 0.001  # real seconds that JumpingClock leaves to other running work before each jump
 
 
 class VirtualClock(Clock):
     """A clock that only moves when the test calls `advance`. Pass it to a backend: `InMemoryQueue(clock=clock)`.
 
-    `wall()` starts at `start` (seconds since the epoch), `boot()` at 0. `advance(seconds)` moves both, from any
-    thread. `sleep` returns when its time is reached; sleepers wake in order of their times. `random` is seeded:
-    the same seed gives the same ids and jitter.
+    `wall()` starts at `start` (seconds since the epoch), `boot()` and `monotonic()` at 0. `advance(seconds)` moves all,
+    from any thread. `suspend(seconds)` moves all but `monotonic()`, as a suspended machine does. `sleep` returns when
+    its time is reached; sleepers wake in order of their times. `random` is seeded: the same seed gives the same ids and
+    jitter.
 
         clock = VirtualClock()
         month = asyncio.ensure_future(clock.sleep(30 * 86400))
@@ -30,12 +34,15 @@ class VirtualClock(Clock):
         await month
     """
 
+    wall_check = math.inf  # `set_wall` and `suspend` wake who sleeps for a duration
+
     def __init__(self, start: float = START, *, seed: int = 0) -> None:
         super().__init__(seed)
-        self._wall, self._boot = start, 0.0
+        self._wall, self._boot, self._suspended = start, 0.0, 0.0
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        #: When a sleeper wakes by the monotonic clock, its number, its future, and when it wakes by the wall clock.
+        self._sleepers: list[tuple[float, int, asyncio.Future[None], float]] = []
         self._watchers: list[tuple[int, asyncio.Future[None]]] = []
 
     def wall(self) -> float:
@@ -44,6 +51,20 @@ class VirtualClock(Clock):
     def boot(self) -> float:
         return self._boot
 
+    def monotonic(self) -> float:
+        return self._awake()
+
+    def _awake(self) -> float:
+        """Return the monotonic time, also for a subclass whose clocks move when they are read."""
+        return self._boot - self._suspended
+
+    async def sleep_for(self, seconds: float) -> None:
+        token = _WALL_END.set(self._wall + seconds)
+        try:
+            await super().sleep_for(seconds)
+        finally:
+            _WALL_END.reset(token)
+
     async def sleep(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         if seconds <= 0:
@@ -51,21 +72,22 @@ class VirtualClock(Clock):
             return
         woken: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            heapq.heappush(self._sleepers, (self._boot + seconds, next(self._numbers), woken))
+            entry = (self._awake() + seconds, next(self._numbers), woken, _WALL_END.get(math.inf))
+            heapq.heappush(self._sleepers, entry)
             watchers = [watcher for count, watcher in self._watchers if count <= self._asleep()]
         for watcher in watchers:
             _wake(watcher)
         await woken
 
     def _asleep(self) -> int:
-        return sum(not woken.done() for _, _, woken in self._sleepers)
+        return sum(not woken.done() for _, _, woken, _ in self._sleepers)
 
     @property
     def next_due(self) -> float | None:
         """Seconds until the next sleeper wakes; None without sleepers."""
         with self._lock:
-            left = [due for due, _, woken in self._sleepers if not woken.done()]
-            return min(left) - self._boot if left else None
+            left = [due for due, _, woken, _ in self._sleepers if not woken.done()]
+            return min(left) - self._awake() if left else None
 
     async def until_sleeping(self, count: int = 1) -> None:
         """Wait until at least `count` calls of `sleep` are waiting."""
@@ -82,7 +104,7 @@ class VirtualClock(Clock):
                 self._watchers.remove(entry)
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks forward and wake the sleepers whose time is reached.
+        """Move all clocks forward and wake the sleepers whose time is reached.
 
         Raises:
             InvalidArgument: `seconds` is negative or NaN.
@@ -92,15 +114,40 @@ class VirtualClock(Clock):
         with self._lock:
             self._wall += seconds
             self._boot += seconds
-            due = []
-            while self._sleepers and self._sleepers[0][0] <= self._boot:
+            now, due = self._awake(), []
+            while self._sleepers and self._sleepers[0][0] <= now:
                 due.append(heapq.heappop(self._sleepers)[2])
         for woken in due:
             _wake(woken)
 
+    def suspend(self, seconds: float) -> None:
+        """Move `wall()` and `boot()` forward and not `monotonic()`, as a machine does that is suspended so long.
+
+        Durations that are over by the wall clock end; other sleepers sleep on.
+
+        Args:
+            seconds: The length of the suspend.
+
+        Raises:
+            InvalidArgument: `seconds` is negative or NaN.
+        """
+        if not seconds >= 0:
+            raise must("seconds", "be at least 0", seconds)
+        with self._lock:
+            self._boot += seconds
+            self._suspended += seconds
+        self.set_wall(self._wall + seconds)
+
     def set_wall(self, seconds: float) -> None:
         """Set only the wall clock, as an administrator or a time server does. It may move back."""
         self._wall = seconds
+        with self._lock:
+            due = [entry for entry in self._sleepers if entry[3] <= seconds]
+            for entry in due:
+                self._sleepers.remove(entry)
+            heapq.heapify(self._sleepers)
+        for _, _, woken, _ in due:
+            _wake(woken)
 
 
 class JumpingClock(VirtualClock):
@@ -111,13 +158,13 @@ class JumpingClock(VirtualClock):
         self._until: dict[object, float] = {}
 
     async def sleep(self, seconds: float) -> None:
-        sleeper, until = object(), self.boot() + seconds
+        sleeper, until = object(), self.monotonic() + seconds
         self._until[sleeper] = until
         try:
             await asyncio.sleep(0)
-            while self.boot() < until:
+            while self.monotonic() < until:
                 await asyncio.sleep(MOMENT)
-                self.advance(max(min(self._until.values()) - self.boot(), 0.0))
+                self.advance(max(min(self._until.values()) - self.monotonic(), 0.0))
         finally:
             self._until.pop(sleeper, None)
 
@@ -146,8 +193,14 @@ class RunClock(Clock):
     def boot(self) -> float:
         return self._clock.boot()
 
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
     async def sleep(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
+
+    async def sleep_for(self, seconds: float) -> None:
+        await self._clock.sleep_for(seconds)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

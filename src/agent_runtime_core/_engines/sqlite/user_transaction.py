@@ -223,12 +223,12 @@ def run(tx: SQLiteTx, name: str, fn: Callable[..., Any], args: tuple[Any, ...]) 
         Exception: What the function raised.
     """
     conn, clock = tx.conn, tx.engine.clock
-    until = clock.boot() + SQL_LIMIT
+    until = clock.monotonic() + SQL_LIMIT
     guard = _Guard(name, conn)
     handed = UserTransaction(name, conn, guard)
     conn.execute("SAVEPOINT arc_user")
     conn.set_authorizer(guard.allows)
-    conn.set_progress_handler(lambda: clock.boot() > until, 10_000)
+    conn.set_progress_handler(lambda: clock.monotonic() > until, 10_000)
     try:
         try:
             result = fn(handed, *args)

@@ -1,0 +1,115 @@
+"""When the runs that this process has delayed or parked are due by the monotonic clock.
+
+The store holds due times of the wall clock, because these survive a restart of the machine. If the wall clock is set
+back, such a run would be due late. The process that delayed the run knows better, and its worker claims it in time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .._core.clock import Clock, Duration
+from .records import RunRow
+
+MOST = 10_000  # runs that are remembered; of more, the earliest delayed ones follow the wall clock alone
+LATE = 0.05  # seconds by which the wall clock must be behind: until then a claim of a due run may be under way
+AGAIN = 1.0  # seconds until a run is tried again that could not be claimed
+
+
+class DelayedRun(NamedTuple):
+    """A run that is due later."""
+
+    monotonic: float  # when it is due by the monotonic clock
+    run_id: str
+    wall: float  # when it is due by the wall clock of this process
+    due_at: float  # the same as the store has it
+
+
+class DelayedRuns:
+    """The runs that the queue object of a process has delayed or parked.
+
+    Args:
+        clock: The clock of the queue.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._runs: dict[str, DelayedRun] = {}
+        self._heap: list[DelayedRun] = []  # also of runs that were delayed again since
+        self._waits: dict[str, dict[float, float]] = {}
+
+    def remember(self, row: RunRow, wall: float, monotonic: float | None = None) -> None:
+        """Remember when a run is due that was just delayed or parked.
+
+        Args:
+            row: Its stored row.
+            wall: When it is due by the wall clock of this process.
+            monotonic: When it is due by the monotonic clock. None for the same time from now.
+        """
+        if not row.due_at:
+            return
+        clock = self._clock
+        if monotonic is None:
+            monotonic = clock.monotonic() + max(wall - clock.wall(), 0.0)
+        with self._lock:
+            self._push(DelayedRun(monotonic, row.run_id, wall, row.due_at))
+
+    def _push(self, delayed: DelayedRun) -> None:
+        self._runs.pop(delayed.run_id, None)
+        self._runs[delayed.run_id] = delayed
+        heapq.heappush(self._heap, delayed)
+        if len(self._runs) > MOST:
+            del self._runs[next(iter(self._runs))]
+        if len(self._heap) > 2 * MOST:
+            self._heap = list(self._runs.values())
+            heapq.heapify(self._heap)
+
+    def remember_waits(self, row: RunRow, limits: Sequence[Duration]) -> None:
+        """Remember the time limits of the waits of a run that was just parked."""
+        if not limits:
+            return
+        first = min(limits, key=lambda limit: limit.monotonic_end)
+        self.remember(row, first.until, first.monotonic_end)
+        with self._lock:
+            self._waits[row.run_id] = {limit.until: limit.monotonic_end for limit in limits}
+            if len(self._waits) > MOST:
+                del self._waits[next(iter(self._waits))]
+
+    def wait_ends(self, run_id: str) -> dict[float, float]:
+        """Return where time limits of the run's waits end by the monotonic clock, by their ends in wall seconds."""
+        with self._lock:
+            return self._waits.pop(run_id, {})
+
+    def forget(self, run_id: str) -> None:
+        """Forget a run that was claimed."""
+        if self._runs:
+            with self._lock:
+                self._runs.pop(run_id, None)
+
+    def seconds_left(self) -> float:
+        """Return the seconds until `overdue` may return a run; infinity without one."""
+        with self._lock:
+            while self._heap and self._runs.get(self._heap[0].run_id) is not self._heap[0]:
+                heapq.heappop(self._heap)
+            return self._heap[0].monotonic + LATE - self._clock.monotonic() if self._heap else float("inf")
+
+    def overdue(self) -> DelayedRun | None:
+        """Return and forget a run that is due by the monotonic clock, while the wall clock is behind; None without."""
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        with self._lock:
+            while self._heap and self._heap[0].monotonic + LATE <= now:
+                first = heapq.heappop(self._heap)
+                if self._runs.get(first.run_id) is first:
+                    del self._runs[first.run_id]
+                    if first.wall > wall + LATE:
+                        return first
+        return None
+
+    def retry(self, delayed: DelayedRun) -> None:
+        """Return this run again from `overdue` after a moment."""
+        with self._lock:
+            self._push(delayed._replace(monotonic=self._clock.monotonic() + AGAIN))

@@ -1,0 +1,101 @@
+"""The claims that this process executes on one store, and whether its machine was suspended a moment ago.
+
+A lease runs out while its machine is suspended, although the code under its claim goes on afterwards. Two rules keep
+such a claim:
+
+* A claim call extends the leases of all live claims of its own queue object first, so it takes none of them over.
+* A process that sees that the machine was suspended does not count the suspended time against leases for one more
+  heartbeat interval, in which other processes, and other queue objects of this one, extend theirs.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+from .._core.clock import Clock
+from .records import RunUpdate
+
+INTERVAL = 30.0  # heartbeat interval of processes on this store, if this process has no runner
+DEFERRED_INTERVALS = 1.25  # a heartbeat that waited for a whole interval needs some time for its commit
+
+
+class ClaimHolder(Protocol):
+    """What extends leases of this process: the heartbeat of a runner."""
+
+    @property
+    def queue(self) -> object:
+        """The queue that it extends leases in."""
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two of its extensions."""
+
+    def unextended(self) -> list[tuple[str, str]]:
+        """Return run id and claim id of live claims whose lease may have run out."""
+
+    def abandoned(self, run_id: str | None = None) -> list[tuple[str, RunUpdate]]:
+        """Remove the claims that no code executes any more, and return what releases them."""
+
+
+class LiveClaims:
+    """The live claims of this process on one store; see the module.
+
+    Args:
+        clock: The clock of the store in this process.
+    """
+
+    _of: ClassVar[WeakKeyDictionary[Any, LiveClaims]] = WeakKeyDictionary()
+    _of_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._holders: WeakSet[ClaimHolder] = WeakSet()
+        self._lock = threading.Lock()
+        self._boot, self._monotonic = clock.boot(), clock.monotonic()  # of the last comparison that found no suspend
+        self._suspended, self._until = 0.0, float("-inf")
+
+    @classmethod
+    def of(cls, store: Any, clock: Clock) -> LiveClaims:
+        """Return the live claims of a store, which all queues on one engine share."""
+        with cls._of_lock:
+            found = cls._of.get(store)
+            if found is None:
+                found = cls._of[store] = cls(clock)
+            return found
+
+    def add(self, holder: ClaimHolder) -> None:
+        """Ask this holder too, as long as it exists."""
+        with self._lock:
+            self._holders.add(holder)
+
+    def _all(self) -> list[ClaimHolder]:
+        with self._lock:
+            return list(self._holders)
+
+    def suspended(self) -> float:
+        """Compare the clocks, and return the suspended seconds that do not count against leases at this moment."""
+        interval = max((holder.interval for holder in self._all()), default=INTERVAL)
+        boot, now = self._clock.boot(), self._clock.monotonic()
+        with self._lock:
+            jump = (boot - self._boot) - (now - self._monotonic)
+            if jump > interval:
+                self._suspended = jump + (self._suspended if now < self._until else 0.0)
+                self._until = now + DEFERRED_INTERVALS * interval
+            if jump > interval or now - self._monotonic >= interval:
+                self._boot, self._monotonic = boot, now
+            return self._suspended if now < self._until else 0.0
+
+    def unextended(self, queue: object) -> list[tuple[str, str]]:
+        """Return run id and claim id of all live claims of a queue object whose lease may have run out."""
+        return [claim for holder in self._all() if holder.queue is queue for claim in holder.unextended()]
+
+    def abandoned(self, run_id: str | None = None) -> list[tuple[str, RunUpdate]]:
+        """Remove and return the claims that no code executes any more.
+
+        Args:
+            run_id: A run that its caller is about to take: its claim counts as abandoned too if the task that opened
+                it has ended.
+        """
+        return [claim for holder in self._all() for claim in holder.abandoned(run_id)]
