@@ -7,6 +7,7 @@ import contextlib
 import datetime as _dt
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import UUID
 
@@ -139,7 +140,7 @@ class RunQueue(Backend):
         """Return the time on the clock that leases are measured by."""
         return self.clock.boot()
 
-    @property
+    @cached_property
     def live_claims(self) -> LiveClaims:
         """The claims that this process executes on the same store."""
         return LiveClaims.of(getattr(self, "engine", self), self.clock)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import threading
 from typing import Any, ClassVar, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, ref
 
 from .._core.clock import Clock
 from .records import RunUpdate
 
 INTERVAL = 30.0  # heartbeat interval of processes on this store, if this process has no runner
 DEFERRED_INTERVALS = 1.25  # a heartbeat that waited for a whole interval needs some time for its commit
+_SAME = 0.01  # seconds by which two clocks differ that were read one after the other; no heartbeat is shorter
 
 
 class ClaimHolder(Protocol):
@@ -51,7 +52,7 @@ class LiveClaims:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._holders: WeakSet[ClaimHolder] = WeakSet()
+        self._holders: tuple[ref[ClaimHolder], ...] = ()  # replaced as a whole: each claim reads it, in any thread
         self._lock = threading.Lock()
         self._boot, self._monotonic = clock.boot(), clock.monotonic()  # of the last comparison that found no suspend
         self._suspended, self._until = 0.0, float("-inf")
@@ -68,16 +69,17 @@ class LiveClaims:
     def add(self, holder: ClaimHolder) -> None:
         """Ask this holder too, as long as it exists."""
         with self._lock:
-            self._holders.add(holder)
+            self._holders = (*(each for each in self._holders if each() is not None), ref(holder))
 
     def _all(self) -> list[ClaimHolder]:
-        with self._lock:
-            return list(self._holders)
+        return [holder for each in self._holders if (holder := each()) is not None]
 
     def suspended(self) -> float:
         """Compare the clocks, and return the suspended seconds that do not count against leases at this moment."""
-        interval = max((holder.interval for holder in self._all()), default=INTERVAL)
         boot, now = self._clock.boot(), self._clock.monotonic()
+        if (boot - self._boot) - (now - self._monotonic) < _SAME and now >= self._until:
+            return 0.0
+        interval = max((holder.interval for holder in self._all()), default=INTERVAL)
         with self._lock:
             jump = (boot - self._boot) - (now - self._monotonic)
             if jump > interval:

@@ -130,6 +130,8 @@ class Heartbeat:
             run_id: A run that is about to be taken. Its claim is removed too if the task that opened it has ended: the
                 caller opens it again, as when a cell of a notebook is executed again.
         """
+        if not self._leased and not self._abandoned:
+            return []
         with self._lock:
             gone = [held for held in self._leased.values() if held.abandoned]
             held = self._leased.get(run_id or "")
