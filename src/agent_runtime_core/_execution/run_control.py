@@ -178,6 +178,8 @@ class RunControl:
     #: so with a strong reference each ended run would wait for the garbage collector.
     context: Callable[[], RunningContext | None] = _no_context
     stopped: Stop | None = None  # the first cause that stopped the attempt; `LOST` replaces every other
+    cancelled: bool = False  # it is `CANCEL`
+    lost: bool = False  # it is `LOST`: another worker has the run, or it has finished
     parked: bool = False
     closed: bool = False  # the claim has ended
     refuses: bool = False  # the attempt is stopped, or the claim has ended: calls of the context must ask `refuse`
@@ -266,20 +268,10 @@ class RunControl:
 
     # -- the end of the attempt
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether the attempt was stopped because the run is cancelled."""
-        return self.stopped is Stop.CANCEL
-
-    @property
-    def lost(self) -> bool:
-        """Whether another worker has the run, or it has finished."""
-        return self.stopped is Stop.LOST
-
     def stop(self, cause: Stop) -> None:
         """Stop the attempt, unless it is stopped already. This does not cancel its task."""
         if self.stopped is None or cause is Stop.LOST:
-            self.stopped = cause
+            self.stopped, self.cancelled, self.lost = cause, cause is Stop.CANCEL, cause is Stop.LOST
         self.refuses = True
 
     def close(self) -> None:

@@ -96,6 +96,8 @@ class StepKeys:
         self.reusable_keys: dict[tuple[StepScope | None, str, str], tuple[int, str | None]] = {}
         #: Calls of guarded steps, and of steps around them, by key, the earliest first.
         self.open_calls: dict[_Call, dict[str, OpenCall]] = {}
+        #: The scope of the agent's `cancel` hook while it runs.
+        self.cancel_hook: StepScope | None = None
         #: Identities in use now. The event is set at the end of the use; it exists only if a task waits for it.
         self.locked_keys: dict[Identity, asyncio.Event | None] = {}
         self._counts: dict[tuple[str, str], int] = {}  # of the calls between steps
@@ -183,12 +185,11 @@ class StepKeys:
 
         None if it is in none, or in a step.
         """
-        hook = CANCEL_HOOK.get()
-        if hook is None and not FRAMEWORK_TASKS:
+        if self.cancel_hook is None and not FRAMEWORK_TASKS:
             return None
         scope = self.scope()
-        if hook is not None and hook.token is self.token:
-            return hook if scope is None else None
+        if self.cancel_hook is not None and CANCEL_HOOK.get() is self.cancel_hook:
+            return self.cancel_hook if scope is None else None
         for find in FRAMEWORK_TASKS:
             if (task := find(self.token.run_id, scope)) is None:
                 continue

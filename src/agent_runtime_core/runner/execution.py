@@ -446,7 +446,7 @@ class RunExecution:
             False if the worker left before the hook had ended, so that another one has to call it again.
         """
         key = f"cancel:{self.row.generation}"
-        self.control.cancel_hook = scope = StepScope(ctx.journal.token, "cancel", key, 1)
+        self.control.cancel_hook = ctx.journal.keys.cancel_hook = scope = StepScope(ctx.journal.token, "cancel", key, 1)
         context = self._context(of_code=True)
         context.run(CANCEL_HOOK.set, scope)
         if ctx.journal.slot_released:  # the run only waited
@@ -456,7 +456,7 @@ class RunExecution:
         except TimeLimitReached:
             return not self.control.release_requested
         finally:
-            self.control.cancel_hook = None
+            self.control.cancel_hook = ctx.journal.keys.cancel_hook = None
         return True
 
     async def _end_cancelled(self, returned: RunResult | None, ctx: Context) -> bool:
