@@ -265,7 +265,7 @@ def _encrypted(size: Size) -> Iterator[Line]:
 
 def _guarded(size: Size) -> Iterator[Line]:
     """A guarded step, beside one with the default policy; and the row of its effect."""
-    count = size.of(1000, 20)
+    count = size.of(1000, 200)  # a file grows by pages: fewer rows would take none
 
     async def pays(amount: int) -> dict[str, int]:
         return {"paid": amount}

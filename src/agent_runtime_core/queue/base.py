@@ -7,7 +7,6 @@ import contextlib
 import datetime as _dt
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import UUID
 
@@ -100,6 +99,7 @@ class RunQueue(Backend):
     keeps_processes: ClassVar[bool] = False
 
     def __init__(self, *, max_retries: int = MAX_RETRIES, clock: Clock = SYSTEM) -> None:
+        self._live_claims: LiveClaims | None = None
         self.max_retries: int = int(checked_int("max_retries", max_retries))
         #: Whether `max_retries` was passed for this queue: then a runner uses it instead of its own.
         self.limits_retries: bool = max_retries is not MAX_RETRIES
@@ -140,10 +140,12 @@ class RunQueue(Backend):
         """Return the time on the clock that leases are measured by."""
         return self.clock.boot()
 
-    @cached_property
+    @property
     def live_claims(self) -> LiveClaims:
         """The claims that this process executes on the same store."""
-        return LiveClaims.of(getattr(self, "engine", self), self.clock)
+        if self._live_claims is None:  # kept, because each claim looks
+            self._live_claims = LiveClaims.of(getattr(self, "engine", self), self.clock)
+        return self._live_claims
 
     def expiry_now(self) -> float:
         """Return the time before which a lease must end for its claim to be taken over.
