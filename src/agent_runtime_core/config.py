@@ -29,9 +29,10 @@ from ._core.settings import (
     choice,
     from_variables,
     number,
+    shown_setting,
     with_known_names,
 )
-from ._core.validation import Shown, must, redacted_url, type_name, without_credentials
+from ._core.validation import Shown, must, redacted_url, without_credentials
 from .errors import InvalidArgument, brief
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """
     text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise must("store URL", "be a path or a URL string", Shown(type_name(type(path_or_url))))
+        raise must("store URL", "be a path or a URL string", shown_setting(path_or_url))
     scheme, found, rest = text.partition("://")
     if text[:5].lower() == "file:":
         fix = f"{_SQLITE_URLS}, or memory://"

@@ -59,8 +59,6 @@ AgentRuntimeError
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
@@ -578,34 +576,6 @@ def deciding_error(error: BaseException) -> BaseException:
     if _rank(first)[0] != _OTHER or sum(_rank(each)[0] == _OTHER for each in leaves) == 1:
         return first
     return error.subgroup(Exception) or first
-
-
-def note_thread(error: BaseException) -> None:
-    """Note that a thread has raised this error, in which no Ctrl-C arrives unless it is the main thread."""
-    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is not threading.main_thread():
-        error.agent_runtime_thread = True  # type: ignore[attr-defined]
-
-
-def contained(error: BaseException, where: str) -> BaseException:
-    """Return what code that a runner executes fails with, if it raises `error`.
-
-    `sys.exit`, argparse and test frameworks raise errors that are no Exception. In a task they would end the event
-    loop, and with it all runs of the process. So such an error becomes a RuntimeError. Ctrl-C (KeyboardInterrupt in the
-    main thread), a cancellation and the end of the event loop stay what they are.
-
-    Args:
-        error: What the code has raised.
-        where: Names the code in the message.
-    """
-    cause = deciding_error(error)
-    if isinstance(cause, (Exception, asyncio.CancelledError, GeneratorExit)):
-        return error
-    if isinstance(cause, KeyboardInterrupt):
-        note_thread(cause)
-        if not getattr(cause, "agent_runtime_thread", False):
-            return error
-    text = f"{type(cause).__name__}: {text_of(cause)}".rstrip(": ")
-    return RuntimeError(f"{where} must not end the process, got {text}. Handle it in the code")
 
 
 _REFUSED: Final = len(_PRECEDENCE)

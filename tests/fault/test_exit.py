@@ -77,7 +77,8 @@ async def test_a_process_ends_though_a_plain_run_does_not_and_the_run_resumes_el
     db = tmp_path / "jobs.db"
     done = ended(how, db, "-W", "error", "-X", "dev")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"run {RUN} of agent 'endless' did not stop {said}\n"
+    assert done.stderr.startswith(f"run {RUN} of agent 'endless' did not stop {said}. It is in Task-")
+    assert done.stderr.endswith(" in EndlessPlain.run\n"), "the line where the thread is"
     async with AgentRunner.open(db) as runner:
         assert (await runner.execute(Ending(), RUN, {})).final_output == {"first": 1}, "its result was saved"
 

@@ -7,8 +7,8 @@ import contextlib
 import gc
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -332,8 +332,9 @@ class Outcome:
         )
 
 
-def watch_waits(watch: Watch) -> None:
-    """Have the watch see each wait that ends by its time limit."""
+@contextmanager
+def watch_waits(watch: Watch) -> Iterator[None]:
+    """Inside the block, have the watch see each wait that ends by its time limit."""
 
     async def wait(self: Parking, find: Find, limit: Duration | None, reason: str) -> Any:
         began = watch.world.loop.now
@@ -343,6 +344,10 @@ def watch_waits(watch: Watch) -> None:
         return message
 
     Parking.wait = wait  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Parking.wait = WAIT  # type: ignore[method-assign]
 
 
 def play(seed: int, ablated: Sequence[str] = ()) -> Outcome:
@@ -363,8 +368,8 @@ def played(scenario: Scenario) -> Outcome:
     try:
         with without(ablated):
             piece = Play(scenario)
-            watch_waits(piece.watch)
-            problems = piece.run()
+            with watch_waits(piece.watch):
+                problems = piece.run()
     finally:
         if collects:
             gc.enable()

@@ -177,7 +177,8 @@ def image(db: Path) -> sqlite3.Connection:
         else:
             target.unlink(missing_ok=True)
     conn = sqlite3.connect(copy)
-    assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    found = conn.execute("PRAGMA integrity_check").fetchall()
+    assert found == [("ok",)], found
     return conn
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from ..errors import PortalMisuse, StorageBusy, note_thread
+from ..errors import PortalMisuse, StorageBusy
 
 T = TypeVar("T")
 
@@ -59,6 +59,12 @@ def refuse_at_exit(name: str, fn: object) -> None:
 def name_of(fn: object) -> str:
     """Return the name of a function, as errors show it."""
     return getattr(fn, "__qualname__", repr(fn))
+
+
+def note_thread(error: BaseException) -> None:
+    """Note that a thread has raised this error, in which no Ctrl-C arrives unless it is the main thread."""
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is not threading.main_thread():
+        error.agent_runtime_thread = True  # type: ignore[attr-defined]
 
 
 class _Threads:

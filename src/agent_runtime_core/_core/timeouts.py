@@ -9,10 +9,12 @@ import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Final
 
-from ..errors import contained
+from .._error_text import text_of
+from ..errors import deciding_error
 from .context_vars import start_soon
 from .log import log
 from .run_tasks import frames_of, is_waiting_code
+from .threads import note_thread
 
 GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it is abandoned
 
@@ -62,6 +64,28 @@ async def ended_in_time(
     task.cancel()
     await wait_cancelled((task,), what, grace)
     return False
+
+
+def contained(error: BaseException, where: str) -> BaseException:
+    """Return what code that a runner executes fails with, if it raises `error`.
+
+    `sys.exit`, argparse and test frameworks raise errors that are no Exception. In a task they would end the event
+    loop, and with it all runs of the process. So such an error becomes a RuntimeError. Ctrl-C (KeyboardInterrupt in the
+    main thread), a cancellation and the end of the event loop stay what they are.
+
+    Args:
+        error: What the code has raised.
+        where: Names the code in the message.
+    """
+    cause = deciding_error(error)
+    if isinstance(cause, (Exception, asyncio.CancelledError, GeneratorExit)):
+        return error
+    if isinstance(cause, KeyboardInterrupt):
+        note_thread(cause)
+        if not getattr(cause, "agent_runtime_thread", False):
+            return error
+    text = f"{type(cause).__name__}: {text_of(cause)}".rstrip(": ")
+    return RuntimeError(f"{where} must not end the process, got {text}. Handle it in the code")
 
 
 async def contain(call: Callable[[], Awaitable[Any]], where: str) -> Any:

@@ -14,9 +14,8 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, cast
 
 from .._core.context_vars import claimed_run, restore
-from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, run_in_thread
+from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, note_thread, run_in_thread
 from .._core.timeouts import when_left
-from ..errors import note_thread
 from ..portal import run_and_wait
 from .step_scope import CURRENT_STEP, run_body
 

@@ -14,7 +14,7 @@ from .._core.codec.tagged import MANY_PARTS, MAX_PARTS
 from .._core.codec.typed import size_limit
 from .._core.context_vars import restore
 from .._core.redaction import Redaction
-from .._core.timeouts import contain, replaced_cancellation, with_time_limit
+from .._core.timeouts import contain, contained, replaced_cancellation, with_time_limit
 from .._core.validation import must
 from .._engines.base import Op
 from .._journal.record import FAILED, RETRYING, Record
@@ -26,7 +26,6 @@ from ..errors import (
     StepCancelledError,
     StepInDoubt,
     UnserialisableResult,
-    contained,
     deciding_error,
     holds,
 )

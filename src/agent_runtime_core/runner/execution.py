@@ -17,7 +17,7 @@ from .._core.codec.json import decode
 from .._core.context_vars import ACTIVE_RUN, RUN, restore, start_soon
 from .._core.log import LOGGED_RUN, LoggedRun, log
 from .._core.run_tasks import tasks_of
-from .._core.timeouts import done_in_time, is_abandoned, wait_cancelled
+from .._core.timeouts import contained, done_in_time, is_abandoned, wait_cancelled
 from .._core.validation import must
 from .._engines.payloads import UNREADABLE
 from .._execution.claim_writer import ClaimWriter
@@ -37,7 +37,6 @@ from ..errors import (
     StorageCorrupt,
     StorageFull,
     UnserialisableResult,
-    contained,
     deciding_error,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, describe

@@ -11,8 +11,8 @@ from typing import Any
 from .._core.context_vars import start_helper
 from .._core.log import log
 from .._core.per_loop import call_in_loop
+from .._core.timeouts import contained
 from .._core.validation import must
-from ..errors import contained
 from ..interfaces import AgentRuntime
 from .settings import SHUTDOWN_SECONDS
 

@@ -22,17 +22,20 @@ MIGRATIONS = (
     " WITHOUT ROWID",
     "CREATE TABLE arc_effects (origin TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, run_id TEXT NOT NULL,"
     " status TEXT NOT NULL, result TEXT, t REAL NOT NULL, PRIMARY KEY (origin, key, digest, run_id)) WITHOUT ROWID",
+    # The columns of the key come first: otherwise `PRAGMA integrity_check` of SQLite 3.40 reports NULL values.
     "CREATE TABLE arc_effects_of_runs (origin TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,"
-    " run_id TEXT NOT NULL, status TEXT NOT NULL, result TEXT, t REAL NOT NULL, n INTEGER NOT NULL,"
+    " run_id TEXT NOT NULL, n INTEGER NOT NULL, status TEXT NOT NULL, result TEXT, t REAL NOT NULL,"
     " PRIMARY KEY (origin, key, digest, run_id, n)) WITHOUT ROWID;\n"
-    "INSERT INTO arc_effects_of_runs SELECT *, 0 FROM arc_effects;\n"
+    "INSERT INTO arc_effects_of_runs SELECT origin, key, digest, run_id, 0, status, result, t FROM arc_effects;\n"
     "DROP TABLE arc_effects;\n"
     "ALTER TABLE arc_effects_of_runs RENAME TO arc_effects",
 )
 
+_EFFECT = "origin, key, digest, run_id, status, result, t, n"  # the fields of an EffectRow
+_INTO_EFFECTS = f"INTO arc_effects ({_EFFECT}) VALUES (?,?,?,?,?,?,?,?)"
 _OF_KEY = "FROM arc_effects WHERE origin = ? AND key = ?"
-_SAME_DIGEST = f"SELECT * {_OF_KEY} AND digest = ?"
-_UNKNOWN_DIGEST = f"SELECT * {_OF_KEY} AND digest >= ? AND digest < ?"
+_SAME_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest = ?"
+_UNKNOWN_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest >= ? AND digest < ?"
 _OF_RUN = f"{_OF_KEY} AND digest = ? AND run_id = ? AND n = ?"
 _STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
 
@@ -76,7 +79,7 @@ def begin(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 
 def put(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
     _delete(tx, row, others)
-    tx.execute("INSERT OR REPLACE INTO arc_effects VALUES (?,?,?,?,?,?,?,?)", row)
+    tx.execute(f"INSERT OR REPLACE {_INTO_EFFECTS}", row)
 
 
 def drop(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
@@ -132,7 +135,7 @@ def rewrite_effect(tx: SQLiteTx, old: EffectRow, new: EffectRow) -> bool:
     if old not in effects(tx, old.origin, old.key, (old.digest,)):
         return False
     drop(tx, old)
-    tx.execute("INSERT OR IGNORE INTO arc_effects VALUES (?,?,?,?,?,?,?,?)", new)
+    tx.execute(f"INSERT OR IGNORE {_INTO_EFFECTS}", new)
     return True
 
 
