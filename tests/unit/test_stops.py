@@ -280,6 +280,28 @@ async def test_code_that_repeats_a_refused_call_forever_leaves_the_loop_to_other
         await asyncio.wait({executing})
 
 
+async def test_a_run_that_is_released_between_two_attempts_begins_none(place: Path | None) -> None:
+    async def fails_once(ctx: Any) -> str:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            raise ValueError("x")
+        return "done"
+
+    attempts: list[int] = []
+    async with Rig(place, Clock(), grace_seconds=0, retry_backoff_base=1000, max_retries=2) as rig:
+        reader = rig.another()
+        executing = asyncio.ensure_future(rig.go(fails_once))
+        await soon(lambda: any(each.execution.row.failures for each in rig.runner._inline_runs._runs))
+        await rig.runner.close()
+        with pytest.raises(StorageClosed):
+            await executing
+        info = await reader.get_run("r")
+        assert (info.status, attempts) == (RunStatus.PENDING, [1])
+        assert [each.kind for each in await reader.state_store.records(str(info.run_id))] == ["attempt"]
+        assert (await reader.execute(Script(fails_once), "r")).final_output == {"value": "done"}
+        assert attempts == [1, 2]
+
+
 # -- the `cancel` hook
 
 
