@@ -16,6 +16,7 @@ from agent_runtime_core import AgentRuntime, RunResult
 from agent_runtime_core._core.clock import Clock
 from agent_runtime_core.errors import StepCancelledError, StorageClosed
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, guarded_calls, open_run
+from agent_runtime_core.runner.guarded_calls import GuardedCalls
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import VirtualClock
@@ -279,6 +280,28 @@ async def test_code_that_repeats_a_refused_call_forever_leaves_the_loop_to_other
         await asyncio.wait({executing})
 
 
+async def test_a_run_that_is_released_between_two_attempts_begins_none(place: Path | None) -> None:
+    async def fails_once(ctx: Any) -> str:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            raise ValueError("x")
+        return "done"
+
+    attempts: list[int] = []
+    async with Rig(place, Clock(), grace_seconds=0, retry_backoff_base=1000, max_retries=2) as rig:
+        reader = rig.another()
+        executing = asyncio.ensure_future(rig.go(fails_once))
+        await soon(lambda: any(each.execution.row.failures for each in rig.runner._inline_runs._runs))
+        await rig.runner.close()
+        with pytest.raises(StorageClosed):
+            await executing
+        info = await reader.get_run("r")
+        assert (info.status, attempts) == (RunStatus.PENDING, [1])
+        assert [each.kind for each in await reader.state_store.records(str(info.run_id))] == ["attempt"]
+        assert (await reader.execute(Script(fails_once), "r")).final_output == {"value": "done"}
+        assert attempts == [1, 2]
+
+
 # -- the `cancel` hook
 
 
@@ -358,6 +381,86 @@ async def test_another_worker_calls_a_hook_that_was_cut_off_and_its_steps_are_no
         assert await rig.another().run_once()
         assert (await rig.runner.get_run("r")).status is RunStatus.CANCELLED
         assert agent.log == ["book", "wait", "refund", "mail", "note"]
+
+
+class Calls(AgentRuntime):
+    """Waits for a signal and calls a child run in its `cancel` hook."""
+
+    key = "calls"
+
+    def __init__(self) -> None:
+        self.entered, self.in_hook = asyncio.Event(), asyncio.Event()
+        self.received: list[Any] = []
+
+    async def run(self, ctx: Any) -> None:
+        self.entered.set()
+        await asyncio.Event().wait()
+
+    async def cancel(self, ctx: Any) -> None:
+        self.in_hook.set()
+        self.received.append(await ctx.wait_for_signal("go"))
+        self.received.append((await ctx.call("script", {})).final_output["value"])
+
+
+async def test_a_cancel_hook_receives_messages_and_calls_children_that_another_cancel_leaves_alone(
+    place: Path | None,
+) -> None:
+    async def child(ctx: Any) -> str:
+        child_began.set()
+        await may_end.wait()
+        return "refunded"
+
+    agent, child_began, may_end = Calls(), asyncio.Event(), asyncio.Event()
+    async with Rig(place, Clock(), grace_seconds=60) as rig, asyncio.timeout(30):
+        runner = rig.runner
+        rig.registry.register(agent)
+        rig.registry.register(Script(child))
+        await runner.submit("calls", {}, run_id="r")
+        working = asyncio.ensure_future(runner.run_loop(handle_signals=False, concurrency=2))
+        await until(agent.entered)
+        assert await runner.cancel("r")
+        await until(agent.in_hook)
+        await runner.signal("r", "go", 1)
+        await until(child_began)
+        assert await runner.cancel("r")
+        row = await runner.queue.require("r")
+        await runner._abandoned().end_tree(row.run_id, waiting=True)  # what cancel(wait=True) repeats
+        [called] = await runner.queue.children(row.run_id)
+        assert (called.status, called.cancel_at) == ("running", None)
+        may_end.set()
+        assert (await runner.wait("r")).status is RunStatus.CANCELLED
+        assert agent.received == [1, "refunded"]
+        runner.stop()
+        await working
+
+
+async def test_a_cancel_hook_whose_time_is_up_starts_and_records_nothing_more(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Calls):
+        async def cancel(self, ctx: Any) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for name, call in every_call(ctx):
+                    raised[name] = await _raised(call)
+
+    monkeypatch.setattr(guarded_calls, "LEAVE_SECONDS", 5.0)
+    agent, raised = Late(), dict[str, BaseException | None]()
+    async with Rig(place, Clock(), grace_seconds=60) as rig:
+        rig.registry.register(agent)
+        await rig.runner.submit("calls", {}, run_id="r")
+        working = asyncio.ensure_future(rig.runner.run_once())
+        await until(agent.entered)
+        assert await rig.runner.cancel("r")
+        await soon(lambda: any(each.control.cancel_hook for each in rig.runner._worker._executions.values()))
+        monkeypatch.setattr(GuardedCalls, "time_allowed", lambda self, within: 0.0)  # its grace has passed
+        [execution] = rig.runner._worker._executions.values()
+        execution.control.notify()
+        await asyncio.wait({working})
+        assert len(raised) > 10
+        assert {name: type(error) for name, error in raised.items() if not isinstance(error, STOP)} == {}
+        assert {each.kind for each in await rig.records()} <= {"attempt", "ended"}
 
 
 # -- exceptions that are no Exception

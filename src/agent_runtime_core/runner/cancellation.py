@@ -58,6 +58,8 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> li
     tree, earlier, known = [row], list[RunRow](), {row.run_id}
     for each in tree:
         for child in await queue.children(each.run_id):
+            if each.status == "running" and each.cancel_at and child.status in LIVE and not child.cancel_at:
+                continue  # submitted since, perhaps by the `cancel` hook, which this call must not disturb
             if child.run_id not in known:  # a caller may name a child of a run as its parent
                 known.add(child.run_id)
                 (tree if child.status in LIVE else earlier).append(child)
@@ -229,8 +231,12 @@ class AbandonedRuns:
                 found = [row for row in await self._queue.children(each.run_id) if row.run_id not in known]
                 known.update(row.run_id for row in found)
                 tree += found
+        parents = {each.run_id: each for each in tree}
         for each in reversed(tree):  # children first: a caller that is killed in between cancels the parent again
             if each.status in LIVE and each.cancel_at is None and each.run_id != run_id:
+                parent = parents[each.parent_id or ""]
+                if parent.status in LIVE and not await self._is_abandoned(parent, waiting):
+                    continue  # its `cancel` hook may have called it; otherwise the parent cancels it when it ends
                 with contextlib.suppress(RowChanged):  # it was submitted after the tree was cancelled
                     await cancel_tree(self._backends, self._registry, each)
                 each = await self._queue.row(each.run_id) or each

@@ -226,6 +226,9 @@ class RunExecution:
             self.check_journal_length(journal)
             if (result := await self.end_without_running(journal)) is not None:
                 return result
+            if self.control.stopped is Stop.RELEASE:  # for example in the pause before the next attempt
+                await self.claim.release()
+                return None
             await self.record_start(journal)
             if not isinstance(await self._attempt(journal), RetryHere):
                 return self.result

@@ -91,7 +91,10 @@ class GuardedCalls:
         def left() -> float:
             nonlocal until
             until = min(until, now() + self.time_allowed(within))
-            return min(until - now(), self.time_left()) if within else until - now()
+            seconds = min(until - now(), self.time_left()) if within else until - now()
+            if seconds <= 0:
+                self.control.cancel_hook = None  # the hook is stopped, too: from now on its context refuses
+            return seconds
 
         task.add_done_callback(lambda _: self.control.notify())
         if not await ended_in_time(task, left, what, self.wait, LEAVE_SECONDS):

@@ -318,8 +318,8 @@ class Heartbeat:
                 continue
             if new is None or new.claim_id != held.row.claim_id or new.status != "running":
                 held.lose()
-            elif new.cancelled:
+            elif new.cancelled and held.control.cancel_hook is None:
                 held.cancel()
-            elif new.mail_seq > held.seen:
+            elif new.mail_seq > held.seen:  # a `cancel` hook may wait for messages, too
                 held.seen = new.mail_seq
                 held.control.mail.set()
