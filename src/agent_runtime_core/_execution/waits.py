@@ -238,8 +238,10 @@ class Waits:
         journal = self._journal
         if journal.view.origin == self._row.run_id:
             return {}
-        rows = await other_rows(journal, effect_row(journal, name, key, digest, APPROVED))
-        return {"approved_before": rows[-1].run_id} if rows else {}
+        for each in (name, *journal.view.former_names(name)):
+            if rows := await other_rows(journal, effect_row(journal, each, key, digest, APPROVED)):
+                return {"approved_before": rows[-1].run_id}
+        return {}
 
     async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
         """Wait for a person to decide about a step in doubt.
