@@ -327,6 +327,101 @@ async def test_only_a_guarded_step_in_doubt_keeps_its_place(url: str, policy: st
             assert (error_of(result), DONE) == ("JournalMismatch", ["hang"])
 
 
+async def test_a_renamed_child_that_is_cut_off_and_called_again_is_the_same_child(url: str) -> None:
+    begun = asyncio.Event()
+
+    async def refund(ctx: Any) -> str:
+        DONE.append("begun")
+        begun.set()
+        if len(DONE) < 3:
+            await asyncio.Event().wait()
+        return "refund"
+
+    async def before(ctx: Any) -> Any:
+        await ctx.call("refund", {})
+
+    async def after(ctx: Any) -> Any:
+        ctx.renamed("refund", "refund-2")
+        begun.clear()
+        call = asyncio.ensure_future(ctx.call("refund-2", {}))
+        await begun.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        return (await ctx.call("refund-2", {})).final_output["value"]
+
+    async with opened(url) as runner:
+        runner.registry.register(Script(refund, "refund"))
+        await in_doubt(runner, before, begun)
+        assert (await runner.execute(Script(after), "r")).final_output == {"value": "refund"}
+        assert sorted(each.agent_key for each in await runner.runs()) == ["refund", "script"]
+
+
+async def test_a_renamed_wait_that_was_late_is_another_one_in_the_next_attempt_of_its_step(url: str) -> None:
+    begun = asyncio.Event()
+
+    async def before(ctx: Any) -> Any:
+        async def outer() -> None:
+            await tried(ctx.wait_for_signal("go", timeout=0))
+            await hangs(begun)()
+
+        await ctx.step("outer", outer)
+
+    async def after(ctx: Any) -> Any:
+        ctx.renamed("go", "run")
+
+        async def outer() -> Any:
+            try:
+                return await ctx.wait_for_signal("run", timeout=0)
+            finally:
+                await runner.signal("r", "run", 1)
+
+        return await ctx.step("outer", outer, retries=1, retry_delay=0)
+
+    async with opened(url) as runner:
+        await in_doubt(runner, before, begun)
+        assert (await runner.execute(Script(after), "r")).final_output == {"value": 1}
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+async def test_a_renamed_child_of_a_fork_does_not_repeat_what_it_did(url: str, deeper: bool) -> None:
+    def calls(agent: str, *renamed: str) -> Code:
+        async def code(ctx: Any) -> Any:
+            if renamed:
+                ctx.renamed(*renamed)
+            await ctx.step("look", int)
+            return (await ctx.call(agent, {})).final_output["value"]
+
+        return code
+
+    def register(code: Code) -> None:
+        desk = Script(calls("clerk") if deeper else code)
+        for each in (desk, Script(code, "clerk")):
+            runner.registry.unregister(each.key)
+            runner.registry.register(each)
+
+    async def worked() -> list[Any]:
+        while await runner.run_once():
+            pass
+        return [error_of(await runner.wait(each.run_id)) for each in await runner.runs(agent="refund-2")]
+
+    async with opened(url) as runner:
+        for key in ("refund", "refund-2"):
+            runner.registry.unregister(key)
+            runner.registry.register(Script(lambda ctx: guarded(ctx, "pay"), key))
+        register(calls("refund"))
+        await runner.submit("script", {}, run_id="r")
+        assert await worked() == []
+        register(calls("refund-2", "refund", "refund-2"))
+        fork = await runner.fork("r", "look")
+        assert await worked() == ["EffectAlreadyDone"]
+        await runner.fork(fork, "look")
+        assert await worked() == ["EffectAlreadyDone"] * 2
+        assert DONE == ["pay"]
+        await runner.fork("r", "look", effects="repeat")
+        assert sorted(map(str, await worked())) == ["EffectAlreadyDone"] * 2 + ["None"]
+        assert DONE == ["pay", "pay"]
+
+
 async def test_a_failed_step_with_a_guarded_result_inside_keeps_its_place(url: str) -> None:
     def code(outer_name: str, *names: str, fails: bool = False) -> Code:
         async def body(ctx: Any) -> Any:

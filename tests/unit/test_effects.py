@@ -560,6 +560,23 @@ async def test_a_fork_asks_again_and_its_own_answer_counts(place: Path | None) -
         assert all("approved_before" not in payload for _, payload in told)
 
 
+async def test_a_renamed_approval_names_the_run_that_got_it_under_its_former_name(place: Path | None) -> None:
+    async def plan(ctx: Any) -> Any:
+        await ctx.step("first", lambda: 1)
+        return await ctx.approve("pay", {"amount": 5})
+
+    async def renamed(ctx: Any) -> Any:
+        ctx.renamed("pay", "transfer")
+        await ctx.step("first", lambda: 1)
+        return await ctx.approve("transfer", {"amount": 5})
+
+    async with Rig(place, park_after=0) as rig:
+        await approved(rig, plan)
+        new = (await forked(rig, renamed)).run_id
+        [(_, asked)] = await rig.told("approval.requested", str(new))
+        assert (asked["name"], asked["approved_before"]) == ("transfer", str((await rig.runner.get_run("r")).run_id))
+
+
 async def test_one_approval_and_two_forks_make_one_payment(place: Path | None) -> None:
     paid = Paid()
     async with Rig(place, park_after=0) as rig:

@@ -325,6 +325,10 @@ class JournalView:
             known = self._journal_names[name, key] = next(old_names, name)
         return known
 
+    def keep_name(self, name: str, key: str, former: str) -> None:
+        """Have `journal_name` return a former name for this step, which the journal does not have yet."""
+        self._journal_names[name, key] = former
+
     def holds_doubt(self, name: str, key: str) -> bool:
         """Return whether a step inside this one is in doubt."""
         if not self.started:

@@ -238,8 +238,10 @@ class Waits:
         journal = self._journal
         if journal.view.origin == self._row.run_id:
             return {}
-        rows = await other_rows(journal, effect_row(journal, name, key, digest, APPROVED))
-        return {"approved_before": rows[-1].run_id} if rows else {}
+        for each in (name, *journal.view.former_names(name)):
+            if rows := await other_rows(journal, effect_row(journal, each, key, digest, APPROVED)):
+                return {"approved_before": rows[-1].run_id}
+        return {}
 
     async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
         """Wait for a person to decide about a step in doubt.
@@ -294,13 +296,13 @@ class Waits:
     ) -> Any:
         """Wait for a signal that `fits`; `ask` posts the question to a person when the wait begins."""
         _check_timeout(timeout)
-        name = f"{SIGNAL}{signal}"
-        key = self._journal.key_for("w", name, given_key)
-        async with self._journal.keys.exclusive(name, key):
-            record = await self._find(name, key)
+        called = f"{SIGNAL}{signal}"  # keys are counted by this name, also if the journal has another one
+        key = self._journal.key_for("w", called, given_key)
+        async with self._journal.keys.exclusive(called, key):
+            record = await self._find(called, key)
             if record is None and request is not None:
                 encode(request)  # an error must come before the order is checked, as it does on each resume
-            name = self._enter(name, key, record)
+            name = self._enter(called, key, record)
             # A wait that was renamed receives messages to all of its names.
             names = (name.removeprefix(SIGNAL), signal, *self._journal.view.former_names(signal))
             if record is None:
@@ -319,7 +321,7 @@ class Waits:
                 else:
                     record = await self._end(name, key, decode(message.payload), message, approval=approval)
         if record.info is not None and json.loads(record.info).get("late"):
-            self._journal.keys.failed_try_keys.add((name, key))
+            self._journal.keys.failed_try_keys.update({(called, key), (name, key)})
             late = "in time" if timeout is None else f"within {timeout:g} s"
             kind = "signal" if approval is None else "approval"
             fix = "Catch WaitTimeout to continue without it, or pass a longer timeout"
@@ -451,26 +453,46 @@ class Waits:
             fix = f"Pass {agent.__name__}()" if isinstance(agent, type) else ""
             raise must("agent", "be an agent or an agent key", agent, fix)
         journal = self._journal
-        name = f"{CHILD}{agent_key}"
+        called = f"{CHILD}{agent_key}"  # keys are counted by this name, also if the journal has another one
         digest = arguments_digest(input)
-        key = journal.key_for("c", name, given_key, digest)
-        async with journal.keys.exclusive(name, key):
-            record = await self._find(name, key)
-            row = self._child_row(name, key, agent_key, input) if record is None else None
-            name = self._enter(name, key, record)
+        key = journal.key_for("c", called, given_key, digest)
+        async with journal.keys.exclusive(called, key):
+            record = await self._find(called, key)
+            if record is None:
+                await self._take_name_of_lineage(called, key)
+            row = self._child_row(called, key, agent_key, input) if record is None else None
+            name = self._enter(called, key, record)
             if record is None:
                 assert row is not None
                 try:
                     record = await self._run_child(name, key, agent, row, input, digest)
                 except asyncio.CancelledError:  # by the caller, who may call the child again
-                    journal.keys.reuse_key(name, key, digest, CURRENT_STEP.get())
+                    journal.keys.reuse_key(called, key, digest, CURRENT_STEP.get())
                     raise
         result = result_from_payload(cast("dict[str, Any]", decode(record.result or "{}")))
         try:
             return result.raise_for_status()
         except RunFailed:
-            journal.keys.failed_try_keys.add((name, key))
+            journal.keys.failed_try_keys.update({(called, key), (name, key)})
             raise
+
+    async def _take_name_of_lineage(self, name: str, key: str) -> None:
+        """Record a child run that a fork calls under the former name that another run of the lineage called it by.
+
+        The lineage of the child is found by that name. Under another one, the child would repeat its effects.
+        """
+        journal = self._journal
+        former = journal.view.former_names(name)
+        if not former or journal.view.journal_name(name, key) != name:
+            return
+        await join_lineage(journal)
+        if journal.view.origin == self._row.run_id:
+            return
+        for each in (name, *former):
+            child = str(child_run_id(step_id(journal.view.origin, each, key)))
+            if await self._writer.state.effects(child, "", ""):
+                journal.view.keep_name(name, key, each)
+                return
 
     def _child_row(self, name: str, key: str, agent_key: str, input: dict[str, Any]) -> RunRow:
         """Return the row of a child run to be stored, or raise InvalidArgument."""
