@@ -434,8 +434,9 @@ async def test_a_cancel_hook_receives_messages_and_calls_children_that_another_c
         await working
 
 
-async def test_a_cancel_hook_whose_time_is_up_starts_and_records_nothing_more(
-    place: Path | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["its time is up", "the caller leaves"])
+async def test_a_cancel_hook_that_is_stopped_starts_and_records_nothing_more(
+    place: Path | None, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late(Calls):
         async def cancel(self, ctx: Any) -> None:
@@ -449,14 +450,17 @@ async def test_a_cancel_hook_whose_time_is_up_starts_and_records_nothing_more(
     agent, raised = Late(), dict[str, BaseException | None]()
     async with Rig(place, Clock(), grace_seconds=60) as rig:
         rig.registry.register(agent)
-        await rig.runner.submit("calls", {}, run_id="r")
-        working = asyncio.ensure_future(rig.runner.run_once())
+        working = asyncio.ensure_future(rig.runner.execute(agent, "r"))
         await until(agent.entered)
+        [held] = rig.runner._inline_runs._runs
         assert await rig.runner.cancel("r")
-        await soon(lambda: any(each.control.cancel_hook for each in rig.runner._worker._executions.values()))
-        monkeypatch.setattr(GuardedCalls, "time_allowed", lambda self, within: 0.0)  # its grace has passed
-        [execution] = rig.runner._worker._executions.values()
-        execution.control.notify()
+        await soon(lambda: held.execution.control.cancel_hook is not None)
+        await asyncio.sleep(0)
+        if how == "the caller leaves":
+            working.cancel()
+        else:
+            monkeypatch.setattr(GuardedCalls, "time_allowed", lambda self, within: 0.0)
+            held.execution.control.notify()
         await asyncio.wait({working})
         assert len(raised) > 10
         assert {name: type(error) for name, error in raised.items() if not isinstance(error, STOP)} == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import inspect
 from collections.abc import Callable, Coroutine
@@ -116,6 +117,9 @@ class GuardedCalls:
         timer = self.clock.call_later(max(seconds, MIN_CHECK_SECONDS), self.control.notify)
         try:
             await self.control.notified()
+        except asyncio.CancelledError:  # the caller leaves
+            self.control.cancel_hook = None
+            raise
         finally:
             timer.cancel()
 
