@@ -697,6 +697,31 @@ async def test_concurrent_children_and_waits_have_no_order(url: str) -> None:
         assert sorted(DONE) == ["mail", "refund", "refund-2"]
 
 
+async def test_waits_of_one_name_in_several_tasks_have_no_order(url: str) -> None:
+    async def code(ctx: Any) -> None:
+        async def beside() -> None:
+            await ctx.sleep(0)
+
+        async def look() -> None:
+            await asyncio.sleep(0)  # the other task comes to its sleep first; in the next execution, it comes second
+
+        other = asyncio.ensure_future(beside())
+        await ctx.step("look", look)
+        await ctx.sleep(0)
+        await guarded(ctx, "pay")
+        await ctx.sleep(0)
+        await guarded(ctx, "mail")
+        if DONE == ["pay", "mail"]:
+            DONE.append("down")
+            down()
+        await other
+
+    async with opened(url) as runner:
+        assert (await runner.execute(Script(code), "r")).status is RunStatus.FAILED
+        assert (await runner.execute(Script(code), "r")).error is None
+        assert DONE == ["pay", "mail", "down"]
+
+
 async def test_children_in_step_lists_and_maps(url: str) -> None:
     async def call(ctx: Any, state: Any) -> Any:
         return (await ctx.call("refund", {})).final_output["value"]

@@ -87,6 +87,8 @@ class JournalView:
         ordered: Imperative steps, child runs and waits that were not concurrent, in the order of their start. Those
             without an end are among them, except at the end of the list, where the code may replace them.
         opened: Those of them without an end, and where their last attempt failed.
+        shared_waits: Names of waits without a key that tasks of the run have called. The next execution may give their
+            keys to the main task, so waits of these names have no order.
         guarded: Guarded steps that were started and did not fail. Of child runs and answered approvals, those inside of
             steps. What a step calls in tasks that it has started is left out.
         guarded_inside: What of `guarded` is directly or indirectly inside a step, by the id of its scope. Of something
@@ -115,6 +117,7 @@ class JournalView:
         self.swallowed_failures: dict[Identity, Record] = {}
         self.ordered: list[Record] = []
         self.opened: dict[Identity, Record] = {}
+        self.shared_waits: set[str] = set()
         self.guarded: set[Identity] = set()
         self.guarded_inside: dict[str, set[Identity]] = {}
         self.last_seq: int = -1
@@ -154,7 +157,9 @@ class JournalView:
             if key[:2] in _COUNTED:
                 if has_place(record):
                     ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second attempt
-                elif "@" in key and is_approval(record) and not _has_info(record, ASIDE_FIELD):
+                elif "@" not in key:
+                    self._read_unordered(record)
+                elif is_approval(record) and not _has_info(record, ASIDE_FIELD):
                     self.guarded.add(identity)
             # In a step list, the start is that of the step at the next position: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != start_key or digest != start_digest):
@@ -175,6 +180,8 @@ class JournalView:
         if self.opened:
             self.opened = {identity: each for identity, each in self.opened.items() if identity not in completed}
         self.ordered = sorted([*ordered.values(), *self.opened.values()], key=_POS)
+        if self.shared_waits:
+            self.ordered = [each for each in self.ordered if each.key[:2] != "w:" or each.name not in self.shared_waits]
         while self.ordered and self.is_replaceable(self.ordered[-1]):
             self.ordered.pop()
 
@@ -216,6 +223,8 @@ class JournalView:
                     self._started_in_tasks[identity] = record.digest
                 if has_place(record):
                     self.opened[identity] = record
+                else:
+                    self._read_unordered(record)
                 is_guarded = _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key)
                 if is_guarded and not _has_info(record, ASIDE_FIELD):
                     self.guarded.add(identity)
@@ -245,6 +254,10 @@ class JournalView:
                     self.reopened_at = record.t
             case "ended":
                 self.end_record, self.reopened_at = record, None
+
+    def _read_unordered(self, record: Record) -> None:
+        if record.key[:2] == "w:" and "@" not in record.key and was_concurrent(record):
+            self.shared_waits.add(record.name)
 
     def _find_carried(self, carriers: Sequence[Record]) -> None:
         """Read the starts in these records; those without a later record of the step are in doubt."""

@@ -163,7 +163,8 @@ class StepJournal(Generic[W_co]):
     def check_order(self, name: str, key: str, record: Record | None) -> None:
         """Check that an imperative step, a child run or a wait is the next one in the journal.
 
-        Concurrent code has no order. It is matched by name and key alone.
+        Concurrent code has no order. It is matched by name and key alone. The same holds for waits of a name that
+        concurrent code uses too: their keys are counted together.
 
         Args:
             name: Its name.
@@ -174,7 +175,7 @@ class StepJournal(Generic[W_co]):
             JournalMismatch: The journal has another one next.
         """
         ordered, at = self.view.ordered, self._next_ordered
-        if at >= len(ordered):
+        if at >= len(ordered) or (key[:2] == "w:" and self.view.journal_name(name, key) in self.view.shared_waits):
             return
         if record is ordered[at]:
             self._next_ordered, self._last_position = at + 1, ordered[at].pos
