@@ -203,6 +203,9 @@ class StepKeys:
 
     def counting_scope(self) -> StepScope | None:
         """Return the scope in which the calling code's calls are counted, or None between steps."""
+        if self.cancel_hook is None and not FRAMEWORK_TASKS and not self._shared_ids:  # as in most runs
+            scope = CURRENT_STEP.get()
+            return None if scope is None or scope.token is not self.token else scope
         scope = self.task_scope() or self.scope()
         if self._shared_ids and scope is not None and scope.scope_id not in self._shared_ids:
             self._shared_ids[scope.scope_id] = scope_id(scope.name, self.shared_key(scope.key))
