@@ -67,7 +67,21 @@ def _payments(draw: st.DrawFn) -> Node:
 
 @st.composite
 def _nodes(draw: st.DrawFn, depth: int) -> Node:
-    kinds = ("pay", "pay", "pay", "pay", "step", "stop", "approve", "outer", "child", "gather", "again")
+    kinds = (
+        "pay",
+        "pay",
+        "pay",
+        "pay",
+        "step",
+        "stop",
+        "approve",
+        "outer",
+        "outer",
+        "undo",
+        "child",
+        "gather",
+        "again",
+    )
     kind = draw(st.sampled_from(kinds if depth else kinds[:7]))
     if kind == "pay":
         return draw(_payments())
@@ -133,6 +147,7 @@ class Bank:
 
     def __init__(self) -> None:
         self.paid: Counter[tuple[str, int]] = Counter()
+        self.refunds: list[Any] = []
         self.limits: dict[tuple[str, int], int] = {}
         self.requests: Counter[tuple[str, int]] = Counter()
         self.orders: dict[str, tuple[str, int]] = {}  # by the digest of the arguments
@@ -140,6 +155,7 @@ class Bank:
     def check(self) -> None:
         wrong = {order: times for order, times in self.paid.items() if times > self.limits.get(order, 1)}
         assert not wrong, f"paid too often: {wrong}"
+        assert not self.refunds, "code that was stopped has paid back"
 
 
 class World:
@@ -154,6 +170,7 @@ class World:
         self.scripts = [Script(self.agent, "root"), Script(self.agent, "kid-a"), Script(self.agent, "kid-b")]
 
     async def agent(self, ctx: Any) -> Any:
+        await ctx.step("first", int)
         return await self.run(ctx, ctx.input["root"], ctx.input["program"])
 
     async def run(self, ctx: Any, root: str, program: Any) -> list[Any]:
@@ -205,6 +222,13 @@ class World:
 
     async def _outer(self, ctx: Any, root: str, node: Node, how: dict[str, Any]) -> Any:
         return await ctx.step(f"outer {node.name}", self.run, ctx, root, node.inside)
+
+    async def _undo(self, ctx: Any, root: str, node: Node, how: dict[str, Any]) -> Any:
+        try:
+            return await self.run(ctx, root, node.inside)
+        except asyncio.CancelledError:  # the attempt was stopped, and the run goes on later
+            await ctx.step("pay back", self.bank.refunds.append, node.number, on_in_doubt="fail")
+            raise
 
     async def _gather(self, ctx: Any, root: str, node: Node, how: dict[str, Any]) -> Any:
         found = await asyncio.gather(
@@ -326,9 +350,13 @@ class History:
             await getattr(self, f"_{action}")(*arguments)
             self.world.bank.check()
         await self._finish()
-        for which in range(4):  # a fork of each of them finds what it must not repeat
-            await self._fork(which, 0)
-            await self._finish()
+        await self._resume_all()
+        await self._finish()
+        for _ in range(2):  # a fork from the beginning finds what it must not repeat
+            for which in range(2):
+                await self._fork(which, 0)
+                await self._finish()
+            await self._discard_children()
 
     async def _finish(self) -> None:
         for _ in range(30):
@@ -429,6 +457,18 @@ class History:
 
     async def _resume(self, which: int) -> None:
         await self._with_run(which, lambda runner, run_id: runner.resume(run_id))
+
+    async def _resume_all(self) -> None:
+        async with self.process() as runner:
+            for run in await runner.runs(limit=100):
+                with contextlib.suppress(AgentRuntimeError):  # it has succeeded, or its caller has ended
+                    await runner.resume(run.run_id)
+
+    async def _discard_children(self) -> None:
+        async with self.process() as runner:
+            for run in await runner.runs(limit=100):
+                if run.parent_run_id is not None:
+                    await runner.discard(run.run_id)
 
     async def _discard(self, which: int) -> None:
         await self._with_run(which, lambda runner, run_id: runner.discard(run_id))

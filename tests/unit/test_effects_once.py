@@ -17,6 +17,7 @@ from agent_runtime_core._execution import effects
 from agent_runtime_core._execution.effects import GuardedStep, TimeLimitPassed
 from agent_runtime_core._execution.journal_view import JournalView
 from agent_runtime_core._execution.lineage_keys import LineageKeys
+from agent_runtime_core._execution.run_control import RunControl
 from agent_runtime_core.errors import EffectAlreadyDone, StepExecutionError, StepInDoubt
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.runner import forking
@@ -55,7 +56,7 @@ def played(kind: str, examples: int) -> int:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_no_effect_happens_twice(kind: str) -> None:
-    played(kind, 40)
+    played(kind, 40 if kind == "memory" else 20)
 
 
 @pytest.mark.slow
@@ -122,7 +123,17 @@ def _rows_go_with_the_first_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forking, "membership", lambda origin, run_id: [])
 
 
+def _stop_is_not_refused(patch: pytest.MonkeyPatch) -> None:
+    """Code that was stopped, as in a drain, goes on with its steps."""
+
+    async def goes_on(self: RunControl, step: str | None = None) -> None:
+        pass
+
+    patch.setattr(RunControl, "refuse", goes_on)
+
+
 SEEDED = (
+    _stop_is_not_refused,
     _only_the_current_key, _no_adoption, _no_doubt_in_the_attempt, _own_error_is_ordinary, _bad_result_is_a_failure,
     _time_limit_is_a_failure, _key_with_occurrence, _failures_inside_are_forgotten, _rows_go_with_the_first_run,
 )  # fmt: skip
@@ -133,7 +144,7 @@ SEEDED = (
 def test_the_property_finds_a_missing_safeguard(seed: Callable[[pytest.MonkeyPatch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         seed(patch)
-        with pytest.raises(AssertionError, match="paid too often"):
+        with pytest.raises(AssertionError, match=r"has paid back|paid too often"):
             played("memory", 2000)
 
 
