@@ -57,8 +57,8 @@ def _payments(draw: st.DrawFn) -> Node:
         "way": draw(st.sampled_from(["args", "args", "args", "closure", "key", "list"])),
         "cut": draw(st.booleans()),
         "limit": draw(st.booleans()),
-        "retries": draw(st.integers(0, 1)),
-        "catch": draw(st.sampled_from(["raise", "continue", "again"])),
+        "retries": draw(st.sampled_from([0, 0, 1])),
+        "catch": draw(st.sampled_from(["raise", "continue", "again", "again"])),
     }
     return Node(
         draw(st.sampled_from(["pay", "pay", "pay", "twin"])), draw(st.sampled_from("ab")), how=tuple(how.items())
@@ -380,7 +380,7 @@ class History:
         async with self.process() as runner:
             working = asyncio.ensure_future(runner.run_loop(0.01, concurrency=8, handle_signals=False))
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while not world.hanging.is_set() and await runner.queue.find(RunFilter(LIVE)):
                         await self._answer(runner)
                         await asyncio.sleep(0.001)
@@ -489,5 +489,5 @@ class History:
 
 async def _ended(working: asyncio.Task[None]) -> None:
     with contextlib.suppress(asyncio.CancelledError, AgentRuntimeError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await working
