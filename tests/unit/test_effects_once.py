@@ -328,3 +328,26 @@ async def test_a_fork_repeats_a_step_that_contained_a_step_in_doubt() -> None:
         await rig.value(body)
         assert error_of(await forked(rig, body, "last")) == ""
     assert paid == [5]
+
+
+async def test_concurrent_steps_of_a_child_of_a_fork_wait_for_its_lineage(tmp_path: Path) -> None:
+    shop = Shop()
+
+    async def kid(ctx: Any) -> None:
+        found = await asyncio.gather(
+            *(ctx.step(f"pay {order}", shop.pay, order, on_in_doubt="fail") for order in (5, 6)), return_exceptions=True
+        )
+        assert shop.paid == [5, 6], found
+
+    async def body(ctx: Any) -> None:
+        await ctx.step("first", int)
+        await ctx.call("kid", {})
+
+    async with Rig(tmp_path / "runs.db", park_after=0) as rig:
+        rig.register(kid, "kid")
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        while await rig.runner.run_once():
+            pass
+        await forked(rig, body)
+    assert sorted(shop.paid) == [5, 6]

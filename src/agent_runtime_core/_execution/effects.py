@@ -109,10 +109,17 @@ async def join_lineage(journal: RunJournal) -> None:
     The lineage of a child that a fork called is that of the child which the first run called. Only child runs read
     their parent, at their first guarded step or approval.
     """
-    writer, view, parent_id = journal.writer, journal.view, journal.writer.parent_id
-    if parent_id is None or view.origin != writer.run_id:
+    if journal.writer.parent_id is None:
         return
-    writer.parent_id, run_id, caller_origin = None, writer.run_id, parent_id
+    async with journal.lineage_lock:  # concurrent steps need the lineage too
+        if (parent_id := journal.writer.parent_id) is not None:
+            await _join_lineage(journal, parent_id)
+            journal.writer.parent_id = None
+
+
+async def _join_lineage(journal: RunJournal, parent_id: str) -> None:
+    writer, view = journal.writer, journal.view
+    run_id, caller_origin = writer.run_id, parent_id
     parent = await writer.queue.row(parent_id)
     if parent is None:
         # Its deletion has recorded the lineages of its children, unless no other run could call them again.
