@@ -437,7 +437,7 @@ class History:
         for run in await runner.runs(limit=100):
             if run.status.value == "running":
                 await runner.cancel(run.run_id)
-        await asyncio.wait({working}, timeout=5)
+        await asyncio.wait({working}, timeout=0.1)
         working.cancel()
         await _ended(working)
 

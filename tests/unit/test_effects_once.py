@@ -56,7 +56,7 @@ def played(kind: str, examples: int) -> int:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_no_effect_happens_twice(kind: str) -> None:
-    played(kind, 25 if kind == "memory" else 20)
+    played(kind, 40 if kind == "memory" else 20)
 
 
 @pytest.mark.slow
