@@ -151,7 +151,7 @@ ROWS: dict[str, list[str]] = {
         "step_failure step_function",
         "list_states step_keys usage",
         "claim_writer journal_view sync_context",
-        "unconfirmed_writes",
+        "lineage_keys unconfirmed_writes",
         "step_journal",
         "charging checkpoint_writer effects",
         "mailbox step_runner tracing",

@@ -16,6 +16,7 @@ from .._core.threads import name_of
 from .._core.validation import Shown, must
 from .._journal.record import FAILED, SKIPPED, Record
 from ..errors import (
+    EffectAlreadyDone,
     IllegalTransition,
     JournalMismatch,
     NotSupported,
@@ -26,6 +27,7 @@ from ..errors import (
     deciding_error,
     holds,
 )
+from .effects import refuse_again
 from .journal_view import CONCURRENT_INFO, was_concurrent
 from .redacted_values import redacted_result
 from .run_control import RunControl
@@ -41,6 +43,10 @@ T = TypeVar("T")
 
 #: Values that the library records, which have no contents.
 _OWN_VALUES: Final = frozenset({"history", "now", "random", "uuid4"})
+
+
+async def _never(attempt: int) -> Any:
+    raise AssertionError("a refused step is not called")
 
 
 class ContextSteps:
@@ -83,7 +89,13 @@ class ContextSteps:
         digest = arguments_digest(*args)
         name = unbroken("step name", name)
         guarded = policy.on_in_doubt != "retry"
-        key, record = self._next_step(name, given_key, digest, guarded=guarded)
+        key = self._key(name, given_key, digest)
+        try:
+            record = self._next_step(name, key, digest, guarded=guarded)
+        except JournalMismatch:
+            if guarded:
+                await self._refuse_again(name, key, digest, policy)
+            raise
         work = (ctx, name, key, fn, args, function, policy, digest, description)
         # A guarded step that was cut off may still be running: it has the same key.
         if record is None and (given_key is not None or guarded or self.scope is not None):
@@ -134,28 +146,45 @@ class ContextSteps:
         journal.advance()
         return value
 
-    def _next_step(
-        self, name: str, given_key: str | None, digest: str | None, *, guarded: bool = False
-    ) -> tuple[str, Record | None]:
-        """Return the key of the next step of that name, and its record if there is one."""
-        journal = self._journal
+    def _key(self, name: str, given_key: str | None, digest: str | None) -> str:
+        """Return the key of the next step of that name."""
         if given_key is not None:
-            key = f"k:{unbroken(f'step {name!r}: key', given_key)}"
-        else:
-            key = journal.keys.next_key("s", name, digest)
+            return f"k:{unbroken(f'step {name!r}: key', given_key)}"
+        return self._journal.keys.next_key("s", name, digest)
+
+    def _next_step(self, name: str, key: str, digest: str | None, *, guarded: bool = False) -> Record | None:
+        """Return the record of the next step if there is one."""
+        journal = self._journal
         record = journal.lookup(name, key)
         if record is None:
             if journal.view.swallowed_failures:
                 self._raise_recorded_failure(name, key, digest)
             if guarded:
                 self._check_arguments(journal.view.journal_name(name, key), key, digest)
-        if given_key is None:
+        if key[:2] != "k:":
             journal.check_order(name, key, record)
         if journal.view.guarded_inside:
             journal.check_inside(name, key, record)
         if record is not None:
             journal.advance(record)
-        return key, record
+        return record
+
+    async def _refuse_again(self, name: str, key: str, digest: str | None, policy: Policy) -> None:
+        """Raise EffectAlreadyDone for a call that was refused before, which gave it no place in the journal."""
+        journal = self._journal
+        try:
+            await refuse_again(
+                journal, StepCall(journal.view.journal_name(name, key), key, _never, policy, digest=digest)
+            )
+        except EffectAlreadyDone:
+            self._keep_key(name, key, digest)
+            raise
+
+    def _keep_key(self, name: str, key: str, digest: str | None) -> None:
+        """Let the next equal call be the same step again, as it was the first time."""
+        if key[:2] == "s:":
+            keys = self._journal.keys
+            keys.end_call(keys.open_call(name, key, digest, self._journal.records.next_position), cut_off=True)
 
     def _raise_recorded_failure(self, name: str, key: str, digest: str | None) -> None:
         """Raise the recorded error of a step after which the code continued."""
@@ -163,10 +192,8 @@ class ContextSteps:
         try:
             journal.view.raise_recorded_failure(name, key)
         except Exception:
-            if key[:2] == "s:" and journal.view.holds_doubt(journal.view.journal_name(name, key), key):
-                # The next call is the same step again, as it was when the error was raised the first time.
-                opened = journal.keys.open_call(name, key, digest, journal.records.next_position)
-                journal.keys.end_call(opened, cut_off=True)
+            if journal.view.holds_doubt(journal.view.journal_name(name, key), key):
+                self._keep_key(name, key, digest)
             raise
 
     def _check_arguments(self, name: str, key: str, digest: str | None) -> None:
@@ -241,7 +268,8 @@ class ContextSteps:
             raise must(f"transaction {brief(name)}: fn", "be a plain function", got, "It runs in the writer's thread")
         digest = arguments_digest(*args)
         name = unbroken("transaction name", name)
-        key, record = self._next_step(name, None, digest)
+        key = self._key(name, None, digest)
+        record = self._next_step(name, key, digest)
         if record is None:
             name = journal.view.journal_name(name, key)
             record = await self._lookup_confirmed(name, key)

@@ -27,6 +27,7 @@ from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, Effect
 from ..state.rows import rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
+from .lineage_keys import LineageKeys
 from .step_journal import RunJournal, StepJournal
 from .step_policy import Policy
 
@@ -108,10 +109,17 @@ async def join_lineage(journal: RunJournal) -> None:
     The lineage of a child that a fork called is that of the child which the first run called. Only child runs read
     their parent, at their first guarded step or approval.
     """
-    writer, view, parent_id = journal.writer, journal.view, journal.writer.parent_id
-    if parent_id is None or view.origin != writer.run_id:
+    if journal.writer.parent_id is None:
         return
-    writer.parent_id, run_id, caller_origin = None, writer.run_id, parent_id
+    async with journal.lineage_lock:  # concurrent steps need the lineage too
+        if (parent_id := journal.writer.parent_id) is not None:
+            await _join_lineage(journal, parent_id)
+            journal.writer.parent_id = None
+
+
+async def _join_lineage(journal: RunJournal, parent_id: str) -> None:
+    writer, view = journal.writer, journal.view
+    run_id, caller_origin = writer.run_id, parent_id
     parent = await writer.queue.row(parent_id)
     if parent is None:
         # Its deletion has recorded the lineages of its children, unless no other run could call them again.
@@ -174,10 +182,13 @@ class GuardedStep:
         self.name: str = work.name
         self.identity: tuple[str, str] = (work.name, work.key)
         started = work.start_info or {}
-        #: Under which the lineage knows it.
-        self.key: str = started.get("effect") or journal.keys.shared_key(work.key)
         self.tool: dict[str, Any] | None = started.get("tool")
         self.digest: str = _digest(work)
+        if (lineage := journal.lineage_keys) is None:
+            lineage = journal.lineage_keys = LineageKeys(journal.keys, journal.view)
+        self._lineage: LineageKeys = lineage
+        #: Under which the lineage knows it.
+        self.key: str = started.get("effect") or lineage.take(work.name, work.key, self.digest)
         self.other_rows: list[EffectRow] = []
         self.unapproved: list[dict[str, str]] = []
         self.policy: Policy = work.policy
@@ -197,6 +208,12 @@ class GuardedStep:
         """Put the step in doubt, because its function is entered now."""
         self.journal.view.started[self.identity] = self.start
         self._cancelling = cancellations()
+
+    def left(self) -> None:
+        """Give the place of the step in its lineage to the next equal call, unless it is done or in doubt."""
+        view = self.journal.view
+        if self.identity not in view.completed and self.identity not in view.started:
+            self._lineage.release(self.identity)
 
     @staticmethod
     def time_limit(seconds: float) -> TimeLimitPassed:
@@ -220,6 +237,9 @@ class GuardedStep:
         if cancellations() > self._cancelling:
             return replaced_cancellation(error)
         if not returned and not isinstance(error, TimeLimitPassed | ToolTimeout):
+            if not self._lineage.is_last(self.identity):
+                # Without its row, another run would look for fewer equal effects than have happened.
+                self.journal.writer.effects.pop(self.identity, None)
             return None
         if self.policy.repeats_doubt:  # the run retries; another run of the lineage must not
             self.journal.writer.effects.pop(self.identity, None)
@@ -340,3 +360,20 @@ class GuardedStep:
         else:
             reason = f"{step} was started in {where}; its outcome is unknown"
         raise EffectAlreadyDone(self.name, f"{reason}. {fix}.", run_id, status)
+
+
+async def refuse_again(journal: RunJournal, work: Guarded) -> None:
+    """Raise EffectAlreadyDone if another run has done the step, as when its code went on after that error.
+
+    Called for a step that the journal does not have in this position.
+    """
+    step = GuardedStep(journal, work)
+    try:
+        await step.find()
+        await step.check_others()
+        await step.check_approval()
+        if (step.other_rows or step.unapproved) and journal.view.effects_policy == "refuse":
+            journal.mismatch = None
+            await step.admit()
+    finally:
+        step.left()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final, cast
 
-from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, PROBE, RESUMED, STARTED, Record, is_copied
+from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, FAILED, PROBE, RESUMED, STARTED, Record, is_copied
 from .list_states import ListStates
 from .step_failure import recorded_error
 from .step_scope import SCOPE_SUFFIX, Identity, scope_id
@@ -123,6 +123,8 @@ class JournalView:
         self.last_seq: int = -1
         self.charged_by_failures: list[dict[str, Any]] = []
         self._start_digests: dict[Identity, str | None] = {}
+        self._held: set[Identity] = set()
+        self._failures_inside: dict[str, dict[Identity, Record]] = {}  # of guarded steps, by the step around them
         self._failures: list[Record] = []  # no record shows yet whether their callers continued
         self.ended_tries: set[Identity] = set()
         self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
@@ -203,6 +205,17 @@ class JournalView:
         else:
             self._failures = [failure for failure in self._failures if _has_info(failure, MAIN_TASK)]
 
+    def _note_progress_inside(self, identity: Identity) -> None:
+        """Note that the body of a step started a guarded step: it has continued after its failures of guarded steps.
+
+        Otherwise a resumed body would run the failed one again, and pay twice if the other one repeated it.
+        """
+        inside = SCOPE_SUFFIX.search(identity[1]) if self._failures_inside else None
+        if inside is not None and (failures := self._failures_inside.pop(inside[1], None)) is not None:
+            failures.pop(identity, None)  # it runs again
+            self.swallowed_failures |= failures
+            self.swallowed_failures.pop(identity, None)
+
     def _read_other(self, record: Record) -> None:
         identity = (record.name, record.key)
         match record.kind:
@@ -228,17 +241,21 @@ class JournalView:
                 is_guarded = _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key)
                 if is_guarded and not _has_info(record, ASIDE_FIELD):
                     self.guarded.add(identity)
+                    self._note_progress_inside(identity)
             case "retrying" | "failed":
                 self.started.pop(identity, None)
-                self.guarded.discard(identity)
+                if identity in self.guarded:
+                    self.guarded.discard(identity)
+                    if record.kind == FAILED and (inside := SCOPE_SUFFIX.search(record.key)) is not None:
+                        self._failures_inside.setdefault(inside[1], {})[identity] = record
                 if identity in self.opened or (_has_info(record, MAIN_TASK) and has_place(record)):
                     self.opened[identity] = record
                 if charged := charged_by(record):
                     self.charged_by_failures.append(charged)
                 if _has_info(record, ONLY_STEP) or _has_info(record, MAIN_TASK):
                     self._failures.append(record)
-                    if is_copied(record):  # a fork copies a failure only if the code continued after it
-                        self.swallowed_failures[identity] = record
+                if is_copied(record):  # a fork copies a failure only if the code continued after it
+                    self.swallowed_failures[identity] = record
                 self.ended_tries.add(identity)
             case "forked":
                 info = json.loads(record.info or "{}")
@@ -247,6 +264,7 @@ class JournalView:
                 for name, key, pos in info.get("left", ()):
                     self.opened[name, key] = Record(record.seq, STARTED, name, key, pos=pos)
                 self.guarded.update((name, key) for name, key in info.get("guarded", ()))
+                self._held.update((name, key) for name, key in info.get("held", ()))
             case "reset":
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
             case "attempt" | "resumed":
@@ -343,7 +361,9 @@ class JournalView:
         self._journal_names[name, key] = former
 
     def holds_doubt(self, name: str, key: str) -> bool:
-        """Return whether a step inside this one is in doubt."""
+        """Return whether a step inside this one is in doubt, or was in the run that this one was forked from."""
+        if (name, key) in self._held:
+            return True
         if not self.started:
             return False
         wanted, keys = scope_id(name, key), {scope_id(*each): each[1] for each in (*self.started, *self.ended_tries)}

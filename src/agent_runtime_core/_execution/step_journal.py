@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final, Generic, TypeGuard, TypeVar
@@ -23,6 +24,7 @@ from .journal_view import (
     has_place,
     was_concurrent,
 )
+from .lineage_keys import LineageKeys
 from .record_factory import RecordFactory
 from .run_control import RunControl
 from .run_writer import RunWriter, StepWriter
@@ -67,6 +69,8 @@ class StepJournal(Generic[W_co]):
         carried: Items of maps that have not started and whose start is in a record of this claim.
         trace: The place of the execution in its trace; None if there are no trace sinks.
         around_step: Wraps the call of each attempt of a step; None if no trace sink wants that.
+        lineage_lock: Held while the lineage of a child run is read.
+        lineage_keys: The keys of guarded steps in their lineage; None until the first of them.
         mismatch: After a JournalMismatch, what must have come and what the code called, in words.
     """
 
@@ -94,6 +98,8 @@ class StepJournal(Generic[W_co]):
         self.doubts_met: set[Identity] = set()
         self.trace: RunTrace | None = None
         self.around_step: Callable[[StepScope, StepAttempt], StepAttempt] | None = None
+        self.lineage_keys: LineageKeys | None = None
+        self.lineage_lock: asyncio.Lock = asyncio.Lock()
         self.mismatch: tuple[str, str] | None = None
         self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`

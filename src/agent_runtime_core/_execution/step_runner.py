@@ -150,6 +150,13 @@ def result_not_serializable(name: str, error: UnserialisableResult) -> Unseriali
 async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal) -> Any:
     """Run a step whose effect must not be repeated silently, or find its result by its policies."""
     step = GuardedStep(journal, work)
+    try:
+        return await _run_once_in_lineage(journal, work, seal, step)
+    finally:
+        step.left()
+
+
+async def _run_once_in_lineage(journal: RunJournal, work: StepCall, seal: Seal, step: GuardedStep) -> Any:
     await step.find()
     if (start := step.doubted_start()) is None:
         await step.check_approval()

@@ -156,7 +156,8 @@ def _order(journal: RunJournal, handled: Collection[int]) -> dict[str, Any]:
 
     The code was cut off in a step, child run or wait, for example by `asyncio.timeout`, and went on. Its start is not
     copied, so that it starts in the fork, where it must be accepted in the same position. So must a step without an end
-    that contains a guarded result. The starts of guarded steps are not copied either.
+    that contains a guarded result. The starts of guarded steps are not copied either, nor what shows that a failed step
+    contains one in doubt, so that its repetition is the same step.
     """
     view = journal.view
     last = max((at for at, each in enumerate(view.ordered) if each.kind == DONE), default=0)
@@ -166,7 +167,8 @@ def _order(journal: RunJournal, handled: Collection[int]) -> dict[str, Any]:
         if each.kind != DONE and each.seq not in handled and (at < last or view.has_guarded_inside(each))
     ]
     guarded = sorted([*each] for each in view.guarded if each in view.completed)
-    return {name: value for name, value in (("left", left), ("guarded", guarded)) if value}
+    held = [[*each] for each in view.swallowed_failures if view.holds_doubt(*each)]
+    return {name: value for name, value in (("left", left), ("guarded", guarded), ("held", held)) if value}
 
 
 def _approvals(journal: RunJournal, copied: Sequence[Record]) -> list[dict[str, str]]:
