@@ -34,7 +34,7 @@ class VirtualClock(Clock):
         await month
     """
 
-    wall_check = math.inf  # `set_wall` and `suspend` wake who sleeps for a duration
+    wall_check: float = math.inf  # `set_wall` and `suspend` wake who sleeps for a duration
 
     def __init__(self, start: float = START, *, seed: int = 0) -> None:
         super().__init__(seed)
