@@ -202,7 +202,7 @@ async def _run_tries(
     journal: StepJournal[StepWriter], work: StepCall, seal: Seal, in_doubt: bool, guarded: GuardedStep | None = None
 ) -> Any:
     """Run the attempts of a step, and record its end. A `guarded` step has recorded its first start."""
-    boot, timeout, contains = journal.writer.clock.boot, work.policy.timeout, journal.control.tracked
+    boot, timeout = journal.writer.clock.boot, work.policy.timeout
     outer = CURRENT_STEP.get()
     scope = StepScope(journal.token, work.name, work.key, 1, outer)
     journal.running_steps += 1
@@ -222,11 +222,8 @@ async def _run_tries(
                 if timeout is None:
                     value = await call_step(attempt)
                 else:
-                    what = f"step {work.name!r}"
-                    body: Callable[[], Awaitable[Any]] = partial(call_step, attempt)
-                    if contains:
-                        body = partial(contain, body, what)
-                    value = await with_time_limit(run_body(scope, body), timeout, what, late)
+                    body = _body(journal, work, scope, call_step)
+                    value = await with_time_limit(body, timeout, f"step {work.name!r}", late)
                 returned = True
                 # Before the next await, since other tasks may change the value. Inside this block, since a result that
                 # cannot be decoded is a failed attempt.
@@ -262,6 +259,16 @@ async def _run_tries(
         journal.step_finished()
         restore(CURRENT_STEP, token)
     return result
+
+
+def _body(
+    journal: StepJournal[StepWriter], work: StepCall, scope: StepScope, call_step: Callable[[int], Awaitable[Any]]
+) -> Coroutine[Any, Any, Any]:
+    """Return an attempt for a separate task, in which an error that is no Exception would end the event loop."""
+    call_it: Callable[[], Awaitable[Any]] = partial(call_step, scope.attempt)
+    if journal.control.tracked:
+        call_it = partial(contain, call_it, f"step {work.name!r}")
+    return run_body(scope, call_it)
 
 
 def _failure(
