@@ -189,7 +189,8 @@ export function Windowed({ items, height, row, onEnd, label, role = "group", tar
       isAtEnd.current = bottom < innerHeight + 2 * height;
       // In steps of 5 rows: most scroll events then change nothing.
       const first = Math.max(Math.floor(-top / height / 5 - 1) * 5, 0);
-      const last = Math.ceil((innerHeight - top) / height / 5 + 1) * 5;
+      // A list below the window keeps its first rows, so that Tab reaches them.
+      const last = Math.max(Math.ceil((innerHeight - top) / height / 5 + 1) * 5, first + 5);
       setRange((before) => (before[0] === first && before[1] === last ? before : [first, last]));
     };
     if (follow && isAtEnd.current) scrollTo(0, document.documentElement.scrollHeight);
