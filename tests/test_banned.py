@@ -205,9 +205,9 @@ def told_in_full(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_refusal_shows_what_it_refuses_by_brief(path: Path) -> None:
-    assert told_in_full(path.read_text()) == []
+def test_a_refusal_shows_what_it_refuses_by_brief() -> None:
+    files = sorted(SOURCE.rglob("*.py"))
+    assert [f"{path.relative_to(SOURCE)}:{each}" for path in files for each in told_in_full(path.read_text())] == []
 
 
 def test_a_refusal_that_shows_all_is_found() -> None:
