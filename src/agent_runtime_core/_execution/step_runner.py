@@ -159,6 +159,8 @@ async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal) -> Any:
 async def _run_once_in_lineage(journal: RunJournal, work: StepCall, seal: Seal, step: GuardedStep) -> Any:
     await step.find()
     if (start := step.doubted_start()) is None:
+        if journal.writer.call is not None:
+            await step.check_others()
         await step.check_approval()
     else:
         journal.writer.effects[step.identity] = step.row
