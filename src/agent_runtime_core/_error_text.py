@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
-from typing import cast
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final, cast
+
+_SUSPENDED: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 MOST_NAMED = 5  # errors of a group that its message lists
 LONGEST = 16_384  # characters kept of an error message or a traceback, so that it fits into a journal record
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error may be a Ctrl-C, which only the main thread receives.
+
+    A future may bring the main thread an error that another thread has raised: a frame of it is not below the main
+    thread's first frame. A coroutine that has ended does not know who called it.
+    """
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return False
+    first = _first(sys._getframe())
+    starts = (_first(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
+    return all(each is first or each.f_code.co_flags & _SUSPENDED for each in starts)
+
+
+def _first(frame: FrameType) -> FrameType:
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+@contextmanager
+def described() -> Iterator[None]:
+    """Suppress what the methods of a foreign class raise while it is described, also SystemExit, but no Ctrl-C."""
+    try:
+        yield
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
 
 
 def shortened(text: str) -> str:
@@ -18,11 +56,10 @@ def shortened(text: str) -> str:
 
 def text_of(error: BaseException) -> str:
     """Return an error's message, or its class name if it has none; for a group, also the errors inside it."""
-    try:
+    with described():
         text = shortened(str(error)) or type(error).__name__
         return text if not isinstance(error, BaseExceptionGroup) else shortened(f"{text}: {_contained(error)}")
-    except Exception:  # noqa: BLE001 - the __str__ of a foreign class may raise anything
-        return f"{type(error).__name__} (its message is not available)"
+    return f"{type(error).__name__} (its message is not available)"
 
 
 def leaves_of(error: BaseException) -> list[BaseException]:
@@ -51,10 +88,9 @@ def brief(value: object, most: int = 80) -> str:
         return f"<int of {cast('int', value).bit_length()} bits>"  # repr() raises for more than 4,300 digits
     if kind in (str, bytes):
         value = cast("str", value)[: most + 1]
-    try:
+    text = f"<{kind.__name__}>"
+    with described():
         text = repr(value)
-    except Exception:  # noqa: BLE001 - the __repr__ of a foreign class may raise anything
-        return f"<{kind.__name__}>"
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

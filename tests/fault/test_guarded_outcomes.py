@@ -309,8 +309,8 @@ async def cases(kind: str, path: Path, way: Way, policies: Iterable[str]) -> Asy
     async with store(kind, path) as here:
         # The result of a tool that cannot be stored is described to the model: the call is done.
         names = [name for name, how in CUTS.items() if way is not by_tool or not how.returns]
-        if way in (by_tool, inside_a_step):
-            names.remove("task that nobody awaits")  # what is around the guarded call has no lock
+        if way is by_tool:
+            names.remove("task that nobody awaits")  # the loop around the guarded call has no lock
         yield here.runner(SETTINGS), [Case(here, name, way, policy) for name in names for policy in policies]
 
 

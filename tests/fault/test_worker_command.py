@@ -169,6 +169,61 @@ class Blocking(AgentRuntime):
 """
 
 
+EXITING = """
+import asyncio, sys
+from agent_runtime_core import AgentRuntime, ErrorInfo, RunResult
+from agent_runtime_core.registry import Registry
+
+
+class Exits(AgentRuntime):
+    key = "exits"
+
+    async def run(self, ctx):
+        async def leaves():
+            sys.exit(3)
+
+        def interrupts():
+            raise KeyboardInterrupt
+
+        kinds = {"exit": leaves, "interrupt": lambda: asyncio.to_thread(interrupts)}
+        task = asyncio.ensure_future(kinds[ctx.input["kind"]]())
+        if ctx.input["awaits"]:
+            await task
+        await asyncio.wait([task])
+        await ctx.step("after", lambda: 1)
+        return RunResult()
+
+    async def on_error(self, ctx, error):
+        return ErrorInfo("Exits", str(error), retriable=False)
+
+
+registry = Registry()
+registry.register(Exits())
+"""
+
+
+@pytest.mark.parametrize("awaits", [True, False])
+@pytest.mark.parametrize("kind", ["exit", "interrupt"])
+async def test_a_worker_goes_on_after_a_task_of_an_agent_that_exits(kind: str, awaits: bool, tmp_path: Path) -> None:
+    (tmp_path / "exiting_agents.py").write_text(EXITING)
+    db = tmp_path / "all.db"
+    with ExitStack() as stack:
+        child = stack.enter_context(
+            Command(
+                "agent_runtime_core", "worker", "exiting_agents:registry", "--agent-path", tmp_path,
+                "--url", f"sqlite:///{db}",
+            )
+        )  # fmt: skip
+        await asyncio.to_thread(child.expect, "worker")
+        async with open_runner([db] * 3) as runner:
+            for _ in range(2):
+                run = await runner.submit("exits", {"kind": kind, "awaits": awaits})
+                result = await runner.wait(run, 30)
+                assert result.status is (RunStatus.FAILED if awaits else RunStatus.SUCCEEDED)
+        child.send(signal.SIGTERM)
+        assert await child.aended() == 0
+
+
 @pytest.mark.parametrize("agent", ["Stubborn", "Blocking"])
 async def test_a_worker_ends_when_an_agent_ignores_its_cancellation(tmp_path: Path, agent: str) -> None:
     db, started = tmp_path / "all.db", tmp_path / "started"

@@ -61,12 +61,6 @@ def name_of(fn: object) -> str:
     return getattr(fn, "__qualname__", repr(fn))
 
 
-def note_thread(error: BaseException) -> None:
-    """Note that a thread has raised this error, in which no Ctrl-C arrives unless it is the main thread."""
-    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is not threading.main_thread():
-        error.agent_runtime_thread = True  # type: ignore[attr-defined]
-
-
 class _Threads:
     """Daemon threads that run one blocking function at a time; grows as needed, keeps a few idle."""
 
@@ -161,7 +155,6 @@ async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio
             result = context.run(fn, *args)
         except BaseException as failure:  # noqa: BLE001 - raised to the awaiting task
             error = RuntimeError(f"StopIteration: {failure}") if isinstance(failure, StopIteration) else failure
-            note_thread(error)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:

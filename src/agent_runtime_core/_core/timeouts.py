@@ -9,12 +9,11 @@ import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Final
 
-from .._error_text import text_of
+from .._error_text import is_interrupt, text_of
 from ..errors import deciding_error
 from .context_vars import start_soon
 from .log import log
 from .run_tasks import frames_of, is_waiting_code
-from .threads import note_thread
 
 GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it is abandoned
 
@@ -78,12 +77,8 @@ def contained(error: BaseException, where: str) -> BaseException:
         where: Names the code in the message.
     """
     cause = deciding_error(error)
-    if isinstance(cause, (Exception, asyncio.CancelledError, GeneratorExit)):
+    if isinstance(cause, (Exception, asyncio.CancelledError, GeneratorExit)) or is_interrupt(cause):
         return error
-    if isinstance(cause, KeyboardInterrupt):
-        note_thread(cause)
-        if not getattr(cause, "agent_runtime_thread", False):
-            return error
     text = f"{type(cause).__name__}: {text_of(cause)}".rstrip(": ")
     return RuntimeError(f"{where} must not end the process, got {text}. Handle it in the code")
 

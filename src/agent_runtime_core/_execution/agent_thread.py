@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, cast
 
 from .._core.context_vars import claimed_run, restore
-from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, note_thread, run_in_thread
+from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, run_in_thread
 from .._core.timeouts import when_left
 from ..portal import run_and_wait
 from .step_scope import CURRENT_STEP, run_body
@@ -159,7 +159,6 @@ class AgentThread:
         except BaseException as error:  # noqa: BLE001 - raised in the task
             if (at := error.__traceback__) is not None and at.tb_next is not None:
                 error.__traceback__ = at.tb_next  # begins in the agent's own code
-            note_thread(error)
             outcome = Outcome(None, error)
         if self._ended is not None and not inspect.isawaitable(outcome.value):
             self._ended()

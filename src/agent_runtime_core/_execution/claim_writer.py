@@ -34,7 +34,7 @@ from ..queue.records import LIVE, QUESTION, MailboxMessage, RunRow, RunUpdate
 from ..state.base import APPROVED, BEGUN, HAPPENED, TAKEN, EffectRow, StateStore
 from .event_publisher import EventPublisher, publish_op
 from .fence_check import require_separate_fences
-from .run_writer import OUTCOME_UNKNOWN, Row, UnconfirmedWrite
+from .run_writer import OUTCOME_UNKNOWN, ChildCall, Row, UnconfirmedWrite
 from .write_buffer import WriteBuffer, records_of
 
 _new = tuple.__new__
@@ -42,11 +42,12 @@ _new = tuple.__new__
 BUSY_ATTEMPTS = 2
 
 
-def _effect_operations(row: EffectRow, record: Record) -> list[Op]:
+def _effect_operations(row: EffectRow, record: Record, call: ChildCall | None) -> list[Op]:
     """Return what this record of a guarded step or an approval changes in its effect row."""
     if record.kind == STARTED:
         name = "effect.put" if row.status == TAKEN else "effect.begin"
-        return [Op(name, (row._replace(status=BEGUN, t=record.t),))]
+        ops = [Op(name, (row._replace(status=BEGUN, t=record.t),))]
+        return ops if call is None else [*ops, Op("effect.put", (call.row(row, record.t),))]
     if record.kind == DONE:
         status = APPROVED if row.status == APPROVED else HAPPENED
         return [Op("effect.put", (row._replace(status=status, result=record.result, t=record.t),))]
@@ -68,7 +69,9 @@ class ClaimWriter:
         unconfirmed: Commits with an unknown outcome, oldest first.
         parent_id: The run that called this one. None if there is none, and once its lineage was read.
         run_n: The order of arrival of the run, which tells it from a deleted run with the same id.
+        input: The input of the run, as JSON.
         effects: Rows of the guarded steps that this claim started, and of approvals, by the identity of their records.
+        call: The call of a child run, known since it joined its lineage. None for a call with a key.
     """
 
     has_journal: Final = True
@@ -79,6 +82,7 @@ class ClaimWriter:
         self._run_key = row.run_key
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = row.parent_id
+        self.input: str = row.input
         self.run_n: int = row.n
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
@@ -90,6 +94,7 @@ class ClaimWriter:
         self.closed_error: Callable[[str], Exception] | None = None
         self.unconfirmed: list[UnconfirmedWrite] = []
         self.effects: dict[tuple[str, ...], EffectRow] = {}
+        self.call: ChildCall | None = None
         self._state, self._bus, self._queue = state.commits, bus.commits, queue.commits
         events_derived = bus.derives and self._bus is self._state
         self._publisher: EventPublisher | None = None if events_derived else EventPublisher(row.run_id, bus)
@@ -220,7 +225,7 @@ class ClaimWriter:
         if self.effects:
             for record in records:
                 if (row := self.effects.get(record[2:4])) is not None:
-                    ops += _effect_operations(row, record)
+                    ops += _effect_operations(row, record, self.call)
         return ops
 
     def _with_events(self, records: Sequence[Record]) -> tuple[list[Op], list[Op]]:

@@ -135,12 +135,14 @@ class ContextSteps:
             cut_off = False
         except BaseException as error:
             cut_off = (guarded and not work.failed) or journal.view.holds_doubt(work.name, key)
-            if cut_off and opened is None and key[:2] == "s:":
+            if cut_off and opened is None and key[:2] == "s:" and not keys.has_open_call(name, key, digest):
                 opened = keys.open_call(name, key, digest, lambda: work.position)
             if opened is None and isinstance(error, (asyncio.CancelledError, *CONTROL_FLOW)):
                 keys.reuse_key(name, key, digest, CURRENT_STEP.get())  # the caller may call the step again
             raise
         finally:
+            if opened is None and keys.open_calls:
+                opened = keys.around(name, key, digest)
             if opened is not None:
                 keys.end_call(opened, cut_off=cut_off)
         journal.advance()

@@ -11,6 +11,8 @@ that record its start and its end. So if two runs reach the step at once, only o
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from .._core.codec.json import arguments_digest, encode
@@ -18,8 +20,8 @@ from .._core.event_types import EventType
 from .._core.ids import child_run_id, step_id
 from .._core.timeouts import cancellations, replaced_cancellation
 from .._engines.base import Op
-from .._engines.payloads import Undecoded, why_unreadable
-from .._journal.record import STARTED, is_copied
+from .._engines.payloads import UNREADABLE, Undecoded, why_unreadable
+from .._journal.record import STARTED, Record, is_copied
 from ..errors import EffectAlreadyDone, RedactionFailed, StepInDoubt, ToolTimeout, UnserialisableResult
 from ..queue.base import RunQueue
 from ..queue.records import RunRow
@@ -28,6 +30,7 @@ from ..state.rows import rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
 from .lineage_keys import LineageKeys
+from .run_writer import ChildCall
 from .step_journal import RunJournal, StepJournal
 from .step_policy import Policy
 
@@ -40,6 +43,8 @@ RESULT_MISSING: Final = (
     "The step has happened, and is in doubt because its result is missing. Resume with on_in_doubt='review' or a check "
     "function, which supply the result"
 )
+
+_NO_ARGUMENTS: Final = arguments_digest()
 
 
 class Guarded(Protocol):
@@ -125,8 +130,18 @@ async def _join_lineage(journal: RunJournal, parent_id: str) -> None:
         # Its deletion has recorded the lineages of its children, unless no other run could call them again.
         view.origin = await stored_origin(writer.state, run_id)
         return
-    if parent.parent_id is not None or await is_fork(writer.state, parent):
-        caller_origin = await _join_lineage_of_caller(journal, parent)
+    in_lineage = parent.parent_id is not None or await is_fork(writer.state, parent)
+    try:
+        records = await writer.state.records(parent_id)
+    except UNREADABLE:  # it can be deleted without its key, and the child does not run here
+        if in_lineage:
+            raise
+        records = []
+    call = next((each for each in records if each.kind == STARTED and f'"{run_id}"' in (each.info or "")), None)
+    if in_lineage:
+        caller_origin = await _join_lineage_of_caller(journal, parent, records, call)
+    if call is not None and call.key.startswith("c:"):
+        writer.call = _child_call(journal, caller_origin, parent_id, records, call)
     ops = [*_adoption(caller_origin, view.origin), *membership(view.origin, run_id)]
     if has_first := view.origin != run_id and await writer.queue.row(view.origin) is not None:
         ops += membership(view.origin, view.origin)
@@ -136,13 +151,27 @@ async def _join_lineage(journal: RunJournal, parent_id: str) -> None:
         await leave_if_deleted(writer.queue, writer.state, view.origin, view.origin)
 
 
-async def _join_lineage_of_caller(journal: RunJournal, parent: RunRow) -> str:
+def _child_call(journal: RunJournal, origin: str, caller: str, records: Sequence[Record], call: Record) -> ChildCall:
+    """Return which call of its caller a child run is, by the journal of the caller."""
+    text = journal.writer.input
+    names = [*dict.fromkeys((call.name, *json.loads(call.info or "{}").get("names", ())))]
+    copied = {
+        str(child_run_id(step_id(origin, each.name, each.key)))
+        for each in records
+        if is_copied(each) and each.name in names and json.loads(each.result or "{}").get("status") == "succeeded"
+    }
+    readable = why_unreadable("input", text) is None  # else the run can be deleted, and does not run here
+    input_digest = arguments_digest(json.loads(text)) if readable else None
+    return ChildCall(caller, origin, names, input_digest or "", copied, journal.view.origin)
+
+
+async def _join_lineage_of_caller(
+    journal: RunJournal, parent: RunRow, records: Sequence[Record], call: Record | None
+) -> str:
     """Set the lineage of a child run from the journal of its caller, and return the lineage of the caller."""
     writer, view = journal.writer, journal.view
-    records = await writer.state.records(parent.run_id)
     caller = StepJournal(ClaimWriter(parent, writer.queue, writer.bus, writer.state, writer.clock), records)
     await join_lineage(caller)
-    call = next((each for each in records if each.kind == STARTED and f'"{writer.run_id}"' in (each.info or "")), None)
     if call is not None and caller.view.origin != parent.run_id:
         view.origin = str(child_run_id(step_id(caller.view.origin, call.name, call.key)))
         view.effects_policy = caller.view.effects_policy
@@ -184,6 +213,7 @@ class GuardedStep:
         started = work.start_info or {}
         self.tool: dict[str, Any] | None = started.get("tool")
         self.digest: str = _digest(work)
+        self.has_arguments: bool = self.digest not in ("", _NO_ARGUMENTS)
         if (lineage := journal.lineage_keys) is None:
             lineage = journal.lineage_keys = LineageKeys(journal.keys, journal.view)
         self._lineage: LineageKeys = lineage
@@ -261,7 +291,7 @@ class GuardedStep:
         self.row: EffectRow = effect_row(journal, self.name, self.key, self.digest, BEGUN)
         for old in journal.view.former_names(self.name):
             former = effect_row(journal, old, self.key, self.digest, BEGUN)
-            if await journal.writer.state.effects(*former[:3]):
+            if await journal.writer.state.effects(*former[:3]) or await self._calls(former):
                 self.row = former
                 break
 
@@ -278,7 +308,51 @@ class GuardedStep:
 
     async def check_others(self) -> None:
         """Read the rows that other runs have of this effect."""
-        self.other_rows = await other_rows(self.journal, self.row)
+        call = self.journal.writer.call
+        if call is None:
+            self.other_rows = await other_rows(self.journal, self.row)
+        else:
+            await self._check_calls(call)
+
+    async def _calls(self, row: EffectRow) -> list[EffectRow]:
+        """Return the rows by which calls of this child, with any number, have this effect."""
+        state, call, found = self.journal.writer.state, self.journal.writer.call, list[EffectRow]()
+        if call is not None:
+            for name in call.names:
+                found += await state.effects(call.origin, call.key(name, row), row.digest)
+        return found
+
+    async def _check_calls(self, call: ChildCall) -> None:
+        """Read the rows of this effect in all calls of this child.
+
+        The caller may call the child less often than the run that it was forked from, because no call fails. Then its
+        calls have other numbers. An effect that another run has started is repeated or reused by one call of this
+        caller, which enters it in the lineage of that effect. A call whose lineage is taken so uses the other one.
+        """
+        writer, row = self.journal.writer, self.row
+        taken = dict.fromkeys(call.copied, "")  # lineages, with those of the calls of this caller that took them
+        same_input = {row.origin: True}
+        self.other_rows = []
+        for each in await self._calls(row):
+            if each.run_id == writer.run_id:
+                continue
+            if isinstance(each.result, Undecoded):
+                self.other_rows = [each]
+                continue
+            origin, caller, input_digest, lineage = json.loads(each.result or "")
+            if caller == call.caller:
+                taken[origin] = lineage
+            same_input[origin] = same_input.get(origin, False) or input_digest == call.input
+        free = {**taken}
+        while lineage := free.pop(row.origin, ""):
+            row = self.row = row._replace(origin=lineage)
+        if row.origin in taken:  # the lineages of calls that were deleted and made again
+            self.row = row._replace(status=TAKEN)
+        for origin, is_equal in same_input.items():
+            if origin not in taken and (is_equal or self.has_arguments) and not self.other_rows:
+                found = await other_rows(self.journal, row._replace(origin=origin))
+                # A result is not reused for another input.
+                self.other_rows = found if is_equal else [each._replace(digest="") for each in found]
 
     async def admit(self) -> EffectRow | None:
         """Decide by the policy of the run whether the step may start.
@@ -293,11 +367,13 @@ class GuardedStep:
         if self.other_rows:
             other = max(self.other_rows, key=lambda each: (each.status == HAPPENED, each.t))
             if await self._allowed(other.run_id, other.status, {}):
-                row = row._replace(status=TAKEN)
+                row = row._replace(origin=other.origin, status=TAKEN)
                 await self._publish("repeated", other.run_id, other.status)
             elif self._can_reuse(other):
                 await self._publish("reused", other.run_id, other.status)
                 writer.effects.pop(self.identity, None)
+                if writer.call is not None:  # otherwise the next call of the child would reuse it too
+                    writer.effects[self.identity] = row._replace(origin=other.origin, status=TAKEN)
                 return other
             else:
                 await self._reject(other.run_id, other.status)

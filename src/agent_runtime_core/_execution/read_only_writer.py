@@ -14,7 +14,7 @@ from ..events.base import EventBus
 from ..queue.base import RunQueue
 from ..queue.records import RunRow, RunUpdate
 from ..state.base import EffectRow, StateStore
-from .run_writer import Row, UnconfirmedWrite
+from .run_writer import ChildCall, Row, UnconfirmedWrite
 
 
 class ReadOnlyWriter:
@@ -34,6 +34,8 @@ class ReadOnlyWriter:
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = None  # to join the lineage of a child would be a write
         self.run_n: int = row.n
+        self.input: str = row.input
+        self.call: ChildCall | None = None
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
         self.state: StateStore = state

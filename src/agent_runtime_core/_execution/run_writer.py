@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from .._core.clock import Clock
+from .._core.codec.json import encode
 from .._core.redaction import Redaction
 from .._engines.base import Op
 from .._journal.record import Record
@@ -14,7 +15,7 @@ from ..errors import StorageBusy
 from ..events.base import EventBus
 from ..queue.base import RunQueue
 from ..queue.records import RunUpdate
-from ..state.base import EffectRow, StateStore
+from ..state.base import CALLED, EffectRow, StateStore
 
 #: After these errors a commit may or may not have been applied.
 OUTCOME_UNKNOWN: Final = (StorageBusy, asyncio.CancelledError)
@@ -28,6 +29,36 @@ class UnconfirmedWrite(NamedTuple):
     records: Sequence[Record]
     reported: bool = False  # `on_event` received their events when they were buffered
     repeatable: bool = True  # `records` is all that the commit contained, so it can be written again
+
+
+class ChildCall(NamedTuple):
+    """The call of a child run whose caller passed no key.
+
+    Attributes:
+        caller: The run that called it.
+        origin: The first run of the lineage of the caller.
+        names: The names of the call: the name in the journal of the caller first.
+        input: A digest of the input.
+        copied: The lineages of children whose results were copied to the caller.
+        lineage: The lineage of the child: the first run that was called in this position.
+    """
+
+    caller: str
+    origin: str
+    names: list[str]
+    input: str
+    copied: set[str]
+    lineage: str
+
+    def key(self, name: str, effect: EffectRow) -> str:
+        """Return the key under which calls of that name have their rows of this effect."""
+        return f"{name}\t{effect.key}"
+
+    def row(self, effect: EffectRow, t: float) -> EffectRow:
+        """Return the row by which other calls find this effect. It is in the lineage of the caller."""
+        about = encode([effect.origin, self.caller, self.input, self.lineage])
+        key = self.key(self.names[0], effect)
+        return EffectRow(self.origin, key, effect.digest, effect.run_id, CALLED, about, t, effect.n)
 
 
 class StepWriter(Protocol):
@@ -113,6 +144,11 @@ class RunWriter(StepWriter, Protocol):
 
     parent_id: str | None
     run_n: int
+    call: ChildCall | None
+
+    @property
+    def input(self) -> str:
+        """The input of the run, as JSON."""
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
         """Prepare the engines for this claim, and return the records of the journal."""

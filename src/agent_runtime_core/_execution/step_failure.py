@@ -5,11 +5,11 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
 
 from .._core.redaction import Redaction, stored_error_text
+from .._error_text import described
 from .._journal.record import Record
 from ..errors import AgentRuntimeError, CircuitOpen, LimitExceeded, StepExecutionError, shortened, text_of
 from .stored_errors import Description, class_label, class_of, rebuilt, values_of
@@ -180,7 +180,7 @@ def _from_message(info: Mapping[str, Any], message: str) -> Exception | None:
     if found.__module__ in _BUILT_FROM_MESSAGE or issubclass(found, AgentRuntimeError):
         constructors.insert(0, found)
     for construct in constructors:
-        with suppress(Exception):  # the class may need other arguments, here or in __str__
+        with described():  # the class may need other arguments, here or in __str__
             error = construct(message)
             text = str(error)
             if isinstance(error, Exception) and (text == message or (construct is not found and message in text)):
@@ -193,6 +193,6 @@ def _group_from_messages(kind: type[ExceptionGroup[Exception]], info: Mapping[st
     inside = [each for each in errors if each is not None]
     if info is None or len(inside) < len(errors):
         return None
-    with suppress(Exception):  # a subclass may need other arguments
+    with described():  # a subclass may need other arguments
         return kind.__new__(kind, info["message"], inside)
     return None

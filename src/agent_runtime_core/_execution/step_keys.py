@@ -71,6 +71,7 @@ class OpenCall:
         position: The position of the step.
         task: The task of the call; None once the call has ended.
         cancelling: How many cancellations of the task were requested before the call.
+        around: The call is of a step around a guarded one, and was noted when that one began.
     """
 
     of: _Call
@@ -78,11 +79,15 @@ class OpenCall:
     position: int
     task: asyncio.Task[object] | None
     cancelling: int
+    around: bool = False
 
     @property
     def is_cut_off(self) -> bool:
         """Whether the call has ended, or a cancellation of it was requested."""
-        return self.task is None or self.task.cancelling() > self.cancelling
+        if self.task is None:
+            return True
+        ended = self.around and self.task.done()  # an attempt of the step, after which the step may go on
+        return self.task.cancelling() > self.cancelling and not ended
 
 
 class StepKeys:
@@ -158,12 +163,23 @@ class StepKeys:
             digest: The digest of the arguments.
             next_position: Returns the position of a step that was not called before.
         """
-        of = (self.counting_scope(), name, digest)
-        calls = self.open_calls.setdefault(of, {})
-        known, task = calls.get(key), asyncio.current_task()
+        task, scope = asyncio.current_task(), self.counting_scope()
+        cancelling = 0 if task is None else task.cancelling()
+        calls = self.open_calls.setdefault((scope, name, digest), {})
+        known = calls.get(key)
         position = next_position() if known is None else known.position
-        calls[key] = call = OpenCall(of, key, position, task, 0 if task is None else task.cancelling())
+        calls[key] = call = OpenCall((scope, name, digest), key, position, task, cancelling)
+        while scope is not None and scope.key[:2] == "s:":  # these calls are the same again too, while this one runs
+            of = (scope.outer, scope.name, scope.digest)
+            around = OpenCall(of, scope.key, scope.position, task, cancelling, around=True)
+            self.open_calls.setdefault(of, {}).setdefault(scope.key, around)
+            scope = scope.outer
         return call
+
+    def around(self, name: str, key: str, digest: str | None) -> OpenCall | None:
+        """Return the open call of this step, if it was noted for a guarded step inside it."""
+        call = self.open_calls.get((self.counting_scope(), name, digest), {}).get(key)
+        return call if call is not None and call.around else None
 
     def end_call(self, call: OpenCall, *, cut_off: bool) -> None:
         """End a call. If it was cut off, the same call gets its key again."""

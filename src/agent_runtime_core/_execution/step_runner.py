@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -159,6 +159,8 @@ async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal) -> Any:
 async def _run_once_in_lineage(journal: RunJournal, work: StepCall, seal: Seal, step: GuardedStep) -> Any:
     await step.find()
     if (start := step.doubted_start()) is None:
+        if journal.writer.call is not None:
+            await step.check_others()
         await step.check_approval()
     else:
         journal.writer.effects[step.identity] = step.row
@@ -204,7 +206,7 @@ async def _run_tries(
     """Run the attempts of a step, and record its end. A `guarded` step has recorded its first start."""
     boot, timeout = journal.writer.clock.boot, work.policy.timeout
     outer = CURRENT_STEP.get()
-    scope = StepScope(journal.token, work.name, work.key, 1, outer)
+    scope = StepScope(journal.token, work.name, work.key, 1, outer, digest=work.digest, position=work.position)
     journal.running_steps += 1
     token = CURRENT_STEP.set(scope)
     late = None if guarded is None or timeout is None else guarded.time_limit(timeout)
@@ -245,7 +247,7 @@ async def _run_tries(
                 await _record_failure(journal, work, attempt, error)
                 # The next attempt uses the records inside the step, as a resumed run does. It needs its own scope:
                 # tasks that this attempt left running still count their calls in the old one.
-                scope = StepScope(journal.token, work.name, work.key, attempt + 1, outer)
+                scope = replace(scope, attempt=attempt + 1, emitted=0, counts=None, charged=None, ended=False)
                 CURRENT_STEP.set(scope)
                 start = await _record_start(journal, work, attempt + 1, in_doubt)
                 if guarded is not None:

@@ -40,6 +40,8 @@ class StepScope:
     emitted: int = 0
     counts: dict[tuple[str, str], int] | None = None  # calls of each name inside this step
     charged: dict[str, dict[str, Any]] | None = None  # what `ctx.charge` has counted in this attempt, by model
+    digest: str | None = None  # of the arguments
+    position: int = 0
     ended: bool = False  # the record of the attempt is made: what code charges now would be in no record
 
     @property

@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 from .._core.codec.json import MAX_BYTES, decode, encode
 from .._core.redaction import Redaction, stored_error_text, stored_error_value
 from .._core.validation import SECRET_NAME
+from .._error_text import described
 from ..errors import UnserialisableResult, leaves_of, shortened, text_of
 
 MAX_GROUP_ERRORS: Final = 16  # of a larger group, only the class is stored
@@ -77,8 +78,11 @@ class Description:
         """Return the arguments and the attributes of an error as JSON text of the codec."""
         args: list[str] = []
         if not isinstance(error, BaseExceptionGroup):  # its arguments are its message and its errors
-            args = [text for each in error.args if (text := self._encoded(each)) is not None]
-            if len(args) < len(error.args):  # most errors print their only argument
+            values: tuple[Any, ...] | None = None
+            with described():
+                values = error.args
+            args = [text for each in values or () if (text := self._encoded(each)) is not None]
+            if values is None or len(args) < len(values):  # most errors print their only argument
                 args = [encode(self._message(text_of(error)))]
         attributes = (
             f"{quote(name)}:{text}"
@@ -106,7 +110,7 @@ class Description:
     def _text(self, value: Any) -> str | None:
         most = MAX_BYTES if type(value) is str else MAX_VALUE
         for exact in (True, False):  # an Enum that is not registered is stored as the value that it equals
-            with suppress(Exception):  # the class of the value may define anything
+            with described():  # the class of the value may define anything
                 text = encode(value, max_bytes=most, exact=exact)
                 safe = _without_secrets(value)  # after `encode`, which limits size and depth
                 if safe is value:
@@ -204,7 +208,7 @@ def rebuilt(info: Mapping[str, Any], message: str) -> BaseException | None:
         error = _group(kind, info.get("group"))
     else:
         base = next(each for each in kind.__mro__ if each.__module__ == builtins.__name__)
-        with suppress(Exception):  # a class of an extension may refuse
+        with described():  # a class of an extension may refuse
             error = base.__new__(kind, *values[0])
             cast("Any", base).__init__(error, *values[0])  # what `args` do not hold: only C code runs here
     if error is None or not _set(error, values[1]) or ("group" not in info and text_of(error) != message):
@@ -234,6 +238,6 @@ def _group(kind: type[BaseExceptionGroup[Any]], info: Mapping[str, Any] | None) 
     inside = [each for each in errors if each is not None]
     if info is None or len(inside) < len(errors):
         return None
-    with suppress(Exception):  # a subclass may need other arguments
+    with described():  # a subclass may need other arguments
         return kind.__new__(kind, info["message"], inside)
     return None

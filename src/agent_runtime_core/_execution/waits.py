@@ -509,6 +509,8 @@ class Waits:
         called_before = (name, key) in journal.view.started
         if not called_before:
             info = {"child": child, **self._task_info(), **journal.about_flow()}
+            if former := journal.view.former_names(f"{CHILD}{row.agent}"):
+                info["names"] = [f"{CHILD}{row.agent}", *former]
             record = journal.records.started(name, key, pos=self._positions[name, key], quiet=True, info=info)
             called_before = not await journal.publish(record, [] if inline else [Op("queue.insert", (row,))])
             journal.view.started[name, key] = record.seq

@@ -12,9 +12,12 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, cast
 
 from .._core.lazy_import import load
+from .._core.log import log
+from .._error_text import is_interrupt
 from ..errors import AgentRuntimeError, MissingDependency, UnknownRun
 from .output import trace, warn
 from .parser import parsed
@@ -27,9 +30,24 @@ def _run(work: Coroutine[Any, Any, int], preferred_loop: str | None) -> int:
         work: The coroutine.
         preferred_loop: What makes the event loop that the command prefers, if its package is installed.
     """
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def main() -> int:
+        tasks.append(cast("asyncio.Task[Any]", asyncio.current_task()))
+        return await work
+
     with asyncio.Runner(loop_factory=_loop_factory(preferred_loop)) as runner:
+        run: Callable[[], int] = partial(runner.run, main())
         try:
-            return runner.run(work)
+            while True:
+                try:
+                    return run()
+                except BaseException as error:
+                    if isinstance(error, Exception) or is_interrupt(error) or not tasks or tasks[0].done():
+                        raise
+                    # Raised by a task that code of an agent has started. The loop has stopped, and is started again.
+                    log.error("a task must not end the process, got %s. Handle it in the code", type(error).__name__)
+                    run = partial(runner.get_loop().run_until_complete, tasks[0])
         finally:
             # A Ctrl-C may have left the loop marked to stop, which would end the first run of its shutdown at once.
             loop = runner.get_loop()

@@ -26,7 +26,7 @@ from ..events.event import EventRows, StoredEvent, sequence_after
 from ..persistence.documents.base import Collection, Document, DocumentStore
 from ..persistence.open_documents import open_document_store
 from ..queue.records import MailboxMessage, RunFilter, RunRow, contents_of
-from ..state.base import CHILD, MEMBER, EffectRow
+from ..state.base import CALLED, CHILD, MEMBER, EffectRow
 from ..state.payload_fields import TOGETHER, decode_record, encode_record
 from .backends import Backends
 from .runner import AgentRunner
@@ -344,9 +344,10 @@ class _Runs:
             found += [row for row in await self._state.read("effects", origin, key, (digest,)) if row.digest == digest]
         mine = [row for row in found if row.run_id == run_id]
         if origin not in self._lineages:
-            others = {row.run_id for row in found} - {run_id}
-            gone = {each for each in others if await self._queue.read("row", each) is None}
-            mine += [row for row in found if row.run_id in gone]
+            others = [row for row in found if row.run_id != run_id]
+            runs = {row.run_id for row in others if row.status != CALLED}
+            gone = {each for each in runs if await self._queue.read("row", each) is None}
+            mine += [row for row in others if row.status == CALLED or row.run_id in gone]
         return [self._renewed_effect(row) for row in mine]
 
     def _renewed_effect(self, old: EffectRow) -> Change:

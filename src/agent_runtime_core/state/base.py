@@ -21,6 +21,7 @@ from ..errors import StorageCorrupt, StorageError, UnserialisableResult
 from .payload_fields import FIELDS, decode_effect, decode_record, decode_records, decode_state
 from .rows import APPROVED as APPROVED
 from .rows import BEGUN as BEGUN
+from .rows import CALLED as CALLED
 from .rows import CHILD as CHILD
 from .rows import HAPPENED as HAPPENED
 from .rows import MEMBER as MEMBER

@@ -25,17 +25,19 @@ APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
 TAKEN: Final = "taken"  # never stored: a run may repeat the effect of another run
 MEMBER: Final = "member"  # no effect: the run belongs to the lineage, whose rows are kept while it has members
 CHILD: Final = "child"  # no effect: the lineage of a child, of which this lineage is a member
+CALLED: Final = "called"  # a child of this lineage has started the effect, in the lineage that `result` names
 
 
 class EffectRow(NamedTuple):
     """A step or an approval of one run, which forks of the run must not repeat without notice.
 
     Runs that were forked from each other share an `origin`: the first run of that lineage. The lineage of a child run
-    is kept while that of its caller is, which is a member of it and has a row with the digest "child".
+    is kept while that of its caller is, which is a member of it and has a row with the digest "child". The lineage of
+    the caller also has a row for each effect of a child, with the status "called".
     """
 
     origin: str
-    key: str  # name and key of the step or wait; "" in the rows of members and children
+    key: str  # name and key of the step or wait, after the name of the call if "called"; "" of members and children
     digest: str  # of its arguments, or of the details of an approval; "" for none
     run_id: str  # the run that did it
     status: str

@@ -12,6 +12,7 @@ from .._core.context_vars import claimed_run
 from .._core.log import log
 from .._core.timeouts import cancellations, replaced_cancellation
 from .._core.validation import MAX_DEPTH
+from .._error_text import described
 from ..errors import (
     JournalMismatch,
     LeaseLost,
@@ -192,10 +193,9 @@ def _failed(name: str, error: BaseException) -> ToolAnswer:
         return _error_answer(BAD_ARGUMENTS, str(error))
     if isinstance(error, ToolTimeout) and error.tool == name:
         return _error_answer(TIMED_OUT, str(error))
-    try:
+    message = ""
+    with described():
         message = text_of(error) if isinstance(error, BaseExceptionGroup) else str(error)
-    except Exception:  # noqa: BLE001 - the __str__ of a foreign error may raise anything
-        message = ""
     return _error_answer(FAILED, f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
