@@ -112,7 +112,7 @@ def _once() -> list[Patch]:
 
 def _liveness() -> list[Patch]:
     """Nobody looks whether the process that holds a run still lives; its lease has to run out."""
-    return [(SQLiteTransitions, "_expire_dead_processes", lambda self, now: None)]
+    return [(SQLiteTransitions, "_expire_dead_processes", lambda self: None)]
 
 
 def _expire() -> list[Patch]:
