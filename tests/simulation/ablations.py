@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from agent_runtime_core._core.clock import Clock, Duration
 from agent_runtime_core._engines.base import Op, OperationSet
 from agent_runtime_core._engines.memory import MemoryTx
+from agent_runtime_core._engines.payloads import Payloads
 from agent_runtime_core._execution import effects
 from agent_runtime_core._execution.claim_writer import ClaimWriter
 from agent_runtime_core._execution.effects import GuardedStep, TimeLimitPassed
@@ -258,6 +259,12 @@ def _adopt() -> list[Patch]:
     return [(effects, "_adoption", lambda origin, child: [])]
 
 
+def _digests() -> list[Patch]:
+    """Payments from before encryption was switched on are not found any more."""
+    digests: Callable[..., tuple[str, ...]] = Payloads.digests
+    return [(Payloads, "digests", lambda self, digest: digests(self, digest)[:1])]
+
+
 def _member() -> list[Patch]:
     """The payments of the run that made them are forgotten when it is deleted, although a fork is stored."""
     none: Callable[..., list[Op]] = lambda origin, run_id: []  # noqa: E731
@@ -281,6 +288,7 @@ SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "cursor": _cursor,
     "defer": _defer,
     "delayed": _delayed,
+    "digests": _digests,
     "durable": _durable,
     "effects": _in_the_double,
     "expire": _expire,

@@ -118,6 +118,7 @@ def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
             "skew": some(2.0, 0.3),
             "hours": int(chance.random() < 0.15),
             "shuffle": chance.random() < 0.5,
+            "decodes": any(what == "encrypt" for _, what, _ in actions),
         },
         failing=some(0.3),
         longest=3.0 if chance.random() < 0.05 else 0.2,
@@ -183,6 +184,8 @@ def _add_forks(chance: random.Random, runs: list[RunPlan], actions: list[tuple[f
         for _ in range(chance.choice((1, 2))):
             about = chance.choice(["payer", *(fork.run_id for fork in forks)]), chance.choice((True, False))
             actions.append((chance.uniform(0.2, 4.0), "discard", about))
+    if chance.random() < 0.25:
+        actions.append((chance.uniform(0.2, 2.5), "encrypt", None))
     actions.sort(key=lambda action: action[0])
     return forks
 

@@ -212,10 +212,13 @@ class Play:
             case "wake":
                 world.wake(world.hosts[about])
             case "stop":
-                host = world.hosts[about]
-                if host.alive and about != "executor":
-                    world.trace("stop", host.label)
-                    host.context.run(host.runner.stop)
+                if about != "executor":
+                    self._stop(world.hosts[about])
+            case "encrypt":  # whoever starts from now on
+                world.encrypts = True
+                for host in world.hosts.values():
+                    if host.name.startswith("worker"):
+                        self._stop(host)
             case "suspend":
                 world.suspend(world.hosts[about])
             case "jump":
@@ -240,6 +243,11 @@ class Play:
             case "signal":
                 *rest, by = about
                 await self._as(world.hosts[by], self._signal(world.hosts[by], *rest))
+
+    def _stop(self, host: Host) -> None:
+        if host.alive:
+            self.world.trace("stop", host.label)
+            host.context.run(host.runner.stop)
 
     def uuid(self, run_id: str) -> str:
         """The id under which that run is stored, as far as anybody knows."""

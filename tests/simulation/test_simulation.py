@@ -142,6 +142,7 @@ def test_seeds_meet_every_layout_and_every_kind_of_trouble() -> None:
         "signal",
         "fork",
         "discard",
+        "encrypt",
         "send",
     }
     assert items == {
