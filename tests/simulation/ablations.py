@@ -12,10 +12,13 @@ from weakref import WeakKeyDictionary
 from agent_runtime_core._core.clock import Clock, Duration
 from agent_runtime_core._engines.base import Op, OperationSet
 from agent_runtime_core._engines.memory import MemoryTx
+from agent_runtime_core._engines.payloads import Payloads
+from agent_runtime_core._execution import effects
 from agent_runtime_core._execution.claim_writer import ClaimWriter
+from agent_runtime_core._execution.effects import GuardedStep, TimeLimitPassed
 from agent_runtime_core._execution.event_publisher import EventPublisher
 from agent_runtime_core._execution.journal_view import JournalView
-from agent_runtime_core._execution.step_journal import StepJournal
+from agent_runtime_core._execution.step_journal import RunJournal, StepJournal
 from agent_runtime_core._execution.step_keys import StepKeys
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.queue import transitions as rows
@@ -26,6 +29,7 @@ from agent_runtime_core.queue.memory import MemoryTransitions
 from agent_runtime_core.queue.records import ClaimRequest, RunRow, RunUpdate
 from agent_runtime_core.queue.sqlite import SQLiteTransitions
 from agent_runtime_core.queue.transitions import RunTransitions
+from agent_runtime_core.runner import forking
 from agent_runtime_core.runner.crash_suspects import CrashSuspects
 from agent_runtime_core.steps.graph import Graph
 
@@ -112,7 +116,7 @@ def _once() -> list[Patch]:
 
 def _liveness() -> list[Patch]:
     """Nobody looks whether the process that holds a run still lives; its lease has to run out."""
-    return [(SQLiteTransitions, "_expire_dead_processes", lambda self, now: None)]
+    return [(SQLiteTransitions, "_expire_dead_processes", lambda self: None)]
 
 
 def _expire() -> list[Patch]:
@@ -231,6 +235,42 @@ def _delayed() -> list[Patch]:
     return [(DelayedRuns, "remember", lambda self, row, wall, monotonic=None: None)]
 
 
+def _child() -> list[Patch]:
+    """Each child run is a lineage of its own, whoever called it."""
+
+    async def alone(journal: RunJournal, parent_id: str) -> None:
+        return None
+
+    return [(effects, "_join_lineage", alone)]
+
+
+def _limit() -> list[Patch]:
+    """A payment whose time limit has passed has failed."""
+    decided: Callable[..., Any] = GuardedStep.left_in_doubt
+
+    def decide(self: GuardedStep, error: Exception, *, returned: bool) -> Any:
+        return None if isinstance(error, TimeLimitPassed) else decided(self, error, returned=returned)
+
+    return [(GuardedStep, "left_in_doubt", decide)]
+
+
+def _adopt() -> list[Patch]:
+    """The payments of a child that is deleted are forgotten, although its caller is stored."""
+    return [(effects, "_adoption", lambda origin, child: [])]
+
+
+def _digests() -> list[Patch]:
+    """Payments from before encryption was switched on are not found any more."""
+    digests: Callable[..., tuple[str, ...]] = Payloads.digests
+    return [(Payloads, "digests", lambda self, digest: digests(self, digest)[:1])]
+
+
+def _member() -> list[Patch]:
+    """The payments of the run that made them are forgotten when it is deleted, although a fork is stored."""
+    none: Callable[..., list[Op]] = lambda origin, run_id: []  # noqa: E731
+    return [(forking, "membership", none)]
+
+
 def _in_the_double() -> list[Patch]:
     """The engines of the simulation leave it out by themselves."""
     return []
@@ -238,14 +278,17 @@ def _in_the_double() -> list[Patch]:
 
 SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "absorb": _in_the_double,
+    "adopt": _adopt,
     "alone": _alone,
     "beat": _in_the_double,
     "boot": _boot,
     "cancel": _cancel,
+    "child": _child,
     "count": _count,
     "cursor": _cursor,
     "defer": _defer,
     "delayed": _delayed,
+    "digests": _digests,
     "durable": _durable,
     "effects": _in_the_double,
     "expire": _expire,
@@ -253,7 +296,9 @@ SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "inside": _inside,
     "install": _in_the_double,
     "liveness": _liveness,
+    "limit": _limit,
     "match": _match,
+    "member": _member,
     "once": _once,
     "order": _order,
     "own": _own,

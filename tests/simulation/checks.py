@@ -42,6 +42,7 @@ class Watch:
         self.rows: dict[str, RunRow] = {}  # as last seen in an answer
         self.status: dict[str, str] = {}
         self.generation: dict[str, int] = {}
+        self.deleted: set[str] = set()
         self.owner: dict[str, str] = {}  # the claim that holds a run now
         self.installed: dict[str, dict[str, str]] = defaultdict(dict)  # the same on engines beside the queue's
         self.free_at: dict[str, float] = {}  # when the lease of a run is over at the earliest
@@ -63,9 +64,9 @@ class Watch:
         self.cancelled: dict[str, float] = {}
         self.claimed_at: dict[str, float] = {}
         self.mail: dict[str, list[MailboxMessage]] = defaultdict(list)
-        self.paid: dict[tuple[str, str], list[str]] = defaultdict(list)  # the runs that did, by name and key
-        self.again = 0  # payments that a check said may be made again
-        self.permits = 0  # those that a fork may make though another run did
+        self.paid: dict[str, list[str]] = defaultdict(list)  # the runs that made a payment, by its name
+        self.again: Counter[str] = Counter()  # how often a check said that a payment may be made again
+        self.permits: Counter[str] = Counter()  # how many forks may make a payment though another run did
         self.answered: Counter[str] = Counter()  # approvals that a run was given, by its id
         self.must_ask: set[str] = set()  # forks that may not go by the approvals of other runs
 
@@ -133,6 +134,8 @@ class Watch:
                     self._claim(result[1])
             case "queue.settle":
                 self._settle(op.args[0], op.args[1], result)
+            case "queue.delete":
+                self._delete(op.args[0])
             case "queue.end":
                 run, expected, status, *_ = op.args
                 if self.status[run] not in expected:
@@ -148,9 +151,18 @@ class Watch:
                 self._record(run, record, record.seq)
 
     def _insert(self, row: RunRow) -> None:
-        if row.run_id not in self.status:
+        if row.run_id not in self.status or row.run_id in self.deleted:
+            self.deleted.discard(row.run_id)
             self.status[row.run_id], self.generation[row.run_id] = row.status, row.generation
             self.rows[row.run_id] = row
+
+    def _delete(self, run: str) -> None:
+        """A child may be called again under its id, and is another run then."""
+        if self.status[run] in LIVE:
+            self.wrong(f"run {run} is {self.status[run]}, and is deleted")
+        self.deleted.add(run)
+        for known in (self.owner, self.journal, self.done, self.mail, *self.installed.values()):
+            known.pop(run, None)
 
     def _claim(self, row: RunRow) -> None:
         run, before = row.run_id, self.status.get(row.run_id)
@@ -296,13 +308,13 @@ class Watch:
 
     # -- what agents tell
 
-    def pay(self, run: str, name: str, key: str) -> None:
-        """All runs that pay are of one lineage: together they pay once, but for what they were allowed."""
-        self.paid[name, key].append(run)
-        self.world.trace("paid", f"{name} {key} by {run[:4]}")
-        if len(self.paid[name, key]) > 1 + self.again + self.permits:
-            self.wrong(f"{name} {key} is paid by {self.paid[name, key]}, "
-                       f"{self.again} times again by a check and {self.permits} by a policy")  # fmt: skip
+    def pay(self, run: str, name: str) -> None:
+        """All runs that pay are of one lineage, or its children: they pay once, but for what they were allowed."""
+        self.paid[name].append(run)
+        self.world.trace("paid", f"{name} by {run[:4]}")
+        if len(self.paid[name]) > 1 + self.again[name] + self.permits[name]:
+            self.wrong(f"{name} is paid by {self.paid[name]}, "
+                       f"{self.again[name]} times again by a check and {self.permits[name]} by a policy")  # fmt: skip
         if run in self.must_ask and not self.answered[run]:
             self.wrong(f"run {run} pays {name} by an approval of another run")
 

@@ -7,7 +7,9 @@ import contextvars
 import traceback
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
+from agent_runtime_core._engines.payloads import Payloads
 from agent_runtime_core.events.memory import InMemoryEventBus
 from agent_runtime_core.events.sqlite import SQLiteEventBus
 from agent_runtime_core.queue.memory import InMemoryQueue
@@ -38,7 +40,32 @@ ON_DICTS: tuple[Any, Any, Any] = (InMemoryQueue, InMemoryEventBus, InMemoryState
 ON_SQLITE: tuple[Any, Any, Any] = (SQLiteQueue, SQLiteEventBus, SQLiteStateStore)
 #: The same over a server.
 REMOTE: tuple[Any, Any, Any] = (SimRemoteQueue, *ON_DICTS[1:])
+SEAL = "sealed for "
 BACKENDS = {"memory": ON_DICTS, "sqlite": ON_SQLITE, "remote": REMOTE}
+
+
+class Opened:
+    """The codec of a process that reads what others encrypt already."""
+
+    def encode(self, text: str, *, context: str) -> str:
+        return text
+
+    def decode(self, text: str, *, context: str) -> str:
+        if not text.startswith(SEAL):
+            return text
+        seal, _, plain = text.partition("\n")
+        assert seal == f"{SEAL}{context}"
+        return plain
+
+
+class Sealed(Opened):
+    """The codec of a process that encrypts."""
+
+    def encode(self, text: str, *, context: str) -> str:
+        return f"{SEAL}{context}\n{text}"
+
+    def digest(self, text: str) -> str:
+        return f"{crc32(text.encode()):x}"
 
 
 class Host:
@@ -106,6 +133,10 @@ class Host:
                     for concern in backend.operation_sets:
                         engine.add(concern)
                 self.world.keep_template(engine)
+        if self.world.decodes:
+            payloads = Payloads(Sealed() if self.world.encrypts else Opened())
+            for each in made:
+                each.payloads = payloads
         return Backends(*made)
 
     @property

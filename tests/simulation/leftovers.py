@@ -40,10 +40,10 @@ class Rest:
         forks = [RunPlan(fork.run_id, fork.items) for fork in self.scenario.forks if fork.run_id in self.play.forked]
         by_uuid = {self.play.uuid(run.run_id): run for run in (*self.scenario.runs, *forks)}
         for run_id, uuids in self.play.submitted.items():
-            if len(uuids) != 1 or not uuids <= rows.keys():
+            if len(uuids) != 1 or not uuids <= rows.keys() | watch.deleted:
                 watch.wrong(f"run {run_id} was accepted as {sorted(uuids)}, there are {sorted(rows)}")
         for run, row in rows.items():
-            if run not in by_uuid and row.parent_id not in rows:
+            if run not in by_uuid and row.parent_id not in rows.keys() | watch.deleted:
                 watch.wrong(f"run {run} is there, and nobody asked for it")
         if "sqlite" in self.scenario.layout[2]:
             await self._check_effects(rows)

@@ -11,6 +11,10 @@ from .wire import Faults
 
 Layout = tuple[str, str, str]  # the places of queue, events and state; the same name for the same engine
 
+#: Kinds of items that pay, and the options in their number.
+PAYS = ("pay", "owe")
+CHECKED, LIMITED = 1, 2  # a check says that a payment in doubt may be made again; the step has a time limit
+
 #: Layouts of several engines, by how often they are played.
 APART = {
     "memory-a memory-b memory-c": 5,
@@ -114,6 +118,7 @@ def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
             "skew": some(2.0, 0.3),
             "hours": int(chance.random() < 0.15),
             "shuffle": chance.random() < 0.5,
+            "decodes": any(what == "encrypt" for _, what, _ in actions),
         },
         failing=some(0.3),
         longest=3.0 if chance.random() < 0.05 else 0.2,
@@ -160,7 +165,7 @@ def _add_forks(chance: random.Random, runs: list[RunPlan], actions: list[tuple[f
     """A run that pays after an approval, and forks of it: drawn apart, so that seeds draw the rest as before."""
     if chance.random() >= 0.4:
         return []
-    pays: list[list[Any]] = [["pay", f"pay{i}", chance.choice((0, 1))] for i in range(chance.choice((1, 1, 2)))]
+    pays: list[list[Any]] = [["pay", f"pay{i}", chance.choice((0, CHECKED))] for i in range(chance.choice((1, 1, 2)))]
     items: list[list[Any]] = [["step", "first", 0], *pays, ["step", "last", 0]]
     runs.append(RunPlan("payer", items, at=chance.uniform(0, 0.3)))
     forks: list[ForkPlan] = []
@@ -170,6 +175,17 @@ def _add_forks(chance: random.Random, runs: list[RunPlan], actions: list[tuple[f
         effects = chance.choice(("refuse", "refuse", "reuse", "ask", "repeat"))
         forks.append(ForkPlan(f"fork-{number}", source, after, effects, chance.random() < 0.5, items))
         actions.append((chance.uniform(0.2, 2.5), "fork", forks[-1]))
+    if chance.random() < 0.6 and all(fork.effects != "ask" for fork in forks):  # nobody answers the child's questions
+        items.insert(chance.randint(1, len(items)), ["owe", "owe", chance.choice((0, CHECKED))])
+    for item in items:
+        if item[0] in PAYS and chance.random() < 0.2:
+            item[2] |= LIMITED
+    if chance.random() < 0.5:
+        for _ in range(chance.choice((1, 2))):
+            about = chance.choice(["payer", *(fork.run_id for fork in forks)]), chance.choice((True, False))
+            actions.append((chance.uniform(0.2, 4.0), "discard", about))
+    if chance.random() < 0.25:
+        actions.append((chance.uniform(0.2, 2.5), "encrypt", None))
     actions.sort(key=lambda action: action[0])
     return forks
 

@@ -34,7 +34,7 @@ from .ablations import without
 from .checks import Watch
 from .hosts import Host
 from .loop import Deadlock
-from .plans import ForkPlan, RunPlan, Scenario, build
+from .plans import PAYS, ForkPlan, RunPlan, Scenario, build
 from .script import Child, Script, payload_of
 from .world import World
 
@@ -212,10 +212,13 @@ class Play:
             case "wake":
                 world.wake(world.hosts[about])
             case "stop":
-                host = world.hosts[about]
-                if host.alive and about != "executor":
-                    world.trace("stop", host.label)
-                    host.context.run(host.runner.stop)
+                if about != "executor":
+                    self._stop(world.hosts[about])
+            case "encrypt":  # whoever starts from now on
+                world.encrypts = True
+                for host in world.hosts.values():
+                    if host.name.startswith("worker"):
+                        self._stop(host)
             case "suspend":
                 world.suspend(world.hosts[about])
             case "jump":
@@ -232,12 +235,19 @@ class Play:
                     await asked
             case "fork":
                 await self._as(world.hosts["client0"], self._fork(world.hosts["client0"], about))
+            case "discard":
+                await self._as(world.hosts["client0"], self._discard(world.hosts["client0"], *about))
             case "send":
                 *rest, by = about
                 await self._as(world.hosts[by], self._send(world.hosts[by], *rest))
             case "signal":
                 *rest, by = about
                 await self._as(world.hosts[by], self._signal(world.hosts[by], *rest))
+
+    def _stop(self, host: Host) -> None:
+        if host.alive:
+            self.world.trace("stop", host.label)
+            host.context.run(host.runner.stop)
 
     def uuid(self, run_id: str) -> str:
         """The id under which that run is stored, as far as anybody knows."""
@@ -257,7 +267,7 @@ class Play:
         """Fork, as soon as the source has that step; never where it ends without it."""
         watch, source, mine = self.watch, self.uuid(fork.source), self.uuid(fork.run_id)
         if fork.effects == "repeat":
-            watch.permits += sum(kind == "pay" for kind, *_ in fork.items)
+            watch.permits.update(name for kind, name, _ in fork.items if kind in PAYS)
         elif fork.effects != "reuse":
             watch.must_ask.add(mine)
         while True:
@@ -273,7 +283,20 @@ class Play:
             if over:
                 break
             await asyncio.sleep(0.2)
-        self.unforked.add(fork.run_id)
+        if source in watch.deleted:  # a call before may have been unanswered, or may still arrive
+            await asyncio.sleep(1.0)
+        (self.forked if self._known(fork.run_id) else self.unforked).add(fork.run_id)
+
+    async def _discard(self, host: Host, run_id: str, children: bool) -> None:
+        """Delete a run once it has finished, or its children."""
+        watch, mine = self.watch, self.uuid(run_id)
+        while watch.status.get(mine, "pending") in LIVE:
+            if run_id in self.unforked:
+                return
+            await asyncio.sleep(0.2)
+        for run in [row.run_id for row in watch.rows.values() if row.parent_id == mine] if children else [mine]:
+            with suppress(UnknownRun, IllegalTransition):  # it is deleted, or was left by its caller
+                await self._patiently(partial(host.runner.discard, run))
 
     async def _approve(self, host: Host, run_id: str) -> None:
         """Give the run all approvals that it asks for; what it asks because of its policy gets the planned answer."""
@@ -291,7 +314,8 @@ class Play:
                 given.add(request)
                 name = event.payload["name"]
                 answer = plan is None or plan.answer or not name.startswith("repeat:")
-                self.watch.permits += answer and name.startswith("repeat:")
+                if answer and name.startswith("repeat:"):
+                    self.watch.permits[name.removeprefix("repeat:")] += 1
                 self.watch.answered[run] += 1
                 give = partial(host.runner.approve, run, name, answer, request_id=request)
                 await self._patiently(give)

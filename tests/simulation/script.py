@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime_core._engines.sqlite.user_transaction import UserTransaction
@@ -19,7 +20,7 @@ from agent_runtime_core.steps.executor import StepExecutor
 from agent_runtime_core.steps.model import Step
 
 from .loop import HOST
-from .plans import Scenario
+from .plans import CHECKED, LIMITED, Scenario
 
 if TYPE_CHECKING:
     from .world import World
@@ -122,12 +123,23 @@ class Script(AgentRuntime):
             case "pay":
                 if not await ctx.approve(f"may {name}"):
                     raise Injected(name)
-                doubt = self._unknown if number else "fail"
-                paid = await ctx.step(name, self.pay, name, retries=1, retry_delay=0.05, on_in_doubt=doubt)
-                return self._mine(name, paid)
+                return await self._paid(ctx, name, number)
+            case "owe":  # the child pays
+                return (await ctx.call("child", {"items": [["owed", name, number]]})).final_output
+            case "owed":
+                return await self._paid(ctx, name, number)
             case "poison":
                 return await ctx.step(name, self.poison)
         raise AssertionError(kind)
+
+    async def _paid(self, ctx: Any, name: str, how: int) -> str:
+        """A guarded step; `how` adds up `CHECKED` and `LIMITED`."""
+        doubt = partial(self._unknown, name) if how & CHECKED else "fail"
+        limit = 0.1 if how & LIMITED else None
+        paid = await ctx.step(
+            name, self.pay, name, retries=1, retry_delay=0.05, on_in_doubt=doubt, timeout=limit
+        )  # fmt: skip
+        return self._mine(name, paid)
 
     def _mine(self, name: str, result: str) -> str:
         if result != f"{name}!":
@@ -164,14 +176,13 @@ class Script(AgentRuntime):
         if not self.world.calm and self.chance.random() < self.scenario.failing:
             raise Injected(name)
         ctx = CTX.get()
-        assert ctx._scope is not None
-        self.world.watch.pay(str(ctx.run_id), name, ctx._scope.key)
+        self.world.watch.pay(str(ctx.run_id), name)
         await asyncio.sleep(self.chance.random() * self.scenario.longest)
         return f"{name}!"
 
-    async def _unknown(self) -> None:
+    async def _unknown(self, name: str) -> None:
         """What became of a payment: a check that says it may be made again. A plain function would run in a thread."""
-        self.world.watch.again += 1
+        self.world.watch.again[name] += 1
 
     async def link(self, ctx: Any, state: Any) -> str:
         """A step of a chain: its result tells how many links there were before it."""
@@ -256,6 +267,8 @@ def expected(items: list[list[Any]]) -> list[Any]:
                 out.append([_node(name, i) for i in range(number)])
             case "call":
                 out.append({"out": [f"{name}.{i}!" for i in range(number)]})
+            case "owe":
+                out.append({"out": [f"{name}!"]})
             case _:
                 out.append(None)
     return out

@@ -141,11 +141,13 @@ def test_seeds_meet_every_layout_and_every_kind_of_trouble() -> None:
         "cancel",
         "signal",
         "fork",
+        "discard",
+        "encrypt",
         "send",
     }
     assert items == {
         "step", "chain", "map", "graph", "signal", "sleep", "emit", "call", "late", "transaction", "poison", "pay",
-        "hear",
+        "owe", "hear",
     }  # fmt: skip
     for fault in ("lost", "unanswered", "doubled", "dropped", "crash", "late_bell", "cut"):
         assert any(getattr(scenario.faults, fault) > 0 for scenario in scenarios)

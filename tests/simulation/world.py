@@ -45,6 +45,7 @@ class World:
         skew: float = 0.0,
         hours: int = 0,
         shuffle: bool = True,
+        decodes: bool = False,
         ablated: Sequence[str] = (),
     ) -> None:
         self.loop = SimLoop(seed, shuffle=shuffle)
@@ -52,6 +53,7 @@ class World:
         self.layout, self.faults, self.liveness = layout, faults, liveness
         self.lease, self.poll, self.park_after, self.max_retries = lease, poll, park_after, max_retries
         self.skew, self.hours = skew, hours
+        self.decodes, self.encrypts = decodes, False  # whether hosts have a codec, and whether it encrypts
         self.stands = bool(seed % 2)  # whether claims of idle workers stand, where the store can have them do so
         self.ablated = frozenset(ablated)
         self.agents: list[AgentRuntime] = []

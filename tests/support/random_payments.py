@@ -118,15 +118,15 @@ ENDINGS = ("kill", "kill", "drain", "leave", "cancel")
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
-    """What happens to the runs of a program."""
-    return draw(st.lists(_actions(), max_size=9))
+def histories(draw: st.DrawFn, also: str = "fork") -> list[tuple[Any, ...]]:
+    """What happens to the runs of a program: forks of them, or else a deploy that renames what the code calls."""
+    return draw(st.lists(_actions(also), max_size=9))
 
 
 @st.composite
-def _actions(draw: st.DrawFn) -> tuple[Any, ...]:
+def _actions(draw: st.DrawFn, also: str) -> tuple[Any, ...]:
     some, number = (
-        ("work", "work", "work", "fork", "fork", "resume", "resume", "codec", "vacuum", "discard", "cancel"),
+        ("work", "work", "work", also, also, "resume", "resume", "codec", "vacuum", "discard", "cancel"),
         st.integers(0, 30),
     )
     action = draw(st.sampled_from(some))
@@ -136,7 +136,7 @@ def _actions(draw: st.DrawFn) -> tuple[Any, ...]:
         return action, draw(number), draw(number)
     if action == "vacuum":
         return action, draw(st.sampled_from(["succeeded", "failed", "cancelled"]))
-    return (action,) if action == "codec" else (action, draw(number))
+    return (action,) if action in ("codec", "deploy") else (action, draw(number))
 
 
 _CUT: ContextVar[asyncio.Timeout | None] = ContextVar("cut", default=None)
@@ -166,8 +166,9 @@ class World:
         self.left: float = math.inf  # calls until the process ends
         self.hanging = asyncio.Event()
         self.refused: set[Any] = set()  # runs in which a call was refused
+        self.deployed = False  # the code has other names for children, and for payments inside steps
         self.stopped_once: set[tuple[str, int]] = set()
-        self.scripts = [Script(self.agent, "root"), Script(self.agent, "kid-a"), Script(self.agent, "kid-b")]
+        self.scripts = [Script(self.agent, name) for name in ("root", "kid-a", "kid-b", "kid-a2", "kid-b2")]
 
     async def agent(self, ctx: Any) -> Any:
         await ctx.step("first", int)
@@ -221,7 +222,10 @@ class World:
         return await ctx.approve(f"plan {node.name}{node.number}", {"n": node.number})
 
     async def _outer(self, ctx: Any, root: str, node: Node, how: dict[str, Any]) -> Any:
-        return await ctx.step(f"outer {node.name}", self.run, ctx, root, node.inside)
+        inside = [Node(*each) for each in node.inside]
+        if self.deployed:
+            inside = [each._replace(name=f"{each.name}2") if each.kind == "pay" else each for each in inside]
+        return await ctx.step(f"outer {node.name}", self.run, ctx, root, inside)
 
     async def _undo(self, ctx: Any, root: str, node: Node, how: dict[str, Any]) -> Any:
         try:
@@ -241,9 +245,8 @@ class World:
 
     async def _child(self, ctx: Any, root: str, node: Node, how: dict[str, Any]) -> Any:
         concurrent = node.name[1:] or None
-        return (
-            await ctx.call(f"kid-{node.name[0]}", {"root": root, "program": node.inside}, key=concurrent)
-        ).final_output
+        agent = f"kid-{node.name[0]}{'2' * (self.deployed and concurrent is None)}"
+        return (await ctx.call(agent, {"root": root, "program": node.inside}, key=concurrent)).final_output
 
     async def _twin(self, ctx: Any, root: str, node: Node, how: dict[str, Any]) -> Any:
         """The same payment twice, which the code wants."""
@@ -352,7 +355,7 @@ class History:
         await self._finish()
         await self._resume_all()
         await self._finish()
-        for _ in range(2):  # a fork from the beginning finds what it must not repeat
+        for _ in range(0 if self.world.deployed else 2):  # a fork from the beginning finds what it must not repeat
             for which in range(2):
                 await self._fork(which, 0)
                 await self._finish()
@@ -369,7 +372,8 @@ class History:
                 result = await runner.wait(run.run_id, timeout=0)
                 error = f"{result.error.type} {result.error.message}" if result.error is not None else ""
                 # After a refusal the other run may fail, so that the fork would not be refused when it is resumed.
-                assert "JournalMismatch" not in error or run.run_id in self.world.refused, error
+                allowed = self.world.deployed or run.run_id in self.world.refused
+                assert "JournalMismatch" not in error or allowed, error
         self.world.bank.check()
 
     async def _work(self, left: float, ending: str) -> bool:
@@ -454,6 +458,9 @@ class History:
             await runner.fork(run_id, steps[after % len(steps)] if steps else None)
 
         await self._with_run(which, use)
+
+    async def _deploy(self) -> None:
+        self.world.deployed = True
 
     async def _resume(self, which: int) -> None:
         await self._with_run(which, lambda runner, run_id: runner.resume(run_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
-from agent_runtime_core.errors import AgentRuntimeError, UnknownEncryptionKey
+from agent_runtime_core.errors import AgentRuntimeError, InvalidArgument, UnknownEncryptionKey, UnknownRun
 from agent_runtime_core.events import SQLiteEventBus
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.queue import SQLiteQueue
@@ -427,6 +427,52 @@ async def test_a_caller_that_is_half_deleted_while_its_child_joins_leaves_no_row
             patch.setattr(commits, "commit", paying)
             await runner.discard("r")
         assert (await runner.wait(child, timeout=0)).error is None
+
+
+# -- a fork and a deletion at the same time
+
+
+async def forked_while_deleted(runner: AgentRunner, n: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Fork a run that is deleted before the n-th access of the fork to its stores. Return whether there were so many."""
+    left, source = n, await runner.queue.require(f"r{n}")
+
+    def counted(access: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*args: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                await forget(runner.backends, source)
+            return await access(*args)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner in {id(each): each for each in (runner.queue.commits, runner.state_store.commits)}.values():
+            patch.setattr(owner, "commit", counted(owner.commit))
+        for backend in (runner.queue, runner.state_store):
+            patch.setattr(backend, "read", counted(backend.read))
+        try:
+            await runner.fork(source.run_id, "first", new_run_id=f"fork{n}")
+        except (UnknownRun, InvalidArgument):
+            assert await runner.queue.row(f"fork{n}") is None
+    return left <= 0
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+async def test_a_fork_of_a_run_that_is_deleted_meanwhile_pays_no_second_time(
+    engines: int, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    firm = Firm()
+    firm.lazy |= {"manager", "payer"}  # their rows would be kept with them
+    async with firm_of(place, firm) if engines == 1 else on_three_engines(tmp_path, *firm.scripts) as runner:
+        n = 1
+        await submitted(runner, "r1")
+        while await forked_while_deleted(runner, n, monkeypatch):
+            n += 1
+            await submitted(runner, f"r{n}")
+        await work(runner)
+        assert n > 4
+    firm.check()
 
 
 # -- random trees

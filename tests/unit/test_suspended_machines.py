@@ -111,6 +111,28 @@ async def test_others_take_it_over_one_interval_after_the_suspend(place: Path | 
         await asyncio.wait({going})
 
 
+@pytest.mark.parametrize("left", [0.1, 5.0, 19.0])
+@pytest.mark.parametrize("awake", [0.0, 3.0])
+async def test_no_lease_that_was_valid_before_the_suspend_is_taken_over_in_that_time(
+    place: Path | None, awake: float, left: float
+) -> None:
+    """However short its lease was, and however long after it woke up this process compares its clocks."""
+    clock = VirtualClock()
+    async with Rig(place, clock, **SETTINGS) as rig:
+        await rig.runner.submit("script", run_id="r")
+        assert await claims(rig.another(worker_id="other")) == ["r"]
+        clock.advance(LEASE - left)
+        assert await claims(rig.runner) == []
+        for _ in range(2):  # a second suspend begins another interval
+            clock.suspend(NIGHT)
+            clock.advance(awake)
+            assert await claims(rig.runner) == []
+        clock.advance(DEFERRED_INTERVALS * LEASE / 3 - 0.1)
+        assert await claims(rig.runner) == []
+        clock.advance(0.2)
+        assert await claims(rig.runner) == ["r"]
+
+
 async def test_a_caller_takes_it_over_no_earlier() -> None:
     clock, work = VirtualClock(), Work()
     async with Rig(None, clock, **SETTINGS) as rig:
@@ -129,7 +151,7 @@ async def test_a_lease_that_had_ended_before_the_suspend_is_taken_over_immediate
     async with Rig(None, clock, **SETTINGS) as rig:
         await rig.runner.submit("script", run_id="r")
         assert await claims(rig.another()) == ["r"]
-        clock.advance(LEASE + 1)
+        clock.advance(LEASE * 4 / 3 + 1)  # nothing tells when in the last interval the machine fell asleep
         clock.suspend(NIGHT)
         assert await claims(rig.runner) == ["r"]
 

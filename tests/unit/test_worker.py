@@ -1255,6 +1255,50 @@ async def test_a_heart_that_is_not_answered_lets_its_runs_go_before_their_lease(
         assert "heartbeat failed for 41.0 s" in caplog.text
 
 
+@pytest.mark.parametrize("beside", [False, True])
+async def test_one_failed_heartbeat_does_not_end_a_run_that_was_claimed_a_moment_ago(
+    monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """The store has answered about it with its claim, whatever it did before."""
+    clock, inside, ends, ended = VirtualClock(), dict[str, asyncio.Event](), asyncio.Event(), list[str]()
+
+    async def body(ctx: Any) -> None:
+        inside[ctx.run_key].set()
+        try:
+            await ends.wait()
+        finally:
+            ended.append(ctx.run_key)
+
+    async def begun(key: str) -> asyncio.Task[Any]:
+        inside[key] = asyncio.Event()
+        await rig.runner.submit("script", run_id=key)
+        going = asyncio.ensure_future(rig.runner.run_once())
+        await until(inside[key])
+        return going
+
+    def silent(*_: Any) -> Any:
+        raise StorageBusy("no answer")
+
+    async with Rig(None, clock, lease_ttl_seconds=60, run_timeout_seconds=1e6) as rig:
+        rig.register(body)
+        going = [await begun("old")]
+        if not beside:
+            ends.set()
+            await going.pop()
+            ended.clear()
+            ends.clear()
+        clock.advance(41)
+        going.append(await begun("new"))
+        monkeypatch.setattr(rig.runner.queue.commits, "commit_from_thread", silent)
+        await asyncio.to_thread(rig.runner.heartbeat.beat)
+        if beside:
+            await going[0]
+        assert ended == (["old"] if beside else [])
+        ends.set()
+        await asyncio.gather(*going)
+        assert (await rig.runner.wait("new")).status is RunStatus.SUCCEEDED
+
+
 async def test_a_stalled_loop_is_not_kept_alive(place: Path | None) -> None:
     clock, inside = VirtualClock(), asyncio.Event()
 
@@ -1295,6 +1339,7 @@ async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() ->
             row.mail_seq,
             None,
             partial(queue.unchanged_update, row, claim),
+            0.0,
             0.0,
         )
 

@@ -4,8 +4,8 @@ A lease runs out while its machine is suspended, although the code under its cla
 such a claim:
 
 * A claim call extends the leases of all live claims of its own queue object first, so it takes none of them over.
-* A process that sees that the machine was suspended does not count the suspended time against leases for one more
-  heartbeat interval, in which other processes, and other queue objects of this one, extend theirs.
+* A process that sees that the machine was suspended takes over no lease that was valid before, for one more heartbeat
+  interval, in which other processes, and other queue objects of this one, extend theirs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LiveClaims:
         self._holders: tuple[ref[ClaimHolder], ...] = ()  # replaced as a whole: each claim reads it, in any thread
         self._lock = threading.Lock()
         self._boot, self._monotonic = clock.boot(), clock.monotonic()  # of the last comparison that found no suspend
-        self._suspended, self._until = 0.0, float("-inf")
+        self._before, self._until = 0.0, float("-inf")  # boot time before the suspend; end of the deferral
 
     @classmethod
     def of(cls, store: Any, clock: Clock) -> LiveClaims:
@@ -75,19 +75,23 @@ class LiveClaims:
         return [holder for each in self._holders if (holder := each()) is not None]
 
     def suspended(self) -> float:
-        """Compare the clocks, and return the suspended seconds that do not count against leases at this moment."""
+        """Compare the clocks, and return the seconds that do not count against leases at this moment.
+
+        They are those since the suspend began, or at most one heartbeat interval more: nothing tells when it began.
+        """
         boot, now = self._clock.boot(), self._clock.monotonic()
         if (boot - self._boot) - (now - self._monotonic) < _SAME and now >= self._until:
             return 0.0
         interval = max((holder.interval for holder in self._all()), default=INTERVAL)
         with self._lock:
-            jump = (boot - self._boot) - (now - self._monotonic)
-            if jump > interval:
-                self._suspended = jump + (self._suspended if now < self._until else 0.0)
+            awake = now - self._monotonic
+            if jumped := boot - self._boot - awake > interval:
+                if now >= self._until:
+                    self._before = self._boot + max(awake - interval, 0.0)
                 self._until = now + DEFERRED_INTERVALS * interval
-            if jump > interval or now - self._monotonic >= interval:
+            if jumped or awake >= interval:
                 self._boot, self._monotonic = boot, now
-            return self._suspended if now < self._until else 0.0
+            return boot - self._before if now < self._until else 0.0
 
     def unextended(self, queue: object) -> list[tuple[str, str]]:
         """Return run id and claim id of all live claims of a queue object whose lease may have run out."""

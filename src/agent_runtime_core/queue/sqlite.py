@@ -221,15 +221,16 @@ class SQLiteTransitions(RunTransitions):
         return tuple(dict.fromkeys(lanes))
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        self._expire_dead_processes(want.lease_now)
+        self._expire_dead_processes()
         found: list[RunRow] = []
         for agent in self._agents(_NEXT_CLAIMED) if want.agents is None else want.agents:
             found += fetch(self.tx.execute(_EXPIRED, (want.lease_now, agent, limit)))
         return found[:limit]
 
-    def _expire_dead_processes(self, now: float) -> None:
+    def _expire_dead_processes(self) -> None:
         """End the leases of dead processes at once."""
         engine = self.tx.engine
+        now = engine.clock.boot()
         if 0 <= now - engine.dead_looked_at < DEAD_HOLDERS_EVERY:
             return
         engine.dead_looked_at = now

@@ -103,7 +103,7 @@ class HeldClaim:
         self._heartbeat.hold(
             LeasedRun(
                 row, self.control, loop, ends, self._cancel, lose, self.publish_heartbeat, now, row.mail_seq,
-                asyncio.current_task(), self.unchanged_release, self.clock.boot(),
+                asyncio.current_task(), self.unchanged_release, self.clock.boot(), now,
             )
         )  # fmt: skip
 

@@ -52,6 +52,7 @@ async def fork(
     row = row.with_values(mark=sum(each.kind == DONE for each in copies))
     stored = await backends.queue.row(row.run_id)
     if stored is None:
+        await _join(backends, source, records, journal.view.origin, row.run_id)
         stored = await _stored(backends, row, copies, checkpoint)
     if stored is None:
         raise _id_taken(row, "belongs to another fork, whose creation was interrupted")
@@ -217,6 +218,24 @@ def _same(row: RunRow, stored: RunRow, after: After) -> bool:
     return mine["effects"] == theirs.get("effects", "refuse") and all(mine[each] == theirs.get(each) for each in fields)
 
 
+async def _join(backends: Backends, source: RunRow, records: Sequence[Record], origin: str, run_id: str) -> None:
+    """Make a fork a member of its lineage while its source is stored.
+
+    A deletion of the source before that has removed the rows of the lineage. A later one keeps them.
+
+    Raises:
+        UnknownRun: The source was deleted since its journal was read.
+    """
+    queue, state, members = backends.queue, backends.state, membership(origin, run_id)
+    if source.run_id == origin:  # else the source is a member already, or was deleted
+        members += membership(origin, origin)
+    await state.commits.commit(None, members)
+    if records and (await state.records(source.run_id, records[-1].seq - 1))[:1] != [records[-1]]:
+        for lineage, each in ((origin, run_id), (run_id, run_id), (origin, source.run_id)):
+            await leave_if_deleted(queue, state, lineage, each)
+        raise queue.unknown_run(source.run_key or source.run_id)
+
+
 async def _stored(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow | None:
     """Store the new run; return the stored row, perhaps of another caller, or None if another fork has the journal."""
     stored = await backends.state.records(row.run_id)
@@ -240,10 +259,6 @@ async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], chec
     key, queue, state = row.run_id, backends.queue.commits, backends.state.commits
     # The lowest fence is refused if the new run has been claimed already.
     ops = [Op(INSTALL, (key, LOWEST_TOKEN)), *(Op("journal.append", (key, each)) for each in copies)]
-    origin, source = json.loads(copies[0].info or "{}")["origin"], copies[0].claim_id.removeprefix(COPIED)
-    ops += membership(origin, key)
-    if source == origin:  # else the source is a member already, or was deleted
-        ops += membership(origin, origin)
     if checkpoint is not None:
         ops.append(Op("state.checkpoint", (key, checkpoint, None, row.created_at)))
     insert = Op("queue.insert", (row,))
@@ -253,6 +268,4 @@ async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], chec
         await state.commit(None, ops)
         ops = [insert]
     stored: RunRow = (await queue.commit(None, ops))[-1]
-    if source == origin:
-        await leave_if_deleted(backends.queue, backends.state, origin, source)
     return stored

@@ -40,6 +40,7 @@ class LeasedRun:
         owner: The task that the run was opened in.
         release: Returns the update that releases the claim, if no code executes it any more.
         extended_at: Boot time at which the lease was last extended.
+        answered_at: Monotonic time of the last answer of the store about the claim.
     """
 
     row: RunRow
@@ -54,6 +55,7 @@ class LeasedRun:
     owner: asyncio.Task[Any] | None
     release: Callable[[], RunUpdate]
     extended_at: float
+    answered_at: float
 
     @property
     def abandoned(self) -> bool:
@@ -83,7 +85,6 @@ class Heartbeat:
         self._beaters: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         #: Claims whose event loop stopped while they were executed. They are to be released.
         self._abandoned: list[LeasedRun] = []
-        self._answered = self._clock.monotonic()
         queue.live_claims.add(self)
 
     @property
@@ -98,7 +99,6 @@ class Heartbeat:
         with self._lock:
             self._leased[held.row.run_id] = held
             if self._stop_timer is None:
-                self._answered = self._clock.monotonic()
                 with contextlib.ExitStack() as undo:
                     stop_listening = self._queue.listen("mail", self._mail)
                     if stop_listening is not None:
@@ -237,22 +237,22 @@ class Heartbeat:
             ]
 
     def _apply_replies(self, held: list[LeasedRun], answers: list[tuple[bool, bool]], began: float) -> None:
-        self._answered = self._clock.monotonic()
+        now = self._clock.monotonic()
         for each, (ok, cancel) in zip(held, answers, strict=True):
-            each.extended_at = began
+            each.extended_at, each.answered_at = began, now
             if not ok:
                 call_in_loop(each.loop, each.lose)
             elif cancel:
                 call_in_loop(each.loop, each.cancel)
-            elif self._answered - each.reported_at >= self._config.heartbeat_interval_seconds:
-                each.reported_at = self._answered
+            elif now - each.reported_at >= self._config.heartbeat_interval_seconds:
+                each.reported_at = now
                 call_in_loop(each.loop, each.on_heartbeat)
 
     def _heartbeat_failed(self, held: list[LeasedRun], error: Exception) -> None:
-        silent = self._clock.monotonic() - self._answered
-        log.warning("heartbeat failed for %.1f s: %s", silent, error)
-        if silent > self._config.lease_ttl_seconds * 2 / 3:
-            for each in held:
+        now = self._clock.monotonic()
+        log.warning("heartbeat failed for %.1f s: %s", now - min(each.answered_at for each in held), error)
+        for each in held:
+            if now - each.answered_at > self._config.lease_ttl_seconds * 2 / 3:
                 call_in_loop(each.loop, each.lose)
 
     # -- notifications

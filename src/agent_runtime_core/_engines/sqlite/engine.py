@@ -115,7 +115,7 @@ class SQLiteEngine(SharedEngine):
         self.fences: list[Callable[[Any, str], str | None]] = []
         self._added: set[str] = set()  # names of operation sets
         self.readers: Readers = Readers(path, lambda: _Session(self.file), self._ensure_open)
-        self.dead_looked_at: float = -1.0  # lease time of the last check for dead processes
+        self.dead_looked_at: float = -1.0  # boot time of the last check for dead processes
         flushes = durability == "full"
         live = Path(f"{path}.live")
         with contextlib.ExitStack() as undo, _storage_errors(path):
