@@ -44,7 +44,7 @@ __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 PREFIX = "AGENT_RUNTIME_"
 _SECTIONS_OF_FILES = ("turns_", "personality_")  # read by ConfigLoader
 _KEYS = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
-_PRICES = frozenset({"input", "output", "cached_input", "cache_write"})
+_PRICES = frozenset({"input", "output", "cached_input", "cache_write", "cache_write_1h", "web_search"})
 _LOCATION_OPTIONS = frozenset({"engine", "path", "db_path", "url", "redis_url"})
 
 
@@ -95,7 +95,8 @@ class RuntimeConfig:
     park_after: float = 5.0
     #: Unsent bytes of an attached output at which the model stream of its run is paused.
     max_unsent_bytes: int = 131072
-    #: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`.
+    #: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`. `web_search`
+    #: is the price of 1,000 searches.
     model_prices: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     #: Trace sinks of every runner: instances, names ("langfuse") or "their_package.module:Class".
     trace_sinks: Sequence[Any] = ()
@@ -319,7 +320,7 @@ SETTINGS: dict[str, SettingType] = {
     "redact_stored": TRUTH,
     "model_prices": SettingType(
         "prices by model, in USD per million tokens: {'a-model': {'input': 2.5, 'output': 10}}, "
-        "and if they differ 'cached_input' and 'cache_write'", _are_prices, _json_in,
+        "and if they differ 'cached_input', 'cache_write', 'cache_write_1h' and 'web_search'", _are_prices, _json_in,
     ),
 }  # fmt: skip
 #: The environment variable of each setting.
