@@ -168,7 +168,7 @@ class Budget:
     def _check(self, name: str, used: float) -> None:
         allowed = getattr(self.limits, name)
         if allowed is not None and used >= allowed:
-            raise _reached(name, allowed, used)
+            raise LimitExceeded(name, allowed, used)
 
     @property
     def _tokens(self) -> int:
@@ -199,7 +199,7 @@ class Budget:
             for name, amount in used.items():
                 allowed = getattr(each.limits, name)
                 if allowed is not None and amount > allowed:
-                    return _reached(name, allowed, amount)
+                    return LimitExceeded(name, allowed, amount)
         return None
 
     @property
@@ -224,7 +224,7 @@ class Budget:
             return
         allowed, used = self.limits.max_tool_calls, self.tool_calls + self.reserved_calls
         if allowed is not None and used + count > allowed:
-            raise _reached("max_tool_calls", allowed, used, f"the model requested {count} more")
+            raise LimitExceeded("max_tool_calls", allowed, used, f"the model requested {count} more")
         if self.outer is not None:
             self.outer.before_tools(count)
 
@@ -242,9 +242,9 @@ class Budget:
         """Return the error for the time limit that was reached, so far into the period of work and the turn."""
         left, turn, run = self.remaining(seconds, turn_seconds), self.limits.turn_timeout, self.limits.run_timeout
         if turn is not None and left == turn - turn_seconds:
-            return _reached("turn_timeout", turn, max(turn, turn_seconds))
+            return LimitExceeded("turn_timeout", turn, max(turn, turn_seconds))
         if run is not None and left == run - self.seconds - seconds:
-            return _reached("run_timeout", run, max(run, self.seconds + seconds))
+            return LimitExceeded("run_timeout", run, max(run, self.seconds + seconds))
         assert self.outer is not None
         return self.outer.time_limit_error(seconds, turn_seconds)
 
@@ -440,10 +440,6 @@ class Budget:
         if self.estimated_cost:
             reported["estimated_cost_usd"] = self.estimated_cost
         return reported
-
-
-def _reached(name: str, allowed: float, used: float, what: str = "") -> LimitExceeded:
-    return LimitExceeded(name, allowed, used, what, fix="Raise it with runner.resume(run_id, limits=...)")
 
 
 async def _one_ended(active: Collection[asyncio.Future[None]]) -> None:

@@ -102,6 +102,7 @@ async def test_what_is_charged_is_stored_as_decimal_text(tmp_path: Path) -> None
     agent = Calls()
     async with runner_at(tmp_path / "a.db", agent) as runner:
         result = await runner.execute(agent, input_data={})
+        assert result.run_id is not None
         records = await runner.state_store.records(result.run_id)
     charged = [json.loads(each.info)["charged"]["m-1"] for each in records if each.info and '"charged"' in each.info]
     assert [each["cost_usd"] for each in charged] == ["0.0005"] * 3

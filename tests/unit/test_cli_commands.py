@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -38,6 +39,8 @@ class Greeter(AgentRuntime):
     async def run(self, ctx):
         if ctx.params.get("fail"):
             raise LookupError("no such name")
+        if ctx.params.get("calls"):
+            await ctx.step("calls", lambda: ctx.charge(turns=0, tool_calls=ctx.params["calls"]))
         return RunResult({"hello": ctx.params.get("name"), "messages": ctx.input_messages})
 
 
@@ -367,6 +370,18 @@ def test_a_waiting_run_shows_the_command_that_answers_it(run: Commands) -> None:
     code, out, _ = run("approve", "order 7", "plan")
     assert (code, out) == (0, "the answer to 'plan' is stored for run order 7\n")
     assert "answer with" not in run("show", "order 7")[1]
+
+
+def test_a_run_that_a_limit_ended_shows_the_command_that_raises_it(run: Commands) -> None:
+    run("submit", "greeter", "--run-id", "order 7", "--params", '{"calls": 3}', "--max-tool-calls", "2")
+    worked_off(run.url)
+    out = run("show", "order 7")[1]
+    assert "LimitExceeded: limit reached: max_tool_calls=2, used 3\n" in out
+    [command] = re.findall(r"^raise it with +(.*)$", out, re.M)
+    assert command == f"agent-runtime resume --max-tool-calls HIGHER 'order 7' --url {_shell_word(redacted(run.url))}"
+    words = shlex.split(command.replace("HIGHER", "5").replace(redacted(run.url), run.url))
+    assert run(*words[1:])[0] == 0
+    assert "raise it with" not in run("show", "order 7")[1]
 
 
 def _shell_word(text: str) -> str:

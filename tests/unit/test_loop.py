@@ -1450,3 +1450,36 @@ async def test_costs_are_stored_as_decimal_text_and_shown_as_numbers(tmp_path: P
     assert row is not None
     steps = step_views(row, records)["items"]
     assert [step["cost_usd"] for step in steps if step["cost_usd"] is not None] == [0.1] * 4
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_turns": 1}, {"max_tool_calls": 0}, {"max_tokens": 10}, {"max_cost_usd": 0.05, "max_tokens": 9999}]
+)
+@pytest.mark.parametrize("inner", [False, True])
+async def test_events_say_which_limit_was_reached_and_contain_no_advice(
+    limits: dict[str, Any], inner: bool, tmp_path: Path
+) -> None:
+    class Limited(ToolCallingAgent):
+        key = "limited"
+        system_prompt = ""
+        tools = registry(add)
+
+        def get_llm_client(self) -> Any:
+            return Scripted(asks(call("add", {"a": 1, "b": 2})), asks(call("add", {"a": 1, "b": 2})), "done", cost=0.1)
+
+    class Outer(Limited):
+        key = "outer"
+        tools = registry(agent_tool(Limited(), name="helper", description="Helps.", limits=limits))
+
+        def get_llm_client(self) -> Any:
+            return Scripted(asks(call("helper", {"task": "add"})), "done")
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        input_data = {"messages": HELLO} | ({} if inner else {"limits": limits})
+        result = await runner.execute(Outer() if inner else Limited(), run_id="r", input_data=input_data)
+        events = [event async for event in runner.stream("r")]
+    name = next(iter(limits))
+    assert result.status is (RunStatus.SUCCEEDED if inner else RunStatus.FAILED)
+    told = json.dumps([each.payload for each in events])
+    assert f"limit reached: {name}={limits[name]:g}, used " in told
+    assert not [word for word in ("Raise", "resume", "runner.", "configure", "RunLimits") if word in told]
