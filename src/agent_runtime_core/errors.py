@@ -361,8 +361,8 @@ class WaitTimeout(AgentRuntimeError, TimeoutError):
 class LimitExceeded(AgentRuntimeError):
     """A limit of the run was reached.
 
-    Its text reaches the model and the customers of the run, so it contains no advice for operators. `agent-runtime show`
-    shows how to raise the limit.
+    Its text reaches the model and the customers of the run, so it contains no advice for operators. The command
+    `agent-runtime show` prints how to raise the limit.
 
     Attributes:
         limit: The name of the limit in `RunLimits`.
