@@ -262,7 +262,7 @@ def _keys_of_agents(seen: list[tuple[str, str | None, str | None]]) -> list[Any]
     registry = ToolRegistry()
     registry.register(pay)
     registry.register(nested)
-    calls = [MockLLMClient.calls("pay", n=1), MockLLMClient.calls(("pay", {"n": 2}), ("nested", {})), "done"]
+    calls: list[Any] = [MockLLMClient.calls("pay", n=1), MockLLMClient.calls(("pay", {"n": 2}), ("nested", {})), "done"]
 
     class Payer(ToolCallingAgent):
         key = "payer"
