@@ -837,9 +837,9 @@ STATES: list[Triggered] = [
     ),
     Triggered(
         lambda: on_runner(lambda runner: Orchestrator(runner=runner).get_run("nope")),
-        "run 'nope' not found in this orchestrator. Use runner.get_run(run_id) for other runs",
-        about="'nope'",
-        fix="runner.get_run(run_id)",
+        "Run not found: nope",  # the words of the document; a note says how to find other runs
+        about="nope",
+        fix="not found",
     ),
     Triggered(
         lambda: after_close(lambda runner: runner.submit("hello")),

@@ -128,6 +128,8 @@ class MockRunContext:
         self.tool_registry: ToolRegistry = ToolRegistry() if tool_registry is None else tool_registry
         self.trace_id: str = trace_id(self.run_id)
         self.attempt = 1
+        self._step_id: str | None = None
+        self._idempotency_key: str | None = None
         #: The keys of steps, also of the model calls and tool calls of agent loops.
         self.step_keys: StepKeys = StepKeys(str(self.run_id))
         self.traceparent: str | None = None
@@ -160,17 +162,25 @@ class MockRunContext:
 
     @property
     def step_id(self) -> str | None:
-        """The step that this code runs in, or None between steps."""
+        """The step that this code runs in, or None between steps; a value that a test assigns replaces it."""
         scope = CURRENT_STEP.get()
         while scope is not None and scope.token.run_id != str(self.run_id):
             scope = scope.outer
-        return None if scope is None else scope.step_id
+        return self._step_id or (None if scope is None else scope.step_id)
+
+    @step_id.setter
+    def step_id(self, value: str | None) -> None:
+        self._step_id = value
 
     @property
     def idempotency_key(self) -> str | None:
-        """`run_id:step_id`, or None between steps."""
+        """`run_id:step_id`, or None between steps; a value that a test assigns replaces it."""
         step = self.step_id
-        return None if step is None else f"{self.run_id}:{step}"
+        return self._idempotency_key or (None if step is None else f"{self.run_id}:{step}")
+
+    @idempotency_key.setter
+    def idempotency_key(self, value: str | None) -> None:
+        self._idempotency_key = value
 
     @property
     def persistence(self) -> PersistenceManager:
