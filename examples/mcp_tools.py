@@ -24,7 +24,7 @@ from agent_runtime_core.integrations.mcp import MCPAgent, MCPTools
 from agent_runtime_core.integrations.mcp_server import create_mcp_server, serve_stdio
 
 STORE = "mcp_tools.db"
-CALLS = [("price", '{"of": "tea"}'), ("price", '{"of": "cake"}')]
+CALLS = [("price", {"of": "tea"}), ("price", {"of": "cake"})]
 
 shop = MCPServer("shop", log_level="ERROR")
 
@@ -52,8 +52,7 @@ def answer(messages: list[dict[str, Any]]) -> Any:
     if len(found) == len(CALLS):
         return f"Tea and cake are {sum(found)} cents."
     name, arguments = CALLS[len(found)]
-    call = {"id": f"call_{len(found)}", "type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+    return MockLLMClient.calls(name, **arguments)
 
 
 async def ask() -> None:

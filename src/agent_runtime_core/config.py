@@ -44,7 +44,13 @@ __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 PREFIX = "AGENT_RUNTIME_"
 _SECTIONS_OF_FILES = ("turns_", "personality_")  # read by ConfigLoader
 _KEYS = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
-_PRICES = frozenset({"input", "output", "cached_input", "cache_write"})
+#: Variables of Langfuse's own SDK. They apply if this library's variable is not set.
+OTHER_VARIABLES = {
+    "langfuse_public_key": ("LANGFUSE_PUBLIC_KEY",),
+    "langfuse_secret_key": ("LANGFUSE_SECRET_KEY",),
+    "langfuse_host": ("LANGFUSE_BASE_URL", "LANGFUSE_HOST"),
+}
+_PRICES = frozenset({"input", "output", "cached_input", "cache_write", "cache_write_1h", "web_search"})
 _LOCATION_OPTIONS = frozenset({"engine", "path", "db_path", "url", "redis_url"})
 
 
@@ -95,7 +101,8 @@ class RuntimeConfig:
     park_after: float = 5.0
     #: Unsent bytes of an attached output at which the model stream of its run is paused.
     max_unsent_bytes: int = 131072
-    #: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`.
+    #: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`. `web_search`
+    #: is the price of 1,000 searches.
     model_prices: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     #: Trace sinks of every runner: instances, names ("langfuse") or "their_package.module:Class".
     trace_sinks: Sequence[Any] = ()
@@ -319,7 +326,7 @@ SETTINGS: dict[str, SettingType] = {
     "redact_stored": TRUTH,
     "model_prices": SettingType(
         "prices by model, in USD per million tokens: {'a-model': {'input': 2.5, 'output': 10}}, "
-        "and if they differ 'cached_input' and 'cache_write'", _are_prices, _json_in,
+        "and if they differ 'cached_input', 'cache_write', 'cache_write_1h' and 'web_search'", _are_prices, _json_in,
     ),
 }  # fmt: skip
 #: The environment variable of each setting.
@@ -331,8 +338,9 @@ def configure(**settings: Any) -> RuntimeConfig:
     """Replace the configuration of this process: defaults, then the environment, then `settings`.
 
     Environment variables are named AGENT_RUNTIME_ and the setting in capitals; the API keys are OPENAI_API_KEY and
-    ANTHROPIC_API_KEY. An empty variable counts as not set. A variable that looks like a misspelled setting is logged as
-    a warning.
+    ANTHROPIC_API_KEY. LANGFUSE_PUBLIC_KEY, LANGFUSE_SECRET_KEY, LANGFUSE_BASE_URL and LANGFUSE_HOST are read if the
+    variables with the prefix are not set. An empty variable counts as not set. A variable that looks like a misspelled
+    setting is logged as a warning.
 
         configure(backend_url="sqlite:///runs.db", default_model="gpt-4o-mini")
 
@@ -374,7 +382,17 @@ def reset_config() -> None:
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings that these variables set; InvalidArgument names an invalid variable."""
-    return from_variables(SETTINGS, VARIABLES, environment)
+    found = from_variables(SETTINGS, VARIABLES, environment)
+    for name in OTHER_VARIABLES.keys() - found.keys():
+        if (variable := variable_of(name, environment)) is not None:
+            found |= from_variables(SETTINGS, {name: variable}, environment)
+    return found
+
+
+def variable_of(name: str, environment: Mapping[str, str]) -> str | None:
+    """Return the variable that sets a setting; None if none does."""
+    variables = (VARIABLES[name], *OTHER_VARIABLES.get(name, ()))
+    return next((each for each in variables if environment.get(each, "").strip()), None)
 
 
 def misspelt(environment: Iterable[str]) -> Iterator[tuple[str, str]]:

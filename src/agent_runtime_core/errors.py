@@ -361,6 +361,9 @@ class WaitTimeout(AgentRuntimeError, TimeoutError):
 class LimitExceeded(AgentRuntimeError):
     """A limit of the run was reached.
 
+    Its text reaches the model and the customers of the run, so it contains no advice for operators. The command
+    `agent-runtime show` prints how to raise the limit.
+
     Attributes:
         limit: The name of the limit in `RunLimits`.
         allowed: The value of the limit.
@@ -368,13 +371,13 @@ class LimitExceeded(AgentRuntimeError):
         result: A `RunResult` with the output so far, or None.
     """
 
-    def __init__(self, limit: str, allowed: float, used: float, what: str = "", *, fix: str = "") -> None:
+    def __init__(self, limit: str, allowed: float, used: float, what: str = "") -> None:
         self.limit: str = limit
         self.allowed: float = allowed
         self.used: float = used
         self.result: object | None = None
         about = what and f" ({what})"
-        super().__init__(f"limit reached: {limit}={allowed:g}, used {used:g}{about}{fix and f'. {fix}'}")
+        super().__init__(f"limit reached: {limit}={allowed:g}, used {used:g}{about}")
 
 
 class OutputMismatch(AgentRuntimeError):

@@ -18,7 +18,7 @@ from ._core.event_types import EventType
 from ._core.trace_sink import TraceSink
 from ._core.typed_steps import typed_step
 from ._core.validation import Shown, must
-from .errors import NotSupported, OutputMismatch, RunFailed, deciding_error, shortened, text_of
+from .errors import LimitExceeded, NotSupported, OutputMismatch, RunFailed, deciding_error, shortened, text_of
 from .retry import Delay
 from .status import RunStatus, status_words
 from .tools.registry import ToolRegistry
@@ -68,8 +68,11 @@ def describe(error: BaseException) -> ErrorInfo:
     """Return the ErrorInfo of an error; for a group, the deciding error with the traceback of the whole group."""
     cause = deciding_error(error)
     stack = shortened("".join(traceback.format_exception(error)))
-    reason = cause.finish_reason if isinstance(cause, OutputMismatch) else ""
-    details = {"finish_reason": reason} if reason else {}
+    details: dict[str, Any] = {}
+    if isinstance(cause, OutputMismatch) and cause.finish_reason:
+        details = {"finish_reason": cause.finish_reason}
+    elif isinstance(cause, LimitExceeded):
+        details = {"limit": cause.limit, "allowed": cause.allowed, "used": cause.used}
     return ErrorInfo(type(cause).__name__, text_of(cause), stack, details=details)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ._core.context_vars import queued
 from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, number, with_known_names
@@ -112,8 +113,14 @@ UNSEEN_TOKENS = 1024
 
 #: The counters of a usage that are summed over calls.
 COUNTED = frozenset({
-    "prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens",
+    "prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "cache_write_tokens",
+    "cache_write_1h_tokens", "reasoning_tokens", "web_search_requests",
 })  # fmt: skip
+
+#: The entries of a usage that are costs in USD.
+COSTS: Final = frozenset({"cost_usd", "estimated_cost_usd"})
+_USD_DIGITS: Final = 10  # after the point: a token at 0.0001 USD per million costs 0.0000000001 USD
+_USD: Final = re.compile(r"\d{1,15}(\.\d{1,30})?")
 
 
 class Budget:
@@ -161,7 +168,7 @@ class Budget:
     def _check(self, name: str, used: float) -> None:
         allowed = getattr(self.limits, name)
         if allowed is not None and used >= allowed:
-            raise _reached(name, allowed, used)
+            raise LimitExceeded(name, allowed, used)
 
     @property
     def _tokens(self) -> int:
@@ -171,7 +178,7 @@ class Budget:
     @property
     def _cost(self) -> float:
         """USD that count against `max_cost_usd`, without those reserved for calls in flight."""
-        return self.cost + self.estimated_cost if self.limits.count_estimates else self.cost
+        return sum_usd(self.cost, self.estimated_cost) if self.limits.count_estimates else self.cost
 
     def before_turn(self) -> None:
         """Check that another turn may begin."""
@@ -192,7 +199,7 @@ class Budget:
             for name, amount in used.items():
                 allowed = getattr(each.limits, name)
                 if allowed is not None and amount > allowed:
-                    return _reached(name, allowed, amount)
+                    return LimitExceeded(name, allowed, amount)
         return None
 
     @property
@@ -206,7 +213,7 @@ class Budget:
         if self.unlimited:
             return
         self._check("max_tokens", self._tokens + self.reserved_tokens)
-        self._check("max_cost_usd", self._cost + self.reserved_cost)
+        self._check("max_cost_usd", sum_usd(self._cost, self.reserved_cost))
         self._check("run_timeout", self.seconds)
         if self.outer is not None:
             self.outer.before_call()
@@ -217,7 +224,7 @@ class Budget:
             return
         allowed, used = self.limits.max_tool_calls, self.tool_calls + self.reserved_calls
         if allowed is not None and used + count > allowed:
-            raise _reached("max_tool_calls", allowed, used, f"the model requested {count} more")
+            raise LimitExceeded("max_tool_calls", allowed, used, f"the model requested {count} more")
         if self.outer is not None:
             self.outer.before_tools(count)
 
@@ -235,9 +242,9 @@ class Budget:
         """Return the error for the time limit that was reached, so far into the period of work and the turn."""
         left, turn, run = self.remaining(seconds, turn_seconds), self.limits.turn_timeout, self.limits.run_timeout
         if turn is not None and left == turn - turn_seconds:
-            return _reached("turn_timeout", turn, max(turn, turn_seconds))
+            return LimitExceeded("turn_timeout", turn, max(turn, turn_seconds))
         if run is not None and left == run - self.seconds - seconds:
-            return _reached("run_timeout", run, max(run, self.seconds + seconds))
+            return LimitExceeded("run_timeout", run, max(run, self.seconds + seconds))
         assert self.outer is not None
         return self.outer.time_limit_error(seconds, turn_seconds)
 
@@ -258,11 +265,11 @@ class Budget:
         for each in self._chain:
             each.seconds += seconds
 
-    def used(self, usage: Mapping[str, Any], cost: float | None) -> None:
-        """Count the usage and the cost in USD of a model call or a child."""
-        tokens = tokens_of(usage)
+    def used(self, usage: Mapping[str, Any], cost: float | str | None) -> None:
+        """Count the usage and the cost of a model call or a child, in USD as a number or as it is stored."""
+        tokens, usd = tokens_of(usage), usd_of(cost)
         for each in self._chain:
-            each._count(usage, tokens, cost)
+            each._count(usage, tokens, usd)
 
     def _count(self, usage: Mapping[str, Any], tokens: int, cost: float | None) -> None:
         total = self.usage
@@ -271,8 +278,7 @@ class Budget:
                 total[name] = total.get(name, 0) + value
         self.tokens += tokens
         if cost is not None:
-            self.cost += cost
-            self.usage["cost_usd"] = self.cost
+            self.cost = self.usage["cost_usd"] = sum_usd(self.cost, cost)
 
     def reserve_for_child(self, most: RunLimits = NO_LIMITS) -> RunLimits:
         """Reserve what remains of the limits, or `most`, for a child; return the child's limits."""
@@ -289,25 +295,27 @@ class Budget:
         def rest(allowed: Any, used: Any) -> Any:
             return None if allowed is None else max(allowed - used, 0)
 
+        cost = rest(limits.max_cost_usd, sum_usd(self._cost, self.reserved_cost))
+
         return RunLimits(
             max_tool_calls=rest(limits.max_tool_calls, self.tool_calls + self.reserved_calls),
             max_tokens=rest(limits.max_tokens, self._tokens + self.reserved_tokens),
-            max_cost_usd=rest(limits.max_cost_usd, self._cost + self.reserved_cost),
+            max_cost_usd=usd_of(cost),
             count_estimates=limits.count_estimates,
         )
 
     def _reserve(self, given: RunLimits, sign: int) -> None:
         self.reserved_tokens += sign * (given.max_tokens or 0)
-        self.reserved_cost += sign * (given.max_cost_usd or 0.0)
+        self.reserved_cost = sum_usd(self.reserved_cost, sign * (given.max_cost_usd or 0.0))
         self.reserved_calls += sign * (given.max_tool_calls or 0)
 
     def return_unused(self, given: RunLimits, usage: Mapping[str, Any]) -> None:
         """Release the reservation of a child that has ended, and count what it used."""
         for each in self._chain:
             each._reserve(given, -1)
-        calls, cost = usage.get("tool_calls"), usage.get("cost_usd")
+        calls = usage.get("tool_calls")
         self.tool(calls if isinstance(calls, int) else 0)
-        self.used(usage, cost if isinstance(cost, (int, float)) else None)
+        self.used(usage, usage.get("cost_usd"))
         self._estimate(usage)
 
     def recalled(self, usage: Mapping[str, Any]) -> None:
@@ -358,7 +366,7 @@ class Budget:
         Until the call has ended, its `reserve` counts as used, and with `turn` the call counts as a turn.
 
         Args:
-            reserve: Upper bounds of the call as {"tokens", "usd"}, or None.
+            reserve: Upper bounds of the call, as `reservation_of` returns them, or None.
             turn: Whether the call is a turn.
             waiting: Wraps the wait for other active calls, if given.
 
@@ -367,7 +375,9 @@ class Budget:
         """
         await self.until_allowed(self.before_turn if turn else self.before_call, waiting)
         reservation = (
-            RunLimits(max_tokens=reserve.get("tokens"), max_cost_usd=reserve.get("usd")) if reserve else NO_LIMITS
+            RunLimits(max_tokens=reserve.get("tokens"), max_cost_usd=usd_of(reserve.get("usd")))
+            if reserve
+            else NO_LIMITS
         )
         with self.active_call():
             self._reserve_call(reservation, int(turn), 1)
@@ -400,10 +410,10 @@ class Budget:
 
     def _estimate(self, usage: Mapping[str, Any]) -> None:
         """Count the estimated part of a usage."""
-        tokens, cost = usage.get("estimated_tokens"), usage.get("estimated_cost_usd")
+        tokens, cost = usage.get("estimated_tokens"), usd_of(usage.get("estimated_cost_usd")) or 0.0
         for each in self._chain:
             each.estimated_tokens += tokens if isinstance(tokens, int) else 0
-            each.estimated_cost += cost if isinstance(cost, (int, float)) else 0.0
+            each.estimated_cost = sum_usd(each.estimated_cost, cost)
 
     def newly_doubtful(self) -> LimitExceeded | None:
         """Return the first limit that only estimates of interrupted calls reach; once per run and claim."""
@@ -416,9 +426,10 @@ class Budget:
                 ("max_tokens", each.tokens, each.estimated_tokens), ("max_cost_usd", each.cost, each.estimated_cost),
             ):  # fmt: skip
                 allowed = getattr(limits, name)
-                if allowed is not None and not limits.count_estimates and used < allowed <= used + estimated:
+                both = sum_usd(used, estimated) if name == "max_cost_usd" else used + estimated
+                if allowed is not None and not limits.count_estimates and used < allowed <= both:
                     root._warned = True
-                    return LimitExceeded(name, allowed, used + estimated)
+                    return LimitExceeded(name, allowed, both)
         return None
 
     def reported_usage(self) -> dict[str, Any]:
@@ -429,10 +440,6 @@ class Budget:
         if self.estimated_cost:
             reported["estimated_cost_usd"] = self.estimated_cost
         return reported
-
-
-def _reached(name: str, allowed: float, used: float, what: str = "") -> LimitExceeded:
-    return LimitExceeded(name, allowed, used, what, fix="Raise it with runner.resume(run_id, limits=...)")
 
 
 async def _one_ended(active: Collection[asyncio.Future[None]]) -> None:
@@ -447,3 +454,33 @@ def tokens_of(usage: Mapping[str, Any]) -> int:
         return total
     parts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
     return sum(part for part in parts if isinstance(part, int))
+
+
+def usd_of(value: Any) -> float | None:
+    """Return a cost in USD with ten digits after the point, from a number or from the text that `usd_text` returns.
+
+    None for any other value: an object that a step returned may have any value under the name of a cost.
+    """
+    if isinstance(value, str):
+        return round(float(value), _USD_DIGITS) if _USD.fullmatch(value) else None
+    return round(float(value), _USD_DIGITS) if isinstance(value, (int, float)) else None
+
+
+def usd_text(cost: float | None) -> str | None:
+    """Return a cost as decimal text, in which journals store it. A float may be written as 1e-08."""
+    return None if cost is None else f"{cost:.{_USD_DIGITS}f}".rstrip("0").rstrip(".")
+
+
+def sum_usd(*costs: float) -> float:
+    """Return the sum of costs, rounded: so it equals the sum of their decimal texts, in any order."""
+    return round(sum(costs), _USD_DIGITS)
+
+
+def stored_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a usage with its costs as decimal text."""
+    return {name: usd_text(usd_of(value)) if name in COSTS else value for name, value in usage.items()}
+
+
+def reservation_of(tokens: int, cost: float | None) -> dict[str, Any]:
+    """Return the most that a model call may use, as it is stored with the start of the call."""
+    return {"tokens": tokens} if cost is None else {"tokens": tokens, "usd": usd_text(cost)}

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, cast
+from typing import Any, Final, cast
 from uuid import UUID
 
 from ._core.clock import aware
@@ -38,6 +38,9 @@ from .tools.registry import ToolRegistry
 from .tools.tool import Tool
 
 __all__ = ["Orchestrator", "OrchestratorSettings", "RunCreate", "RunResponse", "RunStatus"]
+
+
+_MOST_KEPT: Final = 1_000  # responses in `runs`
 
 
 class RunStatus(str, Enum):  # noqa: UP042 (like the other public enums)
@@ -95,8 +98,11 @@ class RunResponse:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; a value that is not JSON, such as a datetime, becomes a string."""
-        plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return cast("dict[str, Any]", json.loads(json.dumps(plain, default=json_form)))
+        return cast("dict[str, Any]", json.loads(json.dumps(self.model_dump(), default=json_form)))
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return the fields with their Python values, under the name that pydantic uses."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
 
 @with_known_names
@@ -181,6 +187,8 @@ class Orchestrator:
         self.runner: AgentRunner = _configured_runner() if runner is None else runner
         self._worker: AgentRunner | None = None
         self._working: asyncio.Task[None] | None = None
+        #: The runs by id that this object has returned, as they were then; the latest 1,000. `get_run` reads the store.
+        self.runs: dict[str, RunResponse] = {}
 
     @property
     def planner(self) -> BasePlanner:
@@ -223,8 +231,8 @@ class Orchestrator:
         info = RunInfo.of((await self.insert_run(row))[0])
         if idempotency_key is not None:
             return await self._response(info)
-        return RunResponse(
-            str(info.run_id), RunStatus.PENDING, created_at=info.created_at, updated_at=info.created_at
+        return self._returned(
+            RunResponse(str(info.run_id), RunStatus.PENDING, created_at=info.created_at, updated_at=info.created_at)
         )  # as it was stored, although it may be running already
 
     def new_run(self, request: RunCreate, idempotency_key: str | None = None, traceparent: str | None = None) -> RunRow:
@@ -320,10 +328,17 @@ class Orchestrator:
         except UnknownRun:
             info = None
         if info is None or info.agent_key != self.agent.key:
-            raise RunNotFound(
-                f"run {str(run_id)!r} not found in this orchestrator. Use runner.get_run(run_id) for other runs"
-            )
+            error = RunNotFound(f"Run not found: {run_id}")
+            error.add_note("The orchestrator finds only its own runs. Use runner.get_run(run_id) for other runs")
+            raise error
         return info
+
+    def _returned(self, response: RunResponse) -> RunResponse:
+        self.runs.pop(response.run_id, None)
+        self.runs[response.run_id] = response
+        if len(self.runs) > _MOST_KEPT:
+            del self.runs[next(iter(self.runs))]
+        return response
 
     async def _response(self, info: RunInfo) -> RunResponse:
         records = await self.runner.state_store.records(info.run_id)
@@ -340,7 +355,7 @@ class Orchestrator:
                 error = outcome.error
                 kind, message = (None, "") if error is None else (error.type, error.message)
                 response.error = failure_reason(info.status.value, kind, message)
-        return response
+        return self._returned(response)
 
 
 def _request(request: Any, prompt: str | None, max_steps: int) -> RunCreate:

@@ -75,15 +75,16 @@ class Spent:
                 answer = json.loads(record.result or "{}")
                 self.turns[run] += 1
                 self.tokens += answer["usage"]["total_tokens"]
-                self.cost += answer["cost_usd"]
-                self.dearest = max(self.dearest, answer["cost_usd"])
+                cost = float(answer["cost_usd"])
+                self.cost += cost
+                self.dearest = max(self.dearest, cost)
         for key, reserve in open_.items():
             if (run, key) != now:
                 self._doubt(reserve)
 
     def _doubt(self, reserve: dict[str, Any]) -> None:
         tokens = reserve.get("tokens", 0)
-        cost = reserve.get("usd", tokens * PRICE["input"] / 1e6)
+        cost = float(reserve.get("usd", tokens * PRICE["input"] / 1e6))
         self.doubt_tokens += tokens
         self.doubt_cost += cost
         self.dearest = max(self.dearest, cost)

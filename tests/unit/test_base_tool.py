@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.errors import BadArguments, InvalidArgument, ToolFailed, ToolTimeout
-from agent_runtime_core.interfaces import RunContext
+from agent_runtime_core.errors import BadArguments, InvalidArgument, NotSupported, ToolFailed, ToolTimeout
+from agent_runtime_core.interfaces import RunContext, ToolCallDict
 from agent_runtime_core.testing import MockRunContext
-from agent_runtime_core.tools import BaseTool, CalculatorTool, Tool, ToolRegistry, ToolResult, answer_call
+from agent_runtime_core.tools import (
+    BaseTool,
+    CalculatorTool,
+    Tool,
+    ToolDefinition,
+    ToolRegistry,
+    ToolResult,
+    answer_call,
+)
 
 
 class Call:
@@ -125,3 +133,37 @@ async def test_get_tool_gives_what_was_registered() -> None:
     other = Tool.from_function(lambda: 2, name="greet", description="")
     tools.register(other)
     assert tools.get_tool("greet") is other
+
+
+def test_results_are_plain_under_both_names() -> None:
+    for result in (ToolResult(True, {"a": 1}), ToolResult(False, error="no")):
+        plain = {"success": result.success, "output": result.output, "error": result.error}
+        assert result.model_dump() == result.to_dict() == plain
+        assert ToolResult(**result.to_dict()) == result
+
+
+def test_the_tools_of_a_registry_are_those_that_were_registered() -> None:
+    greeter, plain = Greeter(), Tool.from_function(lambda: 1, name="plain", description="")
+    tools = registry(plain, greeter)
+    assert dict(tools.tools) == {"plain": plain, "greet": greeter}
+    assert list(tools.tools) == [each.name for each in tools.list_tools()]
+    with pytest.raises(TypeError):
+        tools.tools["x"] = plain  # type: ignore[index]
+
+
+async def test_a_definition_describes_a_tool_and_is_refused_when_it_is_executed() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "number"}}}
+    definition = ToolDefinition("look", "Looks.", parameters)
+    assert definition == ToolDefinition(name="look", description="Looks.", parameters=parameters)
+    tools = registry(definition)
+    assert tools.to_openai_format()[0]["function"] == {
+        "name": "look", "description": "Looks.", "parameters": parameters,
+    }  # fmt: skip
+    refused = r"tool 'look' has no handler\. Pass handler= to Tool\(\.\.\.\)"
+    with pytest.raises(NotSupported, match=refused):
+        definition(a=1)
+    with pytest.raises(NotSupported, match=refused):
+        await tools.execute("look", {"a": 1})
+    call = ToolCallDict({"id": "c", "function": {"name": "look", "arguments": "{}"}})
+    answer = await answer_call(tools, call, None)
+    assert (answer.ok, "tool 'look' has no handler" in answer.content) == (False, True)

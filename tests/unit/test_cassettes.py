@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ from agent_runtime_core.testing import (
     RecordingLLMClient,
     ReplayLLMClient,
 )
+from agent_runtime_core.testing.models import chunks_of
 from agent_runtime_core.tools import Tool, ToolRegistry
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -89,6 +91,42 @@ async def test_the_file_is_whole_after_every_answer(tmp_path: Path) -> None:
     await asyncio.gather(*(client.generate(user(str(number))) for number in range(20)))
     assert Cassette.load(path).exchanges == client.cassette.exchanges
     assert len(client.cassette.exchanges) == 21
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+async def test_equal_concurrent_requests_keep_their_order(
+    order: tuple[int, ...], streamed: bool, tmp_path: Path
+) -> None:
+    ended = [asyncio.Event() for _ in order]
+    started = itertools.count()
+
+    class Slow(MockLLMClient):
+        async def generate(self, *args: Any, **kwargs: Any) -> LLMResponse:
+            number = next(started)
+            await ended[number].wait()
+            return LLMResponse({"role": "assistant", "content": str(number)}, model="m", finish_reason="stop")
+
+        async def stream(self, *args: Any, **kwargs: Any) -> Any:
+            for chunk in chunks_of(await self.generate()):
+                yield chunk
+
+    async def ask(client: Any) -> str:
+        if not streamed:
+            return str((await client.generate(user("a"))).message["content"])
+        return "".join([chunk.delta async for chunk in client.stream(user("a"))])
+
+    path = tmp_path / "talk.json"
+    client = RecordingLLMClient(Slow(), path)
+    asked = [asyncio.ensure_future(ask(client)) for _ in order]
+    while next_ := [number for number in order if not asked[number].done()]:
+        await asyncio.sleep(0)
+        ended[next_[0]].set()
+        await asyncio.wait([asked[next_[0]]])
+    assert [task.result() for task in asked] == ["0", "1", "2"]
+    assert Cassette.load(path).exchanges == client.cassette.exchanges
+    replay = ReplayLLMClient(path)
+    assert await asyncio.gather(*(ask(replay) for _ in order)) == ["0", "1", "2"]
 
 
 async def test_two_answers_are_not_written_at_once(tmp_path: Path) -> None:

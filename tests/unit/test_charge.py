@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,18 @@ async def test_a_run_that_exceeds_its_tokens_is_stopped(how: str, made: int) -> 
     assert result.error.type == "LimitExceeded"
     assert agent.made == made
     assert result.usage["total_tokens"] == 4000
+
+
+async def test_what_is_charged_is_stored_as_decimal_text(tmp_path: Path) -> None:
+    configure(model_prices={"m-1": {"input": 0.1, "output": 0.2}})
+    agent = Calls()
+    async with runner_at(tmp_path / "a.db", agent) as runner:
+        result = await runner.execute(agent, input_data={})
+        assert result.run_id is not None
+        records = await runner.state_store.records(result.run_id)
+    charged = [json.loads(each.info)["charged"]["m-1"] for each in records if each.info and '"charged"' in each.info]
+    assert [each["cost_usd"] for each in charged] == ["0.0005"] * 3
+    assert result.usage["cost_usd"] == 0.0015
 
 
 async def test_turns_are_limited() -> None:

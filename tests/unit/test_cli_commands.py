@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,8 +25,11 @@ from agent_runtime_core.cli.output import human_size, human_time
 from agent_runtime_core.cli.parser import parser
 from agent_runtime_core.cli.store import answer_command
 from agent_runtime_core.config import configure, reset_config
+from agent_runtime_core.orchestrator import Orchestrator
+from agent_runtime_core.planning import RuleBasedPlanner
 from agent_runtime_core.queue.records import RunUpdate
 from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.turns import TurnManager
 from tests.support.command_line import ROOT, Commands, on, process
 from tests.support.runs import Script
 
@@ -38,6 +43,8 @@ class Greeter(AgentRuntime):
     async def run(self, ctx):
         if ctx.params.get("fail"):
             raise LookupError("no such name")
+        if ctx.params.get("calls"):
+            await ctx.step("calls", lambda: ctx.charge(turns=0, tool_calls=ctx.params["calls"]))
         return RunResult({"hello": ctx.params.get("name"), "messages": ctx.input_messages})
 
 
@@ -367,6 +374,18 @@ def test_a_waiting_run_shows_the_command_that_answers_it(run: Commands) -> None:
     code, out, _ = run("approve", "order 7", "plan")
     assert (code, out) == (0, "the answer to 'plan' is stored for run order 7\n")
     assert "answer with" not in run("show", "order 7")[1]
+
+
+def test_a_run_that_a_limit_ended_shows_the_command_that_raises_it(run: Commands) -> None:
+    run("submit", "greeter", "--run-id", "order 7", "--params", '{"calls": 3}', "--max-tool-calls", "2")
+    worked_off(run.url)
+    out = run("show", "order 7")[1]
+    assert "LimitExceeded: limit reached: max_tool_calls=2, used 3\n" in out
+    [command] = re.findall(r"^raise it with +(.*)$", out, re.M)
+    assert command == f"agent-runtime resume --max-tool-calls HIGHER 'order 7' --url {_shell_word(redacted(run.url))}"
+    words = shlex.split(command.replace("HIGHER", "5").replace(redacted(run.url), run.url))
+    assert run(*words[1:])[0] == 0
+    assert "raise it with" not in run("show", "order 7")[1]
 
 
 def _shell_word(text: str) -> str:
@@ -774,3 +793,46 @@ def test_a_worker_writes_json(tmp_path: Path) -> None:
     logged = [json.loads(line) for line in err.splitlines()]
     assert logged[-1]["message"] == f"worker {ready['worker']} has stopped"
     assert {*logged[-1]} == {"time", "level", "logger", "message"}
+
+
+TURNS = """
+from agent_runtime_core import AgentRunner
+from agent_runtime_core.orchestrator import Orchestrator
+from agent_runtime_core.planning import RuleBasedPlanner
+from agent_runtime_core.turns import TurnManager
+
+def turns():
+    return TurnManager(AgentRunner.open("runs.db"), planner=RuleBasedPlanner())
+
+def prompts():
+    return Orchestrator(runner=AgentRunner.open("runs.db"))
+
+def in_memory():
+    return TurnManager(AgentRunner())
+"""
+
+
+@pytest.mark.parametrize(("target", "key"), [("turns", "turn"), ("prompts", "orchestrator")])
+async def test_a_worker_executes_turns_and_prompts(target: str, key: str, tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(TURNS)
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        with started("worker", f"served:{target}", "--json", "--log-level", "error", cwd=tmp_path) as child:
+            assert child.stdout is not None
+            ready = json.loads(await asyncio.to_thread(child.stdout.readline))
+            assert (ready["ready"], key in ready["agents"]) == (True, True)
+            if target == "turns":
+                turn = await TurnManager(runner, planner=RuleBasedPlanner()).start_turn("add 1 and 2")
+                done: Any = (await runner.wait(turn.id, 60)).final_output["response"]
+            else:
+                orchestrator = Orchestrator(runner=runner, work=False)
+                run = await orchestrator.create_run(prompt="add 1 and 2")
+                done = (await orchestrator.wait(run.run_id, 60)).result
+            child.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(child.communicate, timeout=60)
+    assert (str(done), child.returncode) == ("3", 0)
+
+
+def test_a_worker_needs_turns_that_are_stored(tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(TURNS)
+    done = process("worker", "served:in_memory", cwd=tmp_path)
+    assert (done.returncode, "must not store runs in memory" in done.stderr) == (2, True)

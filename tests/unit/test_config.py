@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
-from agent_runtime_core.config import RuntimeConfig, configure, get_config, place_of, reset_config
+from agent_runtime_core.config import RuntimeConfig, configure, get_config, place_of, reset_config, variable_of
 from agent_runtime_core.errors import InvalidArgument, UnknownSetting
 
 
@@ -303,3 +304,28 @@ def test_a_misspelt_variable_is_told_in_the_log(
     assert [each.message for each in caplog.records] == [
         "unknown environment variable AGENT_RUNTIME_MAX_RETRY. Did you mean AGENT_RUNTIME_MAX_RETRIES?"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("langfuse_public_key", ["AGENT_RUNTIME_LANGFUSE_PUBLIC_KEY", "LANGFUSE_PUBLIC_KEY"]),
+        ("langfuse_secret_key", ["AGENT_RUNTIME_LANGFUSE_SECRET_KEY", "LANGFUSE_SECRET_KEY"]),
+        ("langfuse_host", ["AGENT_RUNTIME_LANGFUSE_HOST", "LANGFUSE_BASE_URL", "LANGFUSE_HOST"]),
+    ],
+)
+def test_variables_of_langfuse_are_read_too(name: str, variables: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in variables:
+        monkeypatch.delenv(variable, raising=False)
+    assert getattr(configure(), name) is None
+    for variable in reversed(variables):
+        monkeypatch.setenv(variable, f"of {variable}")
+        assert getattr(configure(), name) == f"of {variable}"
+        assert variable_of(name, os.environ) == variable
+        monkeypatch.setenv(variable, "")
+        for weaker in variables[variables.index(variable) + 1 :]:
+            assert getattr(configure(), name) == f"of {weaker}"
+            break
+        monkeypatch.setenv(variable, f"of {variable}")
+    assert getattr(configure(**{name: "given"}), name) == "given"
+    assert configure().langfuse_enabled is False

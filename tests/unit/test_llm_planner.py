@@ -179,3 +179,14 @@ async def test_a_plan_made_in_a_step_is_made_once() -> None:
         await rig.go(body)
         assert await rig.value(body) == StepKind.LLM_CALL.value
     assert len(client.asked) == 1
+
+
+async def test_a_step_without_a_kind_calls_a_tool() -> None:
+    steps = [
+        {"step_number": n, "tool_name": "calculator", "tool_input": {"expression": "1+2"}, "reasoning": "add"}
+        for n in (1, 2)
+    ]
+    plan = await LLMPlanner(Scripted(answer(*steps))).create_plan("x", TOOLS)
+    assert [(each.step_number, each.kind, each.reasoning) for each in plan.steps] == [
+        (1, StepKind.TOOL_CALL, "add"), (2, StepKind.TOOL_CALL, "add"),
+    ]  # fmt: skip

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core import AgentRunner, AgentRuntime, RunContext, RunResult, open_run
+from agent_runtime_core import AgentRunner, AgentRuntime, RunContext, RunResult, open_run, tool
+from agent_runtime_core._core.ids import step_id
 from agent_runtime_core._core.log import log
+from agent_runtime_core.planning import BasePlanner, Plan, PlanStep
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner.settings import RunnerConfig
 from agent_runtime_core.tracing import JsonFormatter, RunFields
+from agent_runtime_core.turns import TurnManager
 
 OWN = logging.getLogger("tests.my_agent")
 
@@ -101,6 +104,9 @@ async def test_what_an_agent_logs_has_the_fields_of_its_run_and_step(logged: Lin
         line = logged.of(message)
         assert {name: line.get(name) for name in run} == run
         assert line.get("step") == step
+        key = "s:0" if step else ""
+        assert line.get("step_id") == (step_id(str(result.run_id), step, key) if step else None)
+        assert "turn_id" not in line
     child = logged.of("in the child")
     assert child["run_id"] != run["run_id"]
     assert logged.of(f"run {result.run_id} of agent 'worker' finished")["run_id"] == run["run_id"]
@@ -146,6 +152,38 @@ async def test_attempt_is_that_of_the_step_and_between_steps_that_of_the_run(
         await runner.execute(Flaky(), input_data={})
     assert [each["attempt"] for each in logged.lines if each["message"] == "attempt of the run"] == [1, 2]
     assert [each["attempt"] for each in logged.lines if each["message"] == "attempt of the step"] == [1, 2]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+async def test_what_a_turn_logs_has_the_ids_of_turn_and_step(logged: Lines, remote: bool) -> None:
+    @tool
+    async def look() -> str:
+        """Look."""
+        OWN.info("in a tool")
+        return "seen"
+
+    class Looks(BasePlanner):
+        async def create_plan(self, prompt: str, available_tools: Any) -> Plan:
+            OWN.info("in the planner")
+            return Plan([PlanStep(1, "look", {}, "")], "look")
+
+    class Hook:
+        async def on_turn_start(self, turn: Any) -> None:
+            OWN.info("in a hook")
+
+    async with AgentRunner.open("memory://", registry=Registry(), config=RunnerConfig()) as runner:
+        manager = TurnManager(runner, planner=Looks(), tools=[look], hooks=[Hook()], remote_steps=remote)
+        turn = await manager.run_turn("look")
+    OWN.info("outside")
+    for message in ("in a tool", "in the planner", "in a hook"):
+        line = logged.of(message)
+        assert line["turn_id"] == turn.id
+        assert line["step_id"]
+    assert logged.of("in a tool")["step_id"] == turn.steps[0].step_id
+    started = logged.of(f"turn {turn.id}: started")
+    assert (started["turn_id"], started["run_id"], started["trace_id"]) == (turn.id, turn.id, turn.trace_id)
+    assert started["step_id"]
+    assert "turn_id" not in logged.of("outside")
 
 
 async def test_an_open_run_is_named_inside_its_block_only(logged: Lines, tmp_path: Path) -> None:

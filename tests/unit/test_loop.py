@@ -10,11 +10,15 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_runtime_core._views.steps import step_views
+from agent_runtime_core._views.usage import usage_view
+from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.config import configure
 from agent_runtime_core.errors import (
     CircuitOpen,
@@ -1416,3 +1420,66 @@ async def test_recorded_calls_count_one_after_the_other_unless_they_ran_side_by_
         result = await rig.go(body)
     assert result.final_output == ({"value": "done"} if enough else {"response": None})
     assert enough or (result.error is not None and "run_timeout=99.5" in result.error.message)
+
+
+async def test_costs_are_stored_as_decimal_text_and_shown_as_numbers(tmp_path: Path) -> None:
+    configure(model_prices={"scripted-1": {"input": 0.001, "output": 0.001}})
+    asking = [asks(call("add", {"a": n, "b": n})) for n in range(3)]
+
+    class Cheap(ToolCallingAgent):
+        key = "cheap"
+        system_prompt = ""
+        tools = registry(add)
+        limits = RunLimits(max_cost_usd=1.0)
+
+        def get_llm_client(self) -> Any:
+            return Scripted(*asking, "done", cost=0.1)
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(Cheap(), run_id="r", input_data={"messages": HELLO})
+        assert result.run_id is not None
+        records = await runner.state_store.records(result.run_id)
+        answers = [json.loads(each.result or "") for each in records if each.name == "model" and each.kind == "done"]
+        starts = [json.loads(each.info or "{}") for each in records if each.name == "model"]
+        shown = await usage_view(runner, "model")
+        row = await runner.queue.row(result.run_id)
+    assert [answer["cost_usd"] for answer in answers] == ["0.1"] * 4
+    assert all(Decimal(info["reserve"]["usd"]) > 0 for info in starts if "reserve" in info)
+    assert any("reserve" in info for info in starts)
+    assert result.usage["cost_usd"] == shown["total"]["cost_usd"] == 0.4  # the sum of floats is another number
+    assert row is not None
+    steps = step_views(row, records)["items"]
+    assert [step["cost_usd"] for step in steps if step["cost_usd"] is not None] == [0.1] * 4
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_turns": 1}, {"max_tool_calls": 0}, {"max_tokens": 10}, {"max_cost_usd": 0.05, "max_tokens": 9999}]
+)
+@pytest.mark.parametrize("inner", [False, True])
+async def test_events_say_which_limit_was_reached_and_contain_no_advice(
+    limits: dict[str, Any], inner: bool, tmp_path: Path
+) -> None:
+    class Limited(ToolCallingAgent):
+        key = "limited"
+        system_prompt = ""
+        tools = registry(add)
+
+        def get_llm_client(self) -> Any:
+            return Scripted(asks(call("add", {"a": 1, "b": 2})), asks(call("add", {"a": 1, "b": 2})), "done", cost=0.1)
+
+    class Outer(Limited):
+        key = "outer"
+        tools = registry(agent_tool(Limited(), name="helper", description="Helps.", limits=limits))
+
+        def get_llm_client(self) -> Any:
+            return Scripted(asks(call("helper", {"task": "add"})), "done")
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        input_data = {"messages": HELLO} | ({} if inner else {"limits": limits})
+        result = await runner.execute(Outer() if inner else Limited(), run_id="r", input_data=input_data)
+        events = [event async for event in runner.stream("r")]
+    name = next(iter(limits))
+    assert result.status is (RunStatus.SUCCEEDED if inner else RunStatus.FAILED)
+    told = json.dumps([each.payload for each in events])
+    assert f"limit reached: {name}={limits[name]:g}, used " in told
+    assert not [word for word in ("Raise", "resume", "runner.", "configure", "RunLimits") if word in told]

@@ -837,9 +837,9 @@ STATES: list[Triggered] = [
     ),
     Triggered(
         lambda: on_runner(lambda runner: Orchestrator(runner=runner).get_run("nope")),
-        "run 'nope' not found in this orchestrator. Use runner.get_run(run_id) for other runs",
-        about="'nope'",
-        fix="runner.get_run(run_id)",
+        "Run not found: nope",  # the words of the document; a note says how to find other runs
+        about="nope",
+        fix="not found",
     ),
     Triggered(
         lambda: after_close(lambda runner: runner.submit("hello")),
@@ -972,10 +972,10 @@ STATES: list[Triggered] = [
         fix="Let this error end run()",
     ),
     Triggered(
-        lambda: raise_(LimitExceeded("max_turns", 1, 1, fix="Raise it with runner.resume(run_id, limits=...)")),
-        "limit reached: max_turns=1, used 1. Raise it with runner.resume(run_id, limits=...)",
+        lambda: raise_(LimitExceeded("max_turns", 1, 1)),
+        "limit reached: max_turns=1, used 1",
         about="max_turns=1",
-        fix="runner.resume(run_id, limits=...)",
+        fix="used 1",  # customers read it, so it contains no advice
     ),
     Triggered(
         lambda: raise_(StepExecutionError("pay", "no money", 2)),

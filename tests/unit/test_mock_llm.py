@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +22,7 @@ from agent_runtime_core.interfaces import (
     ToolCallDict,
     ToolRegistry,
 )
-from agent_runtime_core.llm import get_llm_client, use_llm_client
+from agent_runtime_core.llm import AnthropicClient, get_llm_client, use_llm_client
 from agent_runtime_core.llm._client import ChatClient, forbid_remote
 from agent_runtime_core.llm._provider import Completion, ProviderAdapter, Request
 from agent_runtime_core.testing import (
@@ -28,10 +30,12 @@ from agent_runtime_core.testing import (
     MockLLMClient,
     MockLLMResponse,
     MockTool,
+    RecordingLLMClient,
     create_test_context,
     run_agent_test,
 )
 from agent_runtime_core.tools.invocation import answer_call
+from tests.support.provider_server import script, serving
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -422,7 +426,60 @@ async def test_the_judge_passes_what_the_model_passes(reply: str, passed: bool) 
     (message,) = call["messages"]
     assert message["role"] == "user"
     assert all(text in message["content"] for text in ("Hi", "Hello!", "It greets"))
-    assert (call["model"], call["kwargs"]) == ("gpt-4o-mini", {})
+    assert (call["model"], call["kwargs"]) == (None, {})
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(("given", "model"), [(None, "claude-x"), ("claude-y", "claude-y")])
+async def test_the_judge_is_the_default_model_of_the_client(
+    given: str | None, model: str, wrapped: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("anthropic")
+    answer = {
+        "id": "m", "type": "message", "role": "assistant", "model": model, "stop_reason": "end_turn",
+        "content": [{"type": "text", "text": "PASS"}], "usage": {"input_tokens": 3, "output_tokens": 2},
+    }  # fmt: skip
+    async with serving(script(answer)) as server:
+        real = AnthropicClient("sk-ant-1", "claude-x", base_url=server.url)
+        client = RecordingLLMClient(real, tmp_path / "a.json") if wrapped else real
+        assert await LLMEvaluator(client, given).evaluate("Hi", "Hello!", "It greets") == (True, "PASS")
+        await real.close()
+    assert [request["model"] for request in server.asked] == [model]
+
+
+def test_calls_of_tools_in_short() -> None:
+    one = MockLLMClient.calls("add", a=12, b=30)
+    several = MockLLMClient.calls(("add", {"a": 1}), ("look", {}))
+    named = MockLLMClient.calls("add", calls=1, self=2, name="x")
+    assert (one.content, one.finish_reason) == (None, "tool_calls")
+    calls = [call for each in (one, several, named) for call in each.tool_calls or ()]
+    assert [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in calls] == [
+        ("add", {"a": 12, "b": 30}), ("add", {"a": 1}), ("look", {}), ("add", {"calls": 1, "self": 2, "name": "x"}),
+    ]  # fmt: skip
+
+
+async def test_calls_without_an_id_get_different_ones() -> None:
+    given = {"id": "mine", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    both = MockLLMClient.calls(("add", {}), ("add", {}))
+    client = MockLLMClient([both, MockLLMResponse(None, [given]), both])
+    for _ in range(2):
+        answers = [await client.generate([]) for _ in range(3)]
+        assert [call["id"] for each in answers for call in each.tool_calls] == [
+            "call_1", "call_2", "mine", "call_3", "call_4",
+        ]  # fmt: skip
+        client.reset()
+
+
+@pytest.mark.parametrize(
+    ("calls", "arguments"),
+    [
+        ((), {}), ((), {"a": 1}), (("add", "look"), {}), ((("add", {"a": 1}),), {"b": 2}), ((("add",),), {}),
+        (((1, {}),), {}), ((("add", [1]),), {}), (("add",), {"a": {1}}), ((1,), {}),
+    ],
+)  # fmt: skip
+def test_calls_that_name_no_tool_are_rejected(calls: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="must"):
+        MockLLMClient.calls(*calls, **arguments)
 
 
 async def test_tool_usage_is_judged_without_a_model() -> None:

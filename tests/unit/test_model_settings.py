@@ -10,7 +10,7 @@ import pytest
 from agent_runtime_core import AgentRunner, ToolCallingAgent, ToolRegistry, tool
 from agent_runtime_core.errors import InvalidArgument, UnknownSetting
 from agent_runtime_core.interfaces import AgentRuntime, RunResult
-from agent_runtime_core.loop.model_settings import OF_AGENTS, OF_PERSONALITIES, SETTINGS, meant_by
+from agent_runtime_core.loop.model_settings import OF_AGENTS, OF_PERSONALITIES, OPTIONS, SETTINGS, meant_by
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.turns import PersonalityPackManager, Sampling
@@ -138,6 +138,25 @@ def test_usual_names_are_the_users_own(name: str) -> None:
     assert meant_by(name) is None or name in OF_AGENTS or hasattr(ToolCallingAgent, name)
     if not hasattr(ToolCallingAgent, name):
         Registry().register(agent(MockLLMClient(), **{name: 1}))
+
+
+async def test_an_option_that_is_no_setting_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    for name in sorted(OPTIONS):
+        caplog.clear()
+        assert meant_by(name) is None
+        made = agent(MockLLMClient(), **{name: 5})
+        for _ in range(2):
+            Registry().register(made)
+        [record] = caplog.records
+        assert record.levelname == "WARNING"
+        assert f"the attribute '{name}' is not sent to the model" in record.getMessage()
+        assert f"model_settings = {{'{name}': ...}}" in record.getMessage()
+
+
+@pytest.mark.parametrize("further", [{"top_k": 5}, property(lambda self: {"top_k": 5})])
+def test_an_option_that_is_passed_on_is_not_reported(further: Any, caplog: pytest.LogCaptureFixture) -> None:
+    Registry().register(agent(MockLLMClient(), top_k=5, model_settings=further))
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(

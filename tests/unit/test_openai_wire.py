@@ -374,6 +374,21 @@ async def test_a_stream_gives_its_text_in_pieces_and_the_answer_last() -> None:
     )
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("prices", [{}, {"gpt-4o": {"input": 1000, "output": 1000}}])
+async def test_a_cost_that_the_server_reports_is_the_cost(prices: dict[str, Any], streamed: bool) -> None:
+    configure(model_prices=prices)
+    usage = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14, "cost": 0.00011018}
+    pieces = (chunk({"content": "4 °C"}), chunk({}, "stop"), {**chunk({}), "choices": [], "usage": usage})
+    whole = script(completion({"content": "4 °C"}, usage=usage))
+    async with serving(stream(*pieces) if streamed else whole) as server:
+        client = over_server(server)
+        response = await client.generate(ASK, stream=streamed)
+        await client.close()
+    assert response.cost_usd == 0.00011018
+    assert response.usage == {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+
+
 def assembled(*tool_calls: Sequence[Any], finish_reason: str = "tool_calls") -> list[tuple[str, str, str]]:
     assembly = Assembly("openai", "m", set())
     for each in tool_calls:

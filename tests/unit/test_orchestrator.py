@@ -23,7 +23,7 @@ from agent_runtime_core.orchestrator import (
 from agent_runtime_core.planning import BasePlanner, Plan, PlanStep, RuleBasedPlanner
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig
-from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
+from agent_runtime_core.tools import CalculatorTool, Tool, ToolDefinition, ToolRegistry
 from tests.support.fault_runs import eventually
 from tests.support.runs import Rig, Script
 
@@ -253,8 +253,10 @@ async def test_a_run_that_is_not_there() -> None:
 
         await rig.runner.execute(Script(body), "another-agents")
         for run_id in ("nope", "another-agents"):
-            with pytest.raises(RunNotFound, match=f"^run {run_id!r} not found in this orchestrator") as caught:
+            with pytest.raises(RunNotFound) as caught:
                 await orchestrator.get_run(run_id)
+            assert str(caught.value) == f"Run not found: {run_id}"
+            assert "runner.get_run(run_id)" in caught.value.__notes__[0]
             assert isinstance(caught.value, ValueError)
             assert isinstance(caught.value, KeyError)
             assert isinstance(caught.value, UnknownRun)
@@ -418,3 +420,27 @@ def test_it_works_in_one_loop_after_another(tmp_path: Path) -> None:
         await orchestrator.close()
 
     asyncio.run(last())
+
+
+async def test_the_runs_that_were_returned_are_kept() -> None:
+    async with Orchestrator() as orchestrator:
+        run = await orchestrator.create_run(prompt="add 1 and 2")
+        assert orchestrator.runs == {run.run_id: run}
+        done = await orchestrator.wait(run.run_id)
+        assert orchestrator.runs == {run.run_id: done}
+        assert done.model_dump()["status"] is RunStatus.COMPLETED
+        assert done.model_dump()["created_at"] is done.created_at
+        assert {**done.model_dump(), "steps": done.steps} == vars(done)
+        assert done.to_dict()["created_at"] == done.created_at.isoformat()
+
+
+async def test_a_plan_of_a_definition_without_a_handler_fails() -> None:
+    class Planner(BasePlanner):
+        async def create_plan(self, prompt: str, available_tools: Any) -> Plan:
+            assert [each.name for each in available_tools] == ["look"]
+            return Plan([PlanStep(1, "look", {}, "")], "look")
+
+    async with Orchestrator(Planner(), [ToolDefinition("look", "Looks.", {"type": "object"})]) as orchestrator:
+        failed = await ended(orchestrator, "look")
+    assert failed.status is RunStatus.FAILED
+    assert "tool 'look' has no handler" in (failed.error or "")

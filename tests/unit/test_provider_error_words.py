@@ -11,8 +11,9 @@ pytest.importorskip("openai")
 
 from agent_runtime_core.errors import ContextOverflow, ProviderError, RateLimited, RequestRefused
 from agent_runtime_core.llm import OpenAIClient, Retries
+from agent_runtime_core.llm._anthropic_errors import error_of
 from agent_runtime_core.llm._error_text import words_of
-from agent_runtime_core.llm._openai_errors import is_too_long, without_keys
+from agent_runtime_core.llm._openai_errors import is_too_long, of_status, without_keys
 from tests.support.provider_server import Script, script, serving
 
 KEY = "sk-canary-0123456789"
@@ -199,3 +200,61 @@ async def test_a_context_overflow_is_not_retried(status: int, body: Any, kind: t
         error = await failure(script(body, status=status), streamed=streamed)
         assert type(error) is kind
         assert error.retriable is (kind is RateLimited)
+
+
+USED_UP = {
+    "Anthropic": "You have reached your specified API usage limits. You will regain access on 2026-12-01 at 00:00 UTC.",
+    "Anthropic, spend": "You've hit your monthly spend limit",
+    "Anthropic, balance": "Your credit balance is too low to access the Anthropic API",
+    "OpenAI": "Billing hard limit has been reached",
+    "Gemini": "Your project has exceeded its monthly spending cap. Please go to AI Studio to manage it.",
+    "xAI": "Your team has either used all available credits or reached its monthly spending limit.",
+    "GitHub": "You have exceeded your monthly quota (Request ID: F278)",
+    "Volcengine": "You have exceeded the monthly usage quota. It will reset at 2026-08-29 23:59:59 +0800 CST.",
+    "OpenRouter": "Key limit exceeded (monthly limit). Manage it in your settings",
+    "OpenRouter, credits": "Insufficient credits. Add more",
+    "Zhipu": "Weekly/Monthly Limit Exhausted. Your limit will reset at 2026-12-01",
+    "Zhipu, balance": "余额不足或无可用资源包,请充值。",
+    "Moonshot": "Your account is suspended due to insufficient balance, please recharge your account",
+    "Kimi": "You've reached your usage limit for this billing cycle. Your quota will be refreshed in the next cycle.",
+    "Cohere": "You are using a Trial key, which is limited to 1000 API calls / month.",
+    "a gateway": "quota_exceeded: the budget of this key for this month is used",
+    "another gateway": "monthly_cost_limit_exceeded: monthly cost limit reached",
+}
+TRANSIENT = {
+    "OpenAI": "Rate limit reached for gpt-4o on requests per min (RPM): Limit 3, Used 3, Requested 1.",
+    "Groq": "Rate limit reached for model `x` on tokens per minute (TPM): Limit 6000, Used 5900. Try again in 2s. "
+    "Need more tokens? Upgrade to Dev Tier today at https://console.groq.com/settings/billing",
+    "an offer": "Too many requests per minute. Upgrade to Pro for $20 per month",
+    "Gemini": "Quota exceeded for metric generate_content_requests_per_minute, limit: 10. Please retry in 12s.",
+    "Azure": "Requests to the operation have exceeded call rate limit of your current pricing tier. Retry after 26 s.",
+    "Anthropic": "This request would exceed your organization's rate limit of 50,000 input tokens per minute.",
+    "Cohere": "You are using a Trial key, which is limited to 40 API calls / minute.",
+    "overloaded": "Overloaded",
+}
+
+
+@pytest.mark.parametrize("message", USED_UP.values(), ids=USED_UP)
+def test_what_is_used_up_for_a_month_is_not_asked_for_again(message: str) -> None:
+    for headers in ({}, {"x-should-retry": "true"}, {"retry-after": "1"}):
+        assert not of_status(429, message, message, "openai", "m", headers=headers).retriable
+        body = {"type": "error", "error": {"type": "rate_limit_error", "message": message}}
+        for status in (429, 200):
+            error = error_of(body, status, "m", headers=headers)
+            assert (type(error), error.retriable) == (RateLimited, False)
+
+
+@pytest.mark.parametrize("message", TRANSIENT.values(), ids=TRANSIENT)
+def test_a_limit_by_the_minute_is_asked_for_again(message: str) -> None:
+    assert of_status(429, message, message, "openai", "m").retriable
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_monthly_limit_is_asked_for_once(streamed: bool) -> None:
+    body = {"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": USED_UP["Gemini"]}}
+    async with serving(script(body, status=429)) as server:
+        client = OpenAIClient(KEY, "m", base_url=server.url, retries=Retries(max_attempts=3, base=0.001))
+        with pytest.raises(RateLimited, match="monthly spending cap"):
+            await client.generate(ASK, stream=streamed)
+        await client.close()
+        assert len(server.asked) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core import AgentRunner, Step, StepExecutor, ToolCallingAgent, run_turn_loop, tool
 from agent_runtime_core._core.clock import Clock
 from agent_runtime_core.errors import (
     InvalidArgument,
@@ -21,7 +23,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, EventType, RunContext, RunResult, Tool, ToolRegistry
 from agent_runtime_core.registry import register_runtime
-from agent_runtime_core.testing import MockRunContext, create_test_context, run_agent_test
+from agent_runtime_core.testing import MockLLMClient, MockRunContext, create_test_context, run_agent_test
 
 
 def add(a: int, b: int) -> int:
@@ -238,3 +240,92 @@ async def test_an_agent_s_error_comes_through() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await run_agent_test(Broken(), "a")
+
+
+def _keys_of_agents(seen: list[tuple[str, str | None, str | None]]) -> list[Any]:
+    """Agents whose tools and steps append their ids to `seen`, by each way to call them."""
+
+    def note(what: str, ctx: Any) -> str:
+        seen.append((what, ctx.step_id, ctx.idempotency_key))
+        return what
+
+    @tool
+    def pay(ctx: RunContext, n: int = 0) -> str:
+        """Pay."""
+        return note("tool", ctx)
+
+    @tool
+    async def nested(ctx: RunContext) -> str:
+        """Pay in a step."""
+        return await ctx.step("inside", note, "nested", ctx)
+
+    registry = ToolRegistry()
+    registry.register(pay)
+    registry.register(nested)
+    calls: list[Any] = [MockLLMClient.calls("pay", n=1), MockLLMClient.calls(("pay", {"n": 2}), ("nested", {})), "done"]
+
+    class Payer(ToolCallingAgent):
+        key = "payer"
+        system_prompt = ""
+        tools = registry
+
+        def get_llm_client(self) -> Any:
+            return MockLLMClient([*calls])
+
+    class Loops(AgentRuntime):
+        key = "loops"
+
+        async def run(self, ctx: Any) -> RunResult:
+            for _ in range(2):
+                await run_turn_loop(ctx, MockLLMClient([*calls]), registry)
+            return RunResult()
+
+    class Stepper(AgentRuntime):
+        key = "stepper"
+
+        async def run(self, ctx: Any) -> RunResult:
+            for key in (None, None, "mine"):
+                await ctx.step("pay", note, "step", ctx, key=key)
+            await asyncio.gather(*(ctx.step("pay", self.two, ctx, key=f"{n}") for n in range(2)))
+            return RunResult()
+
+        async def two(self, ctx: Any) -> None:
+            for _ in range(2):
+                await ctx.step("inside", note, "nested", ctx)
+            note("step", ctx)
+
+    class Plain(AgentRuntime):
+        key = "plain"
+
+        def run(self, ctx: Any) -> RunResult:
+            for _ in range(2):
+                ctx.step("pay", note, "plain", ctx)
+            return RunResult()
+
+    class Listed(AgentRuntime):
+        key = "listed"
+
+        async def run(self, ctx: Any) -> RunResult:
+            async def one(ctx: RunContext, state: Any) -> None:
+                note("list", ctx)
+
+            await StepExecutor(ctx).run([Step("one", one), Step("two", one)])
+            return RunResult()
+
+    return [Payer(), Loops(), Stepper(), Plain(), Listed()]
+
+
+@pytest.mark.parametrize("position", range(5))
+async def test_tools_and_steps_have_the_keys_of_a_run(position: int) -> None:
+    seen: list[tuple[str, str | None, str | None]] = []
+    agent = _keys_of_agents(seen)[position]
+    async with AgentRunner.open("memory://") as runner:
+        real = await runner.execute(agent, run_id="r", input_data={"messages": [{"role": "user", "content": "pay"}]})
+    real.raise_for_status()
+    expected, seen[:] = sorted(seen, key=str), []
+    ctx = MockRunContext([{"role": "user", "content": "pay"}], run_id="r")
+    await run_agent_test(agent, ctx)
+    assert (ctx.step_id, ctx.idempotency_key) == (None, None)
+    assert sorted(seen, key=str) == expected
+    assert len({key for _, _, key in seen}) == len(seen) > 0
+    assert all(key == f"{ctx.run_id}:{step}" for _, step, key in seen)

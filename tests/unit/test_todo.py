@@ -252,3 +252,16 @@ async def test_a_task_store_of_somebody_else_is_enough() -> None:
         assert (await do(tool, "delete", ctx, text="bob"))["number"] == 2
         assert await texts(tool, ctx) == [(1, "buy milk", True)]
     await stores.close()
+
+
+async def test_the_object_shows_the_to_dos_that_it_keeps() -> None:
+    tool = TodoStoreTool()
+    assert tool.todos == {}
+    added = await do(tool, "add", text="call Bob")
+    assert tool.todos == {added["id"]: {"id": added["id"], "number": 1, "text": "call Bob", "done": False}}
+    await do(tool, "complete", todo_id=added["id"])
+    assert tool.todos[added["id"]]["done"]
+    await do(tool, "add", MockRunContext(), text="of a run")
+    assert list(tool.todos) == [added["id"]]
+    await do(tool, "delete", todo_id=added["id"])
+    assert tool.todos == {}

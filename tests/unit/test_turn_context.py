@@ -156,6 +156,9 @@ async def test_a_store_that_is_away_gives_the_last_turn_marked_as_stale(
     assert found.stale
     assert stores.memory.reads == 3
     assert "turn/t failed" in caplog.text
+    [record] = caplog.records
+    about = {name: vars(record)[name] for name in ("run_id", "turn_id", "trace_id", "step", "step_id")}
+    assert about == {"run_id": "t", "turn_id": "t", "trace_id": "t", "step": None, "step_id": None}
     found.steps.clear()  # the caller's own
     stores.memory.failures = 3
     assert await contexts.get_turn("t") == TURN

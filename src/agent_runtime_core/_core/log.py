@@ -21,24 +21,31 @@ class LoggedRun(NamedTuple):
 #: Set while a run is executed, also for the helper tasks of the library.
 LOGGED_RUN: ContextVar[LoggedRun | None] = ContextVar("agent_runtime_logged_run", default=None)
 
-FIELDS: Final = ("run_id", "step", "attempt", "trace_id")
+#: The id of the conversation turn that the current task executes a part of.
+LOGGED_TURN: ContextVar[str | None] = ContextVar("agent_runtime_logged_turn", default=None)
+
+FIELDS: Final = ("run_id", "turn_id", "step", "step_id", "attempt", "trace_id")
 
 
-def about_run(run_id: str, attempt: int | None = None, step: str | None = None) -> dict[str, Any]:
+def about_run(run_id: str, attempt: int | None = None, *, turn_id: str | None = None) -> dict[str, Any]:
     """Return the fields of a run, as `extra` of a log call whose task does not execute that run."""
-    return {"run_id": run_id, "step": step, "attempt": attempt, "trace_id": run_id.replace("-", "")}
+    return {
+        "run_id": run_id, "turn_id": turn_id, "step": None, "step_id": None, "attempt": attempt,
+        "trace_id": run_id.replace("-", ""),
+    }  # fmt: skip
 
 
 def current_fields() -> dict[str, Any]:
     """Return the fields of the run and the step that the calling code belongs to; None for those it has not."""
-    step, run = CURRENT_STEP.get(), LOGGED_RUN.get()
+    step, run, turn_id = CURRENT_STEP.get(), LOGGED_RUN.get(), LOGGED_TURN.get()
     if step is not None:  # of a child run in the same process, if that is the inner one
-        return about_run(step.token.run_id, step.attempt, step.name)
-    return dict.fromkeys(FIELDS) if run is None else about_run(*run)
+        fields = about_run(step.token.run_id, step.attempt, turn_id=turn_id)
+        return {**fields, "step": step.name, "step_id": step.step_id}
+    return dict.fromkeys(FIELDS) if run is None else about_run(*run, turn_id=turn_id)
 
 
 class RunFields(logging.Filter):
-    """Adds `run_id`, `step`, `attempt` and `trace_id` to log records.
+    """Adds `run_id`, `turn_id`, `step`, `step_id`, `attempt` and `trace_id` to log records.
 
         handler.addFilter(RunFields())
 

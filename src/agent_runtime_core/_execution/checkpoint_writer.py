@@ -175,8 +175,11 @@ class _PollingClock(Clock):
 
 
 def unsaved_steps(ctx: Any) -> StepJournal[StepWriter]:
-    """Return a journal for an agent loop in a context without one: events are emitted, and no result is saved."""
-    return StepJournal(CheckpointWriter(ctx), ())
+    """Return a journal for an agent loop in a context without one: events are emitted, and no result is saved.
+
+    A context in which several loops run may have a `StepKeys` as `step_keys`. Then they have different keys.
+    """
+    return StepJournal(CheckpointWriter(ctx), (), keys=getattr(ctx, "step_keys", None))
 
 
 def _as_text(value: Any) -> str:

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any, Final, cast
 
 from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, FAILED, PROBE, RESUMED, STARTED, Record, is_copied
+from ..limits import reservation_of
 from .list_states import ListStates
 from .step_failure import recorded_error
 from .step_scope import SCOPE_SUFFIX, Identity, scope_id
@@ -317,11 +318,11 @@ class JournalView:
 
     def in_doubt_usage(self, identity: Identity) -> dict[str, Any]:
         """Return all that was reserved for starts of this step whose outcome is unknown."""
-        found = dict(self.lost_reservations.get(identity, {}))
-        if identity in self.started:
-            for name, value in self.reservations.get(identity, {}).items():
-                found[name] = found.get(name, 0) + value
-        return found
+        lost, last = self.lost_reservations.get(identity, {}), self.reservations.get(identity, {})
+        if not (last and identity in self.started):
+            return dict(lost)
+        both = total(map(reservation_as_usage, (lost, last)))
+        return reservation_of(both.get("estimated_tokens", 0), both.get("estimated_cost_usd"))
 
     def usage(self) -> dict[str, Any]:
         """Return what the agent loops of this run have used.

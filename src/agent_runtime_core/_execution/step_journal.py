@@ -74,12 +74,14 @@ class StepJournal(Generic[W_co]):
         mismatch: After a JournalMismatch, what must have come and what the code called, in words.
     """
 
-    def __init__(self, writer: W_co, records: Sequence[Record], control: RunControl | None = None) -> None:
+    def __init__(
+        self, writer: W_co, records: Sequence[Record], control: RunControl | None = None, keys: StepKeys | None = None
+    ) -> None:
         self.writer: W_co = writer
         self.redaction: Redaction | None = writer.redaction
         self.control: RunControl = RunControl() if control is None else control
         self.records: RecordFactory = RecordFactory(writer)
-        self.keys: StepKeys = StepKeys(writer.run_id)
+        self.keys: StepKeys = StepKeys(writer.run_id) if keys is None else keys
         self.view: JournalView = JournalView(writer.run_id, records, self.records.wall)
         self.unconfirmed: UnconfirmedWrites = UnconfirmedWrites(writer, self.records, self.keys, self.view)
         # Called for each step.

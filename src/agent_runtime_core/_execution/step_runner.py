@@ -39,7 +39,7 @@ from .step_function import call, step_function
 from .step_journal import RunJournal, StepJournal, has_run
 from .step_policy import CONTROL_FLOW, NEVER_RETRIED, AlreadyDone, Policy
 from .step_scope import BODIES, CURRENT_STEP, StepScope, run_body
-from .usage import with_charged
+from .usage import stored_charges, with_charged
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -432,7 +432,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
     if scope is not None:
         scope.ended = True
         if scope.charged is not None:
-            info["charged"] = scope.charged
+            info["charged"] = stored_charges(scope.charged)
     # Without a journal, no runner resumes the run later.
     postponed = cause.after if isinstance(cause, Postponed) and journal.writer.has_journal else None
     if leaves:

@@ -7,15 +7,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from .._journal.record import Record, is_copied
+from ..limits import COSTS, stored_usage, sum_usd, usd_of
 from .step_scope import SCOPE_SUFFIX, Identity, scope_id
 
 _CHARGED: Final = '"charged":'
 _OF_LOOP: Final = "k:l:"  # begins the key of all model calls, tool calls and child runs of an agent loop
 
 
+def stored_charges(charged: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a step has charged, by model, in the form in which its record contains it."""
+    return {model: stored_usage(usage) for model, usage in charged.items()}
+
+
 def with_charged(info: str | None, charged: dict[str, Any]) -> str:
     """Return the `info` of a DONE record with what its step has charged, by model."""
-    field = f"{_CHARGED}{json.dumps(charged)}"
+    field = f"{_CHARGED}{json.dumps(stored_charges(charged))}"
     return f"{{{field}}}" if info is None else f"{info[:-1]},{field}}}"
 
 
@@ -23,7 +29,8 @@ def charged_by_model(record: Record) -> dict[str, dict[str, Any]]:
     """Return what `ctx.charge` has counted in the step attempt that this record ends, by model; "" if it is unknown."""
     if record.info is None or _CHARGED not in record.info or is_copied(record):
         return {}
-    return _dict(json.loads(record.info).get("charged"))
+    charged = _dict(json.loads(record.info).get("charged"))
+    return {model: total([usage]) for model, usage in charged.items()}
 
 
 def charged_by(record: Record) -> dict[str, Any]:
@@ -69,7 +76,10 @@ def total(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     added: dict[str, Any] = {}
     for usage in usages:
         for name, value in usage.items():
-            if isinstance(value, (int, float)):
+            if name in COSTS:
+                if (cost := usd_of(value)) is not None:
+                    added[name] = sum_usd(added.get(name, 0.0), cost)
+            elif isinstance(value, (int, float)):
                 added[name] = added.get(name, 0) + value
     return added
 

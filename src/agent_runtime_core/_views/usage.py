@@ -10,6 +10,7 @@ from .._core.validation import unknown
 from .._execution.usage import charged_by_model, reported_by
 from .._journal.record import DONE, Record, is_copied
 from ..errors import InvalidArgument
+from ..limits import COSTS, sum_usd
 from ..queue.records import RunFilter, RunRow
 from ..runner.run_client import RunClient
 from .plain import iso_time, plain_value
@@ -114,4 +115,4 @@ def _add(sums: dict[str, Any], usage: dict[str, Any]) -> None:
     for name in sums:
         value = usage.get("total_tokens", usage.get("tokens")) if name == "tokens" else usage.get(name)
         if isinstance(value, int | float):
-            sums[name] += value
+            sums[name] = sum_usd(sums[name], value) if name in COSTS else sums[name] + value

@@ -63,8 +63,24 @@ def loaded(target: str, directory: str) -> Any:
     return _call(found, target) if inspect.isroutine(found) else found
 
 
+def runner_of(found: Any) -> AgentRunner | None:
+    """Return the runner of an Orchestrator or a TurnManager, whose runs this process executes; None of another value.
+
+    Both have a `runner`. Importing their classes would take 0.3 s.
+    """
+    runner = None if isinstance(found, (type, AgentRunner, AgentRuntime)) else getattr(found, "runner", None)
+    if not isinstance(runner, AgentRunner):
+        return None
+    if isinstance(agent := getattr(found, "agent", None), AgentRuntime):  # of an Orchestrator
+        found.work = False  # the worker of this process does
+        if runner.registry.get(agent.key) is None:
+            runner.registry.register(agent)
+    return runner
+
+
 def agents_in(found: Any, target: str) -> Registry | AgentRunner:
     """Return the registry or runner for what `target` names."""
+    found = runner_of(found) or found
     made = found if isinstance(found, AgentRunner) else _registry(found, target, target.partition(":")[0])
     if not (made.registry if isinstance(made, AgentRunner) else made).keys():
         raise InvalidArgument(f"{target} must have at least one agent, got none. Call register(…) in it")
@@ -119,13 +135,16 @@ def _type_error(found: object, target: str, module: str) -> str:
     near = difflib.get_close_matches(target.partition(":")[2], fitting, n=_NAMED, cutoff=0.0)
     kind = f"the class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"
     hint = f". Use {', '.join(f'{module}:{name}' for name in near)}" if near else ""
-    return f"{target} must be an agent, a list of agents, a Registry or an AgentRunner, got {kind}{hint}"
+    wanted = "an agent, a list of agents, a Registry, an AgentRunner, an Orchestrator or a TurnManager"
+    return f"{target} must be {wanted}, got {kind}{hint}"
 
 
 def _is_loadable(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_is_agent, value))
-    return _is_agent(value) or isinstance(value, (Registry, AgentRunner))
+    is_runner = isinstance(value, (Registry, AgentRunner))
+    is_manager = not isinstance(value, type) and isinstance(getattr(value, "runner", None), AgentRunner)
+    return is_runner or is_manager or _is_agent(value)
 
 
 def _is_agent(value: object) -> bool:

@@ -16,7 +16,17 @@ from typing import Any, Final, NamedTuple
 from .._core.clock import SYSTEM, shown_duration
 from .._core.installed_schemes import BUILT_IN, check_scheme, installed_schemes, package_of
 from .._core.lazy_import import load
-from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, misspelt, place_of
+from ..config import (
+    FIELDS,
+    PREFIX,
+    SETTINGS,
+    VARIABLES,
+    from_environment,
+    get_config,
+    misspelt,
+    place_of,
+    variable_of,
+)
 from ..errors import AgentRuntimeError, brief
 from ..queue.records import RunRow
 from ..registry import Registry
@@ -114,7 +124,7 @@ def _settings(environment: Mapping[str, str]) -> list[dict[str, Any]]:
     for name, kind in SETTINGS.items():
         value = getattr(config, name)
         if name in there and value == there[name]:
-            source = VARIABLES[name]
+            source = variable_of(name, environment) or "default"
         else:
             source = "default" if value in (FIELDS[name].default, {}, ()) else "configure"
         found.append({"name": name, "value": kind.shown(value), "source": source})

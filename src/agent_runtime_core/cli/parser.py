@@ -29,7 +29,10 @@ from .arguments import (
 from .output import escaped
 
 _RUN: Final = "run id, or the id you passed as run_id"
-_TARGET: Final = "an agent, a list of agents, a Registry, an AgentRunner, or a function that returns one of these"
+_TARGET: Final = (
+    "an agent, a list of agents, a Registry, an AgentRunner, an Orchestrator, a TurnManager, or a function that "
+    "returns one of these"
+)
 _STORE: Final = (
     "store of the runs: agents.db, sqlite:///agents.db, redis://localhost:6379/0; default: AGENT_RUNTIME_BACKEND_URL"
 )
@@ -199,7 +202,7 @@ serve my_agents:agents --url redis://localhost:6379/0 --host 0.0.0.0 --trusted-h
     )  # fmt: skip
     serving.set_defaults(loop="uvloop:new_event_loop")
     serving.add_argument("target", nargs="?", metavar="module:attr",
-                         help=f"{_TARGET}; also an Orchestrator or a TurnManager")  # fmt: skip
+                         help=_TARGET)  # fmt: skip
     store = serving.add_mutually_exclusive_group()
     store.add_argument("--url", help=_STORE)
     store.add_argument("--db", metavar="FILE", help="SQLite file of the runs")

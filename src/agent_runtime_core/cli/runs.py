@@ -23,7 +23,7 @@ from .output import (
     warn,
     with_human_times,
 )
-from .store import answer_command, existing_store, newest_rows, require_run, similar_agent
+from .store import answer_command, existing_store, newest_rows, require_run, resume_command, similar_agent
 
 _RUNS = ("run_id", "run_key", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
 _WORKERS = ("worker", "host", "pid", "state", "slots", "agents", "version", "started_at", "last_seen_at")
@@ -109,3 +109,5 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
                 field("answer with", answer_command(args, each))
         elif name != "open_approvals" and value not in (None, False):  # they are in waiting_for
             field(name, json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
+            if name == "error" and (command := resume_command(args, error)) is not None:
+                field("raise it with", command)

@@ -30,7 +30,7 @@ from ..server.settings import MOST_BODY_BYTES, ServerSettings
 from ..server.state import ServerState
 from ..server.token_file import Token, default_path
 from ..turns.manager import TurnManager
-from .app_loader import agents_in, loaded
+from .app_loader import agents_in, loaded, runner_of
 from .metrics import metrics_of
 from .output import json_line, print_line
 from .store import display_name, open_store, refuse_url
@@ -209,12 +209,12 @@ def _print_ready(args: Namespace, runner: AgentRunner, url: str, tokens: Tokens 
 def _served(args: Namespace) -> Served:
     """Return what the target names, or without a target the Orchestrator and the turns of the library."""
     url = args.db or args.url
-    found = None if args.target is None else loaded(args.target, args.agent_path)
-    if found is not None and not isinstance(found, Orchestrator | TurnManager):
-        found = agents_in(found, args.target)
-    if found is not None and not isinstance(found, Registry):
+    target = None if args.target is None else loaded(args.target, args.agent_path)
+    found = None if target is None else agents_in(target, args.target)
+    if isinstance(found, AgentRunner):
         refuse_url(args)
-        return _served_of(found)
+        orchestrator = target if isinstance(target, Orchestrator) else None
+        return Served(found, orchestrator, target if isinstance(target, TurnManager) else None)
     changes: dict[str, Any] = {"worker_id": worker_name()}
     if args.grace is not None:
         changes["grace_seconds"] = args.grace
@@ -223,22 +223,5 @@ def _served(args: Namespace) -> Served:
     if found is not None:
         return Served(runner)
     orchestrator = Orchestrator(runner=runner, work=False)
-    _register(orchestrator)
+    runner_of(orchestrator)
     return Served(runner, orchestrator, TurnManager(runner))
-
-
-def _served_of(found: AgentRunner | Orchestrator | TurnManager) -> Served:
-    if isinstance(found, AgentRunner):
-        return Served(found)
-    if isinstance(found, TurnManager):
-        return Served(found.runner, turns=found)
-    found.work = False  # the worker of this process does, unless there is none
-    _register(found)
-    return Served(found.runner, orchestrator=found)
-
-
-def _register(orchestrator: Orchestrator) -> None:
-    """Have the worker of this process execute the runs of an orchestrator."""
-    registry = orchestrator.runner.registry
-    if registry.get(orchestrator.agent.key) is None:
-        registry.register(orchestrator.agent)

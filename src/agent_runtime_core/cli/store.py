@@ -18,7 +18,7 @@ from .._core.validation import redacted, redacted_url
 from .._engines.memory import MemoryEngine
 from .._engines.reading_codec import ReadingCodec
 from ..config import get_config, use
-from ..errors import InvalidArgument, UnknownRun, brief
+from ..errors import InvalidArgument, LimitExceeded, UnknownRun, brief
 from ..limits import RunLimits
 from ..queue.records import RunFilter, RunRow
 from ..registry import Registry
@@ -143,12 +143,24 @@ async def similar_agent(runner: AgentRunner, key: str) -> str | None:
 
 def answer_command(args: Namespace, wait: Mapping[str, str]) -> str:
     """Return the command that answers a wait of the run `args.id`, as the user would type it."""
-    verb, payload = ("approve", "") if wait["kind"] == "approval" else ("signal", " PAYLOAD")
+    verb, payload = ("approve", []) if wait["kind"] == "approval" else ("signal", ["PAYLOAD"])
+    return _command(args, verb, args.id, wait["name"], *payload)
+
+
+def resume_command(args: Namespace, error: Mapping[str, Any]) -> str | None:
+    """Return the command that raises the limit that ended the run `args.id`; None if no limit did."""
+    limit = (error.get("details") or {}).get("limit")
+    if error.get("type") != LimitExceeded.__name__ or limit not in RunLimits.__dataclass_fields__:
+        return None
+    return _command(args, f"resume --{limit.replace('_', '-')} HIGHER", args.id)
+
+
+def _command(args: Namespace, verb: str, *names: str) -> str:
     store = "" if args.url is None else f" --url {shlex.quote(_readable(args.url))}"
-    names = f"{shlex.quote(args.id)} {shlex.quote(wait['name'])}{payload}"
-    if args.id.startswith("-") or wait["name"].startswith("-"):  # else it would be read as an option
-        return f"agent-runtime {verb}{store} -- {names}"
-    return f"agent-runtime {verb} {names}{store}"
+    quoted = " ".join(map(shlex.quote, names))
+    if any(name.startswith("-") for name in names):  # else it would be read as an option
+        return f"agent-runtime {verb}{store} -- {quoted}"
+    return f"agent-runtime {verb} {quoted}{store}"
 
 
 def limits_from(args: Namespace) -> dict[str, Any]:

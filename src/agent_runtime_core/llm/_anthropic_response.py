@@ -14,7 +14,7 @@ from ._anthropic_content import PROVIDER, Block
 from ._anthropic_format import message_of, object_of, without_final_thinking
 from ._finish_reasons import FILTERED, LENGTH, REFUSAL, normal_reason
 from ._openai_format import as_unreadable, repaired
-from ._openai_usage import count_of, known_counts, most
+from ._openai_usage import count_of, further_counts, known_counts, most, sum_of
 
 # Nesting levels of an input. The stored answer adds several levels, and 100 is the limit.
 _DEEPEST = 64
@@ -60,17 +60,28 @@ def answer_of(answer: Mapping[str, Any], *, call_is_whole: bool = False) -> tupl
 def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str, int]:
     """Return normalized usage. Counts that were not reported are missing, so that a limited run estimates them.
 
-    Anthropic counts cached tokens separately; here they are part of the prompt.
+    Anthropic counts cached tokens separately; here they are part of the prompt. Its counts leave out other calls of
+    the model for this answer, such as a summary of the conversation; here they are included.
 
     Args:
         reported: The usage in the answer.
         answered: Whether the answer has text or tool calls, so that 0 output tokens mean an unknown number.
     """
+    counts = _counts_of(reported, answered=answered)
+    calls = reported.get("iterations")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, Mapping) and call.get("type") not in (None, "message"):
+            further = _counts_of(call)
+            counts = {name: counts.get(name, 0) + further.get(name, 0) for name in (*counts, *further)}
+    return counts
+
+
+def _counts_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str, int]:
     by_age = reported.get("cache_creation")
     read = count_of(reported.get("cache_read_input_tokens"))
     written = count_of(reported.get("cache_creation_input_tokens"))
     if isinstance(by_age, Mapping):
-        written = max(written or 0, sum(count_of(count) or 0 for count in by_age.values()))
+        written = max(written or 0, sum_of(by_age))
     given = count_of(reported.get("input_tokens"))
     # Some servers of other models use the names of OpenAI, whose prompt includes the cached tokens.
     prompt = count_of(reported.get("prompt_tokens")) if given is None else given + (read or 0) + (written or 0)
@@ -85,7 +96,8 @@ def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str
         return {}
     if answered and not completion:
         completion = None
-    return known_counts(prompt, completion, None, read, written, reasoning)
+    counts = known_counts(prompt, completion, None, read, written, reasoning)
+    return counts | further_counts(by_age, reported.get("server_tool_use"))
 
 
 def _input_of(given: Any) -> dict[str, Any]:

@@ -317,11 +317,14 @@ def _response(answer: Completion, request: Request) -> LLMResponse:
     prices = get_config().model_prices
     # The limits of a run use the requested model's price; some servers report another model name.
     priced = [name for name in (request.model, answer.model) if price_of(name, prices) is not None]
+    cost = answer.cost_usd
+    if cost is None:
+        cost = cost_usd(answer.usage, priced[0] if priced else request.model, prices)
     return LLMResponse(
         message=answer.message,
         usage=dict(answer.usage),
         model=answer.model or request.model,
         finish_reason=answer.finish_reason,
         raw_response=answer.raw,
-        cost_usd=cost_usd(answer.usage, priced[0] if priced else request.model, prices),
+        cost_usd=cost,
     )

@@ -70,6 +70,26 @@ _UNREADABLE = re.compile(
 _NO_MODEL = re.compile(r"model_not_found|model\b.{0,80}\b(does not exist|not found)", re.I)
 #: These have status 429, but a later request fails too.
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "credit_exhausted"})
+#: The words of each server for what is used up until the next month or the next payment. Not those of an offer, such
+#: as "Upgrade for $20 per month" of Groq and others.
+_USED_UP = re.compile(
+    "|".join(
+        (
+            # Anthropic, Gemini, xAI, GitHub Models, OpenRouter, Volcengine, Zhipu
+            r"\bmonthly[^.!?$]{0,40}\b(limit|quota|cap|budget|allowance|allocation|usage|credits?)\b",
+            # Cohere, gateways
+            r"\b(limit(ed)?|quota|cap|calls|requests|tokens|budget|credits?)\b[^.!?$]{0,40}"
+            r"(\bper|/|\bthis|\bfor the|\ba) ?(calendar )?month\b",
+            # Anthropic, Moonshot, gateways
+            r"\bspend(ing)?[ _-](limit|cap)\b|\bspecified (api )?usage limits?\b|\bbilling[ _](hard[ _]limit|cycle)\b",
+            # Anthropic, OpenRouter, xAI, Moonshot, MiniMax, Zhipu
+            r"\bcredit balance\b|\ball available credits\b|余额不足",
+            r"\b(insufficient|out of|exhausted|no (more|remaining|available))[ _](your )?(account )?"
+            r"(balance|credits?|funds|quota)\b",
+        )
+    ),
+    re.I,
+)
 # Servers repeat keys in their errors, completely or in part.
 _SHORTEST_KEY = 8
 _KEY = re.compile(
@@ -169,7 +189,8 @@ def of_status(
     should = headers.get("x-should-retry")
     if kind is RequestRefused and _UNREADABLE.search(evidence):
         error.retriable = True
-    if code in _QUOTA_CODES or should == "false":
+    is_used_up = code in _QUOTA_CODES or (status in (None, 429) and _USED_UP.search(evidence))
+    if is_used_up or should == "false":
         error.retriable = False
     elif should == "true":
         error.retriable = True

@@ -9,7 +9,7 @@ from ..errors import ProviderUnavailable
 from ._finish_reasons import COMPLETE, MALFORMED, native_reason, reason_of
 from ._openai_errors import malformed_call
 from ._openai_format import calls_in, incoming, is_whole, joined, text_of_answer
-from ._openai_usage import merged_usage, usage_of
+from ._openai_usage import cost_of, merged_usage, usage_of
 from ._provider import Completion
 
 #: Fields whose text arrives in parts; every other text field of a delta is complete.
@@ -201,7 +201,7 @@ def completion_of(
     if message.get("refusal") and not message.get("tool_calls"):
         reason = "refusal"
     answered = bool(message.get("content") or message.get("refusal") or reported.get("tool_calls"))
-    return Completion(message, usage_of(usage, answered=answered), model, reason, raw)
+    return Completion(message, usage_of(usage, answered=answered), model, reason, raw, cost_of(usage))
 
 
 def _starts_next_call(current: _Call, index: Any, call_id: Any, function: Mapping[str, Any]) -> bool:

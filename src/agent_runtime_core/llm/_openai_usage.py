@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
+
+from ..limits import sum_usd, usd_of
 
 #: Digits of a count; more would be no count of tokens.
 _MOST_DIGITS = 15
@@ -26,9 +28,10 @@ def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> d
         details.get("cached_tokens"), reported.get("cache_read_input_tokens"), reported.get("prompt_cache_hit_tokens"),
         reported.get("cached_tokens"),
     )  # fmt: skip
+    by_age = details.get("cache_creation_token_details") or reported.get("cache_creation")
     written = _first(
         details.get("cache_write_tokens"), details.get("cache_creation_tokens"),
-        reported.get("cache_creation_input_tokens"),
+        reported.get("cache_creation_input_tokens"), sum_of(by_age) or None,
     )  # fmt: skip
     out_details = _details(reported, "completion") | _details(reported, "output")
     reasoning = _first(out_details.get("reasoning_tokens"), reported.get("reasoning_tokens"))
@@ -40,7 +43,36 @@ def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> d
     prompt, completion = _split(prompt, completion, total, (read or 0, written or 0), reasoning or 0)
     if answered and not completion:
         completion = None
-    return known_counts(prompt, completion, total, read, written, reasoning)
+    counts = known_counts(prompt, completion, total, read, written, reasoning)
+    return counts | further_counts(by_age, reported.get("server_tool_use"))
+
+
+def cost_of(reported: Mapping[str, Any] | None) -> float | None:
+    """Return the cost in USD that the server reports with the usage, as OpenRouter does; None if there is none."""
+    cost = reported.get("cost") if isinstance(reported, Mapping) else None
+    if not isinstance(reported, Mapping) or not _is_cost(cost):
+        return None
+    details = reported.get("cost_details")
+    # With a key of the user, the provider sends its own bill.
+    upstream = details.get("upstream_inference_cost") if isinstance(details, Mapping) else None
+    return sum_usd(cost, upstream) if reported.get("is_byok") and _is_cost(upstream) else usd_of(cost)
+
+
+def _is_cost(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def further_counts(by_age: Any, tools: Any) -> dict[str, int]:
+    """Return the counts of an answer that cost more than its tokens: cache writes of one hour, web searches.
+
+    Args:
+        by_age: Written tokens by their age, in Anthropic's names.
+        tools: How often tools on the provider's side were used, in Anthropic's names.
+    """
+    hour = count_of(by_age.get("ephemeral_1h_input_tokens")) if isinstance(by_age, Mapping) else None
+    searches = count_of(tools.get("web_search_requests")) if isinstance(tools, Mapping) else None
+    counts = {"cache_write_1h_tokens": hour, "web_search_requests": searches}
+    return {name: count for name, count in counts.items() if count}
 
 
 def known_counts(
@@ -106,6 +138,11 @@ def _details(reported: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _first(*counts: Any) -> int | None:
     return next((count for count in map(count_of, counts) if count is not None), None)
+
+
+def sum_of(counts: Any) -> int:
+    """Return the sum of the counts in a mapping; 0 for any other value."""
+    return sum(count_of(count) or 0 for count in counts.values()) if isinstance(counts, Mapping) else 0
 
 
 def most(*counts: Any) -> int | None:

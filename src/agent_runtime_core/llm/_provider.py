@@ -60,7 +60,8 @@ class Completion:
     """A complete answer. `message` is an assistant message in OpenAI's format, to be sent back unchanged.
 
     Fields that only its provider understands (thinking blocks, signatures) are in
-    `message["provider_fields"][provider]`; other providers ignore them.
+    `message["provider_fields"][provider]`; other providers ignore them. `cost_usd` is the cost that the provider
+    reported, if it did.
     """
 
     message: dict[str, Any]
@@ -68,6 +69,7 @@ class Completion:
     model: str
     finish_reason: str
     raw: Any = None
+    cost_usd: float | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from .._core.current_step import step_position
 from ..errors import UnknownPrice
 from ..interfaces import LLMResponse
-from ..limits import RunLimits
+from ..limits import RunLimits, usd_of, usd_text
 from ._prices import Price, price_of
 
 
@@ -23,11 +23,11 @@ def require_price(limits: RunLimits, model: str, prices: Mapping[str, Price]) ->
 
 
 def recorded_form(response: LLMResponse, message: Mapping[str, Any], cost: float | None) -> dict[str, Any]:
-    """Return the form in which a step records an answer."""
+    """Return the form in which a step records an answer. Its cost is decimal text, which `usd_of` reads."""
     usage = {name: value for name, value in (response.usage or {}).items() if isinstance(value, (int, float))}
     return {
         "message": message, "usage": usage, "model": response.model, "finish_reason": response.finish_reason,
-        "cost_usd": cost,
+        "cost_usd": usd_text(cost),
     }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ async def traced(
                 **step_position(ctx.step_id), "model": answer.get("model") or model,
                 "provider": getattr(client, "provider", type(client).__name__), "input": list(messages),
                 "output": answer.get("message"), "usage": answer.get("usage") or {},
-                "cost_usd": answer.get("cost_usd"), "started_at": started, "ended_at": ctx.clock.wall(),
+                "cost_usd": usd_of(answer.get("cost_usd")), "started_at": started, "ended_at": ctx.clock.wall(),
                 "error": failure, "model_parameters": {n: v for n, v in options.items() if n != "model"},
             },
         )  # fmt: skip

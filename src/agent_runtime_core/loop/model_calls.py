@@ -16,7 +16,7 @@ from .._execution.recorded_calls import UNRECORDED
 from ..config import get_config
 from ..errors import LimitExceeded, NotSupported, StreamCut
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from ..limits import UNSEEN_TOKENS, tokens_of
+from ..limits import UNSEEN_TOKENS, reservation_of, sum_usd, tokens_of, usd_of
 from ..llm._prices import cost_usd, price_of
 from ..llm._recording import recorded_form, require_price, traced
 from .received import INTERRUPTED
@@ -158,8 +158,9 @@ class ModelCalls:
             return reserve
         tokens = streamed // CHARS_A_TOKEN + 1
         cost = self._cost({"prompt_tokens": 0, "completion_tokens": tokens})
-        more = {**reserve, "tokens": reserve["tokens"] + tokens}
-        return more if cost is None else {**more, "usd": reserve.get("usd", 0.0) + cost}
+        reserved = usd_of(reserve.get("usd"))
+        cost = reserved if cost is None else sum_usd(reserved or 0.0, cost)
+        return reservation_of(reserve["tokens"] + tokens, cost)
 
     def _reserve(self, tokens: int) -> dict[str, Any] | None:
         """Return the most that this call may use, for the record of its start; None if nothing is limited."""
@@ -167,11 +168,11 @@ class ModelCalls:
             return None
         answer = self._max_answer()
         cost = self._cost({"prompt_tokens": tokens - answer, "completion_tokens": answer})
-        return {"tokens": tokens} if cost is None else {"tokens": tokens, "usd": cost}
+        return reservation_of(tokens, cost)
 
     def _usage_of(self, response: Mapping[str, Any], estimate: int) -> tuple[Mapping[str, Any], float | None]:
         """Return usage and cost of a call; if a limit needs them and they were not reported, estimates."""
-        usage, cost = response["usage"], response["cost_usd"]
+        usage, cost = response["usage"], usd_of(response["cost_usd"])
         if not self.usage_limited:
             return usage, cost
         if tokens_of(usage):

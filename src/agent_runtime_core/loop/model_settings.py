@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
+from .._core.log import log
 from .._core.settings import POSITIVE, TEXT, TRUTH, SettingType, check_known, number
 from .._core.validation import must
 from ..errors import UnknownSetting
@@ -84,6 +85,17 @@ FOREIGN: Final[dict[str, str]] = {
     }.items()
     for name in names.split()
 }
+#: Options of model requests that are no setting of ours, and hardly the name of anything else. An agent's attribute of
+#: such a name is not sent.
+OPTIONS: Final = frozenset({
+    "best_of", "context_management", "enable_thinking", "extra_body", "extra_headers", "extra_query",
+    "frequency_bias", "guided_json", "guided_regex", "include_reasoning", "logit_bias", "logprobs",
+    "max_thinking_tokens", "min_p", "mirostat", "mirostat_tau", "n_probs", "num_ctx", "presence_bias",
+    "prompt_cache_key", "prompt_cache_retention", "reasoning_budget", "reasoning_format", "reasoning_max_tokens",
+    "repeat_penalty", "repetition_penalty", "safe_prompt", "safety_identifier", "safety_settings", "stream_options",
+    "thinking", "thinking_budget", "thinking_config", "tool_config", "top_a", "top_k", "top_logprobs", "typical_p",
+    "web_search_options",
+})  # fmt: skip
 # Shorter names have too many neighbors that mean something else, such as `models` or `limit`.
 _LONG: Final = tuple(
     name for name in (*OF_AGENTS, MODEL_SETTINGS, "max_iterations", "output_type", "on_truncated") if len(name) >= 10
@@ -112,6 +124,8 @@ def meant_by(name: str) -> str | None:
 def check_attributes(kind: type, library: type) -> None:
     """Raise UnknownSetting for a class attribute that was meant to be a setting of ours, and would be ignored.
 
+    For an option of model requests that is no setting, log a warning.
+
     Args:
         kind: The class of an agent. It is checked once.
         library: The class whose attributes are the settings.
@@ -127,7 +141,19 @@ def check_attributes(kind: type, library: type) -> None:
             if (meant := meant_by(name)) is not None:
                 where = f"class {each.__name__} of a {library.__name__}"
                 raise UnknownSetting(f"{where}: unknown setting {name!r}. Did you mean {meant!r}?")
+            if name in OPTIONS and _leaves_out(kind, name):
+                log.warning(
+                    "class %s of a %s: the attribute %r is not sent to the model. To send it, write "
+                    "model_settings = {%r: ...}",
+                    each.__name__, library.__name__, name, name,
+                )  # fmt: skip
     _CHECKED.add(kind)
+
+
+def _leaves_out(kind: type, name: str) -> bool:
+    """Return whether the further options of a class do not contain an option, as far as the class shows it."""
+    further = getattr(kind, MODEL_SETTINGS, None)
+    return further is None or (isinstance(further, Mapping) and name not in further)
 
 
 def settings_of_agent(agent: Any, called: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from .._execution.recorded_calls import UNRECORDED, RecordedCalls
 from ..config import get_config
 from ..errors import NotSupported
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from ..limits import UNSEEN_TOKENS, Budget
+from ..limits import UNSEEN_TOKENS, Budget, reservation_of, usd_of
 from ..llm._prices import cost_usd
 from ..llm._recording import recorded_form, require_price, traced
 
@@ -77,7 +77,7 @@ class RecordedClient(LLMClient):
         prompt = sum(len(str(each.get("content"))) // _CHARS_A_TOKEN + 4 for each in messages)
         usage = {"prompt_tokens": prompt, "completion_tokens": answer}
         cost = cost_usd(usage, self._model(options), self._prices())
-        return {"tokens": prompt + answer} | ({} if cost is None else {"usd": cost})
+        return reservation_of(prompt + answer, cost)
 
     def _prices(self) -> Mapping[str, Mapping[str, float]]:
         """Return the client's own prices, or the configured ones."""
@@ -124,5 +124,5 @@ def _response(recorded: dict[str, Any]) -> LLMResponse:
         recorded["usage"],
         recorded["model"],
         recorded["finish_reason"],
-        cost_usd=recorded["cost_usd"],
+        cost_usd=usd_of(recorded["cost_usd"]),
     )

@@ -295,7 +295,7 @@ class OutcomePolicy:
         if seconds >= left:
             message = (
                 f"the run cannot resume within run_timeout_seconds={limit:g}: {kind} defers it for {seconds:.3g} s, "
-                f"and {max(left, 0):.3g} s are left ({cause}). Raise run_timeout_seconds, or resume the run later"
+                f"and {max(left, 0):.3g} s are left ({cause})"
             )
             return self._timed_out(facts, "TimedOut", message, {"timeout_seconds": limit}, cause=kind)
         delay = seconds * (1 + facts.jitter())

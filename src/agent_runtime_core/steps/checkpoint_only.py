@@ -10,6 +10,7 @@ from .._core.validation import must
 from .._execution.checkpoint_writer import LIST_KEY, CheckpointWriter
 from .._execution.run_writer import StepWriter
 from .._execution.step_journal import StepJournal
+from .._execution.step_keys import StepKeys
 from .._execution.step_scope import Identity
 from ..errors import brief
 from .model import ExecutionState, Step
@@ -38,7 +39,7 @@ async def open_checkpoint(
     saved = await _saved_state(ctx, key) if resume else None
     state = ExecutionState() if saved is None else saved
     writer.load(state)
-    journal = StepJournal(writer, records := writer.records())
+    journal = StepJournal(writer, records := writer.records(), keys=StepKeys(str(getattr(ctx, "run_id", ""))))
     if not resume:
         journal.view.resets["x:"] = -1  # the list adds 1: its steps have LIST_KEY also after a restart
     if saved is not None:

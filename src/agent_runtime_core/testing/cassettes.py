@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import itertools
 import json
 import os
 import threading
@@ -46,7 +47,7 @@ class Exchange:
 
 @dataclass
 class Cassette:
-    """Exchanges in the order of their recording.
+    """Exchanges in the order of their requests.
 
     Nothing is removed or redacted: images and secrets in messages or tool results are stored as they were sent.
     Check a file before you share it. It has no API keys, because they are not part of a request.
@@ -210,14 +211,17 @@ class ReplayLLMClient(LLMClient):
 class RecordingLLMClient(LLMClient):
     """A client that passes calls to `client` and saves the responses in a cassette file.
 
-    The first response replaces an existing file, and the file is complete after every response. Failed calls and
-    streams that were not read to their end are not recorded. See Cassette for the data that such a file exposes.
+    The first response replaces an existing file, and the file is complete after every response. Exchanges are in the
+    order of their requests, so equal concurrent requests get their own responses when they are replayed. Failed calls
+    and streams that were not read to their end are not recorded. See Cassette for the data that such a file exposes.
     """
 
     def __init__(self, client: LLMClient, path: str | os.PathLike[str]) -> None:
         self._client = client
         self._path = _file(path)
         self._lock = threading.Lock()
+        self._requests = itertools.count()
+        self._numbers: dict[int, int] = {}  # the numbers of recorded requests, by the id of their exchange
         self.cassette: Cassette = Cassette()
 
     async def generate(
@@ -232,6 +236,7 @@ class RecordingLLMClient(LLMClient):
         **kwargs: Any,
     ) -> LLMResponse:
         request = _json_tree({"messages": messages, "model": model, "tools": tools or None}, "the request")
+        number = next(self._requests)
         response = await self._client.generate(
             messages,
             model=model,
@@ -241,7 +246,7 @@ class RecordingLLMClient(LLMClient):
             max_tokens=max_tokens,
             **kwargs,
         )
-        await in_thread(self._record, request, response)
+        await in_thread(self._record, number, request, response)
         return response
 
     async def stream(
@@ -253,23 +258,23 @@ class RecordingLLMClient(LLMClient):
         **kwargs: Any,
     ) -> AsyncIterator[LLMStreamChunk]:
         request = _json_tree({"messages": messages, "model": model, "tools": tools or None}, "the request")
-        buffer, recorded = StreamBuffer(), False
+        number, buffer, recorded = next(self._requests), StreamBuffer(), False
         async with _closing(self._client.stream(messages, model=model, tools=tools, **kwargs)) as chunks:
             try:
                 async for chunk in chunks:
                     buffer.take(chunk)
                     if not recorded and chunk.response is not None:
                         recorded = True
-                        await in_thread(self._record, request, chunk.response)
+                        await in_thread(self._record, number, request, chunk.response)
                     yield chunk
             except GeneratorExit:
                 if not recorded and buffer.last.finish_reason is not None:  # closed after its last chunk
-                    await in_thread(self._record, request, buffer.whole(model))
+                    await in_thread(self._record, number, request, buffer.whole(model))
                 raise
         if not recorded:
             # A custom client may put usage and finish reason in any chunk. A truncated response is not recorded.
             with contextlib.suppress(StreamCut):
-                await in_thread(self._record, request, buffer.whole(model))
+                await in_thread(self._record, number, request, buffer.whole(model))
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
         return await self._client.embed(texts, model=model)
@@ -280,10 +285,15 @@ class RecordingLLMClient(LLMClient):
     async def count_tokens(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> int:
         return await self._client.count_tokens(messages, tools)
 
-    def _record(self, request: dict[str, Any], response: LLMResponse) -> None:
+    def _record(self, number: int, request: dict[str, Any], response: LLMResponse) -> None:
+        exchanges = self.cassette.exchanges
         # Without the lock an earlier and shorter file could replace a later one.
         with self._lock:
             self.cassette.add(request, response)
+            added = exchanges.pop()
+            later = (place for place, each in enumerate(exchanges) if self._numbers.get(id(each), -1) > number)
+            exchanges.insert(next(later, len(exchanges)), added)
+            self._numbers[id(added)] = number
             self.cassette.save(self._path)
 
 

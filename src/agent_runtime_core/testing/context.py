@@ -25,6 +25,8 @@ from .._core.validation import MAX_DEPTH, must
 from .._execution.charging import charge_of
 from .._execution.inbox import checked_when, interrupts, mailbox_payload, message_of, user_message
 from .._execution.step_function import call_in_thread
+from .._execution.step_keys import StepKeys
+from .._execution.step_scope import CURRENT_STEP, StepScope
 from .._execution.sync_context import SyncRunContext, blocking_form, is_async, run_agent
 from .._execution.usage import total
 from ..errors import NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief, deciding_error, text_of
@@ -101,8 +103,8 @@ def _resolve(arrived: asyncio.Future[None]) -> None:
 class MockRunContext:
     """A run context that records into lists: `events` as (type, payload), `checkpoints`, `sleeps`.
 
-    Steps are executed once, without records or retries. Sleeping takes no time. A wait returns the payload of an
-    earlier `signal`.
+    Steps are executed once, without records or retries. They have the `step_id` and the `idempotency_key` of a run with
+    this `run_id`. Sleeping takes no time. A wait returns the payload of an earlier `signal`.
     """
 
     def __init__(
@@ -126,8 +128,10 @@ class MockRunContext:
         self.tool_registry: ToolRegistry = ToolRegistry() if tool_registry is None else tool_registry
         self.trace_id: str = trace_id(self.run_id)
         self.attempt = 1
-        self.step_id: str | None = None
-        self.idempotency_key: str | None = None
+        self._step_id: str | None = None
+        self._idempotency_key: str | None = None
+        #: The keys of steps, also of the model calls and tool calls of agent loops.
+        self.step_keys: StepKeys = StepKeys(str(self.run_id))
         self.traceparent: str | None = None
         #: The budget shared by all agent loops of this context, if the caller set limits.
         self.budget: Budget | None = None
@@ -155,6 +159,28 @@ class MockRunContext:
     @property
     def tools(self) -> ToolRegistry:
         return self.tool_registry
+
+    @property
+    def step_id(self) -> str | None:
+        """The step that this code runs in, or None between steps; a value that a test assigns replaces it."""
+        scope = CURRENT_STEP.get()
+        while scope is not None and scope.token.run_id != str(self.run_id):
+            scope = scope.outer
+        return self._step_id or (None if scope is None else scope.step_id)
+
+    @step_id.setter
+    def step_id(self, value: str | None) -> None:
+        self._step_id = value
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """`run_id:step_id`, or None between steps; a value that a test assigns replaces it."""
+        step = self.step_id
+        return self._idempotency_key or (None if step is None else f"{self.run_id}:{step}")
+
+    @idempotency_key.setter
+    def idempotency_key(self, value: str | None) -> None:
+        self._idempotency_key = value
 
     @property
     def persistence(self) -> PersistenceManager:
@@ -235,8 +261,13 @@ class MockRunContext:
         # Code of a plain run() may call its context, which must not happen on the event loop.
         blocks = AGENT_CONTEXT.get(None) is not None or any(isinstance(each, SyncRunContext) for each in args)
         plain = blocks and not is_async(fn)
-        result = await call_in_thread(fn, args) if plain else fn(*args)
-        return await result if inspect.isawaitable(result) else result
+        key = self.step_keys.next_key("s", name) if key is None else f"k:{key}"
+        outer = CURRENT_STEP.set(StepScope(self.step_keys.token, name, key, 1, CURRENT_STEP.get()))
+        try:
+            result = await call_in_thread(fn, args) if plain else fn(*args)
+            return await result if inspect.isawaitable(result) else result
+        finally:
+            CURRENT_STEP.reset(outer)
 
     def renamed(self, old: str, new: str) -> None:
         """Do nothing: there are no records that could have another name."""

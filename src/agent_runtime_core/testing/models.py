@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import re
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ _living: weakref.WeakValueDictionary[int, MockLLMClient] = weakref.WeakValueDict
 
 @dataclass
 class MockLLMResponse:
-    """A scripted response; `tool_calls` in OpenAI's format."""
+    """A scripted response; `tool_calls` in OpenAI's format. A call without an id gets one from the client."""
 
     content: str | None = ""
     tool_calls: list[dict[str, Any]] | None = None
@@ -44,6 +45,8 @@ class MockLLMClient(LLMClient):
     A response is a MockLLMResponse, an assistant message in OpenAI's format, a string, an LLMResponse (to script
     usage), or an exception, which is raised. With `response_fn(messages)` that function makes every response.
     In `run_agent_test`, `get_llm_client()` returns the latest mock that is still referenced.
+
+        client = MockLLMClient([MockLLMClient.calls("add", a=12, b=30), "12 and 30 make 42."])
     """
 
     def __init__(
@@ -57,7 +60,29 @@ class MockLLMClient(LLMClient):
         self._default = MockLLMResponse(default_response)
         self._calls: list[dict[str, Any]] = []
         self._next = 0
+        self._call_ids = itertools.count(1)
         _living[next(_numbers)] = self
+
+    @staticmethod
+    def calls(*calls: str | tuple[str, Mapping[str, Any]], **arguments: Any) -> MockLLMResponse:
+        """Return a response that calls tools.
+
+            MockLLMClient.calls("add", a=12, b=30)
+            MockLLMClient.calls(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
+
+        Args:
+            *calls: The name of a tool; or several tuples of a name and its arguments, for several calls.
+            **arguments: The arguments of the tool, if only its name is passed.
+
+        Raises:
+            InvalidArgument: Nothing is called, or there are arguments beside several calls, or they are no JSON.
+        """
+        if len(calls) == 1 and isinstance(calls[0], str):
+            calls = ((calls[0], arguments),)
+        elif arguments or not calls:
+            fix = "Pass one name with its arguments, or tuples of a name and a dict"
+            raise must("calls", "name a tool", arguments or calls, fix)
+        return MockLLMResponse(None, [_call(each) for each in calls], "tool_calls")
 
     async def generate(
         self,
@@ -103,7 +128,11 @@ class MockLLMClient(LLMClient):
             answer = self._default
         if isinstance(answer, BaseException):
             raise answer
-        return _response(answer, model)
+        response = _response(answer, model)
+        for call in response.message.get("tool_calls") or ():
+            if not call.get("id"):
+                call["id"] = f"call_{next(self._call_ids)}"
+        return response
 
     def get_calls(self) -> list[dict[str, Any]]:
         """Return all calls so far, as dicts with messages, model, tools and kwargs."""
@@ -116,6 +145,7 @@ class MockLLMClient(LLMClient):
         """Delete the recorded calls and restart with the first response."""
         self._calls.clear()
         self._next = 0
+        self._call_ids = itertools.count(1)
 
 
 def latest_mock() -> MockLLMClient | None:
@@ -147,6 +177,17 @@ def _checked(answer: Any) -> MockLLMResponse | LLMResponse | Mapping[str, Any] |
     raise must("a mock response", constraint, answer)
 
 
+def _call(call: Any) -> dict[str, Any]:
+    """Return a tool call in OpenAI's format, without an id."""
+    if not (isinstance(call, tuple) and len(call) == 2 and isinstance(call[0], str) and isinstance(call[1], Mapping)):
+        raise must("calls", "be tuples of a name and a dict of arguments", call)
+    try:
+        arguments = json.dumps(dict(call[1]))
+    except (TypeError, ValueError) as error:
+        raise must(f"the arguments of {call[0]!r}", "be JSON-serializable", call[1], str(error)) from error
+    return {"type": "function", "function": {"name": call[0], "arguments": arguments}}
+
+
 def _response(answer: MockLLMResponse | LLMResponse | Mapping[str, Any], model: str | None) -> LLMResponse:
     """A new copy for each call, so that an agent cannot change the script."""
     if isinstance(answer, LLMResponse):
@@ -171,11 +212,11 @@ class LLMEvaluator:
 
     Args:
         llm_client: The client of the judge.
-        model: The model of the judge.
+        model: The model of the judge; None for the default model of the client.
         temperature: Randomness of its answers. None sends no temperature, because reasoning models reject it.
     """
 
-    def __init__(self, llm_client: LLMClient, model: str = "gpt-4o-mini", *, temperature: float | None = None) -> None:
+    def __init__(self, llm_client: LLMClient, model: str | None = None, *, temperature: float | None = None) -> None:
         self._client = llm_client
         self._model = model
         self._temperature = temperature

@@ -12,6 +12,7 @@ from .._core.codec.json import decode
 from .._core.validation import Shown, must
 from .._execution.context import conversation_id
 from .._journal.record import DONE, Record
+from ..limits import usd_of
 from ..loop.received import joins_history
 from ..runner.conversation_history import merged_history
 from .cassettes import Cassette
@@ -105,7 +106,8 @@ def _add_calls(
         if sent is None:
             ranges = request.get("kept", [[0, len(messages)]])
             sent = [message for first, end in ranges for message in messages[first:end]]
-        response = {part: turn[part] for part in ("message", "usage", "model", "finish_reason", "cost_usd")}
+        response = {part: turn[part] for part in ("message", "usage", "model", "finish_reason")}
+        response["cost_usd"] = usd_of(turn["cost_usd"])
         cassette.add({"messages": sent, "model": None}, response)
         if joins_history(turn):
             messages.append(turn["message"])

@@ -30,6 +30,14 @@ class ToolResult:
     output: Any = None
     error: str | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return {"success", "output", "error"}."""
+        return {"success": self.success, "output": self.output, "error": self.error}
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return the same as `to_dict`, under the name that pydantic uses."""
+        return self.to_dict()
+
 
 class BaseTool(ABC):
     """Base class of tools that are classes.

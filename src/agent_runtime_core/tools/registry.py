@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from .names import check_name
 from .results import in_json
 from .retries import delay_before_retry
 from .schema import Binder
-from .tool import Tool
+from .tool import Tool, require_handler
 
 __all__ = ["ToolRegistry", "ToolTimeout", "UnknownTool", "unknown_tool"]
 
@@ -92,6 +92,16 @@ class ToolRegistry:
             error.add_note(str(unknown_tool(name, self.list_tools())))
             raise error
         return self._base_tools.get(name, self._tools[name])
+
+    @property
+    def tools(self) -> Mapping[str, Tool | BaseTool]:
+        """The objects that were registered, by name, as `get_tool` returns them. `register` adds one."""
+        registered: dict[str, Tool | BaseTool] = {**self._tools, **self._base_tools}
+        return MappingProxyType(registered)
+
+    def __iter__(self) -> Iterator[Tool]:
+        """Yield the tools in the order of registration."""
+        return iter(self.list_tools())
 
     def list_tools(self) -> list[Tool]:
         """Return all tools in the order of registration."""
@@ -164,6 +174,7 @@ class ToolRegistry:
     def run_once(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Awaitable[Any]:
         """Return an awaitable that makes one attempt to run a tool; the arguments must match its `parameters`."""
         name = tool.name
+        require_handler(tool)
         binder = self._binder(tool)
         try:
             bound = binder.bind(arguments, ctx)

@@ -54,6 +54,8 @@ class TodoStoreTool(BaseTool):
 
     def __init__(self) -> None:
         self._own: Any = None
+        #: The to-dos by id that this object keeps, after the last action. To-dos of runs are stored with the run.
+        self.todos: dict[str, Todo] = {}
 
     def name(self) -> str:
         return "todo_store"
@@ -78,9 +80,13 @@ class TodoStoreTool(BaseTool):
         do = _ACTIONS.get(action) if isinstance(action, str) else None
         if do is None:
             return ToolResult(False, None, str(must("action", f"be one of {', '.join(_ACTIONS)}", action)))
-        todos = _Todos(self._stores(ctx), getattr(ctx, "conversation_id", None), getattr(ctx, "idempotency_key", None))
+        stores = self._stores(ctx)
+        todos = _Todos(stores, getattr(ctx, "conversation_id", None), getattr(ctx, "idempotency_key", None))
         try:
-            return ToolResult(True, await do(todos, todo_id, text))
+            result = ToolResult(True, await do(todos, todo_id, text))
+            if stores is self._own:
+                self.todos = {each["id"]: each for each in await todos.listed(None, None)}
+            return result
         except (_ActionFailed, UnserialisableResult) as failure:
             return ToolResult(False, None, str(failure))
 

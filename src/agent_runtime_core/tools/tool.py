@@ -11,6 +11,7 @@ from typing import Any, overload
 
 from .._core.json_schema import require_references
 from .._core.validation import Shown, is_number, must
+from ..errors import NotSupported
 from .names import check_name
 from .retries import RetryDelay, RetryOn, check_retries
 from .schema import describe, parameters_of, unbound
@@ -18,17 +19,22 @@ from .schema import describe, parameters_of, unbound
 __all__ = ["Tool", "ToolDefinition", "tool"]
 
 
+def no_handler(**arguments: Any) -> Any:
+    """Stands for the handler of a tool that only describes one, for a planner or a model."""
+
+
 @dataclass
 class Tool:
     """A function, with the description that a model needs to call it.
 
-    Calling a tool calls its handler.
+    Calling a tool calls its handler. A tool without a handler only describes one: `NotSupported` is raised when it is
+    executed.
 
     Args:
         name: The name by which a model calls it: at most 64 letters, digits, "_" and "-". `tool_name` converts others.
         description: What it does, for the model.
         parameters: JSON Schema of its arguments.
-        handler: The function.
+        handler: The function; by default there is none.
         has_side_effects: False means that calls may run concurrently and may be repeated.
         requires_confirmation: Whether a person must approve each call.
         metadata: Further data of the application.
@@ -47,7 +53,7 @@ class Tool:
     name: str
     description: str
     parameters: dict[str, Any]
-    handler: Callable[..., Any]
+    handler: Callable[..., Any] = no_handler
     has_side_effects: bool = False
     requires_confirmation: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -66,6 +72,7 @@ class Tool:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the handler."""
+        require_handler(self)
         return self.handler(*args, **kwargs)
 
     @classmethod
@@ -137,6 +144,12 @@ class Tool:
 
 
 ToolDefinition = Tool
+
+
+def require_handler(tool: Tool) -> None:
+    """Raise NotSupported for a tool without a handler."""
+    if tool.handler is no_handler:
+        raise NotSupported(f"tool {tool.name!r} has no handler. Pass handler= to Tool(...)")
 
 
 def in_doubt_policy(tool: Tool | None) -> str | Callable[..., Any]:

@@ -20,7 +20,7 @@ from ..runner.completion_hooks import CompletionHook
 from ..runner.outcomes import FINAL_ERRORS
 from ..runner.settings import RunInfo
 from ..status import RunStatus
-from .logs import TurnLog
+from .logs import TurnLog, logged_turn
 from .services import TurnServices
 from .turn_records import end_event, finished_turn, load_turn, save, stop_steps
 from .turn_run import TurnRun
@@ -41,7 +41,8 @@ class TurnAgent(AgentRuntime, CompletionHook):
 
     async def run(self, ctx: RunContext) -> RunResult:
         assert isinstance(ctx, Context)
-        return await TurnRun(self.services, ctx).run()
+        with logged_turn(str(ctx.run_id)):
+            return await TurnRun(self.services, ctx).run()
 
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
         info = await super().on_error(ctx, error)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import MAX_WHOLE, decode, encode
-from .._core.log import log
+from .._core.log import about_run, log
 from .._execution.context import conversation_id as as_conversation
 from ..errors import LeaseLost, UnserialisableResult, holds
 from ..persistence.chat_format import chat_of, paired
@@ -86,7 +86,8 @@ class ContextManager:
 
     async def get_turn(self, turn_id: str) -> Turn | None:
         """Return the turn as last saved, None if it never was; `stale` is True if its store was unavailable."""
-        found = await self._read(KEY_PREFIX + turn_id, lambda: self._stores().memory.get(KEY_PREFIX + turn_id))
+        key = KEY_PREFIX + turn_id
+        found = await self._read(key, lambda: self._stores().memory.get(key), turn_id)
         if found.value is None:
             return None
         turn = Turn.from_dict(found.value)
@@ -142,7 +143,7 @@ class ContextManager:
     async def _fetch(self, turn: Turn, step: StepState) -> None:
         """Load the result of a step that is stored separately."""
         key = _result_key(turn.id, step)
-        found = await self._read(key, lambda: self._stores().memory.get(key))
+        found = await self._read(key, lambda: self._stores().memory.get(key), turn.id)
         step.result = step.apart = found.value
         turn.stale = turn.stale or found.stale
 
@@ -185,7 +186,7 @@ class ContextManager:
 
     # -- reading
 
-    async def _read(self, key: str, read: Callable[[], Awaitable[T]]) -> Remembered[T]:
+    async def _read(self, key: str, read: Callable[[], Awaitable[T]], turn_id: str | None = None) -> Remembered[T]:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 value = await read()
@@ -197,7 +198,8 @@ class ContextManager:
                     continue
                 if key not in self._cache:
                     raise
-                log.warning("reading %s failed; using its last known value: %s", key, error)
+                about = None if turn_id is None else about_run(turn_id, turn_id=turn_id)
+                log.warning("reading %s failed; using its last known value: %s", key, error, extra=about)
                 return Remembered(self._cached(key), True)
             self._cache_value(key, value)
             return Remembered(value)

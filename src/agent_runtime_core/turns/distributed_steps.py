@@ -19,6 +19,7 @@ from ..status import StepStatus
 from ..steps.graph import Graph
 from ..steps.model import Step
 from ..steps.worker_pool import Next, WorkerPool
+from .logs import logged_turn
 from .personality_instance import PersonalityInstance
 from .processor import TurnProgress
 from .provider_steps import elsewhere_of
@@ -162,6 +163,10 @@ class StepAgent(AgentRuntime):
 
     async def run(self, ctx: RunContext) -> RunResult:
         assert isinstance(ctx, Context)
+        with logged_turn(str(ctx.input["turn"]["id"])):
+            return await self._run(ctx)
+
+    async def _run(self, ctx: Context) -> RunResult:
         services, input_ = self.services, ctx.input
         plan, number = Plan.from_dict(input_["plan"]), input_["number"]
         planned = next(step for step in plan.steps if step.step_number == number)

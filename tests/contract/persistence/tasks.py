@@ -59,6 +59,8 @@ async def a_task_saved_alone_goes_where_it_belongs(make: Make) -> None:
         await store.update(lonely.id, state=TaskState.COMPLETE)
         same((await store.get_task(lonely.id)).state, TaskState.COMPLETE, "the task updated by its id")
         same(await store.get_task(UNKNOWN), None, "an unknown task")
+        same((await store.get(lonely.id)).state, TaskState.COMPLETE, "the task read by its id")
+        same(await store.get(UNKNOWN), None, "an unknown id")
 
 
 @BUILT_IN

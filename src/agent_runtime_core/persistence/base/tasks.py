@@ -34,10 +34,10 @@ class TaskStore(ABC):
         """
 
     @abstractmethod
-    async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:
+    async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> Any:
         """Return a list with its tasks, or None if there is none.
 
-        It needs the id of a list. The built-in stores find a single task by its own id: `get_task(task.id)`.
+        The built-in stores also accept the id of a task, and return the Task.
         """
 
     @abstractmethod

@@ -171,10 +171,13 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         change.more = [_add_list(collection, task_list) if stored is None else collection.lists.touch(key, 0.0)]
         return key
 
-    async def get(self, task_list_id: UUID, scope: Scope | None = None) -> TaskList | None:
+    async def get(self, task_list_id: UUID, scope: Scope | None = None) -> Any:
+        """Return the TaskList with this id, else the Task with this id, else None."""
         collection = self._collection(scope)
         header = await collection.lists.get(id_text(task_list_id, "task list"))
-        return None if header is None else await self._read_list(collection, header)
+        if header is None:
+            return await self.get_task(task_list_id, scope)
+        return await self._read_list(collection, header)
 
     async def get_by_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> TaskList | None:
         """Return the list of a conversation that was saved last, or None."""
