@@ -102,7 +102,7 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
                     **with_human_times(each, local=False),
                     "payload": json.dumps(each.get("payload"), default=str),
                     **({"event_type": agent_type(each["event_type"])} if each.get("from_agent") else {}),
-                }  # fmt: skip
+                }
                 for each in value
             ]
             if value:

@@ -86,7 +86,7 @@ async def what_an_agent_emits_about_its_run_is_stored_with_a_mark(make: Make) ->
         same(marked, [*lies, *lies, "run.cancelled"], "the marked events")
         true = [each.event_type for each in events if not each.from_agent]
         same(true, ["run.started", "run.started", "run.succeeded"], "the other events")
-        same([each.payload for each in events if each.from_agent][0], {"attempt": 7}, "the payload of a marked event")
+        same(next(each.payload for each in events if each.from_agent), {"attempt": 7}, "the payload of a marked event")
 
 
 @CASES
