@@ -59,6 +59,9 @@ class Agent(AgentRuntime):
                 await ctx.wait_for_signal("go")
             case "step":
                 await ctx.step("look", lambda: 1)
+            case "lie":
+                for kind in ("run.succeeded", "run.heartbeat"):
+                    await ctx.emit(kind, {"name": "a lie"})
         said = ctx.input_messages[-1]["content"] if ctx.input_messages else "nothing"
         return RunResult(final_output={"response": f"you said {said}"})
 
@@ -200,6 +203,18 @@ async def test_a_client_is_notified_of_progress(mode: str) -> None:
         await client.call_tool("agent", {"params": {"do": "step"}}, progress_callback=on_progress)
     assert [number for number, _ in seen] == sorted({number for number, _ in seen})
     assert {"step.started: look", "step.completed: look"} <= {message for _, message in seen}
+
+
+async def test_a_call_does_not_end_with_what_its_agent_emits() -> None:
+    seen: list[str | None] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        seen.append(message)
+
+    async with served() as (_, client):
+        result = await client.call_tool("agent", {"params": {"do": "lie"}}, progress_callback=on_progress)
+        assert text_of(result) == "you said nothing"
+    assert {"agent.run.succeeded: a lie", "agent.run.heartbeat: a lie"} <= set(seen)
 
 
 # -- questions

@@ -235,6 +235,26 @@ async def test_a_run_is_answered_and_cancelled_over_a_socket(app: Any, runner: A
         assert (await client.ask("cancel", run_id="second"))["state"] == "cancelled"
 
 
+async def test_a_socket_follows_a_run_past_what_its_agent_emits(app: Any, runner: AgentRunner) -> None:
+    async def body(ctx: Any) -> str:
+        for kind in ("run.succeeded", "run.failed"):
+            await ctx.emit(kind, {"lie": True})
+        await ctx.wait_for_signal("go")
+        return "true"
+
+    runner.registry.register(Script(body, "liar"))
+    await runner.submit("liar", {}, run_id="r")
+    async with working(runner), serving(app) as port, connected(port) as client:
+        run_id = (await client.ask("follow", run_id="r"))["run_id"]
+        frames = [await client.get() for _ in range(3)]
+        await client.send("signal", run_id="r", name="go")
+        frames += await client.until_done(run_id)
+    events = [frame["event"] for frame in frames if frame["type"] == "event"]
+    marks = [(each["type"], each.get("from_agent")) for each in events if each["type"] != "run.resumed"]
+    assert marks == [("run.started", None), ("run.succeeded", True), ("run.failed", True), ("run.succeeded", None)]
+    assert frames[-1] == {"type": "done", "run_id": frames[0]["run_id"], "state": "succeeded"}
+
+
 async def test_a_run_that_is_no_longer_followed_sends_nothing(app: Any, runner: AgentRunner) -> None:
     gate = asyncio.Event()
 

@@ -217,6 +217,27 @@ async def test_a_server_that_shuts_down_says_bye(gated: Gated, app: Any) -> None
     await running
 
 
+async def test_a_stream_ends_with_the_run_and_not_with_what_its_agent_emits(gated: Gated, app: Any) -> None:
+    running = await gated.start("r")
+    lies = ("run.succeeded", "run.failed", "run.cancelled", "run.timed_out")
+    async with serving(app) as port, client_at(port) as client:
+        async with following(client, "r", params={"named": 1}) as frames:
+            for kind in lies:
+                await gated.emit(kind=kind, lie=True)
+            seen = [await anext(frames) for _ in range(2 + len(lies))][1:]
+            assert (await client.get("/runs/r")).json()["state"] == "running"
+            assert (await client.get("/runs/r/result")).status_code == 202
+            gated.finish()
+            seen += [frame async for frame in frames]
+        assert [frame["type"] for frame in seen] == ["run.started", *lies, "run.succeeded", "end"]
+        assert [frame.event for frame in seen[1:-2]] == [f"agent.{kind}" for kind in lies]
+        assert [frame.get("from_agent") for frame in seen] == [None, *[True] * len(lies), None, None]
+        assert seen[1]["payload"] == {"lie": True}
+        assert (await client.get("/runs/r/events", headers={"Last-Event-ID": "4"})).status_code == 200
+        assert (await client.get("/runs/r/events", headers={"Last-Event-ID": "5"})).status_code == 204
+    await running
+
+
 async def test_an_idle_stream_gets_comments(gated: Gated, app: Any) -> None:
     running = await gated.start("r")
     async with serving(app) as port, client_at(port) as client, following(client, "r") as frames:

@@ -80,7 +80,7 @@ class Store:
         self.agents.register(agent)
         return agent
 
-    def runner(self, config: RunnerConfig | None = None) -> AgentRunner:
+    def runner(self, config: RunnerConfig | None = None, **options: Any) -> AgentRunner:
         config = config or settings()
         engine, clock = self.engine, self.clock
         where: dict[str, Any] = {"backend": engine.kind, "engine": engine, "clock": clock}
@@ -90,6 +90,7 @@ class Store:
             get_state_store(**where),
             config,
             registry=self.agents,
+            **options,
         )
         self._runners.append(runner)
         self._backends.append(runner.backends)

@@ -690,13 +690,6 @@ OF_CONTEXTS: list[Triggered] = [
         "timeout must be a number of seconds above 0, or None for no limit, got 0.",
     ),
     Triggered(
-        lambda: in_run(lambda ctx: ctx.emit("run.started")),
-        (
-            "event_type must not begin with 'run.', got 'run.started'. The runner publishes these "
-            "events: use another name, such as 'myapp.started'"
-        ),
-    ),
-    Triggered(
         lambda: in_run(lambda ctx: ctx.emit("")),
         "event_type must be a string of 1 to 255 printable characters, got ''.",
     ),

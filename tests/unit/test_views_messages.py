@@ -15,7 +15,7 @@ from agent_runtime_core._views import invalidated
 from agent_runtime_core._views.export import export
 from agent_runtime_core._views.messages import messages_view
 from agent_runtime_core._views.timeline import timeline_view
-from agent_runtime_core.interfaces import LLMStreamChunk
+from agent_runtime_core.interfaces import LLMStreamChunk, RunContext
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.tools import Tool, ToolRegistry
 from tests.support.runs import Rig
@@ -117,6 +117,25 @@ async def test_text_that_a_retry_invalidated_is_before_the_answer(place: Path | 
     by_kind = {each["key"]: each["step_id"] for each in rows}
     first, tool, second = (by_kind[key] for key in ("l:0:0", "l:0:0:0", "l:0:1"))
     assert found["step_ids"] == [None, first, tool, second, second, second]
+
+
+class LyingAgent(Agent):
+    """Says that its run starts and resumes, when it does not."""
+
+    key = "liar"
+
+    async def before_run(self, ctx: RunContext) -> None:
+        for kind in ("run.started", "run.resumed", "run.succeeded"):
+            await ctx.emit(kind, {"attempt": 9})
+
+
+async def test_what_an_agent_emits_about_its_run_invalidates_no_text(place: Path | None) -> None:
+    async with Rig(place, max_retries=3) as rig:
+        for agent in (Agent, LyingAgent):
+            await execute(rig, agent(["It is su", "It is"], "cut", "cut", "Sunny."), agent.__name__)
+        found, lied = [(await view(rig, run))["items"] for run in ("Agent", "LyingAgent")]
+    assert [each.get("attempt") for each in found] == [None, 1, 2, None]
+    assert lied == found
 
 
 async def test_text_without_an_answer_is_invalidated_when_the_run_has_finished(place: Path | None) -> None:

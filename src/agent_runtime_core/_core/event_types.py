@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
-__all__ = ["EventType"]
+__all__ = ["RUNNER_TYPES", "EventType"]
 
 
 class EventType(str, Enum):  # noqa: UP042 (str() of a member is part of the public face)
@@ -31,3 +32,7 @@ class EventType(str, Enum):  # noqa: UP042 (str() of a member is part of the pub
     STEP_RETRYING = "step.retrying"
     STEP_EFFECT = "step.effect"
     PROGRESS_UPDATE = "progress.update"
+
+
+#: The types with which the runner says how a run started, lives and finished.
+RUNNER_TYPES: Final = frozenset(each.value for each in EventType if each.value.startswith("run."))

@@ -29,6 +29,7 @@ from .._journal.record import (
 )
 from ..errors import LeaseLost, StorageBusy
 from ..events.base import EventBus
+from ..events.event import AGENT_MARK, agent_type
 from ..queue.base import RunQueue
 from ..queue.records import LIVE, QUESTION, MailboxMessage, RunRow, RunUpdate
 from ..state.base import APPROVED, BEGUN, HAPPENED, TAKEN, EffectRow, StateStore
@@ -247,8 +248,9 @@ class ClaimWriter:
 
     def _report_rows(self, rows: Sequence[Row], sequences: Sequence[int]) -> None:
         if self.on_event is not None:
-            for (_, kind, text, _), sequence in zip(rows, sequences, strict=True):
+            for (id_, kind, text, _), sequence in zip(rows, sequences, strict=True):
                 if sequence >= self._first_new_event:
+                    kind = agent_type(kind) if id_.startswith(AGENT_MARK) else kind  # a trace has no mark
                     self.on_event(kind, cast("dict[str, Any]", decode(text)))
 
     # -- records

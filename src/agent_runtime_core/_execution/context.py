@@ -11,12 +11,13 @@ from weakref import ref
 
 from .._core.clock import Clock
 from .._core.codec.json import MAX_RESULT, decode, decode_dict, digest, encode_as
-from .._core.event_types import EventType
+from .._core.event_types import RUNNER_TYPES, EventType
 from .._core.ids import known_uuid, trace_id
 from .._core.typed_steps import typed_step
 from .._core.validation import Shown, must, type_name
 from ..errors import NotSupported
-from ..events.base import agent_event_type
+from ..events.base import checked_event_name
+from ..events.event import AGENT_MARK, warn_of_runner_type
 from ..interfaces import AgentRuntime, RunResult
 from ..limits import Budget, RunLimits
 from ..queue.records import RunRow
@@ -411,18 +412,19 @@ class Context:
     async def emit(self, event_type: EventType | str, payload: dict[str, Any] | None = None) -> None:
         """Publish an event of this run; returns when it is durable.
 
-        Code between steps that runs again when the run is resumed publishes each event once.
+        Code between steps that runs again when the run is resumed publishes each event once. An event with a type of
+        the runner, such as `run.succeeded`, is stored with `Event.from_agent`, and changes nothing about the run.
 
         Args:
             event_type: An `EventType`, or a name of your own.
             payload: The fields of the event, which must be JSON-serializable.
 
         Raises:
-            InvalidArgument: if the payload is no dict, or the name is one that only the library publishes.
+            InvalidArgument: if the payload is no dict, or the name is empty, too long or not printable.
         """
         if self.control.refuses:
             await self.control.refuse()
-        kind = agent_event_type(event_type)
+        kind = checked_event_name("event_type", event_type)
         if payload is not None and not isinstance(payload, dict):
             raise must("payload", "be a dict", Shown(type_name(type(payload))))
         outlet = self._text_outlet() if kind == _DELTA else None
@@ -432,6 +434,9 @@ class Context:
                 await self._publish(kind, {**(payload or {}), "delta": piece}, outlet)
         else:
             await self._publish(kind, payload or {}, outlet)
+        if kind in RUNNER_TYPES and self._row.agent not in self._services.warned_agents:
+            self._services.warned_agents.add(self._row.agent)
+            warn_of_runner_type(kind, f"run {self._row.run_key or self._row.run_id!r} of agent {self._row.agent!r}")
 
     async def _publish(self, kind: str, payload: dict[str, Any], outlet: TextOutlet | None) -> None:
         row = self._event(kind, payload)
@@ -478,7 +483,8 @@ class Context:
             position = f"b:{journal.boundary}:{journal.emitted}:{self._row.generation}.{self._row.failures}"
             journal.emitted += 1
         text = encode_as("payload", payload)
-        return (f"{position}:{digest(kind + text)[:8]}", kind, text, self._clock.wall())
+        mark = AGENT_MARK if kind in RUNNER_TYPES else ""
+        return (f"{mark}{position}:{digest(kind + text)[:8]}", kind, text, self._clock.wall())
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
         """Save `state` for `get_state`, and publish it as a STATE_CHECKPOINT event.

@@ -103,6 +103,8 @@ class Services:
     slots: Slots | None = None
     #: Returns where the run with that id publishes the pieces of its answer.
     backpressure: Callable[[str], TextOutlet] | None = None
+    #: The agents that have emitted a type of the runner. The runner warns of each agent once.
+    warned_agents: set[str] = field(default_factory=set)
 
 
 class TextOutlet(Protocol):

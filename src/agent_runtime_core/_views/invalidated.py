@@ -79,7 +79,7 @@ async def _streamed(runner: RunClient, row: RunRow, starts: Sequence[Record]) ->
         if since == 0 and page[0].sequence > 0:
             return {}  # the beginning was deleted, so the starts cannot be counted
         for event in page:
-            if event.event_type in _BOUNDARIES:
+            if event.event_type in _BOUNDARIES and not event.from_agent:
                 start += 1
             elif event.event_type == EventType.ASSISTANT_DELTA.value:
                 # The agent's own code may emit this type, with any payload.

@@ -9,7 +9,7 @@ from json.encoder import encode_basestring_ascii as quote
 from .._core.codec.json import MAX_WHOLE, encode
 from .._core.codec.plain import plain_json
 from ..errors import StorageCorrupt, UnserialisableResult
-from ..events.event import Event, EventPage
+from ..events.event import Event, EventPage, shown_type
 
 __all__ = ["event_json", "plain_json", "sse_frames"]
 
@@ -17,6 +17,7 @@ __all__ = ["event_json", "plain_json", "sse_frames"]
 def event_json(event: Event) -> bytes:
     """Return an event as a JSON object with `sequence`, `type`, `time` and `payload`, in one line of ASCII.
 
+    An event of `Event.from_agent` has `"from_agent":true` too.
     The bytes are made once and stored in the event. A payload without tags of types is the stored text;
     `plain_json` describes other ones.
 
@@ -31,8 +32,9 @@ def event_json(event: Event) -> bytes:
     time = event.timestamp
     if time.tzinfo is not _dt.UTC:
         time = time.astimezone(_dt.UTC)
+    mark = ',"from_agent":true' if event.from_agent else ""
     text = (
-        f'{{"sequence":{event.sequence},"type":{quote(event.event_type)},"time":"{time.isoformat()}"'
+        f'{{"sequence":{event.sequence},"type":{quote(event.event_type)},"time":"{time.isoformat()}"{mark}'
         f',"payload":{payload}}}'
     )
     event._json = text.encode("ascii")
@@ -75,7 +77,7 @@ def sse_frames(page: Sequence[Event], *, named: bool = False) -> bytes:
 def _frames(events: Iterable[Event], named: bool) -> bytes:
     if named:
         return b"".join(
-            b"event: %b\nid: %d\ndata: %b\n\n" % (_name(event.event_type), event.sequence, event_json(event))
+            b"event: %b\nid: %d\ndata: %b\n\n" % (_name(shown_type(event)), event.sequence, event_json(event))
             for event in events
         )
     return b"".join([b"id: %d\ndata: %b\n\n" % (event.sequence, event_json(event)) for event in events])

@@ -13,7 +13,7 @@ from .._core.event_types import EventType
 from .._core.validation import did_you_mean
 from .._engines.reading_codec import in_words
 from .._views.plain import without_secrets
-from ..events.event import Event
+from ..events.event import Event, shown_type
 from .output import human_time, json_line, print_columns, print_json, warn
 from .runs import event_fields
 from .store import existing_store, require_run
@@ -60,4 +60,4 @@ def _print_event(event: Event) -> None:
     fields = in_words(without_secrets(event_fields(event)))
     payload = json.dumps(fields["payload"], ensure_ascii=False, default=str)
     time = human_time(fields["timestamp"], local=False)
-    print_columns((f"{event.sequence}", 5), (time, 32), (event.event_type, 18), (payload, 0))
+    print_columns((f"{event.sequence}", 5), (time, 32), (shown_type(event), 18), (payload, 0))

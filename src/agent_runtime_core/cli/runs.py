@@ -13,7 +13,7 @@ from .._views.runs import summary
 from .._views.steps import steps_of
 from .._views.waits import waits_of
 from ..errors import MOST_NAMED
-from ..events.event import Event, payload_of
+from ..events.event import Event, agent_type, payload_of
 from ..queue.records import RunFilter
 from .output import (
     field,
@@ -85,7 +85,7 @@ def event_fields(event: Event) -> dict[str, Any]:
     """Return the fields of an event under their names in `Event`."""
     return {
         "sequence": event.sequence, "timestamp": event.timestamp.isoformat(), "event_type": event.event_type,
-        "payload": payload_of(event),
+        "payload": payload_of(event), **({"from_agent": True} if event.from_agent else {}),
     }  # fmt: skip
 
 
@@ -98,7 +98,11 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
             print_line("")
             print_line(name if value else f"no {name}")
             lines = [
-                {**with_human_times(each, local=False), "payload": json.dumps(each.get("payload"), default=str)}
+                {
+                    **with_human_times(each, local=False),
+                    "payload": json.dumps(each.get("payload"), default=str),
+                    **({"event_type": agent_type(each["event_type"])} if each.get("from_agent") else {}),
+                }
                 for each in value
             ]
             if value:

@@ -383,19 +383,6 @@ def checked_event_name(what: str, value: object) -> str:
     return plain(value)
 
 
-def agent_event_type(value: object) -> str:
-    """Return the type of an event that the code of a run emits, as a plain `str`.
-
-    Raises:
-        InvalidArgument: if it is no valid type, or one of the types `run.*`, which only the runner publishes.
-    """
-    kind = checked_event_name("event_type", value)
-    if kind.startswith("run."):
-        fix = "The runner publishes these events: use another name, such as 'myapp.started'"
-        raise must("event_type", "not begin with 'run.'", kind, fix)
-    return kind
-
-
 def _text(payload: object) -> str:
     if not isinstance(payload, dict):
         raise must("payload", "be a dict", Shown(type_name(type(payload))))

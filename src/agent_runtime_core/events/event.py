@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +16,11 @@ from uuid import UUID
 
 from .._core.clock import SYSTEM, aware
 from .._core.codec.json import decode_dict
+from .._core.log import log
 from .._journal.record import Record, derived_events, record_size, stored_events
 from ..errors import StorageCorrupt, UnserialisableResult
 
+AGENT_MARK: Final = "agent:"  # begins the id of an event that `Event.from_agent` is about
 PAGE_BYTES: Final = 262_144  # most bytes of payloads in a page of several events
 
 _new = object.__new__
@@ -89,6 +93,14 @@ class Event(_LazyEvent):
     payload: dict[str, Any] = field(default_factory=dict)
     timestamp: datetime = field(default_factory=_now)
     sequence: int = field(default_factory=int)  # a plain default would hide the slot
+
+    @property
+    def from_agent(self) -> bool:
+        """Whether the code of the run has emitted this event under a type of the runner, such as `run.succeeded`.
+
+        Such an event says nothing about the status of the run.
+        """
+        return (id_of(self) or "").startswith(AGENT_MARK)
 
 
 def lazy_event(run_id: UUID, sequence: int, row: Sequence[Any]) -> Event:
@@ -227,3 +239,31 @@ def id_of(event: Event) -> str | None:
     """Return the id under which an event was published, None for one that follows from a record."""
     row = getattr(event, "_row", None)
     return row.event_id if isinstance(row, StoredEvent) else None
+
+
+def agent_type(event_type: str) -> str:
+    """Return how readers that have no mark name a marked event. It is no type of the runner."""
+    return f"agent.{event_type}"
+
+
+def shown_type(event: Event) -> str:
+    """Return the type of an event, for readers that have no mark."""
+    return agent_type(event.event_type) if event.from_agent else event.event_type
+
+
+def warn_of_runner_type(kind: str, who: str) -> None:
+    """Warn, in the log and with a DeprecationWarning, that the code of a run has emitted a type of the runner.
+
+    Neither raises, also if the process turns warnings into errors: no run fails for an event.
+
+    Args:
+        kind: The type.
+        who: The run, as messages name it.
+    """
+    text = (
+        f"{who} emitted {kind!r}, a type of the runner. The runner stores such an event with the mark "
+        "from_agent. Use another name, such as 'myapp.started'"
+    )
+    log.warning(text)
+    with contextlib.suppress(DeprecationWarning):
+        warnings.warn(text, DeprecationWarning, stacklevel=3)

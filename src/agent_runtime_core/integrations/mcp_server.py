@@ -41,7 +41,7 @@ from .._core.context_vars import start_helper
 from .._core.json_schema import misfits
 from .._core.validation import Shown, must
 from ..errors import AgentRuntimeError
-from ..events.event import Event
+from ..events.event import Event, shown_type
 from ..interfaces import AgentRuntime
 from ..queue.records import RunRow
 from ..registry import key_of
@@ -263,7 +263,7 @@ class _Calls:
                     return tool_result(await self._runner.wait(row.run_id))
                 if isinstance(event, Exception):
                     raise event
-                if event is not None and event.event_type not in _SILENT:
+                if event is not None and shown_type(event) not in _SILENT:
                     number += 1
                     await ctx.session.report_progress(number, message=_about(event))
                 if event is None or event.event_type in ("approval.requested", "step.in_doubt"):
@@ -327,7 +327,8 @@ def _input_of(tool: AgentTool, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _about(event: Event) -> str:
     name = next((event.payload[key] for key in ("step_name", "tool_name", "name") if key in event.payload), None)
-    return event.event_type if name is None else f"{event.event_type}: {name}"
+    kind = shown_type(event)
+    return kind if name is None else f"{kind}: {name}"
 
 
 def _asking(

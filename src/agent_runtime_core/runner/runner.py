@@ -205,6 +205,7 @@ class AgentRunner(RunClient):
         self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config, self._process.operations)
         self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
+        self._warned_agents: set[str] = set()
         self._worker: Worker = Worker(
             self.queue,
             self.config,
@@ -446,6 +447,7 @@ class AgentRunner(RunClient):
             enter_lifespan=self._lifespans.enter,
             slots=None if inline else self._worker.slots,
             backpressure=self._flow.outlet,
+            warned_agents=self._warned_agents,
         )
 
     async def _run_child_here(

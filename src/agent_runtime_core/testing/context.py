@@ -16,7 +16,7 @@ from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock, aware
 from .._core.codec.json import MAX_RESULT, decode, encode
-from .._core.event_types import EventType
+from .._core.event_types import RUNNER_TYPES, EventType
 from .._core.ids import run_uuid, trace_id, unbroken
 from .._core.per_loop import call_in_loop
 from .._core.threads import AGENT_CONTEXT
@@ -30,7 +30,8 @@ from .._execution.step_scope import CURRENT_STEP, StepScope
 from .._execution.sync_context import SyncRunContext, blocking_form, is_async, run_agent
 from .._execution.usage import total
 from ..errors import NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief, deciding_error, text_of
-from ..events.base import agent_event_type, checked_event_name
+from ..events.base import checked_event_name
+from ..events.event import warn_of_runner_type
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..llm import _override, use_llm_client
@@ -149,6 +150,7 @@ class MockRunContext:
         #: The messages of `send` that neither `messages` nor an agent loop has taken.
         self.inbox: SentMessages = SentMessages(clock)
         self._cancelled = False
+        self._warned = False
         self._persistence: PersistenceManager | None = None
 
     @property
@@ -220,7 +222,11 @@ class MockRunContext:
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
         if not isinstance(payload, Mapping):
             raise must("payload", "be a dict", payload)
-        self.events.append((agent_event_type(event_type), _copied(dict(payload))))
+        kind = checked_event_name("event_type", event_type)
+        self.events.append((kind, _copied(dict(payload))))
+        if kind in RUNNER_TYPES and not self._warned:
+            self._warned = True
+            warn_of_runner_type(kind, f"the agent of {type(self).__name__}")
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
         if not isinstance(state, Mapping):

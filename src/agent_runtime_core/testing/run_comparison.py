@@ -127,7 +127,7 @@ def event_log_errors(events: Sequence[Event]) -> Iterable[str]:
     numbers = [event.sequence for event in events]
     if numbers != list(range(len(numbers))):
         yield f"the sequence numbers have a gap ({numbers})"
-    final = [event.event_type for event in events if event.event_type in FINAL_EVENTS]
+    final = [event.event_type for event in events if event.event_type in FINAL_EVENTS and not event.from_agent]
     if len(final) != 1 or events[-1].event_type != final[0]:
         yield f"the log must end with its only final event, got {[event.event_type for event in events]}"
     completed = Counter(event.payload["step_id"] for event in events if event.event_type == COMPLETED)
@@ -144,9 +144,9 @@ def _comparable(events: Sequence[Event]) -> Iterable[EventKey]:
         elif kind == "tool.result":
             # Published with the step's record or by the step itself, so a repeated step may publish it twice.
             yield f"{kind} of {payload['tool_name']} ({payload['step_id']})", True
-        elif kind in FINAL_EVENTS:
+        elif kind in FINAL_EVENTS and not event.from_agent:
             yield kind, False
-        elif kind not in REPEATABLE:
+        elif event.from_agent or kind not in REPEATABLE:
             yield f"{kind} {encode(payload)}", "step_id" in payload
 
 

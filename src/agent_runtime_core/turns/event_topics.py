@@ -167,15 +167,15 @@ class EventPublisherSubscriber:
         start = since
         if consumer is not None:
             start = await self.offset(topic, consumer) if since is None else since
+        stored: asyncio.Future[None] | None = None
         if not follow:
-            for event in await self._bus.get_events(self._log(topic), start or 0):
-                if (envelope := self._read(topic, event)) is not None:
-                    yield envelope
-            return
-        async with contextlib.aclosing(self._bus.subscribe(self._log(topic), start)) as events:
-            async for event in events:
-                if (envelope := self._read(topic, event)) is not None:
-                    yield envelope
+            start, stored = start or 0, asyncio.get_running_loop().create_future()
+            stored.set_result(None)
+        async with contextlib.aclosing(self._bus.pages(self._log(topic), start, until=stored)) as pages:
+            async for page in pages:
+                for event in page:
+                    if (envelope := self._read(topic, event)) is not None:
+                        yield envelope
 
     def _read(self, topic: str, event: Event) -> EventEnvelope | None:
         try:

@@ -16,6 +16,7 @@ from .._core.event_types import EventType
 from ..errors import LimitExceeded, ToolFailed
 from ..planning.executor import request_of
 from ..planning.plan import PlanStep, StepKind
+from .event_topics import EventPublisherSubscriber
 from .events import RESULTS, STEPS, AuditEvent, EventEnvelope, StepRequest, StepResultChunk
 from .processor import CallMetrics, Do, TurnProgress, call_arguments
 from .services import TurnServices
@@ -107,8 +108,8 @@ async def _answer(
     request = (
         first if attempt == 1 else await _requested(services, settings, progress, planned, given, attempt, step_id)
     )
-    waiting = _Waiting(progress, settings, step_id, attempt, request.deadline)
-    return await waiting.answer(services.topics.subscribe(RESULTS, first.results_from))
+    waiting = _Waiting(progress, settings, step_id, attempt, request.deadline, services.topics, first.results_from)
+    return await waiting.answer()
 
 
 async def _requested(
@@ -135,32 +136,62 @@ async def _requested(
 
 
 class _Waiting:
-    """Waits for the answer to one request."""
+    """Waits for the answer to one request.
+
+    The deadline decides only after everything that is stored has been read. So an answer counts that came while no
+    worker had the turn, and nothing is executed here while a stored answer exists.
+    """
 
     def __init__(
-        self, progress: TurnProgress, settings: ProviderSteps, step_id: str, attempt: int, deadline: float
-    ) -> None:
+        self, progress: TurnProgress, settings: ProviderSteps, step_id: str, attempt: int, deadline: float,
+        topics: EventPublisherSubscriber, position: int,
+    ) -> None:  # fmt: skip
         self._progress, self._settings, self._step_id, self._attempt = progress, settings, step_id, attempt
         self._clock = progress.ctx.clock
         self._deadline = deadline
+        self._topics, self._position = topics, position
         self._heard: float | None = None  # when the last piece of this attempt came, in wall seconds
         self._next_index = 0
 
-    async def answer(self, results: AsyncIterator[EventEnvelope]) -> StepResultChunk:
-        async with contextlib.aclosing(results):  # type: ignore[type-var]
+    async def answer(self) -> StepResultChunk:
+        """Return the final chunk of the answer.
+
+        Raises:
+            NoAnswer: There is none in time.
+        """
+        if (chunk := await self._stored()) is not None:
+            return chunk
+        async with contextlib.aclosing(self._topics.subscribe(RESULTS, self._position)) as results:
             while (envelope := await self._before(results, self._until())) is not None:
-                chunk = envelope.payload
-                if not self._is_own(envelope) or not isinstance(chunk, StepResultChunk):
-                    continue
-                if chunk.final and (chunk.status == "completed" or chunk.attempt == self._attempt):
+                if (chunk := await self._taken(envelope)) is not None:
                     return chunk
-                if not chunk.final and chunk.attempt == self._attempt:
-                    await self._piece(chunk)
+        if (chunk := await self._stored()) is not None:
+            return chunk
         silent = self._heard is not None and self._clock.wall() < self._deadline
         name = f"step {self._step_id}"
         if silent:
             raise NoAnswer(f"{name}: its provider worker was silent for {self._settings.heartbeat:g} s")
         raise NoAnswer(f"{name}: no provider worker answered within {self._settings.deadline:g} s")
+
+    async def _stored(self) -> StepResultChunk | None:
+        """Read what is stored and was not read yet; return the final chunk of the answer, if it is there."""
+        async with contextlib.aclosing(self._topics.subscribe(RESULTS, self._position, follow=False)) as results:
+            async for envelope in results:
+                if (chunk := await self._taken(envelope)) is not None:
+                    return chunk
+        return None
+
+    async def _taken(self, envelope: EventEnvelope) -> StepResultChunk | None:
+        """Take an event of the topic; return the final chunk of the answer, if it is that."""
+        self._position = (envelope.offset or 0) + 1
+        chunk = envelope.payload
+        if not self._is_own(envelope) or not isinstance(chunk, StepResultChunk):
+            return None
+        if chunk.final:
+            return chunk if chunk.status == "completed" or chunk.attempt == self._attempt else None
+        if chunk.attempt == self._attempt:
+            await self._piece(chunk)
+        return None
 
     def _is_own(self, envelope: EventEnvelope) -> bool:
         return (envelope.step_id, envelope.turn_id) == (self._step_id, self._progress.turn.id)

@@ -144,7 +144,7 @@ export function followEvents(about, runId, after, { onEvents, onState }) {
     if (!fresh.length) return;
     isQuiet = false;
     const last = fresh[fresh.length - 1];
-    [after, lastType] = [last.sequence, last.type];
+    [after, lastType] = [last.sequence, last.from_agent ? "" : last.type];
     waiting.push(...fresh);
     if (!timer) timer = setTimeout(flush, 30); // many events are one change of the page
   };

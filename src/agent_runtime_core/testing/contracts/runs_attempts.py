@@ -65,6 +65,31 @@ async def a_failed_attempt_is_retried_and_keeps_its_steps(make: Make) -> None:
 
 
 @CASES
+async def what_an_agent_emits_about_its_run_is_stored_with_a_mark(make: Make) -> None:
+    async with opened(make) as bench:
+        lies = ["run.succeeded", "run.failed", "run.started", "run.heartbeat"]
+
+        async def body(ctx: Any) -> Any:
+            for kind in lies:
+                await ctx.emit(kind, {"attempt": 7})
+            if ctx.attempt < 2:
+                raise RuntimeError("the first attempt")
+            return await ctx.step("inside", ctx.emit, "run.cancelled", {})
+
+        runner = bench.runner(Scripted("agent", body), retry_backoff_base=0)
+        run_id = await runner.submit("agent")
+        await runner.run_once()
+        await runner.run_once()
+        await bench.ended(run_id, "succeeded")
+        events = [each for each in await bench.bus.get_events(run_id) if each.event_type.startswith("run.")]
+        marked = [each.event_type for each in events if each.from_agent]
+        same(marked, [*lies, *lies, "run.cancelled"], "the marked events")
+        true = [each.event_type for each in events if not each.from_agent]
+        same(true, ["run.started", "run.started", "run.succeeded"], "the other events")
+        same(next(each.payload for each in events if each.from_agent), {"attempt": 7}, "the payload of a marked event")
+
+
+@CASES
 async def the_last_attempt_ends_the_run_as_failed(make: Make) -> None:
     async with opened(make) as bench:
 

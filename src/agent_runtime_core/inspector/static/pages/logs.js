@@ -29,10 +29,11 @@ function useEvents(runId, live) {
 }
 
 /** The beginning of what an event says. Only visible rows ask for it, because a payload may be large. */
-function summaryOf({ payload }) {
+function summaryOf({ payload, from_agent }) {
   const names = [...new Set([...SHOWN_FIRST.filter((name) => name in payload), ...Object.keys(payload)])];
-  return names.filter((name) => payload[name] !== null && !name.endsWith("_id")).slice(0, 5)
-    .map((name) => (SHOWN_FIRST.includes(name) ? "" : `${name}=`) + brief(payload[name])).join(", ");
+  const fields = names.filter((name) => payload[name] !== null && !name.endsWith("_id")).slice(0, 5)
+    .map((name) => (SHOWN_FIRST.includes(name) ? "" : `${name}=`) + brief(payload[name]));
+  return [...(from_agent ? ["emitted by the agent"] : []), ...fields].join(", ");
 }
 
 function brief(value) {
@@ -62,7 +63,7 @@ export function EventsTab({ runId, route, live }) {
     </div>
     ${rows.length
       ? html`<${Split} title=${chosen && `${chosen.type} ${chosen.sequence}`} onClose=${() => setChosen(null)}
-            detail=${chosen && html`<p class="quiet">${chosen.time}</p><${Json} key=${chosen.sequence} value=${chosen.payload} label="Payload" lines=${60} />`}>
+            detail=${chosen && html`<p class="quiet">${chosen.time}${chosen.from_agent && ", emitted by the agent"}</p><${Json} key=${chosen.sequence} value=${chosen.payload} label="Payload" lines=${60} />`}>
           <${Windowed} items=${rows} height=${narrow ? 48 : 32} row=${row} label="Events" follow=${live && !at} target=${found < 0 ? null : found} /><//>`
       : state === "loading"
         ? html`<${Loading} what="Loading the events" />`
