@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, WebSocket
@@ -97,7 +98,6 @@ class Socket(Reader):
         self._socket = websocket
         self._state = state
         self._open = open_streams
-        self._time = asyncio.get_running_loop().time
         self._caller = caller
         self._lock = asyncio.Lock()
         self._follows: dict[str, asyncio.Task[None]] = {}
@@ -250,15 +250,14 @@ class Socket(Reader):
 
     async def _send_events(self, row: RunRow, after: int, ref: Any) -> None:
         run_id = row.run_id
+
+        async def send(page: Sequence[Event]) -> None:
+            for event in page:
+                await self._send(event_text(run_id, event))
+
         try:
             with self._open.following(self._state.runner.queue, row) as run:
-                async with contextlib.aclosing(self._pages(row, after + 1)) as pages:
-                    async for page in pages:
-                        if run.is_due(self._time()):
-                            await run.check()
-                        for event in page:
-                            await self._send(event_text(run_id, event))
-                ended = await run.check()
+                ended = await run.follow(partial(self._pages, row), after + 1, row.generation, send)
             await self._send(socket_frame("done", run_id=run_id, state=ended.status))
         except WebSocketDisconnect:
             pass

@@ -97,7 +97,6 @@ class EventStream(Response, Reader):
         self._sent = start - 1  # of the last one that was sent; a filter removed those in between
         self._chosen = chosen
         self._unconfirmed = 0  # bytes
-        self._time = asyncio.get_running_loop().time
         self._frames = partial(sse_frames, named=named)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,12 +145,8 @@ class EventStream(Response, Reader):
         runner, row = self._state.runner, self._row
         try:
             with self._open.following(runner.queue, row) as run:
-                async with contextlib.aclosing(runner.event_pages(row.run_id, self._position + 1)) as pages:
-                    async for page in pages:
-                        if run.is_due(self._time()):
-                            await run.check()
-                        await self._send_page(page)
-                ended = await run.check()
+                read = partial(runner.event_pages, row.run_id)
+                ended = await run.follow(read, self._position + 1, row.generation, self._send_page)
             last = end_frame(ended.status)
             if self._position > self._sent:
                 last = position_frame(self._position) + last
