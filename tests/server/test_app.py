@@ -10,7 +10,7 @@ import pytest
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.server.access import Caller
 from agent_runtime_core.testing import VirtualClock
-from tests.server.conftest import LiveServer, client_of
+from tests.server.conftest import TOKEN, LiveServer, client_of
 
 
 async def test_health_is_open_and_tells_more_with_a_token(client: httpx.AsyncClient, app: Any) -> None:
@@ -93,6 +93,23 @@ async def test_head_is_answered_like_get_without_a_body(
     assert (stream.content, app.state.server.limits.open_streams) == (b"", 0)
     assert anonymous.status_code == 401
     assert any(record.getMessage().startswith("HEAD /api/v1/runs/{id}/journal 200 ") for record in caplog.records)
+
+
+async def test_every_response_is_neither_stored_nor_guessed(app: Any, runner: AgentRunner) -> None:
+    run_id = str(await runner.submit("echo"))
+    await runner.cancel(run_id)
+    calls = {
+        (method.upper(), path.format(id=run_id, other=run_id, step_id="s", name="n"))
+        for path, operations in app.openapi()["paths"].items()
+        for method in operations
+    } | {("GET", "/openapi.json"), ("GET", "/"), ("GET", "/api/v1/nothing"), ("GET", f"/api/v1/runs/{run_id}/events?follow=0")}
+    for token in (TOKEN, None):
+        async with client_of(app, token) as client:
+            for method, path in sorted(calls):
+                response = await client.request(method, path, json={} if method == "POST" else None)
+                wanted = "no-cache" if path == "/" else "no-store"  # the page has no data
+                found = [response.headers.get_list(each) for each in ("cache-control", "x-content-type-options")]
+                assert found == [[wanted], ["nosniff"]], (method, path, response.status_code)
 
 
 async def test_health_reads_the_store_at_most_once_per_second(

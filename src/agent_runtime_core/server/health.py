@@ -50,8 +50,9 @@ async def health(request: Request) -> Response:
 
 
 def _response(status: str, details: dict[str, Any]) -> Response:
-    headers = {"Cache-Control": "no-store"} | ({"Retry-After": "5"} if status != "ok" else {})
-    return JSONResponse({"status": status, **details}, 200 if status == "ok" else 503, headers=headers)
+    failed = status != "ok"
+    headers = {"Retry-After": "5"} if failed else None
+    return JSONResponse({"status": status, **details}, 503 if failed else 200, headers=headers)
 
 
 async def _problems(state: ServerState) -> list[str]:

@@ -64,7 +64,7 @@ async def run_events(
     return EventStream(state, open_streams_of(request), row, caller.name, start, chosen, query.named)
 
 
-_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_HEADERS: Final = {"X-Accel-Buffering": "no"}
 
 
 def _wants_json(request: Request) -> bool:
