@@ -148,6 +148,34 @@ async def test_a_run_is_forked_after_a_step(client: httpx.AsyncClient, runner: A
     assert len(await runner.runs()) == 4
 
 
+@pytest.mark.parametrize(
+    ("first", "same", "others"),
+    [
+        (("signals/paid", {"n": 1, "of": [2]}), ("signals/paid", {"of": [2], "n": 1}),
+         [("signals/paid", {"n": 2}), ("signals/paid", None), ("signals/other", {"n": 1, "of": [2]})]),
+        (("messages", {"message": "a"}), ("messages", {"message": "a", "when": "next_turn"}),
+         [("messages", {"message": "b"}), ("messages", {"message": "a", "when": "interrupt"})]),
+    ],
+)  # fmt: skip
+async def test_a_used_message_id_with_another_body_or_name_is_a_conflict(
+    client: httpx.AsyncClient, runner: AgentRunner, first: Any, same: Any, others: list[Any]
+) -> None:
+    await runner.submit("echo", run_id="one")
+    codes = []
+    async with client:
+        for path, body in (first, same, *others, same):
+            if path == "messages":
+                body = {**body, "message_id": "k"}
+            response = await client.post(
+                f"{RUNS}/one/{path}", content=json.dumps(body), headers={**JSON, "Idempotency-Key": "k"}
+            )
+            codes.append(response.status_code)
+            if response.status_code == 409:
+                assert response.json()["type"] == "urn:agent-runtime:idempotency-conflict"
+    assert codes == [202, 202, *[409] * len(others), 202]
+    assert len(await runner.queue.mail((await runner.queue.require("one")).run_id)) == 1
+
+
 async def test_a_signal_is_any_json_and_delivered_once(client: httpx.AsyncClient, runner: AgentRunner) -> None:
     await runner.submit("waits", run_id="one")
     await runner.run_once()

@@ -438,6 +438,24 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
     )
 
 
+def same_message(message_id: str, asked: MailboxMessage, stored: MailboxMessage) -> None:
+    """Check that the message stored under an id is the one that the caller sends.
+
+    Raises:
+        IdempotencyConflict: The stored message has another kind, name or content.
+    """
+    if (asked.kind, asked.name) != (stored.kind, stored.name):
+        differing = "another name"
+    elif not same_tree(asked.payload, stored.payload):
+        differing = "other content"
+    else:
+        return
+    raise IdempotencyConflict(
+        f"message id {brief(message_id)} was used before with {differing}. "
+        "Use another message id for another message"
+    )
+
+
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more

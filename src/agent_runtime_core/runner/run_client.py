@@ -24,7 +24,7 @@ from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
 from ..portal import call, iterate
 from ..queue.base import RunQueue
-from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, RowChanged, RunRow, answer_id
+from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, RowChanged, RunRow, answer_id, same_message
 from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
@@ -347,6 +347,7 @@ class RunClient:
             False if the run has finished.
 
         Raises:
+            IdempotencyConflict: Another signal with this `message_id` was sent to the run.
             UnknownRun: No such run is stored.
         """
         self._require_writable()
@@ -356,11 +357,28 @@ class RunClient:
             if message_id.startswith(ANSWER):  # it would answer a request without a check against its schema
                 fix = "Use runner.approve to answer a request"
                 raise must("message_id", f"not begin with {ANSWER!r}", message_id, fix)
+        status, _ = await self._post(run_id, "signal", name, encode(payload), message_id, message_id)
+        return status in LIVE
+
+    async def _post(
+        self, run_id: UUID | str, kind: str, name: str, payload: str, mail_id: str | None, message_id: str | None
+    ) -> tuple[str, int]:  # fmt: skip
+        """Put a message into the mailbox of a run; return what `RunQueue.post` returns.
+
+        `mail_id` is the id in the mailbox for the `message_id` of the caller.
+
+        Raises:
+            IdempotencyConflict: The caller has used the message id before, for another message.
+            UnknownRun: No such run is stored.
+        """
         key = stored_id(run_id)
-        status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
+        op = self.queue.post_op(key, kind, name, payload, mail_id)
+        status, number = (await self.queue.commits.commit(None, [op]))[0]
         if status == "unknown":
             raise self.queue.unknown_run(run_id)
-        return status in LIVE
+        if message_id and number:
+            same_message(message_id, op.args[1], (await self.queue.mail(key, number - 1))[0])
+        return status, number
 
     async def send(
         self,
@@ -386,6 +404,7 @@ class RunClient:
             The id of the message, as the "message.received" event has it.
 
         Raises:
+            IdempotencyConflict: Another message with this `message_id` was sent to the run.
             IllegalTransition: The run has finished.
             InvalidArgument: The message is empty, or not a message of the user.
             UnknownRun: No such run is stored.
@@ -393,10 +412,7 @@ class RunClient:
         self._require_writable()
         payload = mailbox_payload(user_message(message), checked_when(when))
         sent_id = unbroken("message_id", message_id) if message_id else new_ulid(self.queue.clock)
-        key = stored_id(run_id)
-        status, number = await self.queue.post(key, MESSAGE, "", payload, mailbox_id(sent_id))
-        if status == "unknown":
-            raise self.queue.unknown_run(run_id)
+        status, number = await self._post(run_id, MESSAGE, "", payload, mailbox_id(sent_id), message_id)
         if status not in LIVE and not number:  # with a number, it was stored before the run finished
             raise IllegalTransition(no_messages_reason(await self.queue.require(run_id), run_id))
         return sent_id
@@ -423,6 +439,7 @@ class RunClient:
             False if the run has finished, or the request was answered before or is closed: its time limit has passed.
 
         Raises:
+            IdempotencyConflict: Another answer with this `message_id` was sent to the request.
             InvalidArgument: The answer does not match the schema of the request, or there is no such request.
             IllegalTransition: The code of the run has cancelled its wait for the answer, so the question is closed.
             UnknownRun: No such run is stored.
@@ -444,9 +461,7 @@ class RunClient:
         asked.check(wanted, answer)
         # An id of its own for each answer: the first one in the mailbox counts, and its caller must know that it does.
         mail_id = answer_id(wanted, message_id or new_ulid(self.queue.clock))
-        status, number = await self.queue.post(key, "signal", name, encode(answer), mail_id)
-        if status == "unknown":
-            raise self.queue.unknown_run(run_id)
+        status, number = await self._post(run_id, "signal", name, encode(answer), mail_id, message_id)
         if status not in LIVE or number <= asked.read + 1:
             return status in LIVE  # as the next message, or one that was read above, it is the first answer
         return asked.decided_by(wanted, decisions(await self.queue.mail(key, asked.read))) == mail_id

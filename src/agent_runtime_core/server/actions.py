@@ -109,7 +109,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, new_ru
     "/runs/{id}/signals/{name}",
     status_code=202,
     summary="Send a signal",
-    responses=answers(404, 410, writes=True, ok_202=Stored),
+    responses=answers(404, 409, 410, writes=True, ok_202=Stored),
     # A parameter for the body would refuse null.
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
 )
@@ -130,7 +130,7 @@ async def signal(
     "/runs/{id}/messages",
     status_code=202,
     summary="Send a message to an agent",
-    responses=answers(404, 410, writes=True, ok_202=StoredMessage),
+    responses=answers(404, 409, 410, writes=True, ok_202=StoredMessage),
 )
 async def send(request: Request, id: str, body: SentMessage, caller: Actor) -> Response:
     """Send a message to the agent that works on a run."""
