@@ -36,6 +36,27 @@ async def test_the_openapi_document_needs_the_scope_read(make_app: Callable[...,
     assert refused.headers["content-type"] == "application/problem+json"
 
 
+#: Names of a client's functions: one that is renamed breaks the callers of generated clients.
+OPERATIONS = """
+answer_approval cancel_run compare_runs delete_run discard_dead_letters fork_run list_agents list_approvals list_runs
+list_workers read_about read_health read_journal read_liveness read_messages read_plan read_queue read_readiness
+read_result read_run read_step read_steps read_timeline read_turn read_usage requeue_dead_letters resume_run
+send_message send_signal sign_in sign_out start_turn stream_events submit_run
+"""
+
+
+def test_operations_have_ids_and_typed_models(app: Any) -> None:
+    document = app.openapi()
+    operations = [each for path in document["paths"].values() for each in path.values()]
+    assert sorted(each["operationId"] for each in operations) == OPERATIONS.split()
+    for name, model in (
+        ("read_plan", "Plan"), ("read_usage", "Usage"), ("read_queue", "Queue"), ("compare_runs", "Comparison"),
+    ):  # fmt: skip
+        [found] = [each for each in operations if each["operationId"] == name]
+        schema = found["responses"]["200"]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{model}"}
+
+
 async def test_unknown_paths_and_methods_are_problems(client: httpx.AsyncClient) -> None:
     async with client:
         unknown = await client.get("/api/v1/nothing")
@@ -102,7 +123,12 @@ async def test_every_response_is_neither_stored_nor_guessed(app: Any, runner: Ag
         (method.upper(), path.format(id=run_id, other=run_id, step_id="s", name="n"))
         for path, operations in app.openapi()["paths"].items()
         for method in operations
-    } | {("GET", "/openapi.json"), ("GET", "/"), ("GET", "/api/v1/nothing"), ("GET", f"/api/v1/runs/{run_id}/events?follow=0")}
+    } | {
+        ("GET", "/openapi.json"),
+        ("GET", "/"),
+        ("GET", "/api/v1/nothing"),
+        ("GET", f"/api/v1/runs/{run_id}/events?follow=0"),
+    }
     for token in (TOKEN, None):
         async with client_of(app, token) as client:
             for method, path in sorted(calls):

@@ -451,8 +451,7 @@ def same_message(message_id: str, asked: MailboxMessage, stored: MailboxMessage)
     else:
         return
     raise IdempotencyConflict(
-        f"message id {brief(message_id)} was used before with {differing}. "
-        "Use another message id for another message"
+        f"message id {brief(message_id)} was used before with {differing}. Use another message id for another message"
     )
 
 

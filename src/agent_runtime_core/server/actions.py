@@ -17,9 +17,9 @@ from ..runner.approvals import AskedRequests
 from .access import Caller, require
 from .documents import Repaired, Run, Stored, StoredAnswer, StoredMessage, answers
 from .errors import Problem, safe_text
-from .models import Answer, Cancel, DeadLetters, Fork, SentMessage
+from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessage
 from .reply import Reply
-from .runs import IdempotencyKey, location_of, view_for
+from .runs import location_of, view_for
 from .state import ServerState, is_visible, state_of, visible_row
 from .submission import check_own, invalid_in, taken
 from .waiting import after_wait
@@ -45,7 +45,7 @@ def _finished() -> Problem:
     summary="Cancel a run",
     responses=answers(404, writes=True, ok_200=Stored, ok_202=Stored),
 )
-async def cancel(request: Request, id: str, caller: Actor, body: Cancel | None = None) -> Response:
+async def cancel_run(request: Request, id: str, caller: Actor, body: Cancel | None = None) -> Response:
     """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
@@ -61,7 +61,7 @@ async def cancel(request: Request, id: str, caller: Actor, body: Cancel | None =
     summary="Resume a run",
     responses=answers(404, 409, writes=True, ok_202=Stored),
 )
-async def resume(request: Request, id: str, caller: Actor) -> Response:
+async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     """Let a worker resume a failed, timed-out, cancelled or dead run. Completed steps keep their results."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
@@ -75,7 +75,7 @@ async def resume(request: Request, id: str, caller: Actor) -> Response:
     summary="Fork a run",
     responses=answers(404, 409, writes=True, ok_201=Run),
 )
-async def fork(request: Request, id: str, caller: Actor, body: Fork | None = None) -> Response:
+async def fork_run(request: Request, id: str, caller: Actor, body: Fork | None = None) -> Response:
     """Store a new run that resumes from a step of this one."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
@@ -113,7 +113,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, new_ru
     # A parameter for the body would refuse null.
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
 )
-async def signal(
+async def send_signal(
     request: Request, id: str, name: str, caller: Actor, idempotency_key: IdempotencyKey = None
 ) -> Response:  # fmt: skip
     """Send a signal, whose payload is the body. It is kept until the run waits for a signal of that name."""
@@ -132,7 +132,7 @@ async def signal(
     summary="Send a message to an agent",
     responses=answers(404, 409, 410, writes=True, ok_202=StoredMessage),
 )
-async def send(request: Request, id: str, body: SentMessage, caller: Actor) -> Response:
+async def send_message(request: Request, id: str, body: SentMessage, caller: Actor) -> Response:
     """Send a message to the agent that works on a run."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
@@ -150,7 +150,7 @@ async def send(request: Request, id: str, body: SentMessage, caller: Actor) -> R
     summary="Answer a question of a run",
     responses=answers(404, 409, 410, writes=True, ok_200=StoredAnswer),
 )
-async def approve(request: Request, id: str, name: str, body: Answer, caller: Actor) -> Response:
+async def answer_approval(request: Request, id: str, name: str, body: Answer, caller: Actor) -> Response:
     """Answer an open question. A name that the run has not asked yet is kept for it."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
@@ -171,7 +171,7 @@ async def approve(request: Request, id: str, name: str, body: Answer, caller: Ac
 
 
 @router.delete("/runs/{id}", status_code=204, summary="Delete a run", responses=answers(404, 409, writes=True))
-async def delete(request: Request, id: str, caller: Admin) -> Response:
+async def delete_run(request: Request, id: str, caller: Admin) -> Response:
     """Delete a finished run with its journal, events and messages."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "delete")
@@ -184,7 +184,7 @@ async def delete(request: Request, id: str, caller: Admin) -> Response:
     summary="Requeue dead letters",
     responses=answers(409, writes=True, ok_200=Repaired),
 )
-async def requeue(request: Request, body: DeadLetters, caller: Admin) -> Response:
+async def requeue_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
     """Let workers resume dead letters."""
     state = state_of(request)
     return await _repair(state, caller, body, "act", state.runner.requeue)
@@ -195,7 +195,7 @@ async def requeue(request: Request, body: DeadLetters, caller: Admin) -> Respons
     summary="Delete dead letters",
     responses=answers(409, writes=True, ok_200=Repaired),
 )
-async def discard(request: Request, body: DeadLetters, caller: Admin) -> Response:
+async def discard_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
     """Delete dead letters."""
     state = state_of(request)
     return await _repair(state, caller, body, "delete", state.runner.discard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from .._views.compare import compare_view
@@ -20,7 +20,7 @@ from .._views.timeline import step_detail, timeline_view
 from ..errors import InvalidArgument
 from ..queue.records import LIVE, RunRow
 from .access import Caller, require
-from .documents import AnyObject, Outcome, Page, Run, Timeline, answers
+from .documents import AnyObject, Comparison, Outcome, Page, Plan, Run, Timeline, answers
 from .listing import visible_page
 from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, TimelineQuery, WaitQuery
 from .reply import Reply
@@ -32,8 +32,6 @@ router: APIRouter = APIRouter(tags=["runs"], default_response_class=Reply)
 
 Reader = Annotated[Caller, require("read")]
 Submitter = Annotated[Caller, require("run")]
-#: The header that makes a repeated request safe.
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=512)]
 #: The headers of a new run, which the route reads itself: FastAPI takes a tenth of the request to resolve them.
 _NEW_RUN_HEADERS: Final[dict[str, Any]] = {
     "parameters": [
@@ -71,7 +69,7 @@ async def view_for(state: ServerState, caller: Caller, row: RunRow, *, new: bool
     responses=answers(409, writes=True, ok_200=Run, ok_201=Run),
     openapi_extra=_NEW_RUN_HEADERS,
 )
-async def submit(request: Request, body: NewRun, caller: Submitter) -> Response:
+async def submit_run(request: Request, body: NewRun, caller: Submitter) -> Response:
     """Store a run, for the Orchestrator with `prompt`, or else for an agent with `agent` and `input`.
 
     A repeated request with the same `Idempotency-Key` or `run_id` returns the stored run with 200.
@@ -181,15 +179,15 @@ async def read_messages(request: Request, id: str, caller: Reader, query: Annota
     return Reply(await messages_view(state.runner, row, query.after, query.limit))
 
 
-@router.get("/runs/{id}/plan", summary="Read the plan of a run", responses=answers(404, ok_200=AnyObject))
+@router.get("/runs/{id}/plan", summary="Read the plan of a run", responses=answers(404, ok_200=Plan))
 async def read_plan(request: Request, id: str, caller: Reader) -> Response:
     """Return the steps of the run's plan with their dependencies."""
     state = state_of(request)
     return Reply(await plan_view(state.runner, await visible_row(state, caller, id, "read")))
 
 
-@router.get("/runs/{id}/compare/{other}", summary="Compare two runs", responses=answers(404, ok_200=AnyObject))
-async def compare(request: Request, id: str, other: str, caller: Reader) -> Response:
+@router.get("/runs/{id}/compare/{other}", summary="Compare two runs", responses=answers(404, ok_200=Comparison))
+async def compare_runs(request: Request, id: str, other: str, caller: Reader) -> Response:
     """Return per step whether two runs have the same result, another one, or only one of them has the step."""
     state = state_of(request)
     first = await visible_row(state, caller, id, "read")

@@ -27,7 +27,7 @@ from .access import Caller, require
 from .documents import Page, answers
 from .errors import log_text, problem_of
 from .frames import COMMENT, SLICE, START, bye_frame, end_frame, error_frame, position_frame, slices
-from .models import EventQuery
+from .models import SEQUENCE, EventQuery
 from .open_streams import REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
 from .security import HEAD, SEND
 from .state import ServerState, state_of, visible_row
@@ -43,12 +43,14 @@ _ANSWERS[204]["description"] = "The run has finished, and has no event after thi
 
 
 @router.get("/runs/{id}/events", summary="Stream the events of a run", response_model=None, responses=_ANSWERS)
-async def run_events(
+async def stream_events(
     request: Request,
     id: str,
     caller: Annotated[Caller, require("read")],
     query: Annotated[EventQuery, Query()],
-    last_event_id: Annotated[str | None, Header(description="Takes precedence over `after`.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="Takes precedence over `after`.", json_schema_extra=SEQUENCE)
+    ] = None,
 ) -> Response:
     """Stream the events of a run, or return one page of them."""
     state = state_of(request)
