@@ -14,7 +14,7 @@ from .._views.problems import invalid
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..queue.records import LIVE, RunFilter, RunRow
 from ..runner.approvals import AskedRequests
-from .access import Caller, require
+from .access import OF_RESULTS, OF_SENDING, Caller, check_scope, require
 from .documents import Repaired, Run, Stored, StoredAnswer, StoredMessage, answers
 from .errors import Problem, safe_text
 from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessage
@@ -27,6 +27,8 @@ from .waiting import after_wait
 router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
 
 Actor = Annotated[Caller, require("act")]
+Sender = Annotated[Caller, require(*OF_SENDING)]
+Approver = Annotated[Caller, require("approve")]
 Admin = Annotated[Caller, require("admin")]
 _PAGE: Final = 500  # dead letters that are read at once
 
@@ -76,7 +78,8 @@ async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     responses=answers(404, 409, writes=True, ok_201=Run),
 )
 async def fork_run(request: Request, id: str, caller: Actor, body: Fork | None = None) -> Response:
-    """Store a new run that resumes from a step of this one."""
+    """Store a new run that resumes from a step of this one. It needs the scope result or read, too."""
+    check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
     body = body or Fork()
@@ -114,7 +117,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, new_ru
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
 )
 async def send_signal(
-    request: Request, id: str, name: str, caller: Actor, idempotency_key: IdempotencyKey = None
+    request: Request, id: str, name: str, caller: Sender, idempotency_key: IdempotencyKey = None
 ) -> Response:  # fmt: skip
     """Send a signal, whose payload is the body. It is kept until the run waits for a signal of that name."""
     state = state_of(request)
@@ -132,7 +135,7 @@ async def send_signal(
     summary="Send a message to an agent",
     responses=answers(404, 409, 410, writes=True, ok_202=StoredMessage),
 )
-async def send_message(request: Request, id: str, body: SentMessage, caller: Actor) -> Response:
+async def send_message(request: Request, id: str, body: SentMessage, caller: Sender) -> Response:
     """Send a message to the agent that works on a run."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
@@ -150,7 +153,7 @@ async def send_message(request: Request, id: str, body: SentMessage, caller: Act
     summary="Answer a question of a run",
     responses=answers(404, 409, 410, writes=True, ok_200=StoredAnswer),
 )
-async def answer_approval(request: Request, id: str, name: str, body: Answer, caller: Actor) -> Response:
+async def answer_approval(request: Request, id: str, name: str, body: Answer, caller: Approver) -> Response:
     """Answer an open question. A name that the run has not asked yet is kept for it."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")

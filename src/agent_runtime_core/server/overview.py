@@ -17,7 +17,8 @@ from .._views.usage import usage_view
 from .._views.waits import question_view
 from ..errors import UnknownRun
 from ..runner.approvals import ApprovalRequest
-from .access import Caller, has_session, require
+from ..turns.manager import TurnManager
+from .access import OF_RESULTS, Caller, has_session, require
 from .documents import AnyObject, Page, Queue, Usage, answers
 from .errors import Problem
 from .models import ApprovalQuery, NewTurn, UsageQuery
@@ -32,6 +33,7 @@ router: APIRouter = APIRouter(tags=["overview"], default_response_class=Reply)
 _MAX_READ: Final = 2_000
 
 Reader = Annotated[Caller, require("read")]
+ResultReader = Annotated[Caller, require(*OF_RESULTS)]
 Submitter = Annotated[Caller, require("run")]
 
 
@@ -123,15 +125,21 @@ async def start_turn(request: Request, body: NewTurn, caller: Submitter) -> Resp
     state = state_of(request)
     stored = await insert_turn(state, caller, body, span_of(request))
     assert state.turns is not None
-    turn = await state.turns.get_turn(stored.run_id)
-    return Reply(plain_of(turn.to_dict()), 201, {"Location": location_of(request, turn.id, "turns")})
+    turn = await _turn_for(caller, state.turns, stored.run_id)
+    return Reply(turn, 201, {"Location": location_of(request, stored.run_id, "turns")})
 
 
 @router.get("/turns/{id}", summary="Read a turn", responses=answers(404, ok_200=AnyObject))
-async def read_turn(request: Request, id: str, caller: Reader) -> Response:
-    """Return a turn with its plan, steps and answer."""
+async def read_turn(request: Request, id: str, caller: ResultReader) -> Response:
+    """Return a turn with its answer, and with its plan and steps for the scope read."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "read")
     if state.turns is None:
         raise UnknownRun("no turn has this id")
-    return Reply(plain_of((await state.turns.get_turn(row.run_id)).to_dict()))
+    return Reply(await _turn_for(caller, state.turns, row.run_id))
+
+
+async def _turn_for(caller: Caller, turns: TurnManager, turn_id: str) -> Any:
+    """Return a turn as the caller may see it."""
+    found = plain_of((await turns.get_turn(turn_id)).to_dict())
+    return found if "read" in caller.scopes else found | {"plan": None, "steps": []}

@@ -19,7 +19,7 @@ from .._views.steps import step_views
 from .._views.timeline import step_detail, timeline_view
 from ..errors import InvalidArgument
 from ..queue.records import LIVE, RunRow
-from .access import Caller, require
+from .access import OF_RESULTS, Caller, require
 from .documents import AnyObject, Comparison, Outcome, Page, Plan, Run, Timeline, answers
 from .listing import visible_page
 from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, TimelineQuery, WaitQuery
@@ -31,6 +31,7 @@ from .waiting import after_wait, preferred_wait
 router: APIRouter = APIRouter(tags=["runs"], default_response_class=Reply)
 
 Reader = Annotated[Caller, require("read")]
+ResultReader = Annotated[Caller, require(*OF_RESULTS)]
 Submitter = Annotated[Caller, require("run")]
 #: The headers of a new run, which the route reads itself: FastAPI takes a tenth of the request to resolve them.
 _NEW_RUN_HEADERS: Final[dict[str, Any]] = {
@@ -42,6 +43,11 @@ _NEW_RUN_HEADERS: Final[dict[str, Any]] = {
     ]
 }  # fmt: skip
 RETRY_SECONDS: Final = 1
+#: The fields of a run that need the scope read, as other callers get them.
+_UNREAD: Final[dict[str, Any]] = {
+    **dict.fromkeys(("steps", "children", "questions"), ()),
+    **dict.fromkeys(("next_step", "parent", "worker", "error_info", "input", "metadata"), None),
+}
 
 
 def location_of(request: Request, run_id: str, what: str = "runs") -> str:
@@ -50,8 +56,13 @@ def location_of(request: Request, run_id: str, what: str = "runs") -> str:
 
 
 async def view_for(state: ServerState, caller: Caller, row: RunRow, *, new: bool = False) -> dict[str, Any]:
-    """Return a run as the caller may see it: without the ids of hidden runs."""
+    """Return a run as the caller may see it: without the ids of hidden runs, and without what the scope read shows.
+
+    A `new` run has nothing yet that the caller has not sent.
+    """
     found = await run_view(state.runner, row, new=new)
+    if "read" not in caller.scopes and not new:
+        return found | _UNREAD
     if caller.may is not None:
         related = {each.run_id: each for each in await state.runner.queue.children(row.run_id)}
         if row.parent_id is not None and (parent := await state.runner.queue.row(row.parent_id)) is not None:
@@ -101,7 +112,7 @@ async def list_runs(request: Request, caller: Reader, query: Annotated[ListQuery
 
 
 @router.get("/runs/{id}", summary="Read a run", responses=answers(404, ok_200=Run))
-async def read_run(request: Request, id: str, caller: Reader) -> Response:
+async def read_run(request: Request, id: str, caller: ResultReader) -> Response:
     """Return a run with its steps."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "read")
@@ -111,7 +122,7 @@ async def read_run(request: Request, id: str, caller: Reader) -> Response:
 @router.get(
     "/runs/{id}/result", summary="Read the result of a run", responses=answers(404, ok_200=Outcome, ok_202=Outcome)
 )
-async def read_result(request: Request, id: str, caller: Reader, query: Annotated[WaitQuery, Query()]) -> Response:
+async def read_result(request: Request, id: str, caller: ResultReader, query: Annotated[WaitQuery, Query()]) -> Response:
     """Return the result: 200 once the run has finished, 202 until then."""
     state = state_of(request)
     row = await after_wait(request, state, await visible_row(state, caller, id, "read"), query.wait)
@@ -172,7 +183,7 @@ async def read_journal(request: Request, id: str, caller: Reader, query: Annotat
 
 
 @router.get("/runs/{id}/messages", summary="Read the conversation of a run", responses=answers(404, ok_200=Page))
-async def read_messages(request: Request, id: str, caller: Reader, query: Annotated[PageQuery, Query()]) -> Response:
+async def read_messages(request: Request, id: str, caller: ResultReader, query: Annotated[PageQuery, Query()]) -> Response:
     """List the messages of the run in chat format."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "read")

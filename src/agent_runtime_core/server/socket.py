@@ -21,7 +21,7 @@ from .._core.log import log
 from .._core.validation import must, unknown
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
-from .access import Caller
+from .access import OF_RESULTS, OF_SENDING, Caller, check_scope
 from .errors import Problem, log_text, problem_of, safe_text
 from .frames import event_text, socket_frame
 from .open_streams import DRAINING, REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
@@ -102,12 +102,12 @@ class Socket(Reader):
         self._lock = asyncio.Lock()
         self._follows: dict[str, asyncio.Task[None]] = {}
         self._commands: dict[str, _Command] = {
-            "turn": _Command("run", self._turn, ("turn",), ("after",)),
-            "follow": _Command("read", self._follow, ("run_id",), ("after",)),
-            "unfollow": _Command("run", self._unfollow, ("run_id",)),
-            "cancel": _Command("act", self._cancel, ("run_id",)),
-            "signal": _Command("act", self._signal, ("run_id", "name"), ("payload", "message_id")),
-            "approve": _Command("act", self._approve, ("run_id", "name"), ("answer", "request_id", "message_id")),
+            "turn": _Command(("run",), self._turn, ("turn",), ("after",)),
+            "follow": _Command(OF_RESULTS, self._follow, ("run_id",), ("after",)),
+            "unfollow": _Command(("run",), self._unfollow, ("run_id",)),
+            "cancel": _Command(("act",), self._cancel, ("run_id",)),
+            "signal": _Command(OF_SENDING, self._signal, ("run_id", "name"), ("payload", "message_id")),
+            "approve": _Command(("approve",), self._approve, ("run_id", "name"), ("answer", "request_id", "message_id")),
         }
 
     async def serve(self) -> None:
@@ -169,8 +169,7 @@ class Socket(Reader):
         command = self._commands.get(kind) if isinstance(kind, str) else None
         if command is None:
             raise _invalid("type", unknown("type", kind, self._commands))
-        if command.scope not in self._caller.scopes:
-            raise Problem.of(403, f"This frame needs the scope {command.scope!r}.")
+        check_scope(self._caller, command.scopes, "frame")
         for name in frame:
             if name not in command.fields:
                 raise _invalid(name[:80], unknown("field", name, command.fields))
@@ -296,13 +295,13 @@ class Socket(Reader):
 
 
 class _Command:
-    """What a type of frame does, its scope and its fields."""
+    """What a type of frame does, the scopes of which it needs one, and its fields."""
 
     def __init__(
-        self, scope: str, do: Callable[[Frame, Any], Awaitable[None]], required: tuple[str, ...],
+        self, scopes: tuple[str, ...], do: Callable[[Frame, Any], Awaitable[None]], required: tuple[str, ...],
         optional: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        self.scope = scope
+        self.scopes = scopes
         self.do = do
         self.required = required
         self.fields = ("type", "ref", *required, *optional)

@@ -23,7 +23,7 @@ from .._views.wire import sse_frames
 from ..errors import UnknownRun
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
-from .access import Caller, require
+from .access import OF_RESULTS, Caller, require
 from .documents import Page, answers
 from .errors import log_text, problem_of
 from .frames import COMMENT, SLICE, START, bye_frame, end_frame, error_frame, position_frame, slices
@@ -46,7 +46,7 @@ _ANSWERS[204]["description"] = "The run has finished, and has no event after thi
 async def stream_events(
     request: Request,
     id: str,
-    caller: Annotated[Caller, require("read")],
+    caller: Annotated[Caller, require(*OF_RESULTS)],
     query: Annotated[EventQuery, Query()],
     last_event_id: Annotated[
         str | None, Header(description="Takes precedence over `after`.", json_schema_extra=SEQUENCE)
