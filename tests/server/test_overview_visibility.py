@@ -16,6 +16,8 @@ from agent_runtime_core.server.access import Caller
 from agent_runtime_core.server.app import create_app
 from agent_runtime_core.turns import TurnManager
 from tests.server.conftest import client_of
+from tests.server.streaming import serving
+from tests.server.test_socket import connected
 from tests.support.runs import Script
 
 API = "/api/v1"
@@ -199,6 +201,34 @@ async def test_an_end_user_neither_approves_nor_reads_the_journal(runner: AgentR
         assert shown.json()["state"] in ("waiting", "pending")
         hidden = {name: shown.json()[name] for name in ("steps", "children", "questions", "metadata", "input")}
         assert hidden == {"steps": [], "children": [], "questions": [], "metadata": None, "input": None}
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["before the question", "after it"])
+@pytest.mark.parametrize("over", ["http", "socket"])
+async def test_a_signal_of_a_caller_who_may_not_approve_answers_no_question(
+    runner: AgentRunner, over: str, asked: bool
+) -> None:
+    """Neither an approval nor a review of a step in doubt, although a plain signal has its name."""
+    await runner.submit("asks", {"secret": "x"}, run_id="one")
+    if asked:
+        await runner.run_once()
+    for scope in ("send", "act"):
+        app = create_app(runner, authenticate=lambda request, scope=scope: Caller("ada", {"run", scope}))
+        if over == "http":
+            async with client_of(app, None) as client:
+                for headers in ({}, {"Idempotency-Key": "k"}):
+                    sent = await client.post(f"{API}/runs/one/signals/plan", json=True, headers=headers)
+                    assert sent.status_code == 202
+        else:
+            async with serving(app) as port, connected(port) as client:
+                assert (await client.ask("signal", run_id="one", name="plan", payload=True))["type"] == "ack"
+        await runner.run_once()
+    assert (await runner.get_run("one")).status == "waiting"
+    app = create_app(runner, authenticate=lambda request: Caller("ada", {"act", "approve"}))
+    async with client_of(app, None) as client:
+        assert (await client.post(f"{API}/runs/one/signals/plan", json=True)).status_code == 202
+    await runner.run_once()
+    assert (await runner.get_run("one")).status == "succeeded"
 
 
 async def test_the_totals_of_all_runs_are_not_shown(app: FastAPI, runner: AgentRunner) -> None:

@@ -341,7 +341,9 @@ async def test_scopes_and_may_count(runner: AgentRunner, make_app: Callable[...,
         ("approve", ["approve"]),
     ):  # fmt: skip
         async with serving(as_caller("run", scopes)) as port, connected(port) as client:
-            codes = {kind: (await client.ask(kind, run_id="unknown", **more))["status"] for kind, more in frames.items()}
+            codes = {
+                kind: (await client.ask(kind, run_id="unknown", **more))["status"] for kind, more in frames.items()
+            }
             assert codes == {kind: 404 if kind in allowed else 403 for kind in frames}, scopes
     async with serving(as_caller("run", "read", "act")) as port, connected(port) as client:
         assert (await client.ask("follow", run_id="r"))["type"] == "ack"

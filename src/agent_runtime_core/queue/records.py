@@ -24,6 +24,7 @@ IN_DOUBT = "in_doubt:"  # begins the name of a question about a step in doubt
 QUESTION = "question"  # kind of a mailbox message in which the run itself asks a person; its id is the request id
 CLOSED = "closed"  # kind of a mailbox message with the id of an answer: the run does not wait for one any more
 WAIT_CANCELLED = '"cancelled"'  # payload of such a message if the code of the run has cancelled the wait
+SIGNAL_ONLY = "arc.signal:"  # begins the id of a signal that answers no approval
 ANSWER = "arc.answer:"  # begins the id of a message that answers one request
 CANCELLED_BY_CALLER = "cancel"  # reason of a run that was cancelled while no worker had a claim on it
 ABANDONED = "cancel abandoned"  # reason of a run that was cancelled after its claim was over, by no worker

@@ -24,7 +24,7 @@ from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
 from ..portal import call, iterate
 from ..queue.base import RunQueue
-from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, RowChanged, RunRow, answer_id, same_message
+from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, SIGNAL_ONLY, RowChanged, RunRow, answer_id, same_message
 from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
@@ -333,8 +333,9 @@ class RunClient:
         return AbandonedRuns(self.backends, self.registry, self._fenced_stores(), self.config.heartbeat_interval)
 
     async def signal(
-        self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None
-    ) -> bool:
+        self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None,
+        answers: bool = True,
+    ) -> bool:  # fmt: skip
         """Send a signal to a run. It is kept until the run waits for a signal of that name.
 
         Args:
@@ -342,6 +343,8 @@ class RunClient:
             name: Name of the signal.
             payload: Its content, a JSON value.
             message_id: Signals with the same id are delivered once.
+            answers: Whether `ctx.approve` of that name may take the signal as its answer. Pass False for a sender who
+                may not approve.
 
         Returns:
             False if the run has finished.
@@ -357,7 +360,8 @@ class RunClient:
             if message_id.startswith(ANSWER):  # it would answer a request without a check against its schema
                 fix = "Use runner.approve to answer a request"
                 raise must("message_id", f"not begin with {ANSWER!r}", message_id, fix)
-        status, _ = await self._post(run_id, "signal", name, encode(payload), message_id, message_id)
+        mail_id = message_id if answers else SIGNAL_ONLY + (message_id or new_ulid(self.queue.clock))
+        status, _ = await self._post(run_id, "signal", name, encode(payload), mail_id, message_id)
         return status in LIVE
 
     async def _post(

@@ -119,12 +119,17 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, new_ru
 async def send_signal(
     request: Request, id: str, name: str, caller: Sender, idempotency_key: IdempotencyKey = None
 ) -> Response:  # fmt: skip
-    """Send a signal, whose payload is the body. It is kept until the run waits for a signal of that name."""
+    """Send a signal, whose payload is the body. It is kept until the run waits for a signal of that name.
+
+    Without the scope approve it answers no question of that name.
+    """
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
     if not (body := await request.body()):
         raise invalid("body", must("the body", "be JSON", Shown("no body"), "Send null for a signal without a payload"))
-    if not await state.runner.signal(row.run_id, name, json.loads(body), message_id=idempotency_key):
+    answers = "approve" in caller.scopes
+    payload = json.loads(body)
+    if not await state.runner.signal(row.run_id, name, payload, message_id=idempotency_key, answers=answers):
         raise _finished()
     return Reply(_stored(row), 202)
 

@@ -122,7 +122,9 @@ async def read_run(request: Request, id: str, caller: ResultReader) -> Response:
 @router.get(
     "/runs/{id}/result", summary="Read the result of a run", responses=answers(404, ok_200=Outcome, ok_202=Outcome)
 )
-async def read_result(request: Request, id: str, caller: ResultReader, query: Annotated[WaitQuery, Query()]) -> Response:
+async def read_result(
+    request: Request, id: str, caller: ResultReader, query: Annotated[WaitQuery, Query()]
+) -> Response:
     """Return the result: 200 once the run has finished, 202 until then."""
     state = state_of(request)
     row = await after_wait(request, state, await visible_row(state, caller, id, "read"), query.wait)
@@ -183,7 +185,9 @@ async def read_journal(request: Request, id: str, caller: Reader, query: Annotat
 
 
 @router.get("/runs/{id}/messages", summary="Read the conversation of a run", responses=answers(404, ok_200=Page))
-async def read_messages(request: Request, id: str, caller: ResultReader, query: Annotated[PageQuery, Query()]) -> Response:
+async def read_messages(
+    request: Request, id: str, caller: ResultReader, query: Annotated[PageQuery, Query()]
+) -> Response:
     """List the messages of the run in chat format."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "read")

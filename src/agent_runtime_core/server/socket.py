@@ -107,7 +107,9 @@ class Socket(Reader):
             "unfollow": _Command(("run",), self._unfollow, ("run_id",)),
             "cancel": _Command(("act",), self._cancel, ("run_id",)),
             "signal": _Command(OF_SENDING, self._signal, ("run_id", "name"), ("payload", "message_id")),
-            "approve": _Command(("approve",), self._approve, ("run_id", "name"), ("answer", "request_id", "message_id")),
+            "approve": _Command(
+                ("approve",), self._approve, ("run_id", "name"), ("answer", "request_id", "message_id")
+            ),
         }
 
     async def serve(self) -> None:
@@ -221,8 +223,11 @@ class Socket(Reader):
 
     async def _signal(self, frame: Frame, ref: Any) -> None:
         row = await self._row(frame, "act")
-        runner, message_id = self._state.runner, frame.get("message_id")
-        if not await runner.signal(row.run_id, frame["name"], frame.get("payload"), message_id=message_id):
+        stored = await self._state.runner.signal(
+            row.run_id, frame["name"], frame.get("payload"), message_id=frame.get("message_id"),
+            answers="approve" in self._caller.scopes,
+        )  # fmt: skip
+        if not stored:
             raise _finished()
         await self._acknowledge(ref, run_id=row.run_id)
 
