@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request
@@ -51,7 +52,7 @@ async def cancel_run(request: Request, id: str, caller: Actor, body: Cancel | No
     """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
-    await state.runner.cancel(row.run_id)
+    await state.runner.cancel(row.run_id, by=caller.name)
     row = await state.runner.queue.require(row.run_id)
     row = await after_wait(request, state, row, 0 if body is None else body.wait)
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
@@ -67,7 +68,7 @@ async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     """Let a worker resume a failed, timed-out, cancelled or dead run. Completed steps keep their results."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
-    await state.runner.resume(row.run_id)
+    await state.runner.resume(row.run_id, by=caller.name)
     return Reply(_stored(await state.runner.queue.require(row.run_id)), 202)
 
 
@@ -86,7 +87,9 @@ async def fork_run(request: Request, id: str, caller: Actor, body: Fork | None =
     if body.new_run_id is not None and caller.may is not None:
         await _check_fork(state, caller, row, body.new_run_id)
     try:
-        new = await state.runner.fork(row.run_id, body.after_step, new_run_id=body.new_run_id, input=body.input)
+        new = await state.runner.fork(
+            row.run_id, body.after_step, new_run_id=body.new_run_id, input=body.input, by=caller.name
+        )
     except InvalidArgument as error:
         names = {"run_id": "new_run_id", "input": "input", "input_data": "input"}
         problem = invalid_in(error, names)
@@ -167,7 +170,7 @@ async def answer_approval(request: Request, id: str, name: str, body: Answer, ca
     runner = state.runner
     try:
         asked = bool((await AskedRequests.of(runner.queue, runner.event_bus, row.run_id, name)).payloads)
-        stored = await runner.approve(row.run_id, name, body.answer, request_id=body.request_id)
+        stored = await runner.approve(row.run_id, name, body.answer, request_id=body.request_id, by=caller.name)
     except InvalidArgument as error:
         raise invalid("request_id" if str(error).startswith("request_id ") else "answer", error) from None
     if not stored:
@@ -195,7 +198,7 @@ async def delete_run(request: Request, id: str, caller: Admin) -> Response:
 async def requeue_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
     """Let workers resume dead letters."""
     state = state_of(request)
-    return await _repair(state, caller, body, "act", state.runner.requeue)
+    return await _repair(state, caller, body, "act", partial(state.runner.requeue, by=caller.name))
 
 
 @router.post(

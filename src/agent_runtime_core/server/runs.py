@@ -45,7 +45,7 @@ _NEW_RUN_HEADERS: Final[dict[str, Any]] = {
 RETRY_SECONDS: Final = 1
 #: The fields of a run that need the scope read, as other callers get them.
 _UNREAD: Final[dict[str, Any]] = {
-    **dict.fromkeys(("steps", "children", "questions"), ()),
+    **dict.fromkeys(("steps", "children", "questions", "actions"), ()),
     **dict.fromkeys(("next_step", "parent", "worker", "error_info", "input", "metadata"), None),
 }
 

@@ -218,7 +218,7 @@ class Socket(Reader):
 
     async def _cancel(self, frame: Frame, ref: Any) -> None:
         row = await self._row(frame, "act")
-        recorded = await self._state.runner.cancel(row.run_id)
+        recorded = await self._state.runner.cancel(row.run_id, by=self._caller.name)
         await self._acknowledge(ref, run_id=row.run_id, state=None if recorded else row.status)
 
     async def _signal(self, frame: Frame, ref: Any) -> None:
@@ -238,7 +238,7 @@ class Socket(Reader):
             raise _finished()
         accepted = await runner.approve(
             row.run_id, frame["name"], frame.get("answer", True), request_id=frame.get("request_id"),
-            message_id=frame.get("message_id"),
+            message_id=frame.get("message_id"), by=self._caller.name,
         )  # fmt: skip
         if not accepted:
             row = await runner.queue.require(row.run_id)

@@ -80,6 +80,40 @@ async def a_message_id_belongs_to_one_message(make: Make) -> None:
 
 
 @CASES
+async def who_acts_on_a_run_is_stored(make: Make) -> None:
+    async with opened(make) as bench:
+
+        async def body(ctx: Any) -> Any:
+            return [await ctx.approve("early"), await ctx.approve("asked")]
+
+        runner = bench.runner(Scripted("agent", body))
+
+        async def acts(run_id: Any) -> list[tuple[str, str]]:
+            mail = await runner.queue.mail(str(run_id))
+            return [(each.name, each.payload) for each in mail if each.kind == "acted"]
+
+        run_id = await runner.submit("agent")
+        same(await runner.approve(run_id, "early", 1, by="ada"), True, "an answer before the question")
+        await runner.run_once()
+        same(await runner.approve(run_id, "asked", 2, by="ben"), True, "an answer to the question")
+        await runner.run_once()
+        await bench.ended(run_id, "succeeded", [1, 2])
+        same(await acts(run_id), [("answer", '{"by":"ada"}'), ("answer", '{"by":"ben"}')], "who answered")
+        waiting, pending, silent = [await runner.submit("agent") for _ in range(3)]
+        await runner.run_once()
+        for each in (waiting, pending):
+            same(await runner.cancel(each, by="ada"), True, "a cancellation")
+            same((await runner.get_run(each)).status, RunStatus.CANCELLED, "the status of the cancelled run")
+            same(await runner.cancel(each, by="ben"), False, "a cancellation of a finished run")
+            same((await runner.resume(each, by="carl")).status, RunStatus.PENDING, "the status of the resumed run")
+            same(await acts(each), [("cancel", '{"by":"ada"}'), ("resume", '{"by":"carl"}')], "who acted")
+        fork = await runner.fork(waiting, by="dora")
+        same((await runner.get_run(fork)).metadata["forked_from"]["by"], "dora", "who forked")
+        await runner.cancel(silent)
+        same(await acts(silent), [], "who acted, without a name")
+
+
+@CASES
 async def a_child_is_run_once_and_answers_its_parent(make: Make) -> None:
     async with opened(make) as bench:
         log: list[str] = []
