@@ -183,7 +183,7 @@ class IllegalTransition(AgentRuntimeError):
 
 
 class IdempotencyConflict(AgentRuntimeError):
-    """The same run id or idempotency key was used with another agent or input."""
+    """The same run id or idempotency key was used for another run, or the same message id for another message."""
 
 
 class RunBusy(AgentRuntimeError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent_runtime_core import AgentRunner, RunnerConfig
+from agent_runtime_core import AgentRunner, RunnerConfig, RunResult
 from agent_runtime_core.registry import Registry
 from tests.browser.conftest import Guard, Inspected, OpenPage, in_thread, read_json, visit
 from tests.server.conftest import Served
@@ -45,6 +46,39 @@ def test_large_integers_are_shown_and_sent_unchanged(
         answers = in_thread(_answers(tmp_path / "numbers.db", key))
         assert answers == [str(sent)]
     assert read_json(served, "runs/large")["input"] == {"params": {"id": LARGE}}
+
+
+async def _write_call(db: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": json.dumps({"order": LARGE})}}
+    messages = [
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": json.dumps([LARGE, 1.5])},
+    ]
+
+    async def body(ctx: Any) -> RunResult:
+        await ctx.emit("order.seen", {"order": LARGE})
+        return RunResult(final_output={"id": LARGE}, final_messages=messages)
+
+    registry = Registry()
+    registry.register(Script(body, "numbers"))
+    async with AgentRunner.open(db, registry=registry) as runner:
+        await runner.execute("numbers", "call", {"messages": messages[:1]})
+
+
+def test_large_integers_are_exact_on_every_page_of_a_run(
+    serve: Callable[..., Served], open_page: OpenPage, tmp_path: Path
+) -> None:
+    in_thread(_write_call(tmp_path / "numbers.db"))
+    served = serve("--db", tmp_path / "numbers.db", "--no-worker")
+    page = open_page(served.ready["sign_in"])
+    for part, times in (("messages", 2), ("events", 1)):
+        visit(page, "runs", "call", part)
+        page.locator("main").get_by_text(str(LARGE)).locator("visible=true").first.wait_for()
+        text = page.inner_text("main")
+        assert text.count(str(LARGE)) >= times, (part, text)
+        for rounded in (str(float(LARGE)), f"{float(LARGE):.0f}", "12345678901234567000", "rawJSON", "[object"):
+            assert rounded not in text, part
 
 
 async def _answers(db: Path, key: str) -> list[str]:

@@ -89,6 +89,7 @@ def test_an_approval_is_answered_with_the_form_of_its_schema(served: Served, ope
     decision = {"decision": "partial", "amount": 40.5, "note": "For the shade", "notify": True}
     assert decision in [each["result"] for each in records]
     expect(page.get_by_role("form", name="Answer refund")).to_have_count(0)
+    expect(page.get_by_role("list", name="Actions of people")).to_contain_text("Answered refund by default")
 
 
 def test_a_step_in_doubt_is_decided(served: Served, open_page: OpenPage) -> None:

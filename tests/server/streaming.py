@@ -10,8 +10,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self
 
 import httpx
+import pytest
 
-from agent_runtime_core.server.open_streams import OpenStreams
+from agent_runtime_core.queue.records import RunRow
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.server.open_streams import FollowedRun, OpenStreams
 from agent_runtime_core.server.serving import Server
 from tests.server.conftest import TOKEN
 
@@ -137,3 +140,25 @@ def unchunked(response: bytes) -> str:
         body += rest[: int(size, 16)]
         rest = rest[int(size, 16) + 2 :]
     return body.decode()
+
+
+def resume_as_it_ends(patch: pytest.MonkeyPatch, runner: AgentRunner, *, execute: bool) -> None:
+    """Resume a cancelled run after its stream has read all events, and before the stream asks for its state.
+
+    With `execute`, the run has finished again when the stream asks; else it is pending then, and executed afterwards.
+    """
+    check = FollowedRun._check
+    tasks = []
+
+    async def resumed(self: FollowedRun) -> RunRow:
+        row = await runner.queue.require(self._row.run_id)
+        if row.status == "cancelled":
+            await runner.resume(row.run_id)
+            if execute:
+                await runner.run_once()
+        found = await check(self)
+        if found.status == "pending":
+            tasks.append(asyncio.ensure_future(runner.run_once()))
+        return found
+
+    patch.setattr(FollowedRun, "_check", resumed)

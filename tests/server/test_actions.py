@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.server.access import Tokens
+from agent_runtime_core.server.access import Caller, Tokens
 from agent_runtime_core.server.app import create_app
 from agent_runtime_core.server.token_file import Token
 from tests.server.conftest import TOKEN, LiveServer, client_of
@@ -146,6 +146,63 @@ async def test_a_run_is_forked_after_a_step(client: httpx.AsyncClient, runner: A
     assert "'a'" in wrong[0].text or "completed step" in wrong[0].text
     assert taken.status_code == 409
     assert len(await runner.runs()) == 4
+
+
+async def test_the_run_shows_who_acted_on_it(runner: AgentRunner, make_app: Callable[..., Any]) -> None:
+    app = make_app(authenticate=lambda request: Caller(request.headers["x-who"]))
+    runner.registry.register(Script(_asks, "asks"))
+    await runner.submit("asks", run_id="one")
+    await runner.run_once()
+    async with client_of(app, None) as client:
+
+        async def post(who: str, path: str, **body: Any) -> int:
+            response = await client.post(f"/api/v1/{path}", headers={"x-who": who}, json=body or None)
+            return response.status_code
+
+        codes = [
+            await post("ada", "runs/one/cancel"),
+            await post("ben", "runs/one/resume"),
+            await post("ada", "runs/one/approvals/plan", answer={"ok": True}),
+            await post("eve", "runs/one/approvals/plan", answer={"ok": False}),
+            await post("eve", "runs/one/cancel"),
+            await post("carl", "dead/requeue", ids=["one"], state="cancelled"),
+            await post("dora", "runs/one/fork", new_run_id="two"),
+        ]
+        shown = {key: (await client.get(f"{RUNS}/{key}", headers={"x-who": "x"})).json() for key in ("one", "two")}
+    assert codes == [200, 202, 200, 409, 200, 200, 201]
+    assert [(each["action"], each["name"], each["by"]) for each in shown["one"]["actions"]] == [
+        ("cancel", None, "ada"), ("resume", None, "ben"), ("answer", "plan", "ada"), ("cancel", None, "eve"),
+        ("resume", None, "carl"),
+    ]  # fmt: skip
+    assert shown["two"]["metadata"]["forked_from"]["by"] == "dora"
+
+
+@pytest.mark.parametrize(
+    ("first", "same", "others"),
+    [
+        (("signals/paid", {"n": 1, "of": [2]}), ("signals/paid", {"of": [2], "n": 1}),
+         [("signals/paid", {"n": 2}), ("signals/paid", None), ("signals/other", {"n": 1, "of": [2]})]),
+        (("messages", {"message": "a"}), ("messages", {"message": "a", "when": "next_turn"}),
+         [("messages", {"message": "b"}), ("messages", {"message": "a", "when": "interrupt"})]),
+    ],
+)  # fmt: skip
+async def test_a_used_message_id_with_another_body_or_name_is_a_conflict(
+    client: httpx.AsyncClient, runner: AgentRunner, first: Any, same: Any, others: list[Any]
+) -> None:
+    await runner.submit("echo", run_id="one")
+    codes = []
+    async with client:
+        for path, body in (first, same, *others, same):
+            if path == "messages":
+                body = {**body, "message_id": "k"}
+            response = await client.post(
+                f"{RUNS}/one/{path}", content=json.dumps(body), headers={**JSON, "Idempotency-Key": "k"}
+            )
+            codes.append(response.status_code)
+            if response.status_code == 409:
+                assert response.json()["type"] == "urn:agent-runtime:idempotency-conflict"
+    assert codes == [202, 202, *[409] * len(others), 202]
+    assert len(await runner.queue.mail((await runner.queue.require("one")).run_id)) == 1
 
 
 async def test_a_signal_is_any_json_and_delivered_once(client: httpx.AsyncClient, runner: AgentRunner) -> None:

@@ -10,7 +10,7 @@ import pytest
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.server.access import Caller
 from agent_runtime_core.testing import VirtualClock
-from tests.server.conftest import LiveServer, client_of
+from tests.server.conftest import TOKEN, LiveServer, client_of
 
 
 async def test_health_is_open_and_tells_more_with_a_token(client: httpx.AsyncClient, app: Any) -> None:
@@ -34,6 +34,27 @@ async def test_the_openapi_document_needs_the_scope_read(make_app: Callable[...,
     assert refused.status_code == 403
     assert [each.status_code for each in pages] == [404, 404]
     assert refused.headers["content-type"] == "application/problem+json"
+
+
+#: Names of a client's functions: one that is renamed breaks the callers of generated clients.
+OPERATIONS = """
+answer_approval cancel_run compare_runs delete_run discard_dead_letters fork_run list_agents list_approvals list_runs
+list_workers read_about read_health read_journal read_liveness read_messages read_plan read_queue read_readiness
+read_result read_run read_step read_steps read_timeline read_turn read_usage requeue_dead_letters resume_run
+send_message send_signal sign_in sign_out start_turn stream_events submit_run
+"""
+
+
+def test_operations_have_ids_and_typed_models(app: Any) -> None:
+    document = app.openapi()
+    operations = [each for path in document["paths"].values() for each in path.values()]
+    assert sorted(each["operationId"] for each in operations) == OPERATIONS.split()
+    for name, model in (
+        ("read_plan", "Plan"), ("read_usage", "Usage"), ("read_queue", "Queue"), ("compare_runs", "Comparison"),
+    ):  # fmt: skip
+        [found] = [each for each in operations if each["operationId"] == name]
+        schema = found["responses"]["200"]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{model}"}
 
 
 async def test_unknown_paths_and_methods_are_problems(client: httpx.AsyncClient) -> None:
@@ -93,6 +114,28 @@ async def test_head_is_answered_like_get_without_a_body(
     assert (stream.content, app.state.server.limits.open_streams) == (b"", 0)
     assert anonymous.status_code == 401
     assert any(record.getMessage().startswith("HEAD /api/v1/runs/{id}/journal 200 ") for record in caplog.records)
+
+
+async def test_every_response_is_neither_stored_nor_guessed(app: Any, runner: AgentRunner) -> None:
+    run_id = str(await runner.submit("echo"))
+    await runner.cancel(run_id)
+    calls = {
+        (method.upper(), path.format(id=run_id, other=run_id, step_id="s", name="n"))
+        for path, operations in app.openapi()["paths"].items()
+        for method in operations
+    } | {
+        ("GET", "/openapi.json"),
+        ("GET", "/"),
+        ("GET", "/api/v1/nothing"),
+        ("GET", f"/api/v1/runs/{run_id}/events?follow=0"),
+    }
+    for token in (TOKEN, None):
+        async with client_of(app, token) as client:
+            for method, path in sorted(calls):
+                response = await client.request(method, path, json={} if method == "POST" else None)
+                wanted = "no-cache" if path == "/" else "no-store"  # the page has no data
+                found = [response.headers.get_list(each) for each in ("cache-control", "x-content-type-options")]
+                assert found == [[wanted], ["nosniff"]], (method, path, response.status_code)
 
 
 async def test_health_reads_the_store_at_most_once_per_second(

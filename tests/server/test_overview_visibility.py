@@ -16,6 +16,8 @@ from agent_runtime_core.server.access import Caller
 from agent_runtime_core.server.app import create_app
 from agent_runtime_core.turns import TurnManager
 from tests.server.conftest import client_of
+from tests.server.streaming import serving
+from tests.server.test_socket import connected
 from tests.support.runs import Script
 
 API = "/api/v1"
@@ -135,17 +137,18 @@ async def test_every_route_hides_a_hidden_run(app: FastAPI, runner: AgentRunner)
                 assert own.status_code in (200, 202), (template, own.text)
 
 
-#: The scope of each route that needs another one than `read`.
+#: The scopes of each route that needs another one than `read`. One of them is enough.
 SCOPES = {
-    ("POST", "/runs"): "run",
-    ("POST", "/turns"): "run",
-    ("DELETE", "/runs/{id}"): "admin",
-    ("POST", "/dead/requeue"): "admin",
-    ("POST", "/dead/discard"): "admin",
-    **{
-        ("POST", f"/runs/{{id}}/{each}"): "act"
-        for each in ("cancel", "resume", "fork", "messages", "signals/{name}", "approvals/{name}")
-    },
+    ("POST", "/runs"): {"run"},
+    ("POST", "/turns"): {"run"},
+    ("DELETE", "/runs/{id}"): {"admin"},
+    ("POST", "/dead/requeue"): {"admin"},
+    ("POST", "/dead/discard"): {"admin"},
+    **{("POST", f"/runs/{{id}}/{each}"): {"act"} for each in ("cancel", "resume", "fork")},
+    **{("POST", f"/runs/{{id}}/{each}"): {"send", "act"} for each in ("messages", "signals/{name}")},
+    ("POST", "/runs/{id}/approvals/{name}"): {"approve"},
+    **{("GET", f"/runs/{{id}}{each}"): {"result", "read"} for each in ("", "/result", "/events", "/messages")},
+    ("GET", "/turns/{id}"): {"result", "read"},
 }
 OTHERS = ("/health", "/session", "/metrics")
 
@@ -158,18 +161,74 @@ async def test_every_route_needs_its_scope(runner: AgentRunner) -> None:
     app = create_app(runner, authenticate=authenticate)
     routes = [each for each in _api_routes(app) if not each[1].removeprefix(API).startswith(OTHERS)]
     assert SCOPES.keys() <= {(method, path.removeprefix(API)) for method, path in routes}
-    everything = {"read", "run", "act", "admin", "metrics"}
+    everything = {"run", "result", "send", "approve", "read", "act", "metrics", "admin"}
     for method, path in routes:
-        scope = SCOPES.get((method, path.removeprefix(API)), "read")
+        scopes = SCOPES.get((method, path.removeprefix(API)), {"read"})
         url = re.sub(r"\{\w+\}", "x", path)
         async with client_of(app, None) as client:
             assert (await client.request(method, url)).status_code == 401, path
-        async with client_of(app, "+".join(everything - {scope})) as client:
+        async with client_of(app, "+".join(everything - scopes)) as client:
             refused = await client.request(method, url)
         assert refused.status_code == 403, (method, path, refused.text)
-        assert scope in refused.json()["detail"]
-        async with client_of(app, scope) as client:
-            assert (await client.request(method, url)).status_code in (200, 404, 422), (method, path)
+        assert all(scope in refused.json()["detail"] for scope in scopes)
+        for scope in scopes:
+            more = "+result" if path.endswith("/fork") else ""
+            async with client_of(app, scope + more) as client:
+                assert (await client.request(method, url)).status_code in (200, 404, 422), (method, path, scope)
+
+
+async def test_an_end_user_neither_approves_nor_reads_the_journal(runner: AgentRunner) -> None:
+    await _fill(runner, 1)
+    known = {"end": {"run", "result", "send"}, "bot": {"act"}, "fork": {"act", "result"}, "staff": {"read", "approve"}}
+    app = create_app(runner, authenticate=lambda request: Caller("ada", known[request.headers["x-who"]]))
+    async with client_of(app, None) as client:
+
+        async def ask(who: str, method: str, path: str, **body: Any) -> Any:
+            return await client.request(method, f"{API}/runs{path}", headers={"x-who": who}, **body)
+
+        run = await ask("end", "GET", "/anna-0")
+        answered = [
+            await ask(who, "POST", "/anna-0/approvals/plan", json={"answer": True})
+            for who in ("end", "bot", "fork", "staff")
+        ]
+        forks = [await ask(who, "POST", "/anna-0/fork") for who in ("bot", "fork")]
+        again = await ask("end", "POST", "", json={"agent": "asks", "run_id": "anna-0", "input": {"secret": "anna"}})
+        whole = await ask("staff", "GET", "/anna-0")
+    assert [each.status_code for each in answered] == [403, 403, 403, 200]
+    assert [each.status_code for each in forks] == [403, 201]
+    assert whole.json()["metadata"] == {"tenant": "anna"}
+    for shown in (run, forks[1], again):
+        assert shown.json()["state"] in ("waiting", "pending")
+        hidden = {name: shown.json()[name] for name in ("steps", "children", "questions", "metadata", "input")}
+        assert hidden == {"steps": [], "children": [], "questions": [], "metadata": None, "input": None}
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["before the question", "after it"])
+@pytest.mark.parametrize("over", ["http", "socket"])
+async def test_a_signal_of_a_caller_who_may_not_approve_answers_no_question(
+    runner: AgentRunner, over: str, asked: bool
+) -> None:
+    """Neither an approval nor a review of a step in doubt, although a plain signal has its name."""
+    await runner.submit("asks", {"secret": "x"}, run_id="one")
+    if asked:
+        await runner.run_once()
+    for scope in ("send", "act"):
+        app = create_app(runner, authenticate=lambda request, scope=scope: Caller("ada", {"run", scope}))
+        if over == "http":
+            async with client_of(app, None) as client:
+                for headers in ({}, {"Idempotency-Key": "k"}):
+                    sent = await client.post(f"{API}/runs/one/signals/plan", json=True, headers=headers)
+                    assert sent.status_code == 202
+        else:
+            async with serving(app) as port, connected(port) as client:
+                assert (await client.ask("signal", run_id="one", name="plan", payload=True))["type"] == "ack"
+        await runner.run_once()
+    assert (await runner.get_run("one")).status == "waiting"
+    app = create_app(runner, authenticate=lambda request: Caller("ada", {"act", "approve"}))
+    async with client_of(app, None) as client:
+        assert (await client.post(f"{API}/runs/one/signals/plan", json=True)).status_code == 202
+    await runner.run_once()
+    assert (await runner.get_run("one")).status == "succeeded"
 
 
 async def test_the_totals_of_all_runs_are_not_shown(app: FastAPI, runner: AgentRunner) -> None:

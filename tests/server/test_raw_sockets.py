@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.server.settings import ServerSettings
 from tests.server.conftest import TOKEN, LiveServer, Served
 from tests.support.processes import PATIENCE
@@ -247,6 +249,49 @@ def test_an_endless_chunked_body_ends_at_the_limit(port: int, connect: Connect) 
             connection.send(chunk)
     response = connection.response()
     assert (response.status, response.problem, response.ended) == (413, "body-too-large", True)
+
+
+CHUNKED = ("Transfer-Encoding: chunked", JSON, AUTH)
+
+
+@pytest.mark.parametrize("before", [b"", b"5\r\n{}   \r\n"], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "chunk",
+    [b"zz\r\n", b"-1\r\n{}", b"\r\n{}\r\n", b"2\r\n{}{}{}", b"f" * 30 + b"\r\n", b"0x2\r\n{}\r\n", b"2\x00\r\n{}\r\n"],
+)
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_a_malformed_chunk_is_answered(port: int, connect: Connect, before: bytes, chunk: bytes, apart: bool) -> None:
+    connection = connect(port)
+    lines = ("POST /api/v1/runs HTTP/1.1", HOST, *CHUNKED, *(["Expect: 100-continue"] if apart else []))
+    head = "\r\n".join([*lines, "", ""]).encode()
+    connection.send(head if apart else head + before + chunk)
+    if apart:  # the server has read the head when it asks for the body
+        assert connection.headers().startswith(b"HTTP/1.1 100 ")
+        connection.send(before + chunk)
+    response = connection.response()
+    assert (response.status, response.problem, response.ended) == (400, "bad-request", True)
+    assert get(connect(port)).status == 200
+
+
+@pytest.mark.parametrize("path", ["/api/v1/runs/r/events", "/api/v1/runs", "/", "/api/v1/runs/unknown"])
+def test_a_client_of_http_1_0_gets_no_chunks(
+    make_app: Callable[..., Any], runner: AgentRunner, live: Callable[..., LiveServer], connect: Connect, path: str
+) -> None:
+    asyncio.run(with_a_finished_run(runner))
+    connection = connect(live(make_app()).port)
+    response = connection.request(f"GET {path} HTTP/1.0", HOST, AUTH, "Connection: keep-alive")
+    assert "transfer-encoding" not in response.headers
+    assert response.headers["connection"] == "close"
+    assert response.ended
+    if path.endswith("events"):
+        assert response.body.startswith(b"retry: 1000\n\nid: 0\n")
+        assert response.body.endswith(b'data: {"type":"end","state":"cancelled"}\n\n')
+
+
+async def with_a_finished_run(runner: AgentRunner) -> None:
+    async with AgentRunner.open(runner.queue.commits.path, registry=Registry()) as other:  # type: ignore[attr-defined]
+        await other.submit("echo", {"n": "x" * 100_000}, run_id="r")
+        await other.cancel("r")
 
 
 def test_an_endless_body_of_an_unknown_client_is_not_read(port: int, connect: Connect) -> None:

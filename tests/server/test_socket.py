@@ -27,7 +27,7 @@ from agent_runtime_core.server.settings import ServerSettings
 from agent_runtime_core.server.socket import Socket
 from agent_runtime_core.turns import TurnManager
 from tests.server.conftest import TOKEN, Served
-from tests.server.streaming import SLOW, SMALL, serving, streams_of
+from tests.server.streaming import SLOW, SMALL, resume_as_it_ends, serving, streams_of
 from tests.support.runs import Script, soon
 from tests.support.scripted_model import Scripted
 
@@ -90,6 +90,20 @@ async def working(runner: AgentRunner) -> AsyncIterator[None]:
 @pytest.fixture
 def turns(runner: AgentRunner) -> TurnManager:
     return TurnManager(runner, client=Scripted(say=lambda messages: f"You said: {messages[-1]['content']}"))
+
+
+@pytest.mark.parametrize("execute", [False, True], ids=["pending", "finished again"])
+async def test_a_run_is_done_when_it_has_a_final_state(
+    app: Any, runner: AgentRunner, monkeypatch: pytest.MonkeyPatch, execute: bool
+) -> None:
+    run_id = str(await runner.submit("echo"))
+    await runner.cancel(run_id)
+    resume_as_it_ends(monkeypatch, runner, execute=execute)
+    async with serving(app) as port, connected(port) as client:
+        await client.send("follow", run_id=run_id)
+        *_, event, done = await client.until_done(run_id)
+    assert event["event"]["type"] == "run.succeeded"
+    assert done == {"type": "done", "run_id": run_id, "state": "succeeded"}
 
 
 async def test_a_conversation_over_one_socket(app: Any, runner: AgentRunner) -> None:
@@ -341,6 +355,16 @@ async def test_scopes_and_may_count(runner: AgentRunner, make_app: Callable[...,
         for kind in ("follow", "cancel"):
             assert (await client.ask(kind, run_id="r"))["status"] == 403
         assert (await client.ask("signal", run_id="r", name="go"))["status"] == 403
+    frames = {"follow": {}, "cancel": {}, "signal": {"name": "go"}, "approve": {"name": "go"}}
+    for scopes, allowed in (
+        ("result", ["follow"]), ("read", ["follow"]), ("send", ["signal"]), ("act", ["cancel", "signal"]),
+        ("approve", ["approve"]),
+    ):  # fmt: skip
+        async with serving(as_caller("run", scopes)) as port, connected(port) as client:
+            codes = {
+                kind: (await client.ask(kind, run_id="unknown", **more))["status"] for kind, more in frames.items()
+            }
+            assert codes == {kind: 404 if kind in allowed else 403 for kind in frames}, scopes
     async with serving(as_caller("run", "read", "act")) as port, connected(port) as client:
         assert (await client.ask("follow", run_id="r"))["type"] == "ack"
         for kind in ("follow", "cancel"):

@@ -23,6 +23,7 @@ from tests.server.streaming import (
     client_at,
     following,
     frames_in,
+    resume_as_it_ends,
     serving,
     streams_of,
     unchunked,
@@ -131,6 +132,20 @@ async def test_a_position_past_the_end_of_a_live_run_waits_for_new_events(gated:
         gated.finish()
         assert [frame.get("sequence") async for frame in frames] == [4, None]
         await running
+
+
+@pytest.mark.parametrize("execute", [False, True], ids=["pending", "finished again"])
+async def test_a_stream_goes_on_if_its_run_is_resumed_as_it_ends(
+    runner: AgentRunner, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, execute: bool
+) -> None:
+    await runner.submit("echo", run_id="r")
+    await runner.cancel("r")
+    resume_as_it_ends(monkeypatch, runner, execute=execute)
+    async with client:
+        response = await client.get("/api/v1/runs/r/events")
+    _, *events, end = frames_in(response.text)
+    assert [each["type"] for each in events][-1] == "run.succeeded"
+    assert end == {"type": "end", "state": "succeeded"}
 
 
 @pytest.mark.parametrize("how", [{"params": {"follow": "false"}}, {"headers": {"Accept": "application/json"}}])

@@ -69,6 +69,16 @@ def test_what_is_forbidden_is_found(text: str) -> None:
     assert len(offences(text)) == 1, offences(text)
 
 
+def test_one_function_parses_all_data() -> None:
+    """An integer beyond 2^53 is exact wherever the page shows it, because `parsed` of source.js reads it."""
+    parsing = re.compile(r"JSON\s*\.\s*parse\b|\.json\s*\(|responseType")
+    found = {name: len(parsing.findall(text)) for name, text in OURS.items() if name.endswith(".js")}
+    assert {name for name, number in found.items() if number} == {"source.js"}
+    start = SCRIPTS["source.js"].index("export function parsed(")
+    body = SCRIPTS["source.js"][start : SCRIPTS["source.js"].index("\n}\n", start)]
+    assert len(parsing.findall(body)) == found["source.js"] == 2
+
+
 def test_the_vendored_libraries_are_what_was_fetched() -> None:
     listed = json.loads(TEXTS["vendor/vendored.json"])
     assert {f"vendor/{each['file']}" for each in listed} == {name for name in SCRIPTS if name.startswith("vendor/")}

@@ -23,6 +23,7 @@ from ..queue.records import (
     CLOSED,
     IN_DOUBT,
     LIVE,
+    SIGNAL_ONLY,
     WAIT_CANCELLED,
     MailboxMessage,
     RowChanged,
@@ -342,6 +343,9 @@ class Waits:
 
         def ends(message: MailboxMessage) -> bool:
             answered = answered_request(message.msg_id)
+            if message.msg_id.startswith(SIGNAL_ONLY):
+                self._mailbox.reject(message, reason, "its sender may not answer questions")
+                return False
             return fits(message) if answered is None else answered == asked
 
         def found() -> MailboxMessage | None:

@@ -14,8 +14,9 @@ from .._journal.record import Record
 from ..errors import InvalidArgument
 from ..interfaces import AgentRuntime
 from ..limits import RunLimits
-from ..queue.records import LIMITS, LIVE, RunFilter, RunRow, open_questions
+from ..queue.records import ACTED, LIMITS, LIVE, RunFilter, RunRow, answered_request, open_questions
 from ..registry import Registry
+from ..runner.approvals import decisions
 from ..runner.run_client import RunClient
 from ..status import failure_reason, short_status
 from .plain import iso_time, plain_value, shortened_error
@@ -133,7 +134,7 @@ async def run_view(
         "usage": _usage(row, records, result), "limits": await _limits(runner, row, agent),
         "trace_id": row.run_id.replace("-", ""), "conversation_id": row.conversation or _conversation(input_),
         "waiting_for": [] if new else (await waits_of(runner, row, records))[0],
-        "questions": await questions_of(runner, row),
+        "questions": await questions_of(runner, row), "actions": await _actions(runner, row),
         "concurrency_key": row.lane, "queued_behind_key": row.held > 0,
         "priority": row.priority, "metadata": row.decoded("metadata", plain_value), "input": input_,
         "cancel_requested": row.cancel_at is not None, "started_at": iso_time(row.started_at),
@@ -171,6 +172,27 @@ def _reason(row: RunRow, error: dict[str, Any] | None) -> str:
 
 def _updated_at(row: RunRow, records: Sequence[Record]) -> float:
     return max(row.created_at, row.updated_at, row.started_at or 0.0, row.ended_at or 0.0, *(r.t for r in records[-1:]))
+
+
+async def _actions(runner: RunClient, row: RunRow) -> list[dict[str, Any]]:
+    """Return who has answered, cancelled and resumed a run: {"action", "name", "by", "at"}.
+
+    The name is that of an approval or review. An answer that came too late is left out.
+    """
+    mail = await runner.queue.mail(row.run_id) if row.mail_seq else []
+    answers, decided = {each.msg_id: each for each in mail if each.kind == "signal"}, decisions(mail)
+    found = []
+    for each in mail:
+        if each.kind != ACTED:
+            continue
+        answer = answers.get(each.msg_id.removeprefix(f"{ACTED}:"))
+        request = answered_request(answer.msg_id) if answer is not None else None
+        if request is None or decided[request] is answer:
+            found.append({
+                "action": each.name, "name": None if answer is None else answer.name,
+                "by": plain_value(each.payload)["by"], "at": iso_time(each.t),
+            })  # fmt: skip
+    return found
 
 
 async def _children(runner: RunClient, row: RunRow) -> list[dict[str, Any]]:

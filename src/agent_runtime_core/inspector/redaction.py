@@ -21,13 +21,13 @@ LEFT_OUT: Final = "[left out]"
 
 #: Fields that stay: states, times, counts, numbers, ids that this library made, and types.
 KEPT: Final = _words(
-    "agent agent_key asked_at attempt attempts cancel_requested child_run_id cost_usd created_at deadline "
+    "action agent agent_key asked_at at attempt attempts cancel_requested child_run_id cost_usd created_at deadline "
     "duration_ms ended_at ev generation kind model ms nev next next_step number parent pos priority "
     "queued_behind_key request_id run_id scheduled_at seq sequence started_at state status step_id step_number "
     "time tokens tool tool_name total total_steps trace_id tries updated_at"
 )
 #: Fields with fields of their own, or lists of such values.
-NESTED: Final = _words("attempts children edges items nodes questions steps waiting_for")
+NESTED: Final = _words("actions attempts children edges items nodes questions steps waiting_for")
 #: Of these, all numbers stay.
 COUNTS: Final = frozenset({"limits", "usage"})
 #: Of these, the types stay.
@@ -35,7 +35,7 @@ ERRORS: Final = frozenset({"error", "error_info"})
 #: Fields of a record of the journal that stay. Its `state` is a checkpoint, and so a content.
 RECORD: Final = _words("seq kind claim_id attempt time pos total tries ms ev nev step_id name key")
 #: What the caller chose, and a person may recognize. A hash shows which of them are the same.
-HASHED: Final = _words("concurrency_key conversation_id idempotency_key list worker")
+HASHED: Final = _words("by concurrency_key conversation_id idempotency_key list worker")
 #: Objects of the caller. A page may read their fields.
 _OBJECTS: Final = frozenset({"metadata", "payload"})
 #: Names of tools. A model may call a tool that does not exist, under any name.

@@ -23,6 +23,7 @@ from .live_claims import LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows
 from .queued_run import QueuedRun
 from .records import (
+    ACTED,
     CANCELLED_BY_CALLER,
     LIVE,
     ClaimRequest,
@@ -528,8 +529,8 @@ class RunQueue(Backend):
 
         Args:
             run_id: The run.
-            kind: "signal", "child", "message", "question", "closed", "cancel" or "limits".
-            name: Name of the signal, run id of the child, or "".
+            kind: "signal", "child", "message", "question", "closed", "cancel", "limits" or "acted".
+            name: Name of the signal, run id of the child, what was done, or "".
             payload: JSON.
             msg_id: A second message with the same id is dropped; None for a new id.
 
@@ -547,6 +548,17 @@ class RunQueue(Backend):
             payload = redacted_mail(self.redaction, run_id, kind, payload)
         mail = MailboxMessage(kind, name, payload, message_id, self.clock.wall())
         return Op("queue.post", (run_id, mail))
+
+    def acted_ops(self, run_id: str, action: str, by: str | None, act_id: str) -> list[Op]:
+        """Return the operations that store who acts on a live run, for a commit with the action; none without a name.
+
+        Args:
+            run_id: The run.
+            action: "answer", "cancel" or "resume".
+            by: The name of who acts.
+            act_id: Of several with the same id the first one is stored. That of an answer is its id in the mailbox.
+        """
+        return [] if by is None else [self.post_op(run_id, ACTED, action, encode({"by": by}), f"{ACTED}:{act_id}")]
 
     async def cancel(self, run_id: UUID | str) -> bool:
         """Request that a run be cancelled.

@@ -24,6 +24,8 @@ IN_DOUBT = "in_doubt:"  # begins the name of a question about a step in doubt
 QUESTION = "question"  # kind of a mailbox message in which the run itself asks a person; its id is the request id
 CLOSED = "closed"  # kind of a mailbox message with the id of an answer: the run does not wait for one any more
 WAIT_CANCELLED = '"cancelled"'  # payload of such a message if the code of the run has cancelled the wait
+ACTED = "acted"  # kind of a mailbox message that says who has answered, cancelled or resumed the run
+SIGNAL_ONLY = "arc.signal:"  # begins the id of a signal that answers no approval
 ANSWER = "arc.answer:"  # begins the id of a message that answers one request
 CANCELLED_BY_CALLER = "cancel"  # reason of a run that was cancelled while no worker had a claim on it
 ABANDONED = "cancel abandoned"  # reason of a run that was cancelled after its claim was over, by no worker
@@ -357,9 +359,9 @@ class MailboxMessage(NamedTuple):
     """
 
     # "signal", "child" (the result of a child run), "message" (for the agent), "question" (to a person), "closed" (its
-    # id is that of an answer: the run has stopped waiting for one), "cancel" or "limits"
+    # id is that of an answer: the run has stopped waiting for one), "cancel", "limits" or "acted" (who did what)
     kind: str
-    name: str  # of the signal or question, or run id of the child; else ""
+    name: str  # of the signal or question, run id of the child, or what was done; else ""
     payload: str  # JSON
     msg_id: str  # unique in the mailbox; a second message with the same id is dropped
     t: float  # when it was posted, wall seconds
@@ -435,6 +437,23 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
     what, value = ("idempotency key", asked.idem_key) if from_key else ("run id", asked.run_key or asked.run_id)
     raise IdempotencyConflict(
         f"{what} {value!r} was used before with another {_listed(differing)}. Use another {what} for another run"
+    )
+
+
+def same_message(message_id: str, asked: MailboxMessage, stored: MailboxMessage) -> None:
+    """Check that the message stored under an id is the one that the caller sends.
+
+    Raises:
+        IdempotencyConflict: The stored message has another kind, name or content.
+    """
+    if (asked.kind, asked.name) != (stored.kind, stored.name):
+        differing = "another name"
+    elif not same_tree(asked.payload, stored.payload):
+        differing = "other content"
+    else:
+        return
+    raise IdempotencyConflict(
+        f"message id {brief(message_id)} was used before with {differing}. Use another message id for another message"
     )
 
 

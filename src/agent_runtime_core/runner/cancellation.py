@@ -45,8 +45,10 @@ class End(NamedTuple):
     event: str
 
 
-async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> list[RunRow] | None:
-    """Cancel a run and its child runs.
+async def cancel_tree(
+    backends: Backends, registry: Registry, row: RunRow, by: str | None = None
+) -> list[RunRow] | None:  # fmt: skip
+    """Cancel a run and its child runs. `by` names who does it.
 
     Returns:
         Those that are running, and are asked to stop; None if the run has finished in the meantime.
@@ -64,12 +66,14 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> li
                 known.add(child.run_id)
                 (tree if child.status in LIVE else earlier).append(child)
     now = queue.clock.wall()
-    ends, queue_ops = [], []
+    ends, queue_ops = [], queue.acted_ops(row.run_id, "cancel", by, f"cancel:{row.generation}")
     for each in tree:
         if each.status == "running":
             queue_ops.append(queue.post_op(each.run_id, "cancel", "", "null", f"cancel:{each.generation}"))
             continue
-        queue_ops.append(Op("queue.end", (each.run_id, (each.status,), "cancelled", now, CANCELLED_BY_CALLER)))
+        # The message about who acts has made a waiting run pending.
+        expect = (each.status, "pending") if each is row and by is not None else (each.status,)
+        queue_ops.append(Op("queue.end", (each.run_id, expect, "cancelled", now, CANCELLED_BY_CALLER)))
         end = await _cancelled_end(registry, each, CANCELLED_BY_CALLER)
         if each is row and each.parent_id is not None:
             queue_ops.append(_message_to_parent(queue, each, each.parent_id, end.result))

@@ -36,7 +36,7 @@ _ENDS: Final = ("step.completed", "tool.result")
 
 async def fork(
     backends: Backends, source: RunRow, after: After, new_run_id: UUID | str | None, input: Mapping[str, Any] | None,
-    effects: str = "refuse",
+    effects: str = "refuse", by: str | None = None,
 ) -> UUID:  # fmt: skip
     """Create a fork. See `AgentRunner.fork`."""
     if effects not in EFFECTS:
@@ -48,7 +48,7 @@ async def fork(
     copies = _copies(
         journal, source, [each for each in records if cut is not None and each.seq <= cut.seq], checkpoint, effects
     )
-    row = _row(backends, source, cut, new_run_id, input, effects)
+    row = _row(backends, source, cut, new_run_id, input, {"effects": effects} | ({} if by is None else {"by": by}))
     row = row.with_values(mark=sum(each.kind == DONE for each in copies))
     stored = await backends.queue.row(row.run_id)
     if stored is None:
@@ -197,9 +197,9 @@ def _without_message(info: str | None) -> str | None:
 
 def _row(
     backends: Backends, source: RunRow, cut: Record | None, new_run_id: UUID | str | None,
-    input: Mapping[str, Any] | None, effects: str,
+    input: Mapping[str, Any] | None, more: Mapping[str, str],
 ) -> RunRow:  # fmt: skip
-    about: dict[str, Any] = {"run_id": source.run_id, "step": None, "step_id": None, "effects": effects}
+    about: dict[str, Any] = {"run_id": source.run_id, "step": None, "step_id": None, **more}
     if cut is not None:
         about |= {"step": cut.name, "step_id": step_id(source.run_id, cut.name, cut.key)}
     metadata = {**cast("dict[str, Any]", decode(source.metadata)), FORKED_FROM: about}

@@ -24,7 +24,7 @@ from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
 from ..portal import call, iterate
 from ..queue.base import RunQueue
-from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, RowChanged, RunRow, answer_id
+from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, SIGNAL_ONLY, RowChanged, RunRow, answer_id, same_message
 from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
@@ -299,11 +299,16 @@ class RunClient:
 
     # -- acting on runs
 
-    async def cancel(self, run_id: UUID | str, *, wait: bool = False) -> bool | RunStatus:
+    async def cancel(self, run_id: UUID | str, *, wait: bool = False, by: str | None = None) -> bool | RunStatus:
         """Cancel a run and its child runs.
 
         A run whose process has ended is taken over by a worker that has its agent. If there is none, or none takes it
         over within a heartbeat interval, this call ends the run without its `cancel` hook.
+
+        Args:
+            run_id: The run.
+            wait: Wait until the run has finished.
+            by: Who cancels it. The name is stored with the run, and shown by its page.
 
         Returns:
             True if the request is stored, False if the run had finished before. With `wait`, the final status.
@@ -317,7 +322,7 @@ class RunClient:
                     await cancel_with_children(self.backends, self.registry, row)
                 break
             with contextlib.suppress(RowChanged):
-                asked = await cancel_tree(self.backends, self.registry, row)
+                asked = await cancel_tree(self.backends, self.registry, row, by)
             if asked is not None:
                 break
         abandoned = self._abandoned()
@@ -333,8 +338,9 @@ class RunClient:
         return AbandonedRuns(self.backends, self.registry, self._fenced_stores(), self.config.heartbeat_interval)
 
     async def signal(
-        self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None
-    ) -> bool:
+        self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None,
+        answers: bool = True,
+    ) -> bool:  # fmt: skip
         """Send a signal to a run. It is kept until the run waits for a signal of that name.
 
         Args:
@@ -342,25 +348,54 @@ class RunClient:
             name: Name of the signal.
             payload: Its content, a JSON value.
             message_id: Signals with the same id are delivered once.
+            answers: Whether `ctx.approve` of that name may take the signal as its answer. Pass False for a sender who
+                may not approve.
 
         Returns:
             False if the run has finished.
 
         Raises:
+            IdempotencyConflict: Another signal with this `message_id` was sent to the run.
             UnknownRun: No such run is stored.
         """
         self._require_writable()
+        return await self._signal(run_id, name, payload, message_id, prefix="" if answers else SIGNAL_ONLY)
+
+    async def _signal(
+        self, run_id: UUID | str, name: str, payload: Any, message_id: str | None, by: str | None = None,
+        *, prefix: str = "",
+    ) -> bool:  # fmt: skip
         name = unbroken("signal name", name)
         if message_id:
             message_id = unbroken("message_id", message_id)
             if message_id.startswith(ANSWER):  # it would answer a request without a check against its schema
                 fix = "Use runner.approve to answer a request"
                 raise must("message_id", f"not begin with {ANSWER!r}", message_id, fix)
+        mail_id = prefix + (message_id or new_ulid(self.queue.clock))
+        status, _ = await self._post(run_id, "signal", name, encode(payload), mail_id, message_id, by)
+        return status in LIVE
+
+    async def _post(
+        self, run_id: UUID | str, kind: str, name: str, payload: str, mail_id: str, message_id: str | None,
+        by: str | None = None,
+    ) -> tuple[str, int]:  # fmt: skip
+        """Put a message into the mailbox of a run; return what `RunQueue.post` returns.
+
+        `mail_id` is the id in the mailbox for the `message_id` of the caller. `by` answers a question with it.
+
+        Raises:
+            IdempotencyConflict: The caller has used the message id before, for another message.
+            UnknownRun: No such run is stored.
+        """
         key = stored_id(run_id)
-        status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
+        op = self.queue.post_op(key, kind, name, payload, mail_id)
+        ops = [op, *self.queue.acted_ops(key, "answer", by, mail_id)]
+        status, number = (await self.queue.commits.commit(None, ops))[0]
         if status == "unknown":
             raise self.queue.unknown_run(run_id)
-        return status in LIVE
+        if message_id and number:
+            same_message(message_id, op.args[1], (await self.queue.mail(key, number - 1))[0])
+        return status, number
 
     async def send(
         self,
@@ -386,6 +421,7 @@ class RunClient:
             The id of the message, as the "message.received" event has it.
 
         Raises:
+            IdempotencyConflict: Another message with this `message_id` was sent to the run.
             IllegalTransition: The run has finished.
             InvalidArgument: The message is empty, or not a message of the user.
             UnknownRun: No such run is stored.
@@ -393,10 +429,7 @@ class RunClient:
         self._require_writable()
         payload = mailbox_payload(user_message(message), checked_when(when))
         sent_id = unbroken("message_id", message_id) if message_id else new_ulid(self.queue.clock)
-        key = stored_id(run_id)
-        status, number = await self.queue.post(key, MESSAGE, "", payload, mailbox_id(sent_id))
-        if status == "unknown":
-            raise self.queue.unknown_run(run_id)
+        status, number = await self._post(run_id, MESSAGE, "", payload, mailbox_id(sent_id), message_id)
         if status not in LIVE and not number:  # with a number, it was stored before the run finished
             raise IllegalTransition(no_messages_reason(await self.queue.require(run_id), run_id))
         return sent_id
@@ -409,6 +442,7 @@ class RunClient:
         *,
         request_id: str | None = None,
         message_id: str | None = None,
+        by: str | None = None,
     ) -> bool:
         """Answer `ctx.approve(name, …)`.
 
@@ -418,11 +452,13 @@ class RunClient:
             answer: The answer, a JSON value.
             request_id: That of the "approval.requested" event. None means the latest open request of that name.
             message_id: Answers with the same id are delivered once.
+            by: Who answers. The name is stored with the run, and shown by its page.
 
         Returns:
             False if the run has finished, or the request was answered before or is closed: its time limit has passed.
 
         Raises:
+            IdempotencyConflict: Another answer with this `message_id` was sent to the request.
             InvalidArgument: The answer does not match the schema of the request, or there is no such request.
             IllegalTransition: The code of the run has cancelled its wait for the answer, so the question is closed.
             UnknownRun: No such run is stored.
@@ -437,21 +473,21 @@ class RunClient:
             where = f"request_id of approval {brief(name)} of run {str(run_id)!r}"
             raise must(where, "be that of an approval.requested event", request_id, "Leave it out for the latest one")
         if not requests:
-            return await self.signal(run_id, name, answer, message_id=message_id)
+            return await self._signal(run_id, name, answer, message_id, by)
         wanted = asked.chosen(request_id, message_id)
         if wanted is None:
             return False
         asked.check(wanted, answer)
         # An id of its own for each answer: the first one in the mailbox counts, and its caller must know that it does.
         mail_id = answer_id(wanted, message_id or new_ulid(self.queue.clock))
-        status, number = await self.queue.post(key, "signal", name, encode(answer), mail_id)
-        if status == "unknown":
-            raise self.queue.unknown_run(run_id)
+        status, number = await self._post(run_id, "signal", name, encode(answer), mail_id, message_id, by)
         if status not in LIVE or number <= asked.read + 1:
             return status in LIVE  # as the next message, or one that was read above, it is the first answer
         return asked.decided_by(wanted, decisions(await self.queue.mail(key, asked.read))) == mail_id
 
-    async def resume(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
+    async def resume(
+        self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None
+    ) -> RunInfo:
         """Open a new generation of a run that failed, timed out, was cancelled or is dead, for a worker.
 
         Completed steps keep their results. Counters of attempts and crashes start at 0. What the run has used so far
@@ -462,6 +498,7 @@ class RunClient:
             limits: New limits of this run. The fields that are named replace those of the agent, of the runner and of
                 the run's input; a mapping removes a limit with None. They are stored with the run and apply until
                 another call replaces them. Child runs that have started keep the limits they started with.
+            by: Who resumes it. The name is stored with the run, and shown by its page.
 
         Returns:
             The run, which is pending.
@@ -482,6 +519,7 @@ class RunClient:
             ops = [Op("queue.reopen", (key, expect, now)), *([pending] if state is queue else [])]
             if named:
                 ops.append(self.queue.post_op(key, LIMITS, "", encode(named)))
+            ops += self.queue.acted_ops(key, "resume", by, f"resume:{ended.generation}")
             await queue.commit(None, ops)
         except RowChanged:
             row = await self.queue.require(run_id)
@@ -494,9 +532,11 @@ class RunClient:
                 await state.commit(None, [end_fence(key, ended.claim_id or LOWEST_TOKEN), pending])
         return await self.get_run(key)
 
-    async def requeue(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
+    async def requeue(
+        self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None
+    ) -> RunInfo:
         """Take a run out of the dead-letter queue. The same as `resume`."""
-        return await self.resume(run_id, limits=limits)
+        return await self.resume(run_id, limits=limits, by=by)
 
     async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
         """Delete finished runs that are older than the retention of their status.
@@ -548,6 +588,7 @@ class RunClient:
         new_run_id: UUID | str | None = None,
         input: Mapping[str, Any] | None = None,
         effects: str = "refuse",
+        by: str | None = None,
     ) -> UUID:
         """Store a new run that resumes from a step of this one.
 
@@ -564,6 +605,7 @@ class RunClient:
             effects: What the new run does at a step with `on_in_doubt` other than "retry" that a run of the same
                 lineage has completed or started: "refuse" raises EffectAlreadyDone, "reuse" takes the saved result,
                 "ask" requests the approval `repeat:<step name>`, and "repeat" runs the step again.
+            by: Who forks it. The name is stored in `forked_from`, and shown by the page of the new run.
 
         Returns:
             The id of the new run, once it is durable.
@@ -573,7 +615,8 @@ class RunClient:
             InvalidArgument: The step has no saved result.
         """
         self._require_writable()
-        return await fork(self.backends, await self.queue.require(run_id), after_step, new_run_id, input, effects)
+        source = await self.queue.require(run_id)
+        return await fork(self.backends, source, after_step, new_run_id, input, effects, by)
 
     # -- without a loop
 

@@ -24,6 +24,9 @@ from .token_file import SCOPES, Token, TokenFile, digest_of, find
 
 __all__ = ["Access", "Caller", "Tokens", "require"]
 
+#: The scopes that allow to read the outcome of a run, and to send something to it: one of them is enough.
+OF_RESULTS: Final = ("result", "read")
+OF_SENDING: Final = ("send", "act")
 CALLER: Final = "agent_runtime.caller"  # in the ASGI scope
 COOKIE: Final = "agent_runtime_session"
 HEADER: Final = "x-agent-runtime"
@@ -39,7 +42,7 @@ class Caller:
 
     Args:
         name: Shown in logs, and counted by the limits.
-        scopes: What the caller may do: `read`, `run`, `act`, `admin`, `metrics`.
+        scopes: What the caller may do: `run`, `result`, `send`, `approve`, `read`, `act`, `metrics`, `admin`.
         may: Called with "read", "act" or "delete" and a run; False hides the run. None allows every run.
 
     Raises:
@@ -261,25 +264,31 @@ def check_cookie_request(connection: HTTPConnection) -> None:
         )  # fmt: skip
 
 
-async def permitted(connection: HTTPConnection, scope: str) -> Caller:
-    """Return who makes this request, or raise Problem 401 or 403 without that scope."""
+def check_scope(caller: Caller, scopes: Iterable[str], what: str = "request") -> None:
+    """Raise Problem 403 for a caller that has none of these scopes."""
+    if caller.scopes.isdisjoint(scopes):
+        raise Problem.of(403, f"This {what} needs a token with the scope {' or '.join(scopes)}.")
+
+
+async def permitted(connection: HTTPConnection, *scopes: str) -> Caller:
+    """Return who makes this request, or raise Problem 401, or 403 without one of these scopes."""
     found: Caller = await connection.app.state.server.access.caller(connection)
-    if scope not in found.scopes:
-        raise Problem.of(403, f"This request needs a token with the scope {scope}.")
+    check_scope(found, scopes)
     return found
 
 
-def require(scope: str) -> Any:
-    """Return a dependency that yields the `Caller`, and raises Problem 401 or 403 without that scope.
+def require(*scopes: str) -> Any:
+    """Return a dependency that yields the `Caller`, and raises Problem 401, or 403 without one of these scopes.
 
     @router.get("/runs")
     async def runs(caller: Annotated[Caller, require("read")]) -> ...
     """
-    if scope not in SCOPES:
-        raise InvalidArgument(unknown("scope", scope, SCOPES))
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise InvalidArgument(unknown("scope", scope, SCOPES))
 
     async def caller(connection: HTTPConnection) -> Caller:
-        found = await permitted(connection, scope)
+        found = await permitted(connection, *scopes)
         # FastAPI reads the path after its dependencies have run.
         parameters = connection.scope.get("path_params", {})
         parameters.update(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request
@@ -14,12 +15,12 @@ from .._views.problems import invalid
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..queue.records import LIVE, RunFilter, RunRow
 from ..runner.approvals import AskedRequests
-from .access import Caller, require
+from .access import OF_RESULTS, OF_SENDING, Caller, check_scope, require
 from .documents import Repaired, Run, Stored, StoredAnswer, StoredMessage, answers
 from .errors import Problem, safe_text
-from .models import Answer, Cancel, DeadLetters, Fork, SentMessage
+from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessage
 from .reply import Reply
-from .runs import IdempotencyKey, location_of, view_for
+from .runs import location_of, view_for
 from .state import ServerState, is_visible, state_of, visible_row
 from .submission import check_own, invalid_in, taken
 from .waiting import after_wait
@@ -27,6 +28,8 @@ from .waiting import after_wait
 router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
 
 Actor = Annotated[Caller, require("act")]
+Sender = Annotated[Caller, require(*OF_SENDING)]
+Approver = Annotated[Caller, require("approve")]
 Admin = Annotated[Caller, require("admin")]
 _PAGE: Final = 500  # dead letters that are read at once
 
@@ -45,11 +48,11 @@ def _finished() -> Problem:
     summary="Cancel a run",
     responses=answers(404, writes=True, ok_200=Stored, ok_202=Stored),
 )
-async def cancel(request: Request, id: str, caller: Actor, body: Cancel | None = None) -> Response:
+async def cancel_run(request: Request, id: str, caller: Actor, body: Cancel | None = None) -> Response:
     """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
-    await state.runner.cancel(row.run_id)
+    await state.runner.cancel(row.run_id, by=caller.name)
     row = await state.runner.queue.require(row.run_id)
     row = await after_wait(request, state, row, 0 if body is None else body.wait)
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
@@ -61,11 +64,11 @@ async def cancel(request: Request, id: str, caller: Actor, body: Cancel | None =
     summary="Resume a run",
     responses=answers(404, 409, writes=True, ok_202=Stored),
 )
-async def resume(request: Request, id: str, caller: Actor) -> Response:
+async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     """Let a worker resume a failed, timed-out, cancelled or dead run. Completed steps keep their results."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
-    await state.runner.resume(row.run_id)
+    await state.runner.resume(row.run_id, by=caller.name)
     return Reply(_stored(await state.runner.queue.require(row.run_id)), 202)
 
 
@@ -75,15 +78,18 @@ async def resume(request: Request, id: str, caller: Actor) -> Response:
     summary="Fork a run",
     responses=answers(404, 409, writes=True, ok_201=Run),
 )
-async def fork(request: Request, id: str, caller: Actor, body: Fork | None = None) -> Response:
-    """Store a new run that resumes from a step of this one."""
+async def fork_run(request: Request, id: str, caller: Actor, body: Fork | None = None) -> Response:
+    """Store a new run that resumes from a step of this one. It needs the scope result or read, too."""
+    check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
     body = body or Fork()
     if body.new_run_id is not None and caller.may is not None:
         await _check_fork(state, caller, row, body.new_run_id)
     try:
-        new = await state.runner.fork(row.run_id, body.after_step, new_run_id=body.new_run_id, input=body.input)
+        new = await state.runner.fork(
+            row.run_id, body.after_step, new_run_id=body.new_run_id, input=body.input, by=caller.name
+        )
     except InvalidArgument as error:
         names = {"run_id": "new_run_id", "input": "input", "input_data": "input"}
         problem = invalid_in(error, names)
@@ -109,19 +115,24 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, new_ru
     "/runs/{id}/signals/{name}",
     status_code=202,
     summary="Send a signal",
-    responses=answers(404, 410, writes=True, ok_202=Stored),
+    responses=answers(404, 409, 410, writes=True, ok_202=Stored),
     # A parameter for the body would refuse null.
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
 )
-async def signal(
-    request: Request, id: str, name: str, caller: Actor, idempotency_key: IdempotencyKey = None
+async def send_signal(
+    request: Request, id: str, name: str, caller: Sender, idempotency_key: IdempotencyKey = None
 ) -> Response:  # fmt: skip
-    """Send a signal, whose payload is the body. It is kept until the run waits for a signal of that name."""
+    """Send a signal, whose payload is the body. It is kept until the run waits for a signal of that name.
+
+    Without the scope approve it answers no question of that name.
+    """
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
     if not (body := await request.body()):
         raise invalid("body", must("the body", "be JSON", Shown("no body"), "Send null for a signal without a payload"))
-    if not await state.runner.signal(row.run_id, name, json.loads(body), message_id=idempotency_key):
+    answers = "approve" in caller.scopes
+    payload = json.loads(body)
+    if not await state.runner.signal(row.run_id, name, payload, message_id=idempotency_key, answers=answers):
         raise _finished()
     return Reply(_stored(row), 202)
 
@@ -130,9 +141,9 @@ async def signal(
     "/runs/{id}/messages",
     status_code=202,
     summary="Send a message to an agent",
-    responses=answers(404, 410, writes=True, ok_202=StoredMessage),
+    responses=answers(404, 409, 410, writes=True, ok_202=StoredMessage),
 )
-async def send(request: Request, id: str, body: SentMessage, caller: Actor) -> Response:
+async def send_message(request: Request, id: str, body: SentMessage, caller: Sender) -> Response:
     """Send a message to the agent that works on a run."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
@@ -150,7 +161,7 @@ async def send(request: Request, id: str, body: SentMessage, caller: Actor) -> R
     summary="Answer a question of a run",
     responses=answers(404, 409, 410, writes=True, ok_200=StoredAnswer),
 )
-async def approve(request: Request, id: str, name: str, body: Answer, caller: Actor) -> Response:
+async def answer_approval(request: Request, id: str, name: str, body: Answer, caller: Approver) -> Response:
     """Answer an open question. A name that the run has not asked yet is kept for it."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
@@ -159,7 +170,7 @@ async def approve(request: Request, id: str, name: str, body: Answer, caller: Ac
     runner = state.runner
     try:
         asked = bool((await AskedRequests.of(runner.queue, runner.event_bus, row.run_id, name)).payloads)
-        stored = await runner.approve(row.run_id, name, body.answer, request_id=body.request_id)
+        stored = await runner.approve(row.run_id, name, body.answer, request_id=body.request_id, by=caller.name)
     except InvalidArgument as error:
         raise invalid("request_id" if str(error).startswith("request_id ") else "answer", error) from None
     if not stored:
@@ -171,7 +182,7 @@ async def approve(request: Request, id: str, name: str, body: Answer, caller: Ac
 
 
 @router.delete("/runs/{id}", status_code=204, summary="Delete a run", responses=answers(404, 409, writes=True))
-async def delete(request: Request, id: str, caller: Admin) -> Response:
+async def delete_run(request: Request, id: str, caller: Admin) -> Response:
     """Delete a finished run with its journal, events and messages."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "delete")
@@ -184,10 +195,10 @@ async def delete(request: Request, id: str, caller: Admin) -> Response:
     summary="Requeue dead letters",
     responses=answers(409, writes=True, ok_200=Repaired),
 )
-async def requeue(request: Request, body: DeadLetters, caller: Admin) -> Response:
+async def requeue_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
     """Let workers resume dead letters."""
     state = state_of(request)
-    return await _repair(state, caller, body, "act", state.runner.requeue)
+    return await _repair(state, caller, body, "act", partial(state.runner.requeue, by=caller.name))
 
 
 @router.post(
@@ -195,7 +206,7 @@ async def requeue(request: Request, body: DeadLetters, caller: Admin) -> Respons
     summary="Delete dead letters",
     responses=answers(409, writes=True, ok_200=Repaired),
 )
-async def discard(request: Request, body: DeadLetters, caller: Admin) -> Response:
+async def discard_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
     """Delete dead letters."""
     state = state_of(request)
     return await _repair(state, caller, body, "delete", state.runner.discard)

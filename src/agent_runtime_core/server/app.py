@@ -80,6 +80,7 @@ def create_app(
 def _application(state: ServerState) -> FastAPI:
     app = FastAPI(
         title="agent-runtime", version=str(load("agent_runtime_core:__version__")),
+        generate_unique_id_function=lambda route: route.name,  # the operation ids
         openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False,
         # Every route may answer with a problem. Without this, FastAPI documents its own body of 422.
         responses={"default": {

@@ -54,6 +54,16 @@ class Connections:
         self._idle.pop(connection, None)
 
 
+class _Unlimited(int):
+    """The expected length of a response that ends with its connection: 0 is left, and no part of it is too long."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> _Unlimited:
+        return self
+
+
 class GuardedProtocol(asyncio.Protocol):
     """What is added to the HTTP protocol of uvicorn. Its `cycle` is the present request, or the last one."""
 
@@ -103,6 +113,13 @@ class GuardedProtocol(asyncio.Protocol):
         if self.cycle is None or self.cycle.scope is not self.scope:
             cast("Any", super()).on_header(name, value)
 
+    def on_headers_complete(self) -> None:
+        """Send an HTTP/1.0 client no chunks, which httptools leaves to its caller and h11 does itself."""
+        cast("Any", super()).on_headers_complete()
+        cycle = self.cycle
+        if self.scope["http_version"] < "1.1" and cycle is not None and cycle.scope is self.scope:
+            cycle.chunked_encoding, cycle.expected_content_length = False, _Unlimited()
+
     def on_response_complete(self) -> None:
         """Note that the connection has no request in progress."""
         cast("Any", super()).on_response_complete()
@@ -120,7 +137,11 @@ class GuardedProtocol(asyncio.Protocol):
         cast("Any", super()).handle_websocket_upgrade(*args)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP with a problem."""
+        """Answer what is not HTTP with a problem, also the body of a request whose response has not begun."""
+        cycle = self.cycle
+        if not self._is_idle() and cycle.more_body and not (cycle.response_started or getattr(self, "pipeline", ())):
+            cycle.disconnected = True  # what its route answers is not sent
+            cycle.message_event.set()
         self.reject(Problem.of(400, "The request is not valid HTTP."))
 
     def reject(self, problem: Problem) -> None:
@@ -136,7 +157,7 @@ class GuardedProtocol(asyncio.Protocol):
         self.transport.close()
 
     def _is_idle(self) -> bool:
-        return self.cycle is None or bool(self.cycle.response_complete)
+        return self.cycle is None or bool(self.cycle.response_complete or self.cycle.disconnected)
 
     def _await_request(self) -> None:
         if self._timer is None:

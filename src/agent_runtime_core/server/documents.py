@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from .errors import MEDIA_TYPE
 
@@ -118,6 +118,170 @@ class Repaired(Shape):
 
     done: list[str]
     failed: list[Failed]
+
+
+class PlanNode(Shape):
+    """A step of a plan or step list. `needs` of other steps are in the edges."""
+
+    id: str
+    name: str
+    list: str
+    state: str
+    step_id: str
+    started_at: str | None
+    ended_at: str | None
+    attempts: int
+    error: Any
+    kind: str
+    tool: str | None
+    input: Any
+    description: str | None
+
+
+class PlanEdge(Shape):
+    """The second step needs the first one. Both are ids of nodes."""
+
+    from_: str = Field(alias="from")
+    to: str
+
+
+class Plan(Shape):
+    """The plan of a run. `not_started` counts steps that the journal has no names of."""
+
+    goal: str | None
+    nodes: list[PlanNode]
+    edges: list[PlanEdge]
+    not_started: int
+    complete: bool
+
+
+class Used(Shape):
+    """What runs have used."""
+
+    runs: int
+    tokens: float
+    prompt_tokens: float
+    completion_tokens: float
+    cost_usd: float
+
+
+class UsageItem(Used):
+    """What the runs of one agent, model or day have used."""
+
+    agent: str = ""
+    model: str = ""
+    day: str = ""
+
+
+class Usage(Shape):
+    """Tokens and cost. `complete` is whether all runs of that time are counted."""
+
+    by: Literal["agent", "model", "day"]
+    since: str | None
+    until: str | None
+    complete: bool
+    items: list[UsageItem]
+    total: Used
+
+
+class QueueKey(Shape):
+    """A concurrency key: the run that has it, and how many are queued behind that run."""
+
+    concurrency_key: str
+    run_id: str | None
+    key: str | None
+    state: str | None
+    queued: int
+
+
+class QueueWorker(Shape):
+    """A worker that executes runs, and when the first and the last of their leases end."""
+
+    worker: str
+    runs: int
+    agents: dict[str, int]
+    lease_ends_at: str | None
+    last_lease_ends_at: str | None
+    expired: int
+
+
+class Queue(Shape):
+    """The state of the queue. `complete` is whether all live runs were read for the keys and workers."""
+
+    total: int
+    by_status: dict[str, int]
+    by_agent: dict[str, dict[str, int]]
+    oldest_pending_at: str | None
+    oldest_pending_seconds: float | None
+    due_later: int
+    waiting: dict[str, int]
+    concurrency_keys: list[QueueKey]
+    workers: list[QueueWorker]
+    complete: bool
+
+
+class ForkOf(Shape):
+    """Which run was forked from which, and the last step that was copied."""
+
+    fork: str
+    source: str
+    step: str | None
+    step_id: str | None
+    index: int | None
+
+
+class ComparedRun(Shape):
+    """A run that is compared."""
+
+    key: str | None
+    state: str
+    agent: str
+    input: Any
+    error: Any
+    usage: Any
+
+
+class ComparedRuns(Shape):
+    """Both runs."""
+
+    run: ComparedRun
+    other: ComparedRun
+
+
+class ComparedSide(Shape):
+    """A step in one of the runs."""
+
+    state: str
+    digest: str | None
+    result: Any
+    duration_ms: float | None
+    cost_usd: float | None
+    attempts: int
+    error: Any
+
+
+class ComparedStep(Shape):
+    """A step in both runs. `changed` names what differs."""
+
+    name: str
+    key: str
+    outcome: Literal["same", "changed", "only_in_run", "only_in_other"]
+    changed: list[str]
+    run: ComparedSide | None
+    other: ComparedSide | None
+
+
+class Comparison(Shape):
+    """Two runs, step by step."""
+
+    run_id: str
+    other_id: str
+    fork_of: ForkOf | None
+    first_difference: int | None
+    input_changed: bool
+    runs: ComparedRuns
+    counts: dict[str, int]
+    steps: list[ComparedStep]
 
 
 class AnyObject(Shape):

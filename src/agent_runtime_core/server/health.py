@@ -22,19 +22,19 @@ CHECK_SECONDS: Final = 1.0  # for which an answer counts
 
 
 @router.get("/health/live", openapi_extra=OPEN)
-async def live() -> dict[str, str]:
+async def read_liveness() -> dict[str, str]:
     """Return 200 while the process serves requests."""
     return {"status": "ok"}
 
 
 @router.get("/health/ready", openapi_extra=OPEN)
-async def ready(request: Request) -> Response:
+async def read_readiness(request: Request) -> Response:
     """Return 200 if the server accepts requests and its store answers, else 503."""
     return _response("ok" if not await _problems(state_of(request)) else "unavailable", {})
 
 
 @router.get("/health", openapi_extra={"security": [{}, {"token": []}]})
-async def health(request: Request) -> Response:
+async def read_health(request: Request) -> Response:
     """Return whether the server is ready. A caller with the scope read also gets versions and reasons."""
     state = state_of(request)
     caller = await state.access.optional(request)
@@ -50,8 +50,9 @@ async def health(request: Request) -> Response:
 
 
 def _response(status: str, details: dict[str, Any]) -> Response:
-    headers = {"Cache-Control": "no-store"} | ({"Retry-After": "5"} if status != "ok" else {})
-    return JSONResponse({"status": status, **details}, 200 if status == "ok" else 503, headers=headers)
+    failed = status != "ok"
+    headers = {"Retry-After": "5"} if failed else None
+    return JSONResponse({"status": status, **details}, 503 if failed else 200, headers=headers)
 
 
 async def _problems(state: ServerState) -> list[str]:

@@ -23,7 +23,7 @@ async def metrics(request: Request) -> Response:
     if state.metrics is None:
         raise Problem.of(404, "This server has no metrics. Start it with --metrics, or pass create_app(metrics=...).")
     body, content_type = await state.metrics.exposition(request.headers.get("accept", ""))
-    return Response(body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+    return Response(body, headers={"Content-Type": content_type})
 
 
 def prepare(state: ServerState) -> None:

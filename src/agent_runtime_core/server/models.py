@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from fastapi import Header
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
+from .._core.clock import TOO_LATE
+from .._views.events import MOST_TYPES
 from .._views.list_query import MAX_LIMIT, seconds_of
 from .._views.timeline import MAX_ROWS
 from ..planning.plan import MOST_STEPS
 
-Key = Annotated[str, Field(min_length=1, max_length=512)]
+#: What the library checks itself, as a schema: no control character, and a text of more than spaces.
+_PRINTABLE: Final = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
+_NOT_BLANK: Final = {"type": "string", "pattern": r"\S"}
+Key = Annotated[str, Field(min_length=1, max_length=512, json_schema_extra={**_PRINTABLE})]
+#: The header that makes a repeated request safe.
+IdempotencyKey = Annotated[
+    str | None, Header(alias="Idempotency-Key", min_length=1, max_length=512, json_schema_extra={**_PRINTABLE})
+]
 
 
 def _one_of(value: Any, *kinds: type) -> Any:
@@ -39,10 +49,43 @@ _STRING: Final = {"type": "string"}
 Time = Annotated[
     float,
     BeforeValidator(seconds_of),
-    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number", "minimum": 0}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "number", "minimum": 0, "exclusiveMaximum": TOO_LATE},
+            ]
+        }
+    ),
 ]
+_CONTENT: Final = {"anyOf": [_NOT_BLANK, {"type": "array", "minItems": 1, "items": {"type": "object"}}]}
+_USER_MESSAGE: Final = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {"role": {"const": "user"}, "content": _CONTENT},
+}
 #: A text of the user or a chat message.
-ChatMessage = Annotated[Any, BeforeValidator(_chat_message), WithJsonSchema({"anyOf": [_STRING, {"type": "object"}]})]
+ChatMessage = Annotated[Any, BeforeValidator(_chat_message), WithJsonSchema({"anyOf": [_NOT_BLANK, _USER_MESSAGE]})]
+_TURN_ID: Final = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 200, **_PRINTABLE}, {"type": "null"}]}
+_OBJECT: Final = {"type": "object"}
+#: A `TurnEvent`, which checks itself.
+NewTurn = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "oneOf": [{"required": ["text"]}, {"required": ["messages"]}],
+            "properties": {
+                "text": _CONTENT,
+                "messages": {"type": "array", "minItems": 1, "items": _USER_MESSAGE},
+                **dict.fromkeys(("turn_id", "conversation_id", "user_id", "personality", "trace_id"), _TURN_ID),
+                "params": _OBJECT,
+                "metadata": _OBJECT,
+            },
+        }
+    ),
+]
 #: A step of a run, as `runner.fork` takes it.
 StepName = Annotated[
     Any,
@@ -151,6 +194,21 @@ class SentMessage(Body):
 class DeadLetters(Body):
     """Which finished runs: those with these ids, or all with a state."""
 
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "required": ["ids"],
+                    "properties": {"ids": {"type": "array"}, "all": {"type": "null"}, "expect": {"type": "null"}},
+                },
+                {
+                    "required": ["all", "expect"],
+                    "properties": {"all": {"const": True}, "expect": {"type": "integer"}, "ids": {"type": "null"}},
+                },
+            ]
+        }
+    )
+
     ids: list[Key] | None = Field(default=None, min_length=1)
     all: Literal[True] | None = None
     state: Literal["dead", "failed", "timed_out", "cancelled"] = "dead"
@@ -196,11 +254,21 @@ class TimelineQuery(PageQuery):
     newest_first: bool = Field(default=False, description="Whether the last rows come first.")
 
 
+#: A sequence number in a header or query. The greatest one is 2^53.
+SEQUENCE: Final[dict[str, Any]] = {"pattern": r"^[0-9]{1,15}$"}
+
+
 class EventQuery(Query):
     """Which events of a run, and how they are sent."""
 
-    after: str | None = Field(default=None, description="Only events after this sequence number.")
-    types: list[str] | None = Field(default=None, description="Patterns of event types, such as `step.*`.")
+    after: str | None = Field(
+        default=None, description="Only events after this sequence number.", json_schema_extra=SEQUENCE
+    )
+    types: list[str] | None = Field(
+        default=None,
+        description="Patterns of event types, such as `step.*`.",
+        json_schema_extra={"maxItems": MOST_TYPES},
+    )
     follow: bool = Field(default=True, description="Whether to wait for new events.")
     named: bool = Field(default=False, description="Whether each event has an `event:` field.")
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, cast
 
 from starlette.requests import HTTPConnection
 
 from .._core.context_vars import start_helper
+from ..events.event import Event
 from ..queue.base import RunQueue
-from ..queue.records import RunRow
+from ..queue.records import LIVE, RunRow
 from .errors import Problem
 from .limits import Limits
 from .settings import ServerSettings
@@ -22,6 +23,8 @@ CHECK_SECONDS: Final = 1.0  # how old a check of a run's row may be
 DRAINING: Final = "draining"
 STALLED: Final = "stalled"
 REPLACED: Final = "The run was deleted and submitted again"
+Pages = Callable[[int], AsyncGenerator[Sequence[Event], None]]
+Send = Callable[[Sequence[Event]], Awaitable[None]]
 
 
 class Reader:
@@ -110,6 +113,35 @@ class FollowedRun:
             UnknownRun: The run was deleted.
         """
         return await asyncio.shield(self._checking or self._start())
+
+    async def follow(self, read: Pages, since: int, generation: int, send: Send) -> RunRow:
+        """Send the run's events from `since` on until it has finished; return its row.
+
+        A run may be resumed just as it ends. Its stream then goes on: the row that is returned has a final status, and
+        the events of all its generations were sent.
+
+        Args:
+            read: Returns the pages from a sequence number on, as `RunClient.event_pages` does.
+            since: The sequence number of the first event.
+            generation: Of the run when the stream began.
+            send: Sends a page.
+
+        Raises:
+            Replaced: The run was deleted, and submitted again.
+            UnknownRun: The run was deleted.
+        """
+        while True:
+            async with contextlib.aclosing(read(since)) as pages:
+                async for page in pages:
+                    if self.is_due(self._time()):
+                        await self.check()
+                    await send(page)
+                    since = page[-1].sequence + 1
+            row = await self.check()
+            if row.status not in LIVE and row.generation == generation:
+                return row
+            # A generation may have ended after the last page was read. Its events are read now.
+            generation = row.generation
 
     def _start(self) -> asyncio.Task[RunRow]:
         self._checking = start_helper(self._check())

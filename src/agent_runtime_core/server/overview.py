@@ -17,10 +17,11 @@ from .._views.usage import usage_view
 from .._views.waits import question_view
 from ..errors import UnknownRun
 from ..runner.approvals import ApprovalRequest
-from .access import Caller, has_session, require
-from .documents import AnyObject, Page, answers
+from ..turns.manager import TurnManager
+from .access import OF_RESULTS, Caller, has_session, require
+from .documents import AnyObject, Page, Queue, Usage, answers
 from .errors import Problem
-from .models import ApprovalQuery, UsageQuery
+from .models import ApprovalQuery, NewTurn, UsageQuery
 from .reply import Reply
 from .runs import location_of
 from .state import ServerState, is_visible, state_of, visible_row
@@ -32,6 +33,7 @@ router: APIRouter = APIRouter(tags=["overview"], default_response_class=Reply)
 _MAX_READ: Final = 2_000
 
 Reader = Annotated[Caller, require("read")]
+ResultReader = Annotated[Caller, require(*OF_RESULTS)]
 Submitter = Annotated[Caller, require("run")]
 
 
@@ -67,14 +69,14 @@ async def _may_read(state: ServerState, caller: Caller, question: ApprovalReques
 
 
 @router.get("/about", summary="Read about the server", responses=answers(ok_200=AnyObject))
-async def about(request: Request, caller: Reader) -> Response:
+async def read_about(request: Request, caller: Reader) -> Response:
     """Return the store, the versions, and what the caller may do."""
     runner = state_of(request).runner
     view = about_view(runner, caller.scopes, "stream", hide_store=caller.may is not None)
     return Reply({**view, "signed_in": has_session(request, state_of(request).access)})
 
 
-@router.get("/queue", summary="Read the state of the queue", responses=answers(ok_200=AnyObject))
+@router.get("/queue", summary="Read the state of the queue", responses=answers(ok_200=Queue))
 async def read_queue(request: Request, caller: Reader) -> Response:
     """Return how many runs wait, since when, the concurrency keys in use, and the workers."""
     _refuse_limited(caller)
@@ -98,7 +100,7 @@ async def list_agents(request: Request, caller: Reader) -> Response:
     return Reply({"items": items, "next": None})
 
 
-@router.get("/usage", summary="Add up usage", responses=answers(ok_200=AnyObject))
+@router.get("/usage", summary="Add up usage", responses=answers(ok_200=Usage))
 async def read_usage(request: Request, caller: Reader, query: Annotated[UsageQuery, Query()]) -> Response:
     """Add up tokens and cost by agent, model or day."""
     _refuse_limited(caller)
@@ -118,20 +120,26 @@ def _refuse_limited(caller: Caller) -> None:
     summary="Start a conversation turn",
     responses=answers(409, writes=True, ok_201=AnyObject),
 )
-async def start_turn(request: Request, body: dict[str, Any], caller: Submitter) -> Response:
+async def start_turn(request: Request, body: NewTurn, caller: Submitter) -> Response:
     """Start a turn: `messages` in chat format or `text`, and `turn_id`, which makes a repeated request safe."""
     state = state_of(request)
     stored = await insert_turn(state, caller, body, span_of(request))
     assert state.turns is not None
-    turn = await state.turns.get_turn(stored.run_id)
-    return Reply(plain_of(turn.to_dict()), 201, {"Location": location_of(request, turn.id, "turns")})
+    turn = await _turn_for(caller, state.turns, stored.run_id)
+    return Reply(turn, 201, {"Location": location_of(request, stored.run_id, "turns")})
 
 
 @router.get("/turns/{id}", summary="Read a turn", responses=answers(404, ok_200=AnyObject))
-async def read_turn(request: Request, id: str, caller: Reader) -> Response:
-    """Return a turn with its plan, steps and answer."""
+async def read_turn(request: Request, id: str, caller: ResultReader) -> Response:
+    """Return a turn with its answer, and with its plan and steps for the scope read."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "read")
     if state.turns is None:
         raise UnknownRun("no turn has this id")
-    return Reply(plain_of((await state.turns.get_turn(row.run_id)).to_dict()))
+    return Reply(await _turn_for(caller, state.turns, row.run_id))
+
+
+async def _turn_for(caller: Caller, turns: TurnManager, turn_id: str) -> Any:
+    """Return a turn as the caller may see it."""
+    found = plain_of((await turns.get_turn(turn_id)).to_dict())
+    return found if "read" in caller.scopes else found | {"plan": None, "steps": []}

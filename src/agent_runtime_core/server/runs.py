@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from .._views.compare import compare_view
@@ -19,8 +19,8 @@ from .._views.steps import step_views
 from .._views.timeline import step_detail, timeline_view
 from ..errors import InvalidArgument
 from ..queue.records import LIVE, RunRow
-from .access import Caller, require
-from .documents import AnyObject, Outcome, Page, Run, Timeline, answers
+from .access import OF_RESULTS, Caller, require
+from .documents import AnyObject, Comparison, Outcome, Page, Plan, Run, Timeline, answers
 from .listing import visible_page
 from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, TimelineQuery, WaitQuery
 from .reply import Reply
@@ -31,9 +31,8 @@ from .waiting import after_wait, preferred_wait
 router: APIRouter = APIRouter(tags=["runs"], default_response_class=Reply)
 
 Reader = Annotated[Caller, require("read")]
+ResultReader = Annotated[Caller, require(*OF_RESULTS)]
 Submitter = Annotated[Caller, require("run")]
-#: The header that makes a repeated request safe.
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=512)]
 #: The headers of a new run, which the route reads itself: FastAPI takes a tenth of the request to resolve them.
 _NEW_RUN_HEADERS: Final[dict[str, Any]] = {
     "parameters": [
@@ -44,6 +43,11 @@ _NEW_RUN_HEADERS: Final[dict[str, Any]] = {
     ]
 }  # fmt: skip
 RETRY_SECONDS: Final = 1
+#: The fields of a run that need the scope read, as other callers get them.
+_UNREAD: Final[dict[str, Any]] = {
+    **dict.fromkeys(("steps", "children", "questions", "actions"), ()),
+    **dict.fromkeys(("next_step", "parent", "worker", "error_info", "input", "metadata"), None),
+}
 
 
 def location_of(request: Request, run_id: str, what: str = "runs") -> str:
@@ -52,8 +56,13 @@ def location_of(request: Request, run_id: str, what: str = "runs") -> str:
 
 
 async def view_for(state: ServerState, caller: Caller, row: RunRow, *, new: bool = False) -> dict[str, Any]:
-    """Return a run as the caller may see it: without the ids of hidden runs."""
+    """Return a run as the caller may see it: without the ids of hidden runs, and without what the scope read shows.
+
+    A `new` run has nothing yet that the caller has not sent.
+    """
     found = await run_view(state.runner, row, new=new)
+    if "read" not in caller.scopes and not new:
+        return found | _UNREAD
     if caller.may is not None:
         related = {each.run_id: each for each in await state.runner.queue.children(row.run_id)}
         if row.parent_id is not None and (parent := await state.runner.queue.row(row.parent_id)) is not None:
@@ -71,7 +80,7 @@ async def view_for(state: ServerState, caller: Caller, row: RunRow, *, new: bool
     responses=answers(409, writes=True, ok_200=Run, ok_201=Run),
     openapi_extra=_NEW_RUN_HEADERS,
 )
-async def submit(request: Request, body: NewRun, caller: Submitter) -> Response:
+async def submit_run(request: Request, body: NewRun, caller: Submitter) -> Response:
     """Store a run, for the Orchestrator with `prompt`, or else for an agent with `agent` and `input`.
 
     A repeated request with the same `Idempotency-Key` or `run_id` returns the stored run with 200.
@@ -103,7 +112,7 @@ async def list_runs(request: Request, caller: Reader, query: Annotated[ListQuery
 
 
 @router.get("/runs/{id}", summary="Read a run", responses=answers(404, ok_200=Run))
-async def read_run(request: Request, id: str, caller: Reader) -> Response:
+async def read_run(request: Request, id: str, caller: ResultReader) -> Response:
     """Return a run with its steps."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "read")
@@ -113,7 +122,9 @@ async def read_run(request: Request, id: str, caller: Reader) -> Response:
 @router.get(
     "/runs/{id}/result", summary="Read the result of a run", responses=answers(404, ok_200=Outcome, ok_202=Outcome)
 )
-async def read_result(request: Request, id: str, caller: Reader, query: Annotated[WaitQuery, Query()]) -> Response:
+async def read_result(
+    request: Request, id: str, caller: ResultReader, query: Annotated[WaitQuery, Query()]
+) -> Response:
     """Return the result: 200 once the run has finished, 202 until then."""
     state = state_of(request)
     row = await after_wait(request, state, await visible_row(state, caller, id, "read"), query.wait)
@@ -174,22 +185,24 @@ async def read_journal(request: Request, id: str, caller: Reader, query: Annotat
 
 
 @router.get("/runs/{id}/messages", summary="Read the conversation of a run", responses=answers(404, ok_200=Page))
-async def read_messages(request: Request, id: str, caller: Reader, query: Annotated[PageQuery, Query()]) -> Response:
+async def read_messages(
+    request: Request, id: str, caller: ResultReader, query: Annotated[PageQuery, Query()]
+) -> Response:
     """List the messages of the run in chat format."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "read")
     return Reply(await messages_view(state.runner, row, query.after, query.limit))
 
 
-@router.get("/runs/{id}/plan", summary="Read the plan of a run", responses=answers(404, ok_200=AnyObject))
+@router.get("/runs/{id}/plan", summary="Read the plan of a run", responses=answers(404, ok_200=Plan))
 async def read_plan(request: Request, id: str, caller: Reader) -> Response:
     """Return the steps of the run's plan with their dependencies."""
     state = state_of(request)
     return Reply(await plan_view(state.runner, await visible_row(state, caller, id, "read")))
 
 
-@router.get("/runs/{id}/compare/{other}", summary="Compare two runs", responses=answers(404, ok_200=AnyObject))
-async def compare(request: Request, id: str, other: str, caller: Reader) -> Response:
+@router.get("/runs/{id}/compare/{other}", summary="Compare two runs", responses=answers(404, ok_200=Comparison))
+async def compare_runs(request: Request, id: str, other: str, caller: Reader) -> Response:
     """Return per step whether two runs have the same result, another one, or only one of them has the step."""
     state = state_of(request)
     first = await visible_row(state, caller, id, "read")

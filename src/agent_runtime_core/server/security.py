@@ -28,6 +28,8 @@ PREFIX: Final = "/api/v1"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+#: Headers of every response that does not have them: no cache stores data, and no browser guesses its type.
+_OF_DATA: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 SEND: Final = "agent_runtime.send"  # in the ASGI scope: `send` without the middleware of this application
 HEAD: Final = "agent_runtime.head"  # in the ASGI scope of a HEAD request, which has the method GET there
 UNREAD: Final = "agent_runtime.unread"  # in the ASGI scope: whether there is a body that was not read to its end
@@ -64,6 +66,8 @@ class Envelope:
                 status = message["status"]
                 self._count(scope, status, started)
                 headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                named = {name for name, _ in headers}
+                headers += [each for each in _OF_DATA if each[0] not in named]
                 # A client could send the rest of the body without end.
                 if scope[UNREAD] if UNREAD in scope else has_body(scope):
                     headers.append((b"connection", b"close"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,6 +20,15 @@ router: APIRouter = APIRouter(tags=["session"])
 
 class SignIn(Body):
     """What a browser signs in with: a token or the one-time code."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": [one], "properties": {one: {"type": "string"}, other: {"type": "null"}}}
+                for one, other in (("token", "code"), ("code", "token"))
+            ]
+        }
+    )
 
     token: Annotated[str, Field(max_length=512)] | None = None
     code: Annotated[str, Field(max_length=512)] | None = None

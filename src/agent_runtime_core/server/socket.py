@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, WebSocket
@@ -20,7 +21,7 @@ from .._core.log import log
 from .._core.validation import must, unknown
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
-from .access import Caller
+from .access import OF_RESULTS, OF_SENDING, Caller, check_scope
 from .errors import Problem, log_text, problem_of, safe_text
 from .frames import event_text, socket_frame
 from .open_streams import DRAINING, REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
@@ -97,17 +98,18 @@ class Socket(Reader):
         self._socket = websocket
         self._state = state
         self._open = open_streams
-        self._time = asyncio.get_running_loop().time
         self._caller = caller
         self._lock = asyncio.Lock()
         self._follows: dict[str, asyncio.Task[None]] = {}
         self._commands: dict[str, _Command] = {
-            "turn": _Command("run", self._turn, ("turn",), ("after",)),
-            "follow": _Command("read", self._follow, ("run_id",), ("after",)),
-            "unfollow": _Command("run", self._unfollow, ("run_id",)),
-            "cancel": _Command("act", self._cancel, ("run_id",)),
-            "signal": _Command("act", self._signal, ("run_id", "name"), ("payload", "message_id")),
-            "approve": _Command("act", self._approve, ("run_id", "name"), ("answer", "request_id", "message_id")),
+            "turn": _Command(("run",), self._turn, ("turn",), ("after",)),
+            "follow": _Command(OF_RESULTS, self._follow, ("run_id",), ("after",)),
+            "unfollow": _Command(("run",), self._unfollow, ("run_id",)),
+            "cancel": _Command(("act",), self._cancel, ("run_id",)),
+            "signal": _Command(OF_SENDING, self._signal, ("run_id", "name"), ("payload", "message_id")),
+            "approve": _Command(
+                ("approve",), self._approve, ("run_id", "name"), ("answer", "request_id", "message_id")
+            ),
         }
 
     async def serve(self) -> None:
@@ -169,8 +171,7 @@ class Socket(Reader):
         command = self._commands.get(kind) if isinstance(kind, str) else None
         if command is None:
             raise _invalid("type", unknown("type", kind, self._commands))
-        if command.scope not in self._caller.scopes:
-            raise Problem.of(403, f"This frame needs the scope {command.scope!r}.")
+        check_scope(self._caller, command.scopes, "frame")
         for name in frame:
             if name not in command.fields:
                 raise _invalid(name[:80], unknown("field", name, command.fields))
@@ -217,13 +218,16 @@ class Socket(Reader):
 
     async def _cancel(self, frame: Frame, ref: Any) -> None:
         row = await self._row(frame, "act")
-        recorded = await self._state.runner.cancel(row.run_id)
+        recorded = await self._state.runner.cancel(row.run_id, by=self._caller.name)
         await self._acknowledge(ref, run_id=row.run_id, state=None if recorded else row.status)
 
     async def _signal(self, frame: Frame, ref: Any) -> None:
         row = await self._row(frame, "act")
-        runner, message_id = self._state.runner, frame.get("message_id")
-        if not await runner.signal(row.run_id, frame["name"], frame.get("payload"), message_id=message_id):
+        stored = await self._state.runner.signal(
+            row.run_id, frame["name"], frame.get("payload"), message_id=frame.get("message_id"),
+            answers="approve" in self._caller.scopes,
+        )  # fmt: skip
+        if not stored:
             raise _finished()
         await self._acknowledge(ref, run_id=row.run_id)
 
@@ -234,7 +238,7 @@ class Socket(Reader):
             raise _finished()
         accepted = await runner.approve(
             row.run_id, frame["name"], frame.get("answer", True), request_id=frame.get("request_id"),
-            message_id=frame.get("message_id"),
+            message_id=frame.get("message_id"), by=self._caller.name,
         )  # fmt: skip
         if not accepted:
             row = await runner.queue.require(row.run_id)
@@ -250,15 +254,14 @@ class Socket(Reader):
 
     async def _send_events(self, row: RunRow, after: int, ref: Any) -> None:
         run_id = row.run_id
+
+        async def send(page: Sequence[Event]) -> None:
+            for event in page:
+                await self._send(event_text(run_id, event))
+
         try:
             with self._open.following(self._state.runner.queue, row) as run:
-                async with contextlib.aclosing(self._pages(row, after + 1)) as pages:
-                    async for page in pages:
-                        if run.is_due(self._time()):
-                            await run.check()
-                        for event in page:
-                            await self._send(event_text(run_id, event))
-                ended = await run.check()
+                ended = await run.follow(partial(self._pages, row), after + 1, row.generation, send)
             await self._send(socket_frame("done", run_id=run_id, state=ended.status))
         except WebSocketDisconnect:
             pass
@@ -297,13 +300,13 @@ class Socket(Reader):
 
 
 class _Command:
-    """What a type of frame does, its scope and its fields."""
+    """What a type of frame does, the scopes of which it needs one, and its fields."""
 
     def __init__(
-        self, scope: str, do: Callable[[Frame, Any], Awaitable[None]], required: tuple[str, ...],
+        self, scopes: tuple[str, ...], do: Callable[[Frame, Any], Awaitable[None]], required: tuple[str, ...],
         optional: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        self.scope = scope
+        self.scopes = scopes
         self.do = do
         self.required = required
         self.fields = ("type", "ref", *required, *optional)

@@ -23,11 +23,11 @@ from .._views.wire import sse_frames
 from ..errors import UnknownRun
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
-from .access import Caller, require
+from .access import OF_RESULTS, Caller, require
 from .documents import Page, answers
 from .errors import log_text, problem_of
 from .frames import COMMENT, SLICE, START, bye_frame, end_frame, error_frame, position_frame, slices
-from .models import EventQuery
+from .models import SEQUENCE, EventQuery
 from .open_streams import REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
 from .security import HEAD, SEND
 from .state import ServerState, state_of, visible_row
@@ -43,12 +43,14 @@ _ANSWERS[204]["description"] = "The run has finished, and has no event after thi
 
 
 @router.get("/runs/{id}/events", summary="Stream the events of a run", response_model=None, responses=_ANSWERS)
-async def run_events(
+async def stream_events(
     request: Request,
     id: str,
-    caller: Annotated[Caller, require("read")],
+    caller: Annotated[Caller, require(*OF_RESULTS)],
     query: Annotated[EventQuery, Query()],
-    last_event_id: Annotated[str | None, Header(description="Takes precedence over `after`.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="Takes precedence over `after`.", json_schema_extra=SEQUENCE)
+    ] = None,
 ) -> Response:
     """Stream the events of a run, or return one page of them."""
     state = state_of(request)
@@ -64,7 +66,7 @@ async def run_events(
     return EventStream(state, open_streams_of(request), row, caller.name, start, chosen, query.named)
 
 
-_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_HEADERS: Final = {"X-Accel-Buffering": "no"}
 
 
 def _wants_json(request: Request) -> bool:
@@ -97,7 +99,6 @@ class EventStream(Response, Reader):
         self._sent = start - 1  # of the last one that was sent; a filter removed those in between
         self._chosen = chosen
         self._unconfirmed = 0  # bytes
-        self._time = asyncio.get_running_loop().time
         self._frames = partial(sse_frames, named=named)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,12 +147,8 @@ class EventStream(Response, Reader):
         runner, row = self._state.runner, self._row
         try:
             with self._open.following(runner.queue, row) as run:
-                async with contextlib.aclosing(runner.event_pages(row.run_id, self._position + 1)) as pages:
-                    async for page in pages:
-                        if run.is_due(self._time()):
-                            await run.check()
-                        await self._send_page(page)
-                ended = await run.check()
+                read = partial(runner.event_pages, row.run_id)
+                ended = await run.follow(read, self._position + 1, row.generation, self._send_page)
             last = end_frame(ended.status)
             if self._position > self._sent:
                 last = position_frame(self._position) + last

@@ -16,7 +16,7 @@ from .._core.validation import must, unknown
 from ..errors import InvalidArgument
 from ..runner.runner import AgentRunner
 
-SCOPES: Final = ("read", "run", "act", "admin", "metrics")
+SCOPES: Final = ("run", "result", "send", "approve", "read", "act", "metrics", "admin")
 FIRST_NAME: Final = "default"
 _MISSING: Final = (0, 0, 0)  # what is seen of a file that is not there
 _TOKEN: Final = re.compile(r"[!-~]{1,512}")

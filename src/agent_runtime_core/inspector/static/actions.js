@@ -120,7 +120,7 @@ export function Question({ question, withRun = false, onDone }) {
       “retry” to run it again, or “failed” to let the run fail.</p>`}
     ${before && html`<p>The run <a href=${href(["runs", before])}>${shortId(before)}</a> got this approval before.</p>`}
     <${Json} value=${details} label="Details" />
-    ${can("act") ? html`<${AnswerForm} question=${question} onDone=${onDone} />` : html`<p class="quiet">You may read this question here, but not answer it.</p>`}
+    ${can("approve") ? html`<${AnswerForm} question=${question} onDone=${onDone} />` : html`<p class="quiet">You may read this question here, but not answer it.</p>`}
   </article>`;
 }
 
@@ -129,12 +129,13 @@ const RESUMABLE = ["failed", "cancelled", "timed_out", "dead"];
 
 /** The buttons for what can be done with the run now. */
 export function RunActions({ run, live, onDone }) {
-  const acts = useCan()("act");
+  const can = useCan();
+  const acts = can("act");
   const [open, setOpen] = useState(null);
   const actions = [
     ["Resume", Resume, acts && RESUMABLE.includes(run.state), "primary"],
     ["Cancel", Cancel, acts && live && !run.cancel_requested],
-    ["Signal", Signal, acts && live],
+    ["Signal", Signal, (acts || can("send")) && live],
     ["Fork", Fork, acts],
     ["Compare", CompareWith, !source.exported],
   ].filter(([, , isPossible]) => isPossible);

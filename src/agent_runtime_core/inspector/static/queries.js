@@ -1,6 +1,6 @@
 // Read from the source inside a component, once or again and again, and follow the events of a run.
 import { createContext, useCallback, useContext, useEffect, useRef, useState } from "./ui.js";
-import { runPath, source } from "./source.js";
+import { parsed, runPath, source } from "./source.js";
 
 /** What `about` says of the server and the caller. */
 export const About = createContext(null);
@@ -172,7 +172,7 @@ export function followEvents(about, runId, after, { onEvents, onState }) {
       signal.addEventListener("abort", close);
       events.onopen = () => onState("live", null);
       events.onmessage = ({ data }) => {
-        const event = JSON.parse(data);
+        const event = parsed(data);
         if (event.sequence !== undefined) receive([event]);
         else if (event.type === "end") close();
       };

@@ -26,11 +26,16 @@ export function withQuery(path, params) {
   return text ? `${path}?${text}` : path;
 }
 
-/** Parse JSON. An integer that is no safe number stays as it was written, so it is shown and sent back unchanged. */
+// JSON.stringify writes a BigInt as the integer that it is.
+BigInt.prototype.toJSON = function () {
+  return JSON.rawJSON(this.toString());
+};
+
+/** Parse JSON, wherever it is from. An integer that is no safe number is a BigInt, so it is shown and sent back unchanged. */
 export function parsed(text) {
   if (!JSON.rawJSON || !/\d{16}/.test(text)) return JSON.parse(text);
   return JSON.parse(text, (key, value, { source: digits }) =>
-    typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER && /^-?\d+$/.test(digits) ? JSON.rawJSON(digits) : value);
+    typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER && /^-?\d+$/.test(digits) ? BigInt(digits) : value);
 }
 
 async function request(url, options) {

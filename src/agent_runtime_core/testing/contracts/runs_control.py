@@ -39,7 +39,7 @@ async def a_run_that_waits_is_parked_and_goes_on_once(make: Make) -> None:
         same(await runner.signal(run_id, "other", 1), True, "a signal it does not wait for")
         await runner.run_once()
         same(await runner.signal(run_id, "go", {"n": 7}, message_id="m1"), True, "the signal")
-        same(await runner.signal(run_id, "go", {"n": 8}, message_id="m1"), True, "the signal again")
+        same(await runner.signal(run_id, "go", {"n": 7}, message_id="m1"), True, "the signal again")
         await runner.run_once()
         await bench.ended(run_id, "succeeded", {"n": 7})
         same(
@@ -51,6 +51,66 @@ async def a_run_that_waits_is_parked_and_goes_on_once(make: Make) -> None:
         types = await bench.event_types(run_id)
         same((types[0], types[-1], types.count("run.started"), types.count("run.resumed")),
              ("run.started", "run.succeeded", 1, 3), "its events")  # fmt: skip
+
+
+@CASES
+async def a_message_id_belongs_to_one_message(make: Make) -> None:
+    async with opened(make) as bench:
+
+        async def body(ctx: Any) -> Any:
+            go = await ctx.wait_for_signal("go")
+            return [go, [each["content"] for each in await ctx.messages()]]
+
+        runner = bench.runner(Scripted("agent", body))
+        run_id = await runner.submit("agent")
+        same(await runner.signal(run_id, "go", {"n": 7, "of": [1]}, message_id="m1"), True, "the signal")
+        same(await runner.signal(run_id, "go", {"of": [1], "n": 7}, message_id="m1"), True, "its keys in another order")
+        for name, payload in (("go", {"n": 8, "of": [1]}), ("go", None), ("stop", {"n": 7, "of": [1]})):
+            with refused(IdempotencyConflict, f"the signal {name} {payload} with the same message id"):
+                await runner.signal(run_id, name, payload, message_id="m1")
+        same(await runner.send(run_id, "hello", message_id="m1"), "m1", "a message with the id of a signal")
+        same(await runner.send(run_id, "hello", message_id="m1"), "m1", "the message again")
+        for text, when in (("goodbye", "next_turn"), ("hello", "interrupt")):
+            with refused(IdempotencyConflict, f"the message {text!r} ({when}) with the same message id"):
+                await runner.send(run_id, text, when=when, message_id="m1")
+        await runner.run_once()
+        await bench.ended(run_id, "succeeded", [{"n": 7, "of": [1]}, ["hello"]])
+        with refused(IdempotencyConflict, "another message to the finished run with that id"):
+            await runner.send(run_id, "goodbye", message_id="m1")
+
+
+@CASES
+async def who_acts_on_a_run_is_stored(make: Make) -> None:
+    async with opened(make) as bench:
+
+        async def body(ctx: Any) -> Any:
+            return [await ctx.approve("early"), await ctx.approve("asked")]
+
+        runner = bench.runner(Scripted("agent", body))
+
+        async def acts(run_id: Any) -> list[tuple[str, str]]:
+            mail = await runner.queue.mail(str(run_id))
+            return [(each.name, each.payload) for each in mail if each.kind == "acted"]
+
+        run_id = await runner.submit("agent")
+        same(await runner.approve(run_id, "early", 1, by="ada"), True, "an answer before the question")
+        await runner.run_once()
+        same(await runner.approve(run_id, "asked", 2, by="ben"), True, "an answer to the question")
+        await runner.run_once()
+        await bench.ended(run_id, "succeeded", [1, 2])
+        same(await acts(run_id), [("answer", '{"by":"ada"}'), ("answer", '{"by":"ben"}')], "who answered")
+        waiting, pending, silent = [await runner.submit("agent") for _ in range(3)]
+        await runner.run_once()
+        for each in (waiting, pending):
+            same(await runner.cancel(each, by="ada"), True, "a cancellation")
+            same((await runner.get_run(each)).status, RunStatus.CANCELLED, "the status of the cancelled run")
+            same(await runner.cancel(each, by="ben"), False, "a cancellation of a finished run")
+            same((await runner.resume(each, by="carl")).status, RunStatus.PENDING, "the status of the resumed run")
+            same(await acts(each), [("cancel", '{"by":"ada"}'), ("resume", '{"by":"carl"}')], "who acted")
+        fork = await runner.fork(waiting, by="dora")
+        same((await runner.get_run(fork)).metadata["forked_from"]["by"], "dora", "who forked")
+        await runner.cancel(silent)
+        same(await acts(silent), [], "who acted, without a name")
 
 
 @CASES

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useState } from "../ui.js";
 import { count } from "../format.js";
 import { usePages } from "../queries.js";
-import { runPath } from "../source.js";
+import { parsed, runPath } from "../source.js";
 import { Button, Empty, Json, LoadedList, State } from "../parts.js";
 
 const SHOWN = 100;
@@ -56,15 +56,15 @@ function Call({ call, result, open }) {
   const state = !result ? open || "cancelled" : failed ? "failed" : "done";
   return html`<section class="call" aria-label=${`Call of ${made.name}`}>
     <header class="page-note"><code class="break strong">${made.name}</code> <${State} state=${state}>${!result && (open ? "no result yet" : "no result")}<//></header>
-    <${Json} value=${parsed(made.arguments)} label="Arguments" />
-    ${result && html`<${Json} value=${parsed(result.content)} label=${failed ? "Error" : "Result"} />`}
+    <${Json} value=${inside(made.arguments)} label="Arguments" />
+    ${result && html`<${Json} value=${inside(result.content)} label=${failed ? "Error" : "Result"} />`}
   </section>`;
 }
 
 /** JSON that is inside a string as a value; any other text as it is. */
-function parsed(value) {
+function inside(value) {
   try {
-    return typeof value === "string" && /^\s*[[{]/.test(value) ? JSON.parse(value) : value;
+    return typeof value === "string" && /^\s*[[{]/.test(value) ? parsed(value) : value;
   } catch {
     return value;
   }

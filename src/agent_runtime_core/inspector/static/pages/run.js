@@ -41,6 +41,8 @@ export function RunPage({ route, runId, tab = "timeline" }) {
       <p><strong class="failed-title">${live ? "Last error: " : ""}${run.error_info.type}:</strong> ${run.error_info.message}</p>
       ${run.error_info.stack && html`<details><summary>Traceback</summary><${Json} value=${run.error_info.stack} lines=${1000} /></details>`}</section>`}
     <${Facts} pairs=${factsOf(run)} />
+    ${(run.actions || []).length > 0 && html`<ul class="standing" aria-label="Actions of people">${run.actions.map((each) =>
+      html`<li>${DONE[each.action] || each.action} ${each.name && html`<strong class="break">${each.name}</strong> `}by <strong class="break">${each.by}</strong>, <${Ago} time=${each.at} /></li>`)}</ul>`}
     <div class="folds">${[["Input", run.input], ["Result", run.result], ["Metadata", run.metadata]].filter(([, value]) => hasValue(value)).map(([name, value]) =>
       html`<details key=${name}><summary>${name}</summary><${Json} value=${value} lines=${24} /></details>`)}</div>
     <nav class="tabs" aria-label="Parts of the run">${Object.keys(TABS).map((name) =>
@@ -50,6 +52,8 @@ export function RunPage({ route, runId, tab = "timeline" }) {
       : html`<${Empty} title="A run has no such part.">See its <a href=${href(["runs", runId])}>timeline</a>.<//>`}
     ${notice && html`<${Notice} text=${notice} onClose=${() => setNotice(null)} />`}`;
 }
+
+const DONE = { answer: "Answered", cancel: "Cancelled", resume: "Resumed" };
 
 const hasValue = (value) => value !== null && value !== undefined && (typeof value !== "object" || Object.keys(value).length > 0);
 
@@ -96,7 +100,7 @@ function factsOf(run) {
     ["Parent", run.parent && html`<${RunLink} run=${{ run_id: run.parent }} />`],
     ["Child runs", run.children.length > 0 && html`${run.children.slice(0, 5).map((each) => html`<${State} key=${each.run_id} state=${each.state}><${RunLink} run=${each} /><//> `)}
       ${run.children.length > 5 && html`<${RunsLink} filter=${{ parent: run.run_id }}>all ${count(run.children.length)}<//>`}`],
-    ["Forked from", forked && forked.run_id && html`<${RunLink} run=${{ run_id: forked.run_id }} /> <span class="quiet">after ${forked.step || "all steps"}</span>`],
+    ["Forked from", forked && forked.run_id && html`<${RunLink} run=${{ run_id: forked.run_id }} /> <span class="quiet">after ${forked.step || "all steps"}${forked.by && ` by ${forked.by}`}</span>`],
     ["Deadline", run.deadline && localTime(run.deadline)],
     ["Concurrency key", run.concurrency_key],
     ["Priority", run.priority || null],
