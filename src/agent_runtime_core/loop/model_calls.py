@@ -239,6 +239,8 @@ class ModelCalls:
             record = {"said": session.new_messages} if session.new_messages else {}
         if received:
             record["received"] = received
+        if getattr(session.ctx, "owns_conversation", False):
+            record["owned"] = True
         if sent is not session.messages:
             indexes = {id(message): index for index, message in enumerate(session.messages)}
             kept = [indexes.get(id(message), -1) for message in sent]

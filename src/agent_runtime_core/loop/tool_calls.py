@@ -16,6 +16,7 @@ from .._core.context_vars import start_soon
 from .._core.current_step import step_position
 from .._core.event_types import EventType
 from .._core.validation import Shown, must
+from .._execution.loop_messages import INTERRUPTED, NOT_RUN, unanswered
 from .._execution.recorded_calls import UNRECORDED
 from .._execution.step_policy import Policy
 from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, UnserialisableResult, brief
@@ -42,8 +43,6 @@ from .state import TurnState
 
 _IndexedCall = tuple[int, ToolCallDict, Tool | None]  # a call, with its index in the answer and its tool
 
-_NOT_RUN = "Error: not run"
-_INTERRUPTED = "Error: the call was interrupted before it had a result. It may have taken effect"
 _REJECTED = "refused"  # the error of a call that a person rejected
 MALFORMED = 3  # turns in a row with only malformed tool calls, after which the loop fails
 
@@ -85,7 +84,7 @@ class ToolCalls:
             # Also after an error: providers reject a history in which a call has no answer.
             for index, call in enumerate(calls):
                 if (answer := answers.get(index)) is None:
-                    session.messages.append(unanswered(call.id, _INTERRUPTED if index in self.started else _NOT_RUN))
+                    session.messages.append(unanswered(call.id, INTERRUPTED if index in self.started else NOT_RUN))
                     continue
                 message = {"role": "tool", "tool_call_id": call.id, "content": answer["content"]}
                 if not answer["ok"]:
@@ -385,11 +384,6 @@ class ToolCalls:
             raise LimitExceeded(
                 "malformed_tool_calls", MALFORMED, self.malformed, "no tool call of these model calls was valid"
             )
-
-
-def unanswered(call_id: str, content: str = _NOT_RUN) -> dict[str, Any]:
-    """Return the message for a tool call that has no answer; by default because it was not run."""
-    return {"role": "tool", "tool_call_id": call_id, "content": content, "metadata": {"is_error": True}}
 
 
 def _shared(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

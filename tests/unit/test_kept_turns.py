@@ -1,0 +1,372 @@
+"""A run that does not succeed keeps what its tools did in its conversation, and a resumed run has each message once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime_core import agent_tool
+from agent_runtime_core._engines.base import Op
+from agent_runtime_core._execution.context import conversation_id
+from agent_runtime_core.agents import ToolCallingAgent
+from agent_runtime_core.errors import ContextOverflow, ProviderUnavailable, RequestRefused
+from agent_runtime_core.interfaces import RunResult, ToolRegistry
+from agent_runtime_core.limits import RunLimits
+from agent_runtime_core.loop import run_turn_loop
+from agent_runtime_core.persistence import ConversationMessage
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.status import RunStatus
+from agent_runtime_core.tools.parts import ContentParts
+from agent_runtime_core.tools.tool import Tool
+from tests.support.backends import backends
+from tests.support.fault_runs import Agent, settings, until
+from tests.support.scripted_model import Scripted, asks, call
+
+ROOM = "room 7"
+KINDS = backends(["memory", "sqlite", "redis"], default=["memory", "sqlite"])
+PAID = ["user: pay", "call pay", "tool: paid 1"]
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        return str(request.getfixturevalue("redis_url"))
+    return "memory://" if request.param == "memory" else str(tmp_path / "app.db")
+
+
+class Bank:
+    """The tools of an agent, and what they did."""
+
+    def __init__(self) -> None:
+        self.paid = 0
+        self.answer: Callable[[], Awaitable[Any]] | None = None
+        self.entered = asyncio.Event()
+
+    async def pay(self) -> Any:
+        self.paid += 1
+        self.entered.set()
+        return f"paid {self.paid}" if self.answer is None else await self.answer()
+
+    def tools(self, **options: Any) -> ToolRegistry:
+        tools = ToolRegistry()
+        tools.register(Tool.from_function(self.pay, name="pay", has_side_effects=True, **options))
+        tools.register(Tool.from_function(lambda: "looked", name="look"))
+        return tools
+
+
+class Payer(ToolCallingAgent):
+    key = "payer"
+    system_prompt = "Be exact."
+
+    def __init__(self, model: Scripted, tools: ToolRegistry) -> None:
+        self.scripted, self._tools = model, tools
+
+    @property
+    def tools(self) -> ToolRegistry:
+        return self._tools
+
+    def get_llm_client(self) -> Scripted:
+        return self.scripted
+
+
+@asynccontextmanager
+async def opened(url: str, *agents: Any, **options: Any) -> AsyncIterator[AgentRunner]:
+    registry = Registry()
+    for each in agents:
+        registry.register(each)
+    config = settings(**{"max_retries": 1, "park_after": 0, **options})
+    async with AgentRunner.open(url, config=config, registry=registry) as runner:
+        yield runner
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "conversation_id": ROOM}
+
+
+async def messages(runner: AgentRunner) -> list[ConversationMessage]:
+    known = conversation_id(ROOM)
+    assert known is not None
+    store = runner.persistence.conversations
+    return [] if await store.get(known) is None else await store.history(known)
+
+
+def shown(each: ConversationMessage) -> str:
+    if each.tool_calls:
+        return f"call {' '.join(one.name for one in each.tool_calls)}"
+    return f"{each.role}: {each.content}"
+
+
+async def kept(runner: AgentRunner) -> list[str]:
+    return [shown(each) for each in await messages(runner)]
+
+
+async def seen_next(runner: AgentRunner, model: Scripted) -> list[str]:
+    """Execute another run of the conversation, and return what its model gets after the prompt."""
+    model.lines = ["it was paid"]
+    await runner.execute("payer", None, said("again"))
+    return [
+        f"call {' '.join(one['function']['name'] for one in each['tool_calls'])}"
+        if each.get("tool_calls")
+        else f"{each['role']}: {each['content']}"
+        for each in model.asked[-1]
+        if each["role"] != "system"
+    ]
+
+
+# -- how a run ends
+
+
+async def fails(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
+    payer.scripted.lines.append(ProviderUnavailable("away"))
+    await runner.execute("payer", "r", said("pay"))
+
+
+async def reaches_its_limit(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
+    await runner.execute("payer", "r", {**said("pay"), "limits": {"max_turns": 1}})
+
+
+async def is_refused_by_the_model(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
+    payer.scripted.lines.append({"role": "assistant", "content": None, "refusal": "no"})
+    await runner.execute("payer", "r", said("pay"))
+
+
+async def times_out(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
+    payer.scripted.pause = 0.0
+
+    def slow(messages: Any) -> Any:
+        if len(messages) > 2:
+            payer.scripted.pause = 60.0
+        return payer.scripted.lines.pop(0) if payer.scripted.lines else "late"
+
+    payer.scripted.say = slow
+    await runner.execute("payer", "r", said("pay"))
+    payer.scripted.say, payer.scripted.pause = None, 0.0
+
+
+async def is_cancelled_while_it_runs(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
+    asked = asyncio.Event()
+
+    def slow(messages: Any) -> Any:
+        if len(messages) > 2:
+            payer.scripted.pause = 60.0
+            asked.set()
+        return payer.scripted.lines.pop(0) if payer.scripted.lines else "late"
+
+    payer.scripted.say = slow
+    task = asyncio.create_task(runner.execute("payer", "r", said("pay")))
+    await asked.wait()
+    await runner.cancel("r")
+    await task
+    payer.scripted.say, payer.scripted.pause = None, 0.0
+
+
+async def is_cancelled_while_it_is_parked(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
+    await parked(runner, payer)
+    await runner.cancel("r", wait=True)
+
+
+async def is_cancelled_by_another_process(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
+    await parked(runner, payer)
+    backends = runner.backends
+    other = AgentRunner(*backends, persistence=runner.persistence, registry=Registry())
+    await other.cancel("r")
+
+
+async def passes_its_deadline_while_it_is_parked(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
+    await parked(runner, payer, deadline=time.time() + 0.2)
+    while (await runner.get_run("r")).status == "waiting":
+        await runner.run_once()
+        await asyncio.sleep(0.01)
+
+
+async def parked(runner: AgentRunner, payer: Payer, deadline: float | None = None) -> None:
+    payer.scripted.lines.append(asks(call("ask", {}, id="a")))
+    payer.tools.register(Tool.from_function(lambda: "asked", name="ask", requires_confirmation=True))
+    options = {} if deadline is None else {"deadline": deadline}
+    await runner.submit("payer", said("pay"), run_id="r", **options)
+    assert await runner.run_once()
+    assert (await runner.get_run("r")).status == "waiting"
+
+
+PARKED = (
+    is_cancelled_while_it_is_parked, is_cancelled_by_another_process, passes_its_deadline_while_it_is_parked,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (fails, "failed"),
+        (reaches_its_limit, "failed"),
+        (is_refused_by_the_model, "failed"),
+        (times_out, "timed_out"),
+        (is_cancelled_while_it_runs, "cancelled"),
+        (is_cancelled_while_it_is_parked, "cancelled"),
+        (is_cancelled_by_another_process, "cancelled"),
+        (passes_its_deadline_while_it_is_parked, "timed_out"),
+    ],
+)
+@pytest.mark.parametrize("unanswered", [True, False])
+async def test_the_next_run_sees_what_the_tools_of_the_last_one_did(
+    url: str, end: Any, status: str, unanswered: bool
+) -> None:
+    bank, model = Bank(), Scripted(asks(call("pay")))
+    payer = Payer(model, bank.tools())
+    limits = {"run_timeout_seconds": 0.3} if end is times_out else {}
+    async with opened(url, payer, keep_unanswered=unanswered, **limits) as runner:
+        await end(runner, payer, bank)
+        assert (await runner.get_run("r")).status == status, (await runner.get_run("r")).error
+        found = await messages(runner)
+        expected = [*PAID, *(["call ask", "tool: Error: not run"] if end in PARKED else [])]
+        assert [shown(each) for each in found] == expected
+        assert [(each.run_id, each.position) for each in found] == [
+            ((await runner.get_run("r")).run_id, at) for at in range(len(found))
+        ]
+        assert await seen_next(runner, model) == [*expected, "user: again"]
+        assert bank.paid == 1
+
+
+async def test_an_open_call_is_closed_and_a_resumed_run_replaces_what_closed_it(url: str) -> None:
+    """Two payments of one answer, and a cancellation while the first one runs."""
+    bank = Bank()
+    payer = Payer(Scripted(asks(call("pay", id="one"), call("pay", id="two"))), bank.tools())
+    block = asyncio.Event()
+
+    async def slow() -> str:
+        await block.wait()
+        return f"paid {bank.paid}"
+
+    bank.answer = slow
+    async with opened(url, payer) as runner:
+        task = asyncio.create_task(runner.execute("payer", "r", said("pay")))
+        await bank.entered.wait()
+        await runner.cancel("r")
+        assert (await task).status is RunStatus.CANCELLED
+        interrupted = "tool: Error: the call was interrupted before it had a result. It may have taken effect"
+        assert await kept(runner) == ["user: pay", "call pay pay", interrupted, "tool: Error: not run"]
+        assert await seen_next(runner, payer.scripted) == [
+            "user: pay", "call pay pay", interrupted, "tool: Error: not run", "user: again"
+        ]  # fmt: skip
+        block.set()
+        payer.scripted.lines = ["done"]
+        await runner.resume("r")
+        assert await runner.run_once()
+        assert (await runner.wait("r")).status is RunStatus.SUCCEEDED
+        assert await kept(runner) == [
+            "user: pay", "call pay pay", "tool: paid 2", "tool: paid 3",
+            "user: again", "assistant: it was paid", "assistant: done",
+        ]  # fmt: skip
+        assert not any("open" in each.metadata or "unanswered" in each.metadata for each in await messages(runner))
+
+
+async def test_a_dead_run_keeps_its_turns(url: str) -> None:
+    bank = Bank()
+    payer = Payer(Scripted(asks(call("pay"))), bank.tools())
+    async with opened(url, payer, max_crashes=2) as runner:
+        await parked(runner, payer)
+        await runner.approve("r", "tool:ask")
+        for worker in ("first", "second"):
+            [row] = await runner.queue.claim_rows(worker, agent_keys=["payer"])
+            await runner.queue.commits.commit(None, [Op("queue.beat", (((row.run_id, row.claim_id),), -1.0))])
+        assert await runner.run_once()
+        assert (await runner.get_run("r")).status == "dead"
+        assert await kept(runner) == [*PAID, "call ask", "tool: Error: not run"]
+
+
+# -- a run that is resumed comes to the same conversation as one that was never interrupted
+
+TURN = st.lists(st.sampled_from(["pay", "look"]), min_size=1, max_size=3)
+
+
+@given(data=st.data(), turns=st.lists(TURN, min_size=1, max_size=3), again=st.integers(1, 2), other=st.booleans())
+def test_a_resumed_run_adds_no_message_twice(data: Any, turns: list[list[str]], again: int, other: bool) -> None:
+    """The model, or a tool, fails at any call, in one or two executions. Another run may come in between."""
+    points = ["model", *[f"tool {number}" for number in range(sum(map(len, turns)))]]
+    failures = [data.draw(st.sampled_from(points)) for _ in range(again)]
+    at_model = [data.draw(st.integers(0, len(turns))) for _ in range(again)]
+    sent = data.draw(st.booleans())
+    asyncio.run(_interrupted(turns, list(zip(failures, at_model, strict=True)), other=other, sent=sent))
+
+
+class _Down(BaseException):
+    """Ends the attempt inside a tool, as a cancellation does."""
+
+
+async def _interrupted(
+    turns: list[list[str]], failures: list[tuple[str, int]], *, other: bool, sent: bool
+) -> None:  # fmt: skip
+    numbers = itertools.count()
+    script = [asks(*(call(name, id=f"c{next(numbers)}") for name in names)) for names in turns]
+    calls: list[str] = []
+    failing: list[tuple[str, int]] = []
+    interrupt: list[Callable[[], Awaitable[Any]]] = []
+
+    def say(messages: list[Any]) -> Any:
+        if messages[-1]["content"] == "in between":
+            return "answer in between"
+        done = sum(1 for each in messages if each["role"] == "assistant" and each.get("tool_calls"))
+        if failing and failing[0][0] == "model" and failing[0][1] == done:
+            failing.pop(0)
+            return ProviderUnavailable("away")
+        return script[done] if done < len(script) else "the end"
+
+    async def tool(name: str) -> str:
+        number = len(calls)
+        if failing and failing[0][0] == f"tool {number}":
+            failing.pop(0)
+            await interrupt[0]()
+            await asyncio.sleep(60)
+        calls.append(name)
+        return f"{name} {number}"
+
+    tools = ToolRegistry()
+    for name, effects in (("pay", True), ("look", False)):
+        tools.register(Tool.from_function(lambda name=name: tool(name), name=name, has_side_effects=effects))
+    payer = Payer(Scripted(say=say), tools)
+    async with opened("memory://", payer) as runner:
+        interrupt.append(lambda: runner.cancel("r"))
+        await runner.submit("payer", said("pay"), run_id="r")
+        if sent:
+            await runner.send("r", "and quickly")
+        for failure in failures:
+            failing[:] = [failure]
+            if (await runner.get_run("r")).status in ("failed", "cancelled"):
+                await runner.resume("r")
+            await runner.run_once()
+            failing.clear()
+            if (await runner.get_run("r")).status == "succeeded":
+                break
+            if other:
+                other = False
+                await runner.execute("payer", None, said("in between"))
+                history = payer.scripted.asked[-1]
+                ids = [one["id"] for each in history for one in each.get("tool_calls") or ()]
+                assert ids == [each["tool_call_id"] for each in history if each["role"] == "tool"]
+                assert all(any(name in str(each["content"]) for each in history) for name in set(calls))
+        if (await runner.get_run("r")).status != "succeeded":
+            await runner.resume("r")
+            await runner.run_once()
+        assert (await runner.get_run("r")).status == "succeeded"
+        found = await kept(runner)
+        between = [each for each in found if each not in ("user: in between", "assistant: answer in between")]
+        results = iter(calls)
+        assert len(found) - len(between) in (0, 2)
+        expected = ["user: pay", *(["user: and quickly"] if sent else [])]
+        for names in turns:
+            expected += [f"call {' '.join(names)}", *[f"tool: {name}" for name in names]]
+        assert [each.rsplit(" ", 1)[0] if each.startswith("tool:") else each for each in between] == [
+            *expected, "assistant: the end"
+        ]  # fmt: skip
+        assert sorted(results) == sorted(calls)
+        own = [each for each in await messages(runner) if shown(each) in between]
+        assert not any(each.metadata.keys() & {"open", "unanswered", "rejected"} for each in own)
