@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,22 +15,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime_core import agent_tool
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._execution.context import conversation_id
 from agent_runtime_core.agents import ToolCallingAgent
+from agent_runtime_core.config import configure
+from agent_runtime_core.encryption import AESGCMCodec
 from agent_runtime_core.errors import ContextOverflow, ProviderUnavailable, RequestRefused
-from agent_runtime_core.interfaces import RunResult, ToolRegistry
-from agent_runtime_core.limits import RunLimits
+from agent_runtime_core.interfaces import ErrorInfo, RunResult, ToolRegistry
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.persistence import ConversationMessage
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.tools.parts import ContentParts
 from agent_runtime_core.tools.tool import Tool
 from tests.support.backends import backends
-from tests.support.fault_runs import Agent, settings, until
+from tests.support.codec import KEY
+from tests.support.fault_runs import Agent, settings
 from tests.support.scripted_model import Scripted, asks, call
 
 ROOM = "room 7"
@@ -183,10 +186,11 @@ async def is_cancelled_by_another_process(runner: AgentRunner, payer: Payer, ban
 
 
 async def passes_its_deadline_while_it_is_parked(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
-    await parked(runner, payer, deadline=time.time() + 0.2)
-    while (await runner.get_run("r")).status == "waiting":
-        await runner.run_once()
-        await asyncio.sleep(0.01)
+    await parked(runner, payer, deadline=time.time() + 60)
+    await runner.approve("r", "tool:ask")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(runner.queue.clock), "wall", lambda self: time.time() + 90)
+        assert await runner.run_once()
 
 
 async def parked(runner: AgentRunner, payer: Payer, deadline: float | None = None) -> None:
@@ -269,16 +273,24 @@ async def test_an_open_call_is_closed_and_a_resumed_run_replaces_what_closed_it(
         assert not any("open" in each.metadata or "unanswered" in each.metadata for each in await messages(runner))
 
 
-async def test_a_dead_run_keeps_its_turns(url: str) -> None:
+async def test_a_dead_run_keeps_its_turns(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bank = Bank()
     payer = Payer(Scripted(asks(call("pay"))), bank.tools())
     async with opened(url, payer, max_crashes=2) as runner:
         await parked(runner, payer)
         await runner.approve("r", "tool:ask")
-        for worker in ("first", "second"):
-            [row] = await runner.queue.claim_rows(worker, agent_keys=["payer"])
-            await runner.queue.commits.commit(None, [Op("queue.beat", (((row.run_id, row.claim_id),), -1.0))])
-        assert await runner.run_once()
+
+        async def killed(*args: Any) -> None:
+            raise RuntimeError("the worker is gone")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RunExecution, "_attempt", killed)
+            for _ in range(3):
+                with contextlib.suppress(RuntimeError):
+                    await runner.run_once()
+                row = await runner.queue.require("r")
+                await runner.queue.commits.commit(None, [Op("queue.beat", (((row.run_id, row.claim_id),), -1.0))])
+        await runner.run_once()
         assert (await runner.get_run("r")).status == "dead"
         assert await kept(runner) == [*PAID, "call ask", "tool: Error: not run"]
 
@@ -370,3 +382,240 @@ async def _interrupted(
         assert sorted(results) == sorted(calls)
         own = [each for each in await messages(runner) if shown(each) in between]
         assert not any(each.metadata.keys() & {"open", "unanswered", "rejected"} for each in own)
+
+
+# -- what a run does not keep, and what changes between its executions
+
+
+async def test_messages_after_the_last_complete_turn_stay_unless_the_setting_says_no(url: str) -> None:
+    for unanswered in (True, False):
+        bank, run_id = Bank(), f"run {unanswered}"
+        payer = Payer(Scripted(asks(call("pay")), ProviderUnavailable("away")), bank.tools())
+        async with opened(url, payer, keep_unanswered=unanswered) as runner:
+
+            async def sends(run_id: str = run_id) -> str:
+                await runner.send(run_id, "and quickly")
+                return "paid 1"
+
+            bank.answer = sends
+            before = len(await messages(runner))
+            await runner.execute("payer", run_id, said("pay"))
+            assert (await kept(runner))[before:] == [*PAID, *(["user: and quickly"] if unanswered else [])]
+
+
+async def test_an_agent_that_keeps_the_conversation_itself_gets_no_turn_of_a_cancelled_run(url: str) -> None:
+    class Own(Payer):
+        async def before_run(self, ctx: Any) -> None:
+            ctx.own_conversation()
+
+    payer = Own(Scripted(asks(call("pay"))), Bank().tools())
+    async with opened(url, payer) as runner:
+        await parked(runner, payer)
+        await runner.cancel("r")
+        assert await messages(runner) == []
+
+
+async def test_a_run_with_the_id_of_a_deleted_run_adds_its_own_messages(url: str) -> None:
+    bank = Bank()
+    payer = Payer(Scripted(asks(call("pay")), ProviderUnavailable("away")), bank.tools())
+    async with opened(url, payer) as runner:
+        for number in (1, 2, 3):
+            payer.scripted.lines = [asks(call("pay")), ProviderUnavailable("away"), f"paid for the {number}th time"]
+            assert (await runner.execute("payer", "r", said(f"pay {number}"))).status is RunStatus.FAILED
+            await runner.resume("r")
+            assert await runner.run_once()
+            assert (await runner.get_run("r")).status == "succeeded"
+            await runner.discard("r")
+        found = await kept(runner)
+        assert found == [
+            line
+            for number in (1, 2, 3)
+            for line in (
+                f"user: pay {number}", "call pay", f"tool: paid {number}", f"assistant: paid for the {number}th time"
+            )
+        ]  # fmt: skip
+
+
+async def test_a_run_that_failed_under_an_earlier_release_adds_each_message_once(url: str) -> None:
+    """Its message has neither a run nor a position, and no turn is stored."""
+    payer = Payer(Scripted(ProviderUnavailable("away"), asks(call("pay")), "done"), Bank().tools())
+    async with opened(url, payer) as runner:
+        await runner.execute("payer", "r", said("pay"))
+        store, room = runner.persistence.conversations, conversation_id(ROOM)
+        assert room is not None
+        conversation = await store.get(room)
+        assert conversation is not None
+        for each in conversation.messages:
+            each.run_id = each.position = None
+        await store.save(conversation)
+        await runner.resume("r")
+        assert await runner.run_once()
+        assert await kept(runner) == [*PAID, "assistant: done"]
+        assert not any(each.metadata.get("unanswered") for each in await messages(runner))
+
+
+@pytest.mark.parametrize("what", ["conversation", "result", "call"])
+async def test_what_was_deleted_between_two_executions_stops_no_run(url: str, what: str) -> None:
+    bank = Bank()
+    payer = Payer(Scripted(asks(call("pay")), ProviderUnavailable("away"), "done", "it was paid"), bank.tools())
+    async with opened(url, payer) as runner:
+        await runner.execute("payer", "r", said("pay"))
+        store, room = runner.persistence.conversations, conversation_id(ROOM)
+        assert room is not None
+        conversation = await store.get(room)
+        assert conversation is not None
+        if what == "conversation":
+            await store.delete(room)
+        else:
+            del conversation.messages[2 if what == "result" else 1]
+            await store.save(conversation)
+        await runner.resume("r")
+        assert await runner.run_once()
+        assert await kept(runner) == [*PAID, "assistant: done"]
+        assert bank.paid == 1
+
+
+async def test_what_the_application_edits_between_two_executions_stays(url: str) -> None:
+    payer = Payer(Scripted(asks(call("pay")), ProviderUnavailable("away"), "done"), Bank().tools())
+    async with opened(url, payer) as runner:
+        await runner.execute("payer", "r", said("pay"))
+        store, room = runner.persistence.conversations, conversation_id(ROOM)
+        assert room is not None
+        conversation = await store.get(room)
+        assert conversation is not None
+        conversation.messages[2].content = "paid, receipt removed"
+        await store.save(conversation)
+        edited = await store.edit_message(room, conversation.messages[0].id, "pay, please")
+        await runner.resume("r")
+        assert await runner.run_once()
+        main = await store.history(room, branch_id=None)
+        assert [shown(each) for each in main] == [
+            "user: pay", "call pay", "tool: paid, receipt removed", "assistant: done"
+        ]  # fmt: skip
+        assert [shown(each) for each in await store.history(room, leaf=edited.id)] == ["user: pay, please"]
+
+
+async def test_a_message_of_the_customer_while_the_run_is_parked_stays_apart(url: str) -> None:
+    """With another concurrency key, the next run does not wait for the parked one."""
+    payer = Payer(Scripted(asks(call("pay"))), Bank().tools())
+    async with opened(url, payer) as runner:
+        await parked(runner, payer)
+        payer.scripted.lines = ["hello"]
+        await runner.execute("payer", None, said("hi"), concurrency_key="")
+        assert [each["content"] for each in payer.scripted.asked[-1]] == ["Be exact.", "hi"]
+        await runner.cancel("r")
+        assert await kept(runner) == ["user: hi", "assistant: hello", *PAID, "call ask", "tool: Error: not run"]
+
+
+@pytest.mark.parametrize("error", [RequestRefused("bad image"), ContextOverflow("too long")])
+async def test_a_result_that_the_provider_may_have_rejected_is_kept_as_a_short_text(url: str, error: Any) -> None:
+    bank = Bank()
+    payer = Payer(Scripted(asks(call("pay")), error), bank.tools())
+
+    async def pictured() -> Any:
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+        return ContentParts([{"type": "text", "text": "receipt 4711" + " " * 9_000}, picture])
+
+    bank.answer = pictured
+    async with opened(url, payer) as runner:
+        await runner.execute("payer", "r", said("pay"))
+        found = await messages(runner)
+        assert [each.role for each in found] == ["user", "assistant", "tool"]
+        assert str(found[2].content).startswith("receipt 4711")
+        assert len(str(found[2].content)) < 2_100
+        assert "rejected" not in found[0].metadata  # the first request, which was answered, had the user's message
+        assert (await seen_next(runner, payer.scripted))[2].startswith("tool: receipt 4711")
+        payer.scripted.lines = ["done"]
+        await runner.resume("r")
+        assert await runner.run_once()
+        assert (await messages(runner))[2].content == (await pictured())  # what the tool returned
+
+
+async def test_an_agent_without_the_loop_keeps_the_turns_that_it_returned(url: str) -> None:
+    async def run(ctx: Any) -> RunResult:
+        told = [*ctx.input_messages, asks(call("pay"), call("look", id="x"))]
+        told += [{"role": "tool", "tool_call_id": "id-pay", "content": "paid 1"}, {"role": "assistant", "content": "?"}]
+        return RunResult({}, told, error=ErrorInfo("Odd", "no", retriable=False))
+
+    async with opened(url, Agent("own", run)) as runner:
+        await runner.execute("own", None, said("pay"))
+        no_result = "tool: Error: no result of this call is known"
+        assert await kept(runner) == ["user: pay", "call pay look", "tool: paid 1", no_result]
+
+
+async def test_turns_of_all_loops_of_a_run_stay(url: str) -> None:
+    """The second loop continues the first one, and the third one has another conversation."""
+    bank = Bank()
+    model = Scripted(asks(call("pay")), "first", asks(call("look")), "second", asks(call("pay")), ValueError("no"))
+
+    async def run(ctx: Any) -> RunResult:
+        tools = bank.tools()
+        prompt = {"role": "system", "content": "Be exact."}
+        done = await run_turn_loop(ctx, model, tools, messages=[prompt, *ctx.input_messages])
+        more = [*done.messages, {"role": "user", "content": "go on"}]
+        await run_turn_loop(ctx, model, tools, messages=more)
+        await run_turn_loop(ctx, model, tools, messages=[{"role": "user", "content": "something else"}])
+        return RunResult({})
+
+    async with opened(url, Agent("loops", run)) as runner:
+        await runner.execute("loops", None, said("pay"))
+        assert await kept(runner) == [
+            *PAID, "assistant: first", "user: go on", "call look", "tool: looked", "assistant: second",
+            "call pay", "tool: paid 2",
+        ]  # fmt: skip
+
+
+async def test_a_fork_that_fails_keeps_the_copied_turns_on_its_branch(url: str) -> None:
+    bank = Bank()
+    payer = Payer(Scripted(asks(call("pay")), ProviderUnavailable("away"), ProviderUnavailable("away")), bank.tools())
+    async with opened(url, payer) as runner:
+        await runner.execute("payer", "r", said("pay"))
+        fork = await runner.fork(
+            "r",
+        )
+        await runner.run_once()
+        assert (await runner.get_run(fork)).status == "failed"
+        assert await kept(runner) == PAID
+        store, room = runner.persistence.conversations, conversation_id(ROOM)
+        assert room is not None
+        [_, other] = await store.branches(room)
+        assert [shown(each) for each in await store.history(room, branch_id=other.id)] == PAID
+        assert bank.paid == 1
+
+
+async def test_two_cancellations_and_a_worker_at_the_same_time_keep_each_message_once(url: str) -> None:
+    payer = Payer(Scripted(asks(call("pay"))), Bank().tools())
+    async with opened(url, payer) as runner:
+        await parked(runner, payer)
+        await runner.approve("r", "tool:ask")
+        payer.scripted.lines = ["done"]
+        await asyncio.gather(runner.cancel("r"), runner.run_once(), runner.cancel("r"))
+        found = await kept(runner)
+        assert found[:4] == [*PAID, "call ask"]
+        assert len(found) == (6 if (await runner.get_run("r")).status == "succeeded" else 5)
+
+
+async def test_turns_of_encrypted_runs_are_kept_encrypted(tmp_path: Path) -> None:
+    payer = Payer(Scripted(asks(call("pay"))), Bank().tools())
+    configure(payload_codec=AESGCMCodec({"k": KEY}, "k"))
+    async with opened(str(tmp_path / "app.db"), payer) as runner:
+        await parked(runner, payer)
+        await runner.cancel("r")
+        assert (await kept(runner))[:3] == PAID
+    stored = b"".join(each.read_bytes() for each in tmp_path.glob("app.db*") if each.is_file())
+    assert b"paid 1" not in stored
+    configure(payload_codec=None)
+
+
+async def test_a_process_without_the_key_cancels_the_run_and_says_what_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    payer = Payer(Scripted(asks(call("pay"))), Bank().tools())
+    configure(payload_codec=AESGCMCodec({"k": KEY}, "k"))
+    async with opened(str(tmp_path / "app.db"), payer) as runner:
+        await parked(runner, payer)
+    configure(payload_codec=None)
+    async with opened(str(tmp_path / "app.db")) as runner:
+        await runner.cancel("r")
+        assert (await runner.queue.require("r")).status == "cancelled"
+    assert any("are not in its conversation" in each.getMessage() for each in caplog.records)

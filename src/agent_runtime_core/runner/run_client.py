@@ -24,7 +24,7 @@ from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
 from ..portal import call, iterate
 from ..queue.base import RunQueue
-from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, RowChanged, RunRow, answer_id
+from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, RowChanged, RunRow, answer_id, unreadable
 from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
@@ -336,9 +336,11 @@ class RunClient:
     async def _keep_turns(self, row: RunRow) -> None:
         """Keep what the tools of a run did in its conversation, before it is cancelled without a claim."""
         make = self._conversation_services()[0]
-        if row.claimed_at is None or make is None:
+        if row.claimed_at is None or row.conversation is None or make is None:
             return
         try:
+            if (error := unreadable(row)) is not None:
+                raise error
             if (recorder := make(row)) is not None:
                 mail = await self.queue.mail(row.run_id) if row.mail_seq else []
                 sent = [message_of(each) for each in mail if each.kind == MESSAGE]
