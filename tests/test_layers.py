@@ -180,7 +180,7 @@ ROWS: dict[str, list[str]] = {
         "executor",
     ],
     "loop": [
-        "answers model_settings received state",
+        "answers model_settings received state trimming",
         "session",
         "model_calls tool_calls",
         "turn_loop",
