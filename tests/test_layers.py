@@ -147,7 +147,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_execution": [
         "result_codec reviews run_writer step_policy step_scope stored_errors write_buffer",
-        "agent_thread event_publisher fence_check read_only_writer record_factory redacted_values run_control "
+        "agent_thread event_publisher fence_check loop_messages read_only_writer record_factory redacted_values run_control "
         "step_failure step_function",
         "list_states step_keys usage",
         "claim_writer journal_view sync_context",
@@ -161,7 +161,7 @@ ROWS: dict[str, list[str]] = {
         "recorded_calls",
     ],
     "runner": [
-        "installed_stores",
+        "installed_stores kept_turns",
         "backends backpressure concurrency conversation_history run_watcher settings signals",
         "approvals arguments audit_log completion_hooks crash_suspects forking heartbeat processes results retention",
         "cancellation claim lifespans outcomes run_recorder",
@@ -180,7 +180,7 @@ ROWS: dict[str, list[str]] = {
         "executor",
     ],
     "loop": [
-        "answers model_settings received state",
+        "answers model_settings received state trimming",
         "session",
         "model_calls tool_calls",
         "turn_loop",

@@ -44,12 +44,16 @@ class RunRecorder(Protocol):
         The run has not ended yet, so this may be called again.
         """
 
-    async def save_unanswered(self, sent: Sequence[dict[str, Any]], *, rejected: bool) -> None:
-        """Append the user's messages of a run that did not succeed to its conversation, marked as unanswered.
+    async def keep(
+        self, result: RunResult, sent: Sequence[dict[str, Any]], *, rejected: bool, unanswered: bool
+    ) -> None:  # fmt: skip
+        """Append the complete turns of a run that did not succeed to its conversation, and the user's messages.
 
         Args:
+            result: The result of the run.
             sent: The messages that were sent to the run while it was executed.
             rejected: Whether the provider rejected the request, so that it would reject the messages again.
+            unanswered: Whether to append messages of the user that no complete turn follows.
         """
 
     def omitted_history(self, result: RunResult) -> OmittedHistory | None:

@@ -10,6 +10,7 @@ from uuid import UUID
 from .._core.chat_messages import SYSTEM_ROLES
 from .._core.ids import step_id
 from .._engines.reading_codec import mark_in, words_of
+from .._execution.loop_messages import calls_of, loop_turns, tool_results
 from .._execution.result_codec import OmittedHistory
 from .._execution.step_scope import Identity
 from .._journal.record import DONE, Record
@@ -109,12 +110,12 @@ def _plain(messages: list[Any]) -> list[Any]:
 
 def _recorded(records: Sequence[Record]) -> list[_Recorded]:
     """Return the messages of the model and tool calls in a journal."""
-    done = {(each.name, each.key): each for each in records if each.kind == DONE}
     found: list[_Recorded] = []
-    for (name, key), record in done.items():
-        # A loop inside a step, such as one of a tool, has a conversation of its own.
-        if name == "model" and "@" not in key and isinstance(answer := plain_value(record.result), dict):
-            found += _turn(key, answer, done, first=not found)
+    for turn in loop_turns(records, plain_value):
+        said = turn.said if found or turn.continues else []  # else the whole conversation, with the input
+        found += [(each, None) for each in (*said, *turn.received)]
+        found.append((turn.answer, ("model", turn.key)))
+        found += [(each, ("tool", f"{turn.key}:{index}")) for index, each in turn.results.items()]
     return found
 
 
@@ -128,31 +129,7 @@ def _id(row: RunRow, call: Identity | None) -> str | None:
     return None if call is None else step_id(row.run_id, *call)
 
 
-def _turn(
-    key: str, answer: dict[str, Any], done: Mapping[Identity, Record], *, first: bool
-) -> list[_Recorded]:  # fmt: skip
-    """Return what a model call has added: new messages of the loop and of the user, the answer, results of tools."""
-    asked, message = answer.get("asked") or {}, answer.get("message")
-    if not isinstance(message, dict) or not isinstance(asked, dict):
-        return []
-    said = [] if first and "input" not in asked else asked.get("said")  # else the whole conversation, with the input
-    lists = [each for each in (said, asked.get("received")) if isinstance(each, list)]
-    added: list[_Recorded] = [(each, None) for some in lists for each in some]
-    added.append((message, ("model", key)))
-    calls = _calls(message)
-    tools = [("tool", f"{key}:{index}") for index in range(len(calls)) if ("tool", f"{key}:{index}") in done]
-    return [*added, *zip(tool_messages(key, message, done), tools, strict=True)]
-
-
-def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tool calls of an answer. A user's step may be named "model", and return anything."""
-    calls = message.get("tool_calls")
-    return calls if isinstance(calls, list) and all(isinstance(each, dict) for each in calls) else []
-
-
-def tool_messages(
-    key: str, message: Mapping[str, Any], done: Mapping[tuple[str, str], Record]
-) -> list[dict[str, Any]]:  # fmt: skip
+def tool_messages(key: str, message: Mapping[str, Any], done: Mapping[Identity, Record]) -> list[dict[str, Any]]:
     """Return the results in the journal of the tool calls that a message requested.
 
     Args:
@@ -160,18 +137,7 @@ def tool_messages(
         message: Its answer.
         done: The records of the completed steps.
     """
-    found = []
-    for index, call in enumerate(_calls(message)):
-        result = done.get(("tool", f"{key}:{index}"))
-        if result is None:
-            continue
-        value = plain_value(result.result)
-        content = value.get("content") if isinstance(value, dict) else value
-        each: dict[str, Any] = {"role": "tool", "tool_call_id": call.get("id"), "content": content}
-        if isinstance(value, dict) and value.get("ok") is False:
-            each["metadata"] = {"is_error": True}
-        found.append(each)
-    return found
+    return [*tool_results(key, calls_of(message), done, plain_value).values()]
 
 
 def _located(row: RunRow, messages: Sequence[Any], recorded: Sequence[_Recorded]) -> list[_Item]:

@@ -263,7 +263,7 @@ def _incoming_calls(
     # A generated id is the same for the same request and answer, and unique in the conversation.
     seen: set[str] = set()
     number = len(taken)
-    for each in reported:
+    for each in without_repeats(reported):
         call_id = str(each.get("id") or "")
         while not call_id or call_id in seen:
             call_id, number = f"call_{number}", number + 1
@@ -279,6 +279,32 @@ def _incoming_calls(
         if extra := {key: value for key, value in each.items() if key not in _CALL_FIELDS and value is not None}:
             extras[call_id] = extra
     return calls, extras
+
+
+def without_repeats(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the calls of an answer, without those that some servers send twice under one id.
+
+    Calls without an id, or with the same id and other arguments, are different calls.
+    """
+    found: list[Mapping[str, Any]] = []
+    seen: set[tuple[Any, ...]] = set()
+    for call in calls:
+        function = call.get("function")
+        fields = function if isinstance(function, Mapping) else call
+        what = (str(call.get("id")), str(fields.get("name")), _ordered(fields.get("arguments")))
+        if not call.get("id") or what not in seen:
+            found.append(call)
+            seen.add(what)
+    return found
+
+
+def _ordered(arguments: Any) -> str:
+    """Return arguments as JSON whose text is the same for equal ones; as they are if they are not JSON."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(value, sort_keys=True, default=str)
+    except (ValueError, TypeError, RecursionError):
+        return str(arguments)
 
 
 def ids_in(messages: Iterable[Mapping[str, Any]]) -> set[str]:

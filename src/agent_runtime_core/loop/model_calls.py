@@ -17,11 +17,13 @@ from ..config import get_config
 from ..errors import LimitExceeded, NotSupported, StreamCut
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import UNSEEN_TOKENS, reservation_of, sum_usd, tokens_of, usd_of
+from ..llm._openai_format import without_repeats
 from ..llm._prices import cost_usd, price_of
 from ..llm._recording import recorded_form, require_price, traced
 from .received import INTERRUPTED
 from .session import Cancelled, LoopSession
 from .state import TurnState
+from .trimming import with_whole_exchanges
 
 DELTA_EVERY = 0.02  # seconds of a streamed answer that are published as one event
 MOST_OF_DELTA = 32_768  # characters of one delta, unless the client's chunk has more: readers wait for whole events
@@ -221,7 +223,7 @@ class ModelCalls:
             trimmed = await trimmed
         if not isinstance(trimmed, list):
             raise must("trim", "return a list of messages", trimmed)
-        return trimmed
+        return with_whole_exchanges(trimmed, self.session.messages)
 
     def _request_record(self, sent: list[dict[str, Any]]) -> dict[str, Any]:
         """Return those parts of the request that earlier records do not imply, so that the journal can reproduce it."""
@@ -240,6 +242,8 @@ class ModelCalls:
             record = {"said": session.new_messages} if session.new_messages else {}
         if received:
             record["received"] = received
+        if getattr(session.ctx, "owns_conversation", False):
+            record["owned"] = True
         if sent is not session.messages:
             indexes = {id(message): index for index, message in enumerate(session.messages)}
             kept = [indexes.get(id(message), -1) for message in sent]
@@ -402,13 +406,16 @@ def _ranges(indexes: Sequence[int]) -> list[list[int]]:
 
 
 def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with a unique id for every tool call, because results refer to it."""
+    """Return the message with a unique id for every tool call, because results refer to it.
+
+    A call that a server has sent twice is one call.
+    """
     calls = message.get("tool_calls")
     if not calls:
         return {name: value for name, value in message.items() if name != "tool_calls"}
     seen: set[str] = set()
     named = []
-    for index, call in enumerate(calls):
+    for index, call in enumerate(without_repeats(calls)):
         id_ = str(call.get("id") or f"call_{index}")
         while id_ in seen:
             id_ += "_"

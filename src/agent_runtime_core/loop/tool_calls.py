@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from .._core.context_vars import start_soon
 from .._core.current_step import step_position
 from .._core.event_types import EventType
 from .._core.validation import Shown, must
+from .._execution.loop_messages import INTERRUPTED, NOT_RUN, unanswered
 from .._execution.recorded_calls import UNRECORDED
 from .._execution.step_policy import Policy
 from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, UnserialisableResult, brief
@@ -42,8 +43,7 @@ from .state import TurnState
 
 _IndexedCall = tuple[int, ToolCallDict, Tool | None]  # a call, with its index in the answer and its tool
 
-_NOT_RUN = "Error: not run"
-_INTERRUPTED = "Error: the call was interrupted before it had a result. It may have taken effect"
+_TAKEN_OVER = "Error: not run, because another agent has taken over the conversation"
 _REJECTED = "refused"  # the error of a call that a person rejected
 MALFORMED = 3  # turns in a row with only malformed tool calls, after which the loop fails
 
@@ -61,6 +61,7 @@ class ToolCalls:
         #: Errors of hooks after tools with side effects, by the index of the call. Raised after the call is recorded.
         self.hook_errors: dict[int, Exception] = {}
         self.started: set[int] = set()  # indexes of the calls of this turn whose tool was called
+        self.answered: dict[int, tuple[ToolCallDict, dict[str, Any]]] = {}  # calls of this turn with their answers
         self.recorded_seconds: float = 0.0  # seconds of the longest recorded call of a concurrent group
 
     async def run(self, key: str, calls: list[ToolCallDict]) -> None:
@@ -72,7 +73,7 @@ class ToolCalls:
         session = self.session
         session.state(TurnState.TOOL_EXECUTION)
         answers: dict[int, dict[str, Any]] = {}
-        self.started = set()
+        self.started, self.answered = set(), {}
         try:
             session.check("tools")
             count = len(calls)
@@ -84,13 +85,11 @@ class ToolCalls:
         finally:
             # Also after an error: providers reject a history in which a call has no answer.
             for index, call in enumerate(calls):
-                if (answer := answers.get(index)) is None:
-                    session.messages.append(unanswered(call.id, _INTERRUPTED if index in self.started else _NOT_RUN))
+                if (answer := answers.get(index)) is not None:
+                    session.messages.append(_answer_message(call, answer))
                     continue
-                message = {"role": "tool", "tool_call_id": call.id, "content": answer["content"]}
-                if not answer["ok"]:
-                    message["metadata"] = {"is_error": True}
-                session.messages.append(message)
+                reason = INTERRUPTED if index in self.started else NOT_RUN if self.child is None else _TAKEN_OVER
+                session.messages.append(unanswered(call.id, reason))
         if self.child is None:
             self._count_malformed(answers)
 
@@ -105,11 +104,14 @@ class ToolCalls:
                 session.start_timer()
 
     async def _in_order(self, key: str, calls: list[ToolCallDict], answers: dict[int, dict[str, Any]]) -> None:
-        """Run calls without side effects concurrently, and those with side effects one after the other."""
+        """Run calls without side effects concurrently, and those with side effects one after the other.
+
+        A handoff is the last one, whatever its position: after it, no model of this loop would get a result.
+        """
         session = self.session
         concurrent: list[_IndexedCall] = []
-        for index, call in enumerate(calls):
-            tool = self._tool(call.name)
+        all_calls = [(index, call, self._tool(call.name)) for index, call in enumerate(calls)]
+        for index, call, tool in sorted(all_calls, key=lambda each: _is_handoff(each[2])):
             if tool is None or not (tool.has_side_effects or tool.requires_confirmation or _agent(tool)):
                 concurrent.append((index, call, tool))
                 continue
@@ -133,6 +135,7 @@ class ToolCalls:
     async def _run_concurrently(self, key: str, calls: list[_IndexedCall], answers: dict[int, dict[str, Any]]) -> None:
         async def one(index: int, call: ToolCallDict, tool: Tool | None) -> None:
             answers[index] = await self._one(key, index, call, tool)
+            self.answered[index] = call, answers[index]
             hook_error = self.hook_errors.pop(index, None)
             if hook_error is not None:
                 raise hook_error
@@ -306,8 +309,8 @@ class ToolCalls:
             await self._wait_until_allowed(session.budget.before_call)
         limits = session.budget.reserve_for_child(RunLimits.of(tool.metadata.get("limits")))
         task = args.get("task") or args.get("message") or encode(args)
-        handoff = bool(tool.metadata.get("handoff"))
-        messages = [*(_shared(session.messages[:-1]) if handoff else []), {"role": "user", "content": task}]
+        handoff = _is_handoff(tool)
+        messages = [*(self._handed_over() if handoff else []), {"role": "user", "content": task}]
         input_ = {"messages": messages, "limits": limits.as_dict()}
         session.stop_timer()
         paid = session.steps.from_fork(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
@@ -336,6 +339,19 @@ class ToolCalls:
             return answer
 
         return cast("dict[str, Any]", await session.steps.run("tool", key, recorded_answer, lazy=True))
+
+    def _handed_over(self) -> list[Mapping[str, Any]]:
+        """Return the messages that another agent gets in a handoff: the conversation with the other calls of this turn.
+
+        Prompts, and what only the provider of this loop reads, belong to the first agent.
+        """
+        messages = self.session.messages
+        shared: list[Mapping[str, Any]] = [each for each in messages[:-1] if each.get("role") not in SYSTEM_ROLES]
+        if answered := [self.answered[index] for index in sorted(self.answered)]:
+            calls = [dict(call) for call, _ in answered]
+            shared.append({"role": "assistant", "content": messages[-1].get("content"), "tool_calls": calls})
+            shared += [_answer_message(*each) for each in answered]
+        return shared
 
     async def _before_child(self, key: str, call: ToolCallDict, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a child agent's call after the hook before it, which is called once."""
@@ -387,14 +403,9 @@ class ToolCalls:
             )
 
 
-def unanswered(call_id: str, content: str = _NOT_RUN) -> dict[str, Any]:
-    """Return the message for a tool call that has no answer; by default because it was not run."""
-    return {"role": "tool", "tool_call_id": call_id, "content": content, "metadata": {"is_error": True}}
-
-
-def _shared(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the messages that another agent gets in a handoff: all except prompts, which belong to the first agent."""
-    return [each for each in messages if each.get("role") not in SYSTEM_ROLES]
+def _answer_message(call: ToolCallDict, answer: Mapping[str, Any]) -> dict[str, Any]:
+    message = {"role": "tool", "tool_call_id": call.id, "content": answer["content"]}
+    return message if answer["ok"] else {**message, "metadata": {"is_error": True}}
 
 
 async def _gather(tasks: list[asyncio.Task[None]]) -> None:
@@ -491,6 +502,10 @@ def _amend(call: ToolCallDict, answer: Any) -> None:
     """Replace the arguments of a call by those that a person approved."""
     if isinstance(answer, Mapping) and answer.get("approved") is True and isinstance(answer.get("arguments"), Mapping):
         call["function"] = {"name": call.name, "arguments": encode(dict(answer["arguments"]))}
+
+
+def _is_handoff(tool: Tool | None) -> bool:
+    return tool is not None and _agent(tool) is not None and bool(tool.metadata.get("handoff"))
 
 
 def _agent(tool: Tool) -> Any:

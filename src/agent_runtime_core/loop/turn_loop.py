@@ -10,6 +10,7 @@ from .._core.chat_messages import messages_in
 from .._core.codec.json import encode
 from .._core.context_vars import restore
 from .._core.validation import must
+from .._execution.loop_messages import unanswered
 from .._execution.recorded_calls import UNRECORDED
 from ..errors import LimitExceeded, OutputMismatch
 from ..interfaces import LLMClient, RunResult, ToolCallDict
@@ -24,7 +25,7 @@ from .model_calls import ModelCalls
 from .received import joins_history, was_interrupted
 from .session import Cancelled, LoopSession
 from .state import CancellationToken, Hooks, LoopResult, TurnState
-from .tool_calls import ToolCalls, unanswered
+from .tool_calls import ToolCalls
 
 RETRIES = 50  # retries of all model calls in one loop
 #: Keys of an input that are often written for `messages`.

@@ -22,7 +22,7 @@ from ..errors import InvalidArgument, brief
 from .models import ConversationMessage, new_id
 
 #: Fields that the position of a new message in the tree determines. A caller cannot set them.
-PLACED = frozenset({"role", "content", "parent_message_id", "branch_id"})
+PLACED = frozenset({"role", "content", "parent_message_id", "branch_id", "run_id", "position"})
 FREE = frozenset(ConversationMessage.__dataclass_fields__) - PLACED
 
 #: A branch, None for the main line, or `...` for the active branch.

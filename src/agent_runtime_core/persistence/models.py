@@ -113,6 +113,10 @@ class ConversationMessage:
     A message without a `parent_message_id` follows the previous message of its branch. A message with one follows its
     parent. The first message of a branch replaces its parent if both have the same role: it is an edit, or another
     answer.
+
+    Attributes:
+        run_id: The run that a runner appended the message for; None for a message that the application added.
+        position: The position of the message among those of that run, from 0.
     """
 
     id: UUID = field(default_factory=new_id)
@@ -126,6 +130,8 @@ class ConversationMessage:
     metadata: dict[str, Any] = field(default_factory=dict)
     parent_message_id: UUID | None = None
     branch_id: UUID | None = None
+    run_id: UUID | None = None
+    position: int | None = None
 
 
 Message = ConversationMessage

@@ -16,6 +16,8 @@ from .models import ConversationMessage
 #: Keys in the metadata of a message whose run failed. A rejected message is not sent to a model again: the provider
 #: would reject every later request of the conversation.
 UNANSWERED, REJECTED = "unanswered", "rejected"
+#: Key in the metadata of a message that stands for a later one: a tool call had no result when its run ended.
+OPEN = "open"
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 Chat = Mapping[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -45,8 +45,12 @@ class End(NamedTuple):
     event: str
 
 
+#: Keeps the complete turns of a run in its conversation, before the run ends without a claim.
+KeepTurns = Callable[[RunRow], Awaitable[None]]
+
+
 async def cancel_tree(
-    backends: Backends, registry: Registry, row: RunRow, by: str | None = None
+    backends: Backends, registry: Registry, row: RunRow, keep: KeepTurns, by: str | None = None
 ) -> list[RunRow] | None:  # fmt: skip
     """Cancel a run and its child runs. `by` names who does it.
 
@@ -78,6 +82,8 @@ async def cancel_tree(
         if each is row and each.parent_id is not None:
             queue_ops.append(_message_to_parent(queue, each, each.parent_id, end.result))
         ends.append(end)
+        # Before the end: after a crash in between, the run is live, and its end corrects the conversation.
+        await keep(each)
     separate = not backends.together
     if not separate:
         queue_ops += [op for end in ends for op in _end_operations(backends, end, now)]
@@ -207,11 +213,14 @@ class AbandonedRuns:
         registry: Finds agents with a completion hook.
         stores: Further stores, in which the claims of runs may be known.
         interval: Seconds of a heartbeat interval.
+        keep: Keeps the complete turns of a run in its conversation.
     """
 
-    def __init__(self, backends: Backends, registry: Registry, stores: Sequence[Committer], interval: float) -> None:
+    def __init__(
+        self, backends: Backends, registry: Registry, stores: Sequence[Committer], interval: float, keep: KeepTurns
+    ) -> None:  # fmt: skip
         self._backends, self._registry, self._stores, self._interval = backends, registry, stores, interval
-        self._queue = backends.queue
+        self._queue, self._keep = backends.queue, keep
         self._over_since: dict[str, float] = {}  # by claim: boot time at which it was first seen that it is over
 
     def may_be_over(self, row: RunRow) -> bool:
@@ -242,7 +251,7 @@ class AbandonedRuns:
                 if parent.status in LIVE and not await self._is_abandoned(parent, waiting):
                     continue  # its `cancel` hook may have called it; otherwise the parent cancels it when it ends
                 with contextlib.suppress(RowChanged):  # it was submitted after the tree was cancelled
-                    await cancel_tree(self._backends, self._registry, each)
+                    await cancel_tree(self._backends, self._registry, each, self._keep)
                 each = await self._queue.row(each.run_id) or each
             if await self._is_abandoned(each, waiting):
                 await self._end(each)
@@ -291,6 +300,7 @@ class AbandonedRuns:
             if row.status == "running":
                 await self._end_claim(row)
                 ops.insert(0, self._check(row, required=True))
+            await self._keep(row)
             await queue.commits.commit(None, ops)
         except (RowChanged, LeaseLost):  # a worker has claimed it, or it has ended
             return

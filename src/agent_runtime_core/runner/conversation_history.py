@@ -2,34 +2,37 @@
 
 The journal records which message was the last one when the run started, so that a resumed run sees the same history.
 New messages have ids made of the run's id and a number, and are appended before the run ends: after a crash between the
-two the same messages are appended again, which changes nothing. A run that fails appends only the messages of its
-user, marked as unanswered, under the ids that they also have if the run is resumed and succeeds.
+two the same messages are appended again, which changes nothing. A run that does not succeed appends its complete turns
+and the messages of its user (`kept_turns`). If it is resumed, each message is found again, and the results of calls
+that were open replace the messages that closed them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 from uuid import UUID, uuid5
 
-from .._core.chat_messages import SYSTEM_ROLES, are_mappings
 from .._core.clock import Clock, aware
 from .._core.codec.json import decode, encode
 from .._core.log import about_run, log
 from .._core.validation import Shown, must
 from .._execution.context import Context
 from .._execution.effects import FORKED_FROM
+from .._execution.loop_messages import LoopTurn
 from .._execution.result_codec import OmittedHistory, encode_result
+from .._journal.record import DONE, Record
 from ..errors import InvalidArgument
 from ..interfaces import RunResult
 from ..persistence.base.conversations import ConversationStore
-from ..persistence.chat_format import message_of, same_chat
+from ..persistence.chat_format import RAW, message_of, same_chat
 from ..persistence.document_stores.conversations import read_history
 from ..persistence.models import Conversation, ConversationMessage
-from ..persistence.stored_history import REJECTED, UNANSWERED, ChatPath, copied, is_marked
+from ..persistence.stored_history import OPEN, REJECTED, UNANSWERED, ChatPath, StoredHistory, copied, is_marked
 from ..queue.records import RunRow
+from .kept_turns import begins, kept_messages, overlap, split_prompts
 
 MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON up to which a saved result contains the history
 _ENCODED_AT_ONCE = 64  # messages
@@ -46,10 +49,12 @@ class ConversationHistory:
         self.run_id: UUID = UUID(row.run_id)
         self.agent: str = row.agent
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
+        self._number = row.n  # distinguishes the run from a deleted one with the same id
         self._loaded: list[Mapping[str, Any]] = []  # without the leading prompts
         self._is_long: bool | None = None  # whether a saved result refers to them; None if not known yet
         self._input_messages: list[Any] = []  # messages of the input that are not in the conversation yet
-        self._pinned_leaf: dict[str, str | None] = {}
+        self._pinned_leaf: dict[str, Any] = {}
+        self._base: UUID = self.run_id  # what the ids of the messages of this run are made of
         self._leaf: ConversationMessage | None = None  # the last loaded message
         self._stored = False  # the conversation exists
         self._saved_before = False  # it has messages of an earlier execution of this run
@@ -57,115 +62,158 @@ class ConversationHistory:
     async def load(self, ctx: Context) -> None:
         """Put the earlier messages before those of the input, unless the input begins with them already."""
         stored = await read_history(self.store, self.conversation_id)
-        self._stored = stored is not None
-        first = (self._own_id("message", 0), self._own_id("sent", 0))
-        self._saved_before = stored is not None and any(each in stored for each in first)
 
-        async def newest() -> dict[str, str | None]:
+        async def newest() -> dict[str, Any]:
             leaf = None if stored is None else stored.leaf()
             branch = None if stored is None else stored.active_branch_id
-            return {
+            found: dict[str, Any] = {
                 "leaf": None if leaf is None else str(leaf.id),
                 "branch": None if branch is None else str(branch),
             }
+            # The run starts now: messages with its ids are those of a deleted run whose id it has.
+            return {**found, "number": self._number} if self._is_in(stored) else found
 
         if ctx.started_without("history"):
             # Its runner stored no conversations then. With a history now, the code would see other messages on replay
             # than those that its recorded steps were made from.
-            self._pinned_leaf = {**await newest(), "leaf": None}
+            pinned = {**await newest(), "leaf": None}
         else:
-            self._pinned_leaf = await ctx.recorded_value("history", newest)
-        leaf = self._pinned_leaf["leaf"]
-        path = ChatPath() if stored is None or leaf is None else await stored.path_to(UUID(leaf))
-        self._leaf = path.leaf
-        prompts, self._loaded, self._input_messages = await _joined(path, ctx.input_messages)
+            pinned = await ctx.recorded_value("history", newest)
+        prompts = await self._pin(stored, pinned, ctx.input_messages)
         ctx.input_messages = [*prompts, *self._loaded, *self._input_messages]
         ctx.history = list(ctx.input_messages)
+
+    async def load_recorded(self, records: Iterable[Record], messages: Sequence[Any]) -> bool:
+        """Read the conversation for a run whose code is not executed; return whether its code has loaded it before.
+
+        Args:
+            records: The journal of the run.
+            messages: Those of its input.
+        """
+        pins = (each for each in records if each.kind == DONE and each.name == "history" and each.key[:2] == "v:")
+        if (pin := next(pins, None)) is None:
+            return False
+        pinned = cast("dict[str, Any]", decode(pin.result or "{}"))
+        await self._pin(await read_history(self.store, self.conversation_id), pinned, messages)
+        return True
+
+    async def _pin(
+        self, stored: StoredHistory | None, pinned: dict[str, Any], messages: Sequence[Any]
+    ) -> list[Any]:  # fmt: skip
+        """Load the messages up to the pinned one, and return the prompts."""
+        self._pinned_leaf, leaf = pinned, pinned["leaf"]
+        if "number" in pinned:
+            self._base = uuid5(self.run_id, f"run:{pinned['number']}")
+        self._stored, self._saved_before = stored is not None, self._is_in(stored)
+        path = ChatPath() if stored is None or leaf is None else await stored.path_to(UUID(leaf))
+        self._leaf = path.leaf
+        prompts, self._loaded, self._input_messages = await _joined(path, messages)
+        return prompts
+
+    def _is_in(self, stored: StoredHistory | None) -> bool:
+        """Return whether a conversation has messages of this run."""
+        first = (self._own_id("message", 0), self._own_id("sent", 0))
+        return stored is not None and any(each in stored for each in first)
 
     async def save(self, result: RunResult) -> None:
         """Append the new messages of this run to the conversation."""
         encode_result(result, self.omitted(result))  # a result that cannot be recorded must not be appended either
         new = self._new_messages(result)
-        if not new:
-            return
-        messages = self._with_ids(new)
-        if self._saved_before:
-            await self._take_ids(messages, len(messages) - len(new) + len(self._input_messages))
-        await self._append(messages)
-        if self._saved_before:
-            await self._mark_answered(messages)
+        if new:
+            await self._store(self._with_ids(new), answered=True)
 
-    async def save_unanswered(self, sent: Sequence[Mapping[str, Any]], *, rejected: bool) -> None:
-        """Append the messages to a run that did not succeed; those of the user are marked as unanswered.
+    async def keep(
+        self, turns: Sequence[LoopTurn], sent: Sequence[Mapping[str, Any]], result: RunResult, *,
+        rejected: bool, unanswered: bool,
+    ) -> None:  # fmt: skip
+        """Append the complete turns and the user's messages of a run that did not succeed.
 
-        The next run of the conversation then sees what the user asked, unless the provider `rejected` the request.
+        The next run of the conversation then sees what the user asked and what the tools did.
 
         Args:
-            sent: The messages that were sent to the run while it was executed. They follow those of its input.
-            rejected: Whether to mark the messages so that no later request has them.
+            turns: The turns of its agent loops.
+            sent: The messages that were sent to the run while it was executed.
+            result: The result of the run. Without turns, its messages are used.
+            rejected: Whether the provider rejected the last request. Messages of the user that no other request
+                contained are marked so that no later request has them.
+            unanswered: Whether to keep messages of the user that no complete turn follows.
         """
-        mark = {UNANSWERED: True, REJECTED: True} if rejected else {UNANSWERED: True}
-        new = [*self._input_messages, *sent]
-        if not new:
+        new = self._new_messages(result) if result.final_messages else []
+        kept = kept_messages(self._loaded, self._input_messages, turns, new, sent, rejected=rejected)
+        if not unanswered:
+            kept = kept[: max((at + 1 for at, each in enumerate(kept) if not each.is_tail), default=0)]
+        if not kept:
             return
-        messages = self._with_ids(new)
-        for number, each in enumerate(messages[-len(new) :], -len(self._input_messages)):
-            if number >= 0:  # if the run is resumed and succeeds, answers are between these
-                each.id = self._own_id("sent", number)
-            if each.role == "user":
-                each.metadata = {**each.metadata, **mark}
-        await self._append(messages)
+        messages = self._with_ids([each.chat for each in kept])
+        accepted: list[ConversationMessage] = []
+        for each, message in zip(kept, messages[-len(kept) :], strict=True):
+            if each.number is not None:  # if the run is resumed, it may have another position
+                message.id = self._own_id("sent", each.number)
+            message.metadata = {**message.metadata, **each.marks}
+            if each.accepted:
+                accepted.append(message)
+        await self._store(messages, accepted=accepted)
 
     def _own_id(self, kind: str, number: int) -> UUID:
-        return uuid5(self.run_id, f"{kind}:{number}")
+        return uuid5(self._base, f"{kind}:{number}")
 
-    async def _append(self, messages: Sequence[ConversationMessage]) -> None:
+    async def _store(
+        self, messages: Sequence[ConversationMessage], *, answered: bool = False,
+        accepted: Sequence[ConversationMessage] = (),
+    ) -> None:  # fmt: skip
+        """Append the messages of this run that the conversation does not have, and correct those that it has.
+
+        Args:
+            messages: All messages of the run, in their order.
+            answered: Whether the run has succeeded.
+            accepted: Those that a provider has accepted in a request, if the run has not succeeded.
+        """
+        if self._saved_before and (stored := await self.store.get(self.conversation_id)) is not None:
+            self._match(stored.messages, messages)
         if not self._stored and await self.store.get(self.conversation_id) is None:
             await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
-        await self.store.append(self.conversation_id, messages)
-
-    async def _take_ids(self, messages: Sequence[ConversationMessage], start: int) -> None:
-        """Give messages that an earlier execution stored as unanswered the ids that they have.
-
-        The history of another run may end with such a message, and an edit of it refers to it.
-        """
-        for copy in self._copies(await self.store.get(self.conversation_id)):
-            for at in range(start, len(messages)):
-                if messages[at].role == copy.role and messages[at].content == copy.content:
-                    messages[at].id, start = copy.id, at + 1
-                    break
-
-    def _copies(self, stored: Conversation | None) -> list[ConversationMessage]:
-        """Return the messages to this run that an execution of it which failed has stored."""
-        messages = [] if stored is None else stored.messages
-        ids = {self._own_id("sent", number) for number in range(len(messages))}
-        return [each for each in messages if each.id in ids]
-
-    async def _mark_answered(self, messages: Sequence[ConversationMessage]) -> None:
-        """Remove the marks of an earlier execution from messages, and move them between the answers."""
-        stored = await self.store.get(self.conversation_id)
-        if stored is None:
+        added = await self.store.append(self.conversation_id, messages)
+        if not self._saved_before and added in (None, len(messages)):
             return
-        saved = {each.id: each for each in messages}
-        copies = {each.id for each in self._copies(stored)}
-        ordered, changed = _moved(stored.messages, messages, copies), False
-        for each in ordered:
-            if is_marked(each) and (each.id in saved or each.id in copies):
-                new = saved.get(each.id)
-                gone = (REJECTED,) if new is not None and is_marked(new) else (UNANSWERED, REJECTED)
-                metadata = {name: value for name, value in each.metadata.items() if name not in gone}
-                parent = each.parent_message_id if new is None else new.parent_message_id
-                changed = changed or (metadata, parent) != (each.metadata, each.parent_message_id)
-                each.metadata, each.parent_message_id = metadata, parent
+        stored = await self.store.get(self.conversation_id)
+        if stored is None:  # it was deleted since
+            return
+        new, is_accepted, changed = {each.id: each for each in messages}, {each.id for each in accepted}, False
+        for old in stored.messages:
+            if old.id in new:
+                changed = _correct(old, new[old.id], answered=answered, accepted=old.id in is_accepted) or changed
+        ordered = _moved(stored.messages, messages)
         if changed or ordered != stored.messages:
             stored.messages = ordered
             await self.store.save(stored)
+
+    def _match(self, stored: Sequence[ConversationMessage], messages: Sequence[ConversationMessage]) -> None:
+        """Give messages of this run the ids under which an earlier execution stored them, and the others new ones."""
+        own, taken, at, number = self._own_messages(stored, messages), {each.id for each in stored}, 0, len(messages)
+        for message in messages:
+            found = next((n for n in range(at, len(own)) if _is_same(own[n], message)), None)
+            if found is not None:
+                message.id, at = own[found].id, found + 1
+                continue
+            while message.id in taken:
+                message.id, number = self._own_id("message", number), number + 1
+            taken.add(message.id)
+
+    def _own_messages(
+        self, stored: Sequence[ConversationMessage], new: Sequence[ConversationMessage]
+    ) -> list[ConversationMessage]:
+        """Return the messages of this run in the conversation, which an earlier execution has stored."""
+        others = (each.position for each in stored if each.run_id == self.run_id and each.position is not None)
+        most = max([len(stored) + len(new), *(each + 1 for each in others)])
+        ids = {self._own_id(kind, number) for kind in ("message", "sent") for number in range(most)}
+        ids.add(uuid5(self._base, "leaf"))
+        return [each for each in stored if each.id in ids]
 
     def omitted(self, result: RunResult) -> OmittedHistory | None:
         """Return which messages of a result are the loaded history, if that is longer than `MAX_INLINE_HISTORY`."""
         leaf, count = self._pinned_leaf.get("leaf"), len(self._loaded)
         messages = result.final_messages or []
-        at = len(_split(messages)[0])
+        at = len(split_prompts(messages)[0])
         if leaf is None or messages[at : at + count] != self._loaded:
             return None
         if self._is_long is None:
@@ -175,12 +223,12 @@ class ConversationHistory:
         return OmittedHistory(str(self.conversation_id), leaf, at, count)
 
     def _new_messages(self, result: RunResult) -> list[Mapping[str, Any]]:
-        _, messages = _split(result.final_messages or [])
+        _, messages = split_prompts(result.final_messages or [])
         if not messages:
             response = result.final_output.get("response") if isinstance(result.final_output, dict) else None
             answer = [{"role": "assistant", "content": response}] if isinstance(response, str) else []
             return [*self._input_messages, *answer]
-        known = _overlap([*self._loaded, *self._input_messages], messages, len(self._input_messages))
+        known = overlap([*self._loaded, *self._input_messages], messages, len(self._input_messages))
         return [*self._input_messages, *messages] if known is None else messages[known - len(self._input_messages) :]
 
     def _with_ids(self, new: Sequence[Mapping[str, Any]]) -> list[ConversationMessage]:
@@ -189,14 +237,14 @@ class ConversationHistory:
         If both have the same role, the new one would replace its parent: the branch then begins with a copy of the
         parent.
         """
-        branch = uuid5(self.run_id, "branch") if self.forked else _uuid(self._pinned_leaf["branch"])
+        branch = uuid5(self._base, "branch") if self.forked else _uuid(self._pinned_leaf["branch"])
         messages = [self._message(each, n, branch) for n, each in enumerate(new)]
         leaf = self._leaf
         if leaf is None or leaf.branch_id == branch:
             return messages
         if leaf.role == messages[0].role:
             metadata = {**(leaf.metadata or {}), "forked_from": str(leaf.id)}
-            messages.insert(0, replace(leaf, id=uuid5(self.run_id, "leaf"), branch_id=branch, metadata=metadata))
+            messages.insert(0, replace(leaf, id=uuid5(self._base, "leaf"), branch_id=branch, metadata=metadata))
         messages[0].parent_message_id = leaf.id
         return messages
 
@@ -209,7 +257,9 @@ class ConversationHistory:
             chat = {
                 name: value for name, value in {**chat, "metadata": metadata}.items() if value or name != "metadata"
             }
-        message = message_of(chat, uuid5(self.run_id, f"message:{number}"), timestamp=when, branch_id=branch)
+        message = message_of(
+            chat, self._own_id("message", number), timestamp=when, branch_id=branch, run_id=self.run_id, position=number
+        )
         if unanswered:
             message.metadata = {**message.metadata, UNANSWERED: True}
         return message
@@ -239,7 +289,7 @@ async def _joined(
 
     The code of the run may modify all of them, so those of the conversation are copies.
     """
-    prompts, passed = _split(messages)
+    prompts, passed = split_prompts(messages)
     new = _beyond(passed, path.chats)
     loaded: list[Mapping[str, Any]] = [*await path.copies(new)]
     if new is passed:
@@ -277,13 +327,48 @@ def _is_long(chats: Sequence[Mapping[str, Any]]) -> bool:
     return False
 
 
+def _is_same(stored: ConversationMessage, message: ConversationMessage) -> bool:
+    """Return whether a stored message is this message of the run. The application may have edited its text."""
+    if stored.role != message.role or stored.tool_call_id != message.tool_call_id:
+        return False
+    if calls := [(each.id, each.name) for each in message.tool_calls] or stored.tool_calls:
+        return calls == [(each.id, each.name) for each in stored.tool_calls]
+    return stored.id == message.id or stored.content == message.content or is_marked(stored, OPEN)
+
+
+def _correct(stored: ConversationMessage, new: ConversationMessage, *, answered: bool, accepted: bool) -> bool:
+    """Correct a stored message of the run, and return whether that has changed it.
+
+    A message that was open gets its new content, and an answer that of the last execution. The marks follow from how
+    the run has ended now.
+    """
+    before = replace(stored)
+    marks = {OPEN, UNANSWERED, REJECTED}
+    if is_marked(stored, OPEN):
+        stored.content, stored.tool_calls, stored.metadata = new.content, new.tool_calls, dict(new.metadata)
+        stored.run_id, stored.position = new.run_id, new.position
+    elif answered:
+        gone = {REJECTED} if is_marked(new) else marks
+        stored.metadata = {name: value for name, value in (stored.metadata or {}).items() if name not in gone}
+    elif is_marked(new):
+        gone = marks if accepted else {OPEN}
+        kept = {name: value for name, value in (stored.metadata or {}).items() if name not in gone}
+        stored.metadata = {**kept, **{name: new.metadata[name] for name in marks if name in new.metadata}}
+    if stored.role == "assistant" and not stored.tool_calls and stored.content != new.content:
+        raw = {RAW: new.metadata[RAW]} if RAW in new.metadata else {}
+        stored.content, stored.metadata = new.content, {**{k: v for k, v in stored.metadata.items() if k != RAW}, **raw}
+    if is_marked(before):
+        stored.parent_message_id = new.parent_message_id
+    return stored != before
+
+
 def _moved(
-    stored: Sequence[ConversationMessage], messages: Sequence[ConversationMessage], copies: Collection[UUID]
-) -> list[ConversationMessage]:
-    """Return the stored messages, with each of `copies` after the message that it follows in `messages`."""
+    stored: Sequence[ConversationMessage], messages: Sequence[ConversationMessage]
+) -> list[ConversationMessage]:  # fmt: skip
+    """Return the stored messages, with those of the run after the message that they follow in `messages`."""
     by_id, order = {each.id: each for each in stored}, [each.id for each in stored]
     for before, each in pairwise(messages):
-        if each.id in copies and before.id in by_id and order.index(each.id) < order.index(before.id):
+        if each.id in by_id and before.id in by_id and order.index(each.id) < order.index(before.id):
             order.remove(each.id)
             order.insert(order.index(before.id) + 1, each.id)
     return [by_id[each] for each in order]
@@ -293,34 +378,6 @@ def _uuid(text: str | None) -> UUID | None:
     return None if text is None else UUID(text)
 
 
-def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
-    """Return the leading prompts, which belong to the agent, and the conversation after them."""
-    at = 0
-    while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") in SYSTEM_ROLES:
-        at += 1
-    prompts, rest = list(messages[:at]), list(messages[at:])
-    return prompts, rest if are_mappings(rest) else [each for each in rest if isinstance(each, Mapping)]
-
-
-def _begins(messages: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> bool:
-    if len(messages) < len(start):
-        return False
-    # Messages that the code of the run got and returned are equal: a comparison by fields takes much longer.
-    return messages[: len(start)] == start or all(map(same_chat, messages, start))
-
-
-def _overlap(known: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]], least: int) -> int | None:
-    """Return how many messages at the end of `known` are the first ones of `messages`; None if fewer than `least`.
-
-    If the input had no messages (`least` is 0), messages that only repeat the end of a longer history are new ones.
-    """
-    for count in range(min(len(known), len(messages)), least - 1, -1):
-        adds = least > 0 or count < len(messages) or count in (0, len(known))
-        if adds and _begins(messages, known[len(known) - count :]):
-            return count
-    return None
-
-
 def _beyond(messages: list[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the messages that the conversation `known` does not contain.
 
@@ -328,7 +385,7 @@ def _beyond(messages: list[Mapping[str, Any]], known: Sequence[Mapping[str, Any]
     the tool calls. Only such an input contains answers. An input without one that happens to start with the text of the
     last message is new.
     """
-    if _begins(messages, known):
+    if begins(messages, known):
         return messages[len(known) :]
     if any(each.get("role") == "assistant" for each in messages):
         for start in range(len(known)):

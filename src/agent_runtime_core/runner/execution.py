@@ -483,7 +483,7 @@ class RunExecution:
         """Finish the run. If a success cannot be saved, decide again; a failure is stored without its result."""
         succeeded = end.status == RunStatus.SUCCEEDED
         try:
-            await self.end(end, ctx, save=True)
+            await self.end(end, ctx)
         except NotSaved as refused:
             assert ctx is not None
             return await self._apply_error(refused.reason, ctx)
@@ -492,16 +492,15 @@ class RunExecution:
                 return await self._apply_error(refusal, ctx)
             if end.status != RunStatus.FAILED:
                 raise
-            await self.end(without_result(end, refusal), ctx, save=True)
+            await self.end(without_result(end, refusal), ctx)
         return end
 
-    async def end(self, end: End, ctx: Context | None = None, *, save: bool = False) -> RunResult:
+    async def end(self, end: End, ctx: Context | None = None) -> RunResult:
         """Finish the run as the policy decided, and return its result.
 
         Args:
             end: The decision.
             ctx: The context of the run; None if its code was not started.
-            save: Whether to append the messages of the run to its conversation.
 
         Raises:
             NotSaved: The run has succeeded, and its messages cannot be saved.
@@ -510,8 +509,7 @@ class RunExecution:
         unread = UnreadMessages(self.claim, ctx, self._completed.values())
 
         async def write(result: RunResult, cursor: int) -> RunResult:
-            if save and ctx is not None:
-                await self._save_conversation(end.status, result, unread.sent, ctx)
+            await self._save_conversation(end.status, result, unread.sent, ctx)
             omitted = None if self.recorder is None else self.recorder.omitted_history(result)
             return await self.claim.end(end.status, result, end.event, omitted, cursor)
 
@@ -546,13 +544,15 @@ class RunExecution:
         await claim.release_with(update._replace(failures=retry.failures, error=retry.error_text))
 
     async def _save_conversation(
-        self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]], ctx: Context
+        self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]], ctx: Context | None
     ) -> None:
         """Append the messages of the run to its conversation, or report that this runner stores none."""
         report = self.services.not_kept
         if self._conversation is not None:
             await self._conversation.save(status, result, sent)
-        elif report is not None and status == RunStatus.SUCCEEDED and ctx.conversation_id and not ctx.owns_conversation:
+        elif ctx is None or report is None or status != RunStatus.SUCCEEDED:
+            return
+        elif ctx.conversation_id and not ctx.owns_conversation:
             report(self.row)
 
     # -- the agent's task

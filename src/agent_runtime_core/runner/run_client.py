@@ -15,16 +15,18 @@ from .._core.lazy_import import load
 from .._core.log import about_run, log
 from .._core.validation import must
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
-from .._execution.inbox import checked_when, mailbox_id, mailbox_payload, user_message
+from .._execution.inbox import checked_when, mailbox_id, mailbox_payload, message_of, user_message
 from .._execution.run_control import RunRecorder
-from ..errors import IllegalTransition, LeaseLost, brief
+from ..errors import IllegalTransition, LeaseLost, brief, text_of
 from ..events.base import EventBus
 from ..events.event import Event, size_of
 from ..interfaces import RunResult
 from ..limits import RunLimits, named_limits
 from ..portal import call, iterate
 from ..queue.base import RunQueue
-from ..queue.records import ANSWER, LIMITS, LIVE, MESSAGE, SIGNAL_ONLY, RowChanged, RunRow, answer_id, same_message
+from ..queue.records import (
+    ANSWER, LIMITS, LIVE, MESSAGE, SIGNAL_ONLY, RowChanged, RunRow, answer_id, same_message, unreadable,
+)  # fmt: skip
 from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
@@ -322,7 +324,7 @@ class RunClient:
                     await cancel_with_children(self.backends, self.registry, row)
                 break
             with contextlib.suppress(RowChanged):
-                asked = await cancel_tree(self.backends, self.registry, row, by)
+                asked = await cancel_tree(self.backends, self.registry, row, self._keep_turns, by)
             if asked is not None:
                 break
         abandoned = self._abandoned()
@@ -335,7 +337,26 @@ class RunClient:
         return ended.decoded("status", RunStatus)
 
     def _abandoned(self) -> AbandonedRuns:
-        return AbandonedRuns(self.backends, self.registry, self._fenced_stores(), self.config.heartbeat_interval)
+        stores, interval = self._fenced_stores(), self.config.heartbeat_interval
+        return AbandonedRuns(self.backends, self.registry, stores, interval, self._keep_turns)
+
+    async def _keep_turns(self, row: RunRow) -> None:
+        """Keep what the tools of a run did in its conversation, before it is cancelled without a claim."""
+        make = self._conversation_services()[0]
+        if row.claimed_at is None or row.conversation is None or make is None:
+            return
+        try:
+            if (error := unreadable(row)) is not None:
+                raise error
+            if (recorder := make(row)) is not None:
+                mail = await self.queue.mail(row.run_id) if row.mail_seq else []
+                sent = [message_of(each) for each in mail if each.kind == MESSAGE]
+                await recorder.keep(RunResult(), sent, rejected=False, unanswered=False)
+        except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
+            log.warning(
+                "the messages of run %s are not in its conversation: %s", row.run_key or row.run_id, text_of(error),
+                extra=about_run(row.run_id, row.attempt),
+            )  # fmt: skip
 
     async def signal(
         self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None,

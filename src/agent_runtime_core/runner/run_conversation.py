@@ -30,7 +30,7 @@ class RunConversation:
         calls: Makes the calls of the store.
         label: Names the run in messages.
         context: Returns the context variables of the calls.
-        keep_unanswered: Whether a run that fails keeps the user's messages.
+        keep_unanswered: Whether a run that fails keeps messages of the user that no complete turn follows.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RunConversation:
         return await self._call(self._recorder.load(ctx))
 
     async def save(self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]]) -> None:
-        """Append the messages of a run that ends. A run that was cancelled appends none.
+        """Append the messages of a run that ends: all of a success, the complete turns of another run.
 
         Args:
             status: The final status of the run.
@@ -55,18 +55,18 @@ class RunConversation:
         Raises:
             NotSaved: The run has succeeded, and its messages cannot be saved.
         """
-        if status == RunStatus.SUCCEEDED:
-            if (refusal := await self._call(self._recorder.save(result))) is not None:
-                raise NotSaved(refusal)
-        elif status != RunStatus.CANCELLED and self._keep_unanswered:
-            await self._save_unanswered(result, sent)
+        if status != RunStatus.SUCCEEDED:
+            failed = status in (RunStatus.FAILED, RunStatus.TIMED_OUT)
+            await self._keep(result, sent, unanswered=failed and self._keep_unanswered)
+        elif (refusal := await self._call(self._recorder.save(result))) is not None:
+            raise NotSaved(refusal)
 
-    async def _save_unanswered(self, result: RunResult, sent: Sequence[dict[str, Any]]) -> None:
-        """Keep the user's messages of a run that did not succeed. The run ends as decided, also if its store fails."""
+    async def _keep(self, result: RunResult, sent: Sequence[dict[str, Any]], *, unanswered: bool) -> None:
+        """Keep the messages of a run that did not succeed. The run ends as decided, also if its store fails."""
         rejected = result.error is not None and result.error.type in _REJECTIONS
         what = f"the conversation store of {self._label}"
         try:
-            work = self._recorder.save_unanswered(sent, rejected=rejected)
+            work = self._recorder.keep(result, sent, rejected=rejected, unanswered=unanswered)
             await self._calls.call(work, what, context=self._context(), within=False)
         except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
             if isinstance(cause := deciding_error(error), LeaseLost):

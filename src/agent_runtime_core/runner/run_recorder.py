@@ -8,6 +8,7 @@ from typing import Any, cast
 from .._core.codec.json import decode_known
 from .._engines.base import Committer
 from .._execution.context import Context, conversation_id
+from .._execution.loop_messages import loop_turns
 from .._execution.result_codec import OmittedHistory, decode_result, omitted_history_in
 from ..interfaces import RunResult
 from ..persistence.fencing import FencedWrites
@@ -52,10 +53,27 @@ class StoredRunRecorder:
         if self.history is not None and not self._owned:
             await self.history.save(result)
 
-    async def save_unanswered(self, sent: Sequence[dict[str, Any]], *, rejected: bool) -> None:
-        """Append the user's messages of a run that did not succeed."""
-        if self.history is not None and not self._owned:
-            await self.history.save_unanswered(sent, rejected=rejected)
+    async def keep(
+        self, result: RunResult, sent: Sequence[dict[str, Any]], *, rejected: bool, unanswered: bool
+    ) -> None:  # fmt: skip
+        """Append the complete turns of a run that did not succeed, and the user's messages."""
+        if self._owned:
+            return
+        given = cast("dict[str, Any]", decode_known(self.row.input))
+        named = conversation_id(given.get("conversation_id"))
+        if named is None:
+            return
+        records = await self.backends.state.records(self.row.run_id)
+        if self.ctx is not None:  # has also what is not written yet
+            records = [*records, *self.ctx.journal.view.completed.values()]
+        turns = [*loop_turns(records, _known)]
+        if any(each.owned for each in turns):
+            return
+        if (history := self.history) is None:
+            history = ConversationHistory(self.stores.conversations, named, self.row, self.backends.queue.clock)
+            if not await history.load_recorded(records, given.get("messages") or []):
+                return  # its code has never started
+        await history.keep(turns, sent, result, rejected=rejected, unanswered=unanswered)
 
     def omitted_history(self, result: RunResult) -> OmittedHistory | None:
         """Return which messages of a result need not be recorded, because the conversation has them."""
@@ -78,3 +96,7 @@ class StoredRunRecorder:
         if audit is not None:
             named = cast("dict[str, Any]", decode_known(self.row.input)).get("conversation_id")
             await AuditLog(audit, self.backends, self.row, conversation_id(named)).write(result)
+
+
+def _known(text: str | None) -> Any:
+    return None if text is None else decode_known(text)

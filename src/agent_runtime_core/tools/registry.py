@@ -186,7 +186,9 @@ class ToolRegistry:
         running = contain(call if is_async else functools.partial(_in_thread, name, call), f"tool {name!r}")
         if tool.timeout is None:
             return running
-        more = "" if is_async else ". It continues in its thread and may still have effects"
+        more = ". It may have taken effect" if getattr(tool, "has_side_effects", False) else ""
+        if not is_async:
+            more = ". It continues in its thread and may still have effects"
         return with_time_limit(running, tool.timeout, f"tool {name!r}", ToolTimeout(name, tool.timeout, more))
 
     async def execute_with_events(self, tool_call: CallsTool, ctx: Emits, **kwargs: Any) -> Any:

@@ -80,7 +80,10 @@ def message_entry(
     check_link(message.branch_id, "the branch_id of a message")
     if redaction is not None:
         message = _redacted(redaction, message, f"conversation {conversation}")
-    return Entry(key, text_of(message, max_bytes=max_bytes), conversation, words=text_in(message.content))
+    # A message of an earlier release has no such fields. Its text stays the same, so that it is not written again.
+    absent = frozenset(name for name in ("run_id", "position") if getattr(message, name) is None)
+    text = text_of(message, leave_out=absent, max_bytes=max_bytes)
+    return Entry(key, text, conversation, words=text_in(message.content))
 
 
 def _redacted(redaction: Redaction, message: ConversationMessage, owner: str) -> ConversationMessage:
