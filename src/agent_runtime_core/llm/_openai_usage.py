@@ -43,6 +43,16 @@ def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> d
     return known_counts(prompt, completion, total, read, written, reasoning)
 
 
+def reports_no_tokens(reported: Any) -> bool:
+    """Return whether a usage says that the answer has no tokens, which is more than that it says nothing."""
+    if not isinstance(reported, Mapping):
+        return False
+    written = most(reported.get("completion_tokens"), reported.get("output_tokens"))
+    if written is None:
+        return count_of(reported.get("total_tokens")) == 0
+    return written == 0 and not usage_of(reported).get("completion_tokens")
+
+
 def known_counts(
     prompt: int | None, completion: int | None, total: int | None, read: int | None, written: int | None,
     reasoning: int | None,
