@@ -18,6 +18,7 @@ from ._circuit_breaker import SHARED, Breakers
 from ._error_messages import explained
 from ._fallbacks import Fallbacks
 from ._prices import cost_usd, price_of
+from ._property_names import renamed_tools, with_real_names, with_sent_names
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._retries import METER, RETRY_BUDGET, Retries, RetryBudget, RetryState
 
@@ -165,10 +166,12 @@ class ChatClient(LLMClient):
         )
 
     async def count_tokens(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> int:
-        model, sent = self.default_model, messages_in(messages)
+        model = self.default_model
+        tools_sent, names = renamed_tools(tools, self.provider, model)
+        sent = with_sent_names(messages_in(messages), names) if names else messages_in(messages)
         state = self._retry_state(model)
         return await self._with_retries(
-            state, lambda: self._one_request(state, lambda: self._wire.count_tokens(sent, tools, model, self._timeouts))
+            state, lambda: self._one_request(state, lambda: self._wire.count_tokens(sent, tools_sent, model, self._timeouts))
         )
 
     async def close(self) -> None:
@@ -193,9 +196,10 @@ class ChatClient(LLMClient):
         if not messages:
             fix = "Pass at least one, as in [{'role': 'user', 'content': 'hi'}]"
             raise must("messages", "not be empty", messages, fix)
+        sent, names = renamed_tools(tools or None, self.provider, name)
         request = Request(
-            messages_in(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts,
-            clock=self._clock,
+            with_sent_names(messages_in(messages), names) if names else messages_in(messages), name, sent, temperature,
+            max_tokens, extra, self._timeouts, clock=self._clock, names=names,
         )  # fmt: skip
         return self._fallbacks.known(request)
 
@@ -340,7 +344,7 @@ async def _close(chunks: AsyncGenerator[Chunk, None]) -> None:
 
 def _response(answer: Completion, request: Request) -> LLMResponse:
     return LLMResponse(
-        message=answer.message,
+        message=with_real_names(answer.message, request.names) if request.names else answer.message,
         usage=dict(answer.usage),
         model=answer.model or request.model,
         finish_reason=answer.finish_reason,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -45,6 +45,7 @@ class Request:
     """A request to a model, in OpenAI's chat format; `extra` is passed to the provider unchanged.
 
     `changes` are the names of the fallbacks that changed it. `clock` measures the wait for the usage of a stream.
+    `names` are the names that are sent for properties of the tools.
     """
 
     messages: Sequence[dict[str, Any]]
@@ -56,6 +57,7 @@ class Request:
     timeouts: Timeouts = field(default_factory=Timeouts)
     changes: frozenset[str] = frozenset()
     clock: Clock = field(default=SYSTEM, compare=False, repr=False)
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
