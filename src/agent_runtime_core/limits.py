@@ -274,8 +274,9 @@ class Budget:
             each._count(usage, tokens, cost)
 
     def add_counted(self, usage: Mapping[str, Any]) -> None:
-        """Count in this budget alone a usage that the budgets around it have counted."""
-        self._count(usage, tokens_of(usage), usage.get("cost_usd"))
+        """Count in this budget alone a usage that the budget around it has counted."""
+        if usage:
+            self._count(usage, tokens_of(usage), usage.get("cost_usd"))
 
     def _count(self, usage: Mapping[str, Any], tokens: int, cost: float | None) -> None:
         total = self.usage

@@ -55,7 +55,11 @@ def test_openai_is_sent_images_after_the_last_result_of_the_turn() -> None:
     ]
     sent = outgoing(messages, "openai")
     assert [each["role"] for each in sent] == ["tool", "tool", "tool", "user", "assistant", "tool", "user"]
-    assert [each["content"] for each in sent[:3]] == [[TEXT], "(no output)", "plain"]
+    assert [each["content"] for each in sent[:3]] == [
+        [TEXT],
+        "(The result of the call 2 is in the next message of the user.)",
+        "plain",
+    ]
     assert sent[3]["content"] == [{"type": "text", "text": "What the tools returned besides text:"}, IMAGE, IMAGE]
     assert messages[0]["content"] == [TEXT, IMAGE]
 

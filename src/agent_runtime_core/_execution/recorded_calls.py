@@ -24,7 +24,7 @@ from .step_journal import StepJournal
 from .step_policy import DEFAULT_POLICY, Policy
 from .step_runner import StepCall, run_step
 from .step_scope import CURRENT_STEP
-from .usage import add_charge, charged_by
+from .usage import add_charge, charged_by, total
 
 #: Returned for a step without a saved result. None would be a result.
 UNRECORDED: object = object()
@@ -114,13 +114,10 @@ class RecordedCalls:
             add_charge(scope, model, usage)
 
     def charged(self, name: str, key: str) -> dict[str, Any]:
-        """Return what the step has charged by its record; {} if this run has no record of it, or only a copied one."""
+        """Return what the step has charged in earlier executions. The budget of the run includes it."""
         record = self._recorded(name, key)
-        return {} if record is None else charged_by(record)
-
-    def charged_by_failures(self, name: str, key: str) -> dict[str, Any]:
-        """Return what attempts of the step have charged that failed in earlier claims. The run has counted it."""
-        return self.journal.view.charged_by_failures.get((name, f"k:{key}"), {})
+        failed = self.journal.view.charged_by_failures.get((name, f"k:{key}"), {})
+        return failed if record is None else total([failed, charged_by(record)])
 
     async def streamed(self, name: str, key: str) -> int:
         """Return how many characters of its answer that step published as ASSISTANT_DELTA events."""

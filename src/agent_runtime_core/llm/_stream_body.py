@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Final
 
-from .._core.clock import Clock
+from .._core.clock import SYSTEM, Clock
 from .._core.context_vars import start_helper
 from .._core.log import log
 
@@ -62,6 +62,35 @@ class StreamBody:
     def is_done(self) -> bool:
         """Return whether the server ended the stream itself."""
         return self._end.rstrip().endswith(DONE.encode())
+
+
+def end_with_json(response: Any) -> None:
+    """Let the body of a response end when its JSON is whole, however its connection ends.
+
+    Args:
+        response: The response of the transport, before it is read. Its method `aiter_bytes` is replaced.
+    """
+    received: Any = response.aiter_bytes
+
+    async def whole(*args: Any, **options: Any) -> AsyncGenerator[bytes, None]:
+        body = b""
+        async with contextlib.aclosing(received(*args, **options)) as parts:
+            async for part in parts:
+                body += part
+                yield part
+                if part.rstrip().endswith(b"}") and _is_json(body):
+                    await read_rest(parts, lambda part: False, lambda: True, SYSTEM)
+                    return
+
+    response.aiter_bytes = whole
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 async def read_rest(

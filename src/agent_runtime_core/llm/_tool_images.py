@@ -37,9 +37,9 @@ def with_text_of_tools(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mappin
         id_ = message.get("tool_call_id")
         moved += [{"type": "text", "text": f"Result of the call {id_}{calls.get(id_, '')}:"}, *others]
         kept = [each for each in parts if not _is_other(each)]
-        if not any(isinstance(each, str) or str(each.get("text") or "").strip() for each in kept):
-            kept = [{"type": "text", "text": f"(The result of the call {id_} is in the next message of the user.)"}]
-        yield {**message, "content": kept}
+        says = any(isinstance(each, str) or str(each.get("text") or "").strip() for each in kept)
+        elsewhere = f"(The result of the call {id_} is in the next message of the user.)"
+        yield {**message, "content": kept if says else elsewhere}
     if moved:
         yield {"role": "user", "content": [{"type": "text", "text": _ABOUT}, *moved]}
 

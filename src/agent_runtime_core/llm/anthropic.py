@@ -29,7 +29,7 @@ from ._openai_errors import require_answer, translated, without_keys
 from ._openai_usage import reports_no_tokens
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts, counted
 from ._retries import Retries
-from ._stream_body import StreamBody, read_rest
+from ._stream_body import StreamBody, end_with_json, read_rest
 from ._trace_header import with_traceparent
 from .openai import as_stream_cut
 
@@ -79,7 +79,9 @@ class AnthropicWire(ProviderAdapter):
         if arguments["max_tokens"] > _LONGEST_UNSTREAMED:
             return await self._streamed(request)
         client = await self._clients.here()
-        found = await client.messages.create(**with_traceparent(arguments))
+        async with client.messages.with_streaming_response.create(**with_traceparent(arguments)) as response:
+            end_with_json(response.http_response)
+            found = await response.parse()
         whole = self._dict(found)
         with counted(lambda: usage_of(whole.get("usage") or {})):
             self._raise_reported(whole, request.model)

@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from .._core.clock import Clock
@@ -237,30 +237,35 @@ class _SdkStream:
     def __init__(self, stream: Any, assembly: Assembly, clock: Clock) -> None:
         self._stream, self._assembly, self._clock = stream, assembly, clock
         self._finished = False
+        self._failed = False
         self._has_usage = False
-        self._next: Any = None
 
     def __aiter__(self) -> _SdkStream:
         return self
 
     async def __anext__(self) -> Any:
         if not self._finished:
-            return self._taken(await anext(self._stream))
-        if not await read_rest(self._stream, self._keeps, lambda: self._has_usage, self._clock):
+            chunk = self._taken(await anext(self._stream))
+            if self._failed:  # litellm raises an error for this chunk, and reads no usage after it
+                await self._read_rest(lambda chunk: self._taken(chunk) is None)
+            return chunk
+        rest: list[Any] = []
+        if not await self._read_rest(lambda chunk: not rest.append(self._taken(chunk))):
             raise StopAsyncIteration
-        return self._next
+        return rest[0]
 
-    def _keeps(self, chunk: Any) -> bool:
-        self._next = self._taken(chunk)
-        return True
+    def _read_rest(self, take: Callable[[Any], bool]) -> Awaitable[bool]:
+        return read_rest(self._stream, take, lambda: self._has_usage, self._clock)
 
     def _taken(self, chunk: Any) -> Any:
         received = as_dict(chunk)
         self._assembly.add_refusal(received)
+        self._assembly.add_usage(received.get("usage"))
         choices = received.get("choices") or ()
         reasons = [choice.get("finish_reason") for choice in choices if isinstance(choice, dict)]
-        self._finished = self._finished or any(reason and normal_reason(reason) != FAILED for reason in reasons)
-        self._has_usage = self._has_usage or (self._finished and bool(received.get("usage")))
+        self._failed = self._failed or any(reason and normal_reason(reason) == FAILED for reason in reasons)
+        self._finished = (self._finished or any(reasons)) and not self._failed
+        self._has_usage = self._has_usage or ((self._finished or self._failed) and bool(received.get("usage")))
         for choice in getattr(chunk, "choices", None) or ():
             delta: Any = getattr(choice, "delta", None)
             if isinstance(parts := getattr(delta, "content", None), list):

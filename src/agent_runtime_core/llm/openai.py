@@ -33,7 +33,7 @@ from ._openai_stream import Assembly, completion_of
 from ._openai_usage import merged_usage, usage_of
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts, counted
 from ._schemas import dialect_of, with_schemas
-from ._stream_body import DONE, StreamBody, read_rest
+from ._stream_body import DONE, StreamBody, end_with_json, read_rest
 from ._trace_header import with_traceparent
 
 __all__ = ["OpenAIClient", "OpenAIConfigurationError"]
@@ -117,7 +117,10 @@ class OpenAIWire(ProviderAdapter):
 
     async def request(self, request: Request) -> Completion:
         client = await self._clients.here()
-        raw = await client.chat.completions.create(**with_traceparent(self._arguments(request)))
+        ask = client.chat.completions.with_streaming_response.create
+        async with ask(**with_traceparent(self._arguments(request))) as response:
+            end_with_json(response.http_response)
+            raw = await response.parse()
         # The SDK returns a body that is not JSON as text.
         if isinstance(raw, str) and (streamed := streamed_answer(raw, self.provider, request)):
             return streamed

@@ -89,8 +89,7 @@ class ModelCalls:
         else:
             session.received.replay(recorded)
         estimate = self._estimate_tokens() if self.usage_limited else 0
-        if failed := session.steps.charged_by_failures("model", key):
-            session.budget.add_counted(failed)
+        session.budget.add_counted(session.steps.charged("model", key))
         if recorded is UNRECORDED:
             try:
                 recorded = await self._call_now(key, estimate)
@@ -102,8 +101,6 @@ class ModelCalls:
             session.add_work_time(session.steps.duration("model", key))
             if (in_doubt := recorded.get("doubted")) and not session.copied:
                 session.budget.count_in_doubt(in_doubt)
-            if charged := session.steps.charged("model", key):
-                session.budget.used(charged, charged.get("cost_usd"))
         session.new_messages = []
         response: dict[str, Any] = recorded
         if not session.copied:

@@ -53,8 +53,7 @@ class RecordedClient(LLMClient):
         require_price(self.budget.strictest, self._model(passed), self._prices())
         in_doubt = self._steps.in_doubt("model", key)
         self.budget.count_in_doubt(in_doubt)
-        if failed := self._steps.charged_by_failures("model", key):
-            self.budget.add_counted(failed)
+        self.budget.add_counted(self._steps.charged("model", key))
 
         async def call(attempt: int) -> dict[str, Any]:
             pending = self._generate(messages, passed)
@@ -135,10 +134,7 @@ def count_recorded(ctx: Any, name: str, budget: Budget) -> None:
             budget.turn()
             budget.used(answer.usage, answer.cost_usd)
             budget.count_in_doubt(recorded.get("doubted"))
-            if charged := steps.charged("model", key):
-                budget.used(charged, charged.get("cost_usd"))
-        if failed := steps.charged_by_failures("model", key):
-            budget.add_counted(failed)
+        budget.add_counted(steps.charged("model", key))
 
 
 def _response(recorded: dict[str, Any]) -> LLMResponse:
