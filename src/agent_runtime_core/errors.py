@@ -420,6 +420,7 @@ class ProviderError(AgentRuntimeError):
         status: The HTTP status, or None.
         code: The provider's error code, or "".
         retry_after: Seconds that the provider asks to wait, or None.
+        usage: The usage that the provider reported for an answer that could not be used, as in `LLMResponse`.
     """
 
     #: Whether the same request may succeed later.
@@ -434,6 +435,7 @@ class ProviderError(AgentRuntimeError):
         self.status: int | None = status
         self.code: str = code
         self.retry_after: float | None = retry_after
+        self.usage: dict[str, int] = {}
         super().__init__(*([message] if message else []))
 
 

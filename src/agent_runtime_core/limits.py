@@ -202,6 +202,15 @@ class Budget:
                     return LimitExceeded(name, allowed, amount)
         return None
 
+    def spent(self) -> LimitExceeded | None:
+        """Return the first limit in tokens or USD that is reached without what is reserved for calls in flight."""
+        for each in self._chain:
+            for name, amount in (("max_tokens", each._tokens), ("max_cost_usd", each._cost)):
+                allowed = getattr(each.limits, name)
+                if allowed is not None and amount >= allowed:
+                    return _reached(name, allowed, amount)
+        return None
+
     @property
     def is_last_turn(self) -> bool:
         """Whether `max_turns` allows no turn after those that are counted and active."""
@@ -270,6 +279,11 @@ class Budget:
         tokens, usd = tokens_of(usage), usd_of(cost)
         for each in self._chain:
             each._count(usage, tokens, usd)
+
+    def add_counted(self, usage: Mapping[str, Any]) -> None:
+        """Count in this budget alone a usage that the budget around it has counted."""
+        if usage:
+            self._count(usage, tokens_of(usage), usage.get("cost_usd"))
 
     def _count(self, usage: Mapping[str, Any], tokens: int, cost: float | None) -> None:
         total = self.usage

@@ -8,6 +8,7 @@ import importlib.util
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -58,11 +59,29 @@ def asking(replies: Sequence[Reply]) -> dict[str, Any]:
     return {"retries": Retries(tries=1), "timeouts": timeouts}
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A finished answer whose response ends badly.
+
+    `how` is "closed" (without the event that ends a stream), "cut" (with an error) or "open". Without `usage`, the
+    provider reports none of a stream.
+    """
+
+    says: TextReply
+    how: str
+    usage: bool = True
+
+
 # -- OpenAI's wire, which litellm speaks too
 
 
-def openai_script(reply: Reply, asked: Body) -> Script:
+def openai_script(reply: Reply | Finished, asked: Body) -> Script:
     match reply:
+        case Finished():
+            whole = script(_completion(reply.says))
+            if asked.get("stream"):
+                whole = _openai_stream(reply.says, end=True, usage=reply.usage, last="")
+            return badly_ended(reply, whole)
         case TextReply():
             return _openai_stream(reply, end=True) if asked.get("stream") else script(_completion(reply))
         case Echo():
@@ -93,7 +112,7 @@ def _completion(says: TextReply) -> Body:
     return about | {"choices": [choice], "usage": _openai_usage(says)}
 
 
-def _openai_stream(says: TextReply, *, end: bool) -> Script:
+def _openai_stream(says: TextReply, *, end: bool, usage: bool = True, last: str = "data: [DONE]\n\n") -> Script:
     about = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": says.model}
 
     def chunk(delta: Body, finish_reason: str | None = None) -> Body:
@@ -108,7 +127,8 @@ def _openai_stream(says: TextReply, *, end: bool) -> Script:
             chunks.append(chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]}))
     if not end:
         return stream(*chunks, end="")
-    return stream(*chunks, chunk({}, says.finish_reason), about | {"choices": [], "usage": _openai_usage(says)})
+    counts = [about | {"choices": [], "usage": _openai_usage(says)}] if usage else []
+    return stream(*chunks, chunk({}, says.finish_reason), *counts, end=last)
 
 
 def _openai_call(call: Call) -> Body:
@@ -132,8 +152,13 @@ def _openai_usage(says: TextReply) -> Body:
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def anthropic_script(reply: Reply, asked: Body) -> Script:
+def anthropic_script(reply: Reply | Finished, asked: Body) -> Script:
     match reply:
+        case Finished():
+            whole = script(_message(reply.says))
+            if asked.get("stream"):
+                whole = _anthropic_stream(reply.says, end=True, usage=reply.usage, last=False)
+            return badly_ended(reply, whole)
         case TextReply():
             return _anthropic_stream(reply, end=True) if asked.get("stream") else script(_message(reply))
         case Echo():
@@ -161,10 +186,11 @@ def _message(says: TextReply) -> Body:
     if says.usage.reasoning is not None:
         usage["output_tokens_details"] = {"thinking_tokens": says.usage.reasoning}
     about = {"id": "msg_1", "type": "message", "role": "assistant", "model": says.model, "stop_sequence": None}
-    return about | {"content": content, "stop_reason": _STOPS[says.finish_reason], "usage": usage}
+    stop = _STOPS.get(says.finish_reason, says.finish_reason)
+    return about | {"content": content, "stop_reason": stop, "usage": usage}
 
 
-def _anthropic_stream(says: TextReply, *, end: bool) -> Script:
+def _anthropic_stream(says: TextReply, *, end: bool, usage: bool = True, last: bool = True) -> Script:
     whole = _message(says)
     begun = whole | {"content": [], "stop_reason": None, "usage": whole["usage"] | {"output_tokens": 0}}
     told: list[Body] = [{"type": "message_start", "message": begun}]
@@ -179,7 +205,8 @@ def _anthropic_stream(says: TextReply, *, end: bool) -> Script:
         told.append({"type": "content_block_stop", "index": index})
     if end:
         stopped = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-        told += [{"type": "message_delta", "delta": stopped, "usage": whole["usage"]}, {"type": "message_stop"}]
+        told.append({"type": "message_delta", "delta": stopped, "usage": whole["usage"] if usage else {}})
+        told += [{"type": "message_stop"}] if last else []
     return stream(*((each["type"], each) for each in told), end="")
 
 
@@ -192,6 +219,11 @@ def unfinished(reply: Disconnect | Hang, whole: Script) -> Script:
     if isinstance(reply, Hang):
         return Script(body, content_type=whole.content_type, stall=len(body) if streamed else 0)
     return Script(body, content_type=whole.content_type, broken=not reply.clean)
+
+
+def badly_ended(reply: Finished, whole: Script) -> Script:
+    stall = len(whole.body) if reply.how == "open" else None
+    return replace(whole, broken=reply.how == "cut", stall=stall)
 
 
 def _headers(refuses: HttpError) -> dict[str, str]:

@@ -46,18 +46,30 @@ async def test_parts_are_the_content_and_the_result() -> None:
 
 
 def test_openai_is_sent_images_after_the_last_result_of_the_turn() -> None:
+    look = {"id": "2", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
     messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": [look]},
         {"role": "tool", "tool_call_id": "1", "content": [TEXT, IMAGE]},
         {"role": "tool", "tool_call_id": "2", "content": [IMAGE]},
         {"role": "tool", "tool_call_id": "3", "content": "plain"},
         {"role": "assistant", "content": "I see."},
         {"role": "tool", "tool_call_id": "4", "content": [IMAGE]},
     ]
-    sent = outgoing(messages, "openai")
+    _, *sent = outgoing(messages, "openai")
     assert [each["role"] for each in sent] == ["tool", "tool", "tool", "user", "assistant", "tool", "user"]
-    assert [each["content"] for each in sent[:3]] == [[TEXT], "(no output)", "plain"]
-    assert sent[3]["content"] == [{"type": "text", "text": "What the tools returned besides text:"}, IMAGE, IMAGE]
-    assert messages[0]["content"] == [TEXT, IMAGE]
+    assert [each["content"] for each in sent[:3]] == [
+        [TEXT],
+        "(The result of the call 2 is in the next message of the user.)",
+        "plain",
+    ]
+    assert sent[3]["content"] == [
+        {"type": "text", "text": "What the tools returned besides text:"},
+        {"type": "text", "text": "Result of the call 1:"},
+        IMAGE,
+        {"type": "text", "text": 'Result of the call 2, look({"at": "door"}):'},
+        IMAGE,
+    ]
+    assert messages[1]["content"] == [TEXT, IMAGE]
 
 
 def test_anthropic_is_sent_images_in_the_result() -> None:

@@ -685,7 +685,6 @@ async def test_a_refusal_in_a_part_of_the_content_has_its_words() -> None:
         ("guardrail_intervened", "content_filter"),
         ("sensitive", "content_filter"),
         ("refusal", "refusal"),
-        ("insufficient_system_resource", "insufficient_system_resource"),
         ("pause_turn", "pause_turn"),
     ],
 )
@@ -947,8 +946,10 @@ async def test_a_stream_cut_at_every_byte_gives_no_call_before_its_end(broken: b
             assert [each.id for each in response.tool_calls] == ["call_a", "call_b"]
         await client.close()
     assert len(server.asked) == len(cuts)
+    # An answer is finished with its finish reason, and the event with it ends before these bytes.
+    complete = RECORDED.index(b"\n\n", told_finished)
     assert all(at > told_finished for at in answered)
-    assert bool(answered) is not broken
+    assert {at for at in places if at > complete + 1} <= set(answered)
 
 
 async def test_a_stream_that_stalls_is_let_go() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 from agent_runtime_core.interfaces import LLMResponse, LLMStreamChunk
 from agent_runtime_core.llm import ChatClient, LLMClient
+from agent_runtime_core.llm._stream_body import USAGE_WAIT
 from agent_runtime_core.testing import VirtualClock
 from tests.support.litellm_cleanup import settled
 
@@ -46,8 +48,11 @@ class Noted(VirtualClock):
         self.slept: list[float] = []
 
     async def sleep(self, seconds: float) -> None:
+        if seconds == USAGE_WAIT:  # a server that is slow must not lose its usage
+            return await asyncio.sleep(seconds)
         self.slept.append(seconds)
         self.advance(seconds)
+        return None
 
 
 @dataclass

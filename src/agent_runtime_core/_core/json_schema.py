@@ -6,7 +6,7 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
@@ -25,6 +25,10 @@ _TYPES: Final[Mapping[str, Any]] = {
     "object": dict,
 }
 SCALARS: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_ALL: Final = frozenset(_TYPES)
+_NESTED: Final = ("array", "object")
+#: Schemas in each other whose types are read.
+_MOST_ALTERNATIVES: Final = 16
 _ABOUT_PLAIN: Final = frozenset({"type", "description", "title", "default"})
 _ABOUT_PLAIN_OBJECT: Final = frozenset(
     {"type", "description", "title", "properties", "required", "additionalProperties"}
@@ -112,6 +116,89 @@ def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[
             yield from _misfits_of_others(value, schema, path)
     except RecursionError:
         yield f"{path or _ARGUMENTS} must be less deeply nested to be checked, got {_got(value)}"
+
+
+def with_parsed_text(value: Any, schema: Mapping[str, Any], parse: Callable[[str], Any]) -> Any:
+    """Return a value in which JSON text stands no more where the schema allows an array or object and no text.
+
+    Text is parsed at any depth. It stays as it is if `parse` returns a value of another type.
+    """
+    return _parsed(value, [schema], schema, parse)
+
+
+def _parsed(value: Any, schemas: Sequence[Any], root: Mapping[str, Any], parse: Callable[[str], Any]) -> Any:
+    """Return the parsed value; each of the schemas may apply to it."""
+    if isinstance(value, str):
+        allowed = frozenset[str]().union(*(_allowed(each, root) for each in schemas))
+        if "string" in allowed or allowed.isdisjoint(_NESTED):
+            return value
+        parsed = parse(value)
+        kind = next((name for name in _NESTED if isinstance(parsed, _TYPES[name])), None)
+        if kind not in allowed:
+            # Some models encode a value twice.
+            return _parsed(parsed, schemas, root, parse) if isinstance(parsed, str) and parsed != value else value
+        value = parsed
+    if not isinstance(value, (dict, list)):
+        return value
+    parts = _alternatives_of(schemas, root)
+    if isinstance(value, list):
+        items = [_parsed(item, _schemas_of_item(parts, index), root, parse) for index, item in enumerate(value)]
+        return items if items != value else value
+    return {name: _parsed(item, _schemas_of_property(parts, name), root, parse) for name, item in value.items()}
+
+
+def _allowed(schema: Any, root: Mapping[str, Any], within: tuple[Any, ...] = ()) -> frozenset[str]:
+    """Return the types that a schema allows, and more of them where it refers to itself."""
+    if schema is False:
+        return frozenset()
+    if not isinstance(schema, Mapping) or len(within) > _MOST_ALTERNATIVES:
+        return _ALL
+    kinds = schema.get("type")
+    allowed = _ALL if kinds is None else frozenset([kinds] if isinstance(kinds, str) else kinds)
+    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+        if values is not None:
+            allowed &= {name for name in _TYPES if any(_is(value, name) for value in values)}
+    reference = schema.get("$ref")
+    if reference is not None and reference not in within:
+        allowed &= _allowed(referred(root, reference), root, (*within, reference))
+    for each in schema.get("allOf", ()):
+        allowed &= _allowed(each, root, (*within, None))
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema:
+            options = (_allowed(each, root, (*within, None)) for each in schema[keyword])
+            allowed &= frozenset[str]().union(*options)
+    return allowed
+
+
+def _alternatives_of(schemas: Sequence[Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the schemas with all that they refer to, combine or offer as alternatives."""
+    found: dict[int, Mapping[str, Any]] = {}
+    left = list(schemas)
+    while left:
+        each = left.pop()
+        if not isinstance(each, Mapping) or id(each) in found:
+            continue
+        found[id(each)] = each
+        left += [referred(root, each.get("$ref"))]
+        left += [part for keyword in ("allOf", "anyOf", "oneOf") for part in each.get(keyword, ())]
+    return list(found.values())
+
+
+def _schemas_of_property(parts: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    absent = object()
+    found = [part.get("properties", {}).get(name, part.get("additionalProperties", absent)) for part in parts]
+    return [each for each in found if each is not absent]
+
+
+def _schemas_of_item(parts: Sequence[Mapping[str, Any]], index: int) -> list[Any]:
+    found = []
+    for part in parts:
+        first = part.get("prefixItems", ())
+        if index < len(first):
+            found.append(first[index])
+        elif "items" in part:
+            found.append(part["items"])
+    return found
 
 
 def choice(value: Any, choices: Sequence[Any]) -> int | None:

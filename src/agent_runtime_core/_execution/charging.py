@@ -16,7 +16,7 @@ from ..portal import run_and_wait
 from .run_control import RunControl
 from .step_journal import RunJournal
 from .step_scope import StepScope
-from .usage import total
+from .usage import add_charge
 
 
 class ChargedContext(Protocol):
@@ -97,9 +97,7 @@ def _count(ctx: ChargedContext, scope: StepScope | None, model: str, charged: di
         got = "a call between steps" if scope is None else "a call after its step has ended"
         fix = "Move the model call and ctx.charge(...) into a ctx.step"
         raise must("ctx.charge()", "be called inside a step", Shown(got), fix)
-    if scope.charged is None:
-        scope.charged = {}
-    scope.charged[model] = total([scope.charged.get(model, {}), charged])
+    add_charge(scope, model, charged)
     ctx.budget.recalled(charged)
     if charged.get("turns") and ctx.traced:
         ctx.trace("llm.call", charge_trace(scope.step_id, model, charged, ctx.clock.wall()))

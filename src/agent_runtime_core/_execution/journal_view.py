@@ -96,7 +96,7 @@ class JournalView:
             that is inside another step of it, that step.
         last_seq: The number of the last end of a step.
         ended_tries: Steps whose last attempt failed, and that have not started again.
-        charged_by_failures: What `ctx.charge` has counted in step attempts that failed.
+        charged_by_failures: What was counted in attempts that failed, by step.
     """
 
     def __init__(self, run_id: str, records: Sequence[Record], wall: Callable[[], float]) -> None:
@@ -122,7 +122,7 @@ class JournalView:
         self.guarded: set[Identity] = set()
         self.guarded_inside: dict[str, set[Identity]] = {}
         self.last_seq: int = -1
-        self.charged_by_failures: list[dict[str, Any]] = []
+        self.charged_by_failures: dict[Identity, dict[str, Any]] = {}
         self._start_digests: dict[Identity, str | None] = {}
         self._held: set[Identity] = set()
         self._failures_inside: dict[str, dict[Identity, Record]] = {}  # of guarded steps, by the step around them
@@ -252,7 +252,7 @@ class JournalView:
                 if identity in self.opened or (_has_info(record, MAIN_TASK) and has_place(record)):
                     self.opened[identity] = record
                 if charged := charged_by(record):
-                    self.charged_by_failures.append(charged)
+                    self.charged_by_failures[identity] = total([self.charged_by_failures.get(identity, {}), charged])
                 if _has_info(record, ONLY_STEP) or _has_info(record, MAIN_TASK):
                     self._failures.append(record)
                 if is_copied(record):  # a fork copies a failure only if the code continued after it
@@ -333,7 +333,7 @@ class JournalView:
         for identity in self.started.keys() | self.lost_reservations.keys():
             if identity[0] == "model" and identity not in self.completed:
                 found.append(reservation_as_usage(self.in_doubt_usage(identity)))
-        return total([*found, *self.charged_by_failures])
+        return total([*found, *self.charged_by_failures.values()])
 
     # -- steps
 

@@ -5,7 +5,7 @@ They publish no STEP_* events, and their errors are raised unwrapped.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
@@ -24,6 +24,7 @@ from .step_journal import StepJournal
 from .step_policy import DEFAULT_POLICY, Policy
 from .step_runner import StepCall, run_step
 from .step_scope import CURRENT_STEP
+from .usage import add_charge, charged_by, total
 
 #: Returned for a step without a saved result. None would be a result.
 UNRECORDED: object = object()
@@ -106,6 +107,17 @@ class RecordedCalls:
         """Give the name of a loop that has ended to the next loop with that digest, if a call of it is in doubt."""
         if any(key.startswith(f"k:{name}:") for _, key in self.journal.view.started):
             self.journal.keys.reuse_key("loop", name, digest(), CURRENT_STEP.get())
+
+    def charge(self, model: str, usage: Mapping[str, Any]) -> None:
+        """Add to the record of the step that the calling code is in what an answer without a record has used."""
+        if (scope := CURRENT_STEP.get()) is not None and not scope.ended:
+            add_charge(scope, model, usage)
+
+    def charged(self, name: str, key: str) -> dict[str, Any]:
+        """Return what the step has charged in earlier executions. The budget of the run includes it."""
+        record = self._recorded(name, key)
+        failed = self.journal.view.charged_by_failures.get((name, f"k:{key}"), {})
+        return failed if record is None else total([failed, charged_by(record)])
 
     async def streamed(self, name: str, key: str) -> int:
         """Return how many characters of its answer that step published as ASSISTANT_DELTA events."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from .._journal.record import Record, is_copied
 from ..limits import COSTS, stored_usage, sum_usd, usd_of
-from .step_scope import SCOPE_SUFFIX, Identity, scope_id
+from .step_scope import SCOPE_SUFFIX, Identity, StepScope, scope_id
 
 _CHARGED: Final = '"charged":'
 _OF_LOOP: Final = "k:l:"  # begins the key of all model calls, tool calls and child runs of an agent loop
@@ -23,6 +23,13 @@ def with_charged(info: str | None, charged: dict[str, Any]) -> str:
     """Return the `info` of a DONE record with what its step has charged, by model."""
     field = f"{_CHARGED}{json.dumps(stored_charges(charged))}"
     return f"{{{field}}}" if info is None else f"{info[:-1]},{field}}}"
+
+
+def add_charge(scope: StepScope, model: str, charged: Mapping[str, Any]) -> None:
+    """Add to what a step has charged for a model; the record of the attempt contains it."""
+    if scope.charged is None:
+        scope.charged = {}
+    scope.charged[model] = total([scope.charged.get(model, {}), charged])
 
 
 def charged_by_model(record: Record) -> dict[str, dict[str, Any]]:

@@ -22,8 +22,8 @@ class Assembly:
         self._blocks: list[Block] = []
         self._inputs: dict[int, str] = {}  # by position in `_blocks`
         self._positions: dict[Any, int] = {}  # by index of the server
-        self._stopped = False
-        self._counted = False  # whether the output tokens of the whole answer were reported
+        #: Whether the output tokens of the whole answer were reported.
+        self.has_usage: bool = False
 
     def add(self, event: Mapping[str, Any]) -> str:
         """Add an event; return the text that it adds."""
@@ -40,12 +40,10 @@ class Assembly:
                 self._whole |= {name: value for name, value in (event.get("delta") or {}).items() if value is not None}
                 usage = event.get("usage") or {}
                 self._whole["usage"] = _larger(self._whole.get("usage") or {}, usage)
-                self._counted = self._counted or usage.get("output_tokens") is not None
-            case "message_stop":
-                self._stopped = True
+                self.has_usage = self.has_usage or usage.get("output_tokens") is not None
             case "message":
                 # The server answers as if it was not asked to stream.
-                self._whole, self._stopped = dict(event), True
+                self._whole = dict(event)
                 blocks = [block for block in event.get("content") or () if isinstance(block, Mapping)]
                 return "".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
         return ""
@@ -54,11 +52,6 @@ class Assembly:
     def complete(self) -> bool:
         """Whether the answer is complete: the reason for its end comes after all of its content."""
         return bool(self._whole.get("stop_reason"))
-
-    @property
-    def ended(self) -> bool:
-        """Whether the answer is complete, and no event will follow."""
-        return self._stopped and self.complete
 
     def whole(self) -> tuple[dict[str, Any], bool]:
         """Return the answer as if it was not streamed, and whether the input of its last block is complete."""
@@ -74,7 +67,7 @@ class Assembly:
                 block = {**block, "input": input_}
             content.append(block)
         whole = {**self._whole, **({"content": content} if content else {})}
-        if self._blocks and not self._counted:
+        if self._blocks and not self.has_usage:
             # The count at the start is only that of the first tokens.
             whole["usage"] = {
                 name: count for name, count in (whole.get("usage") or {}).items() if name != "output_tokens"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 from .._core.chat_messages import messages_in
@@ -18,8 +18,9 @@ from ._circuit_breaker import SHARED, Breakers
 from ._error_messages import explained
 from ._fallbacks import Fallbacks
 from ._prices import cost_usd, price_of
+from ._property_names import renamed_tools, with_real_names, with_sent_names
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
-from ._retries import RETRY_BUDGET, Retries, RetryBudget, RetryState
+from ._retries import METER, RETRY_BUDGET, Retries, RetryBudget, RetryState
 
 __all__ = ["RETRY_BUDGET", "ChatClient", "Retries", "RetryBudget", "Timeouts", "forbid_remote"]
 
@@ -58,7 +59,8 @@ class ChatClient(LLMClient):
        together take at most `timeouts.total` seconds. A stream is retried only until its first text was yielded.
     3. A provider that keeps failing gets no requests for a while (CircuitOpen). Clients of one endpoint share this
        state.
-    4. An answer is complete or an error: a stream that is truncated or stalls yields no response and no tool call.
+    4. An answer is complete or an error: a stream that is truncated or stalls yields no response and no tool call. An
+       answer that the provider has finished counts, however its connection ends.
     5. A request with a part that the provider rejects is sent once more without it, as `fallbacks` allow.
     6. Leaving a stream early, a timeout and a cancellation close the connection.
 
@@ -84,6 +86,8 @@ class ChatClient(LLMClient):
         fallbacks: Fallbacks | None = None,
     ) -> None:
         self.default_model: str = default_model
+        #: The name of the provider, in traces.
+        self.provider: str = wire.provider
         self._wire = wire
         self._timeouts = timeouts or Timeouts()
         self._retries = retries or Retries()
@@ -137,9 +141,7 @@ class ChatClient(LLMClient):
                             yielded = True
                             yield LLMStreamChunk(delta=chunk.text)
             except ProviderError as error:
-                if yielded:
-                    raise
-                request = await self._next_request(request, state, error)
+                request = await self._next_request(request, state, error, last=yielded)
         response = self._response(answer, request)
         yield LLMStreamChunk(
             finish_reason=response.finish_reason,
@@ -164,10 +166,12 @@ class ChatClient(LLMClient):
         )
 
     async def count_tokens(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> int:
-        model, sent = self.default_model, messages_in(messages)
+        model = self.default_model
+        tools_sent, names = renamed_tools(tools, self.provider, model)
+        sent = with_sent_names(messages_in(messages), names) if names else messages_in(messages)
         state = self._retry_state(model)
         return await self._with_retries(
-            state, lambda: self._one_request(state, lambda: self._wire.count_tokens(sent, tools, model, self._timeouts))
+            state, lambda: self._one_request(state, lambda: self._wire.count_tokens(sent, tools_sent, model, self._timeouts))
         )
 
     async def close(self) -> None:
@@ -192,14 +196,32 @@ class ChatClient(LLMClient):
         if not messages:
             fix = "Pass at least one, as in [{'role': 'user', 'content': 'hi'}]"
             raise must("messages", "not be empty", messages, fix)
-        request = Request(messages_in(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts)
+        sent, names = renamed_tools(tools or None, self.provider, name)
+        request = Request(
+            with_sent_names(messages_in(messages), names) if names else messages_in(messages), name, sent, temperature,
+            max_tokens, extra, self._timeouts, clock=self._clock, names=names,
+        )  # fmt: skip
         return self._fallbacks.known(request)
 
-    async def _next_request(self, request: Request, state: RetryState, error: ProviderError) -> Request:
-        """Return the request to send after an error: without what was rejected, or the same after a delay."""
+    async def _next_request(
+        self, request: Request, state: RetryState, error: ProviderError, *, last: bool = False
+    ) -> Request:
+        """Return the request to send after an error: without what was rejected, or the same after a delay.
+
+        Count the answer that was thrown away. If this was the `last` attempt, raise the error.
+        """
+        partial, state.partial, meter = state.partial, None, METER.get()
+        if partial is not None and not error.usage:
+            error.usage = partial.usage()
+        if error.usage and meter is not None:
+            meter.count(request.model, error.usage, _cost_usd(error.usage, request.model, request.model))
+        if last:
+            raise error
         changed = self._fallbacks.after(error, request)
         if changed is None:
             await state.wait(error)
+        if meter is not None:
+            meter.before_request()
         return changed or request
 
     def _response(self, answer: Completion, request: Request) -> LLMResponse:
@@ -237,11 +259,18 @@ class ChatClient(LLMClient):
             waits_for: Literal["first_byte", "between_chunks"] = "first_byte"
             try:
                 while True:
-                    chunk = await _within(state, waits_for, anext(chunks, None))
+                    try:
+                        chunk = await _within(state, waits_for, anext(chunks, None))
+                    except ProviderTimeout:
+                        answer = None if state.partial is None else state.partial.answer()
+                        if answer is None:
+                            raise
+                        chunk = Chunk(answer=answer)
                     if chunk is None:
                         raise StreamCut(
                             "the stream ended before the answer was complete. The partial answer is discarded"
                         )
+                    state.partial = chunk.partial or state.partial
                     yield chunk
                     if chunk.answer is not None:
                         return
@@ -314,17 +343,21 @@ async def _close(chunks: AsyncGenerator[Chunk, None]) -> None:
 
 
 def _response(answer: Completion, request: Request) -> LLMResponse:
-    prices = get_config().model_prices
-    # The limits of a run use the requested model's price; some servers report another model name.
-    priced = [name for name in (request.model, answer.model) if price_of(name, prices) is not None]
     cost = answer.cost_usd
     if cost is None:
-        cost = cost_usd(answer.usage, priced[0] if priced else request.model, prices)
+        cost = _cost_usd(answer.usage, request.model, answer.model)
     return LLMResponse(
-        message=answer.message,
+        message=with_real_names(answer.message, request.names) if request.names else answer.message,
         usage=dict(answer.usage),
         model=answer.model or request.model,
         finish_reason=answer.finish_reason,
         raw_response=answer.raw,
         cost_usd=cost,
     )
+
+
+def _cost_usd(usage: Mapping[str, int], requested: str, answered: str) -> float | None:
+    prices = get_config().model_prices
+    # The limits of a run use the requested model's price; some servers report another model name.
+    priced = [name for name in (requested, answered) if price_of(name, prices) is not None]
+    return cost_usd(usage, priced[0] if priced else requested, prices)

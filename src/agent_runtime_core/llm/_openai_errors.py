@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from .._core.log import log
 from ..errors import (
     AuthenticationFailed,
     ContextOverflow,
@@ -18,8 +19,10 @@ from ..errors import (
     ProviderUnavailable,
     RateLimited,
     RequestRefused,
+    brief,
 )
 from ._error_text import words_of
+from ._finish_reasons import ANNOUNCING, FAILED, FILTERED, LENGTH, MALFORMED, REFUSAL, is_known
 
 #: Errors in a chain of causes that are searched for the server's answer.
 _CAUSES = 5
@@ -96,6 +99,8 @@ _KEY = re.compile(
     r"\b(sk|pk|rk|key)-[\w*.\-]{4,}|(?<=Bearer )\S+"
     r"|\b(gsk_|hf_|r8_|xai-|csk-|nvapi-|pplx-|fw_|AIza|AKIA|ya29\.)[\w*.\-]{8,}"
 )
+# Unknown finish reasons that were logged.
+_logged: set[str] = set()
 # litellm puts its own names before the words of the server.
 _LITELLM = re.compile(r"^litellm\.\w+: (\w+: )?(\w+Exception - )?")
 
@@ -197,9 +202,46 @@ def of_status(
     return error
 
 
-def malformed_call(provider: str, model: str) -> ProviderError:
-    """Return the error for an answer that only says that the model wrote an unreadable tool call."""
-    error = RequestRefused("the model wrote a malformed tool call", provider=provider, model=model)
+def require_answer(
+    message: Mapping[str, Any], reason: str, word: Any, *, no_tokens: bool, provider: str, model: str
+) -> None:
+    """Raise the error of an answer that is none; log an unknown finish reason once per process.
+
+    Args:
+        message: The message of the answer.
+        reason: Why it ended, normalized.
+        word: The word of the provider for it.
+        no_tokens: Whether the provider reported that the answer has no tokens.
+        provider: The name of the provider.
+        model: The model that answered.
+    """
+    if reason == MALFORMED:
+        raise _unusable("the model wrote a malformed tool call", provider, model)
+    ended = f"finish_reason {brief(word)}"
+    if reason == FAILED:
+        raise ProviderUnavailable(f"the provider ended the answer with {ended}", provider=provider, model=model)
+    if reason in (LENGTH, REFUSAL, FILTERED):
+        return
+    calls, text = message.get("tool_calls"), message.get("content")
+    if no_tokens and not (calls or text or message.get("provider_fields")):
+        words = f"the answer has no text, no tool call and no tokens ({ended})"
+        raise ProviderUnavailable(words, provider=provider, model=model)
+    if reason in ANNOUNCING and not calls:
+        raise _unusable(f"the answer announces a tool call and contains none ({ended})", provider, model)
+    if is_known(reason):
+        return
+    if calls or (message.get("metadata") or {}).get("truncated_tool_call"):
+        raise _unusable(f"the answer has a tool call and ended with the unknown {ended}", provider, model)
+    if not text:
+        raise _unusable(f"the answer has no text and ended with the unknown {ended}", provider, model)
+    if reason not in _logged:
+        _logged.add(reason)
+        log.warning("%s, model %r: unknown %s. The answer counts as complete", provider, model, ended)
+
+
+def _unusable(words: str, provider: str, model: str) -> ProviderError:
+    """Return the error for an answer of a working provider that cannot be used; another answer may be better."""
+    error = RequestRefused(words, provider=provider, model=model)
     error.retriable = True
     return error
 

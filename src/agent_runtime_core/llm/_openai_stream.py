@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ProviderUnavailable
-from ._finish_reasons import COMPLETE, MALFORMED, native_reason, reason_of
-from ._openai_errors import malformed_call
+from ._finish_reasons import COMPLETE, FAILED, native_reason, reason_of
+from ._openai_errors import require_answer
 from ._openai_format import calls_in, incoming, is_whole, joined, text_of_answer
-from ._openai_usage import cost_of, merged_usage, usage_of
+from ._openai_usage import cost_of, merged_usage, reports_no_tokens, usage_of
 from ._provider import Completion
 
 #: Fields whose text arrives in parts; every other text field of a delta is complete.
@@ -75,6 +75,15 @@ class Assembly:
         self.finish_reason: str = ""
         #: The word of the model's provider for it, if a gateway passes it on.
         self.native_reason: Any = None
+        #: Whether the usage of the finished answer was reported.
+        self.has_usage: bool = False
+        #: Whether the last chunk added text or a part of a call.
+        self.grew: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the provider has finished the answer. What follows a failure may describe it."""
+        return bool(self.finish_reason) and reason_of(self.finish_reason, self.native_reason) != FAILED
 
     def add_usage(self, reported: Any) -> None:
         """Add a report of the usage so far."""
@@ -87,11 +96,11 @@ class Assembly:
 
     def add(self, chunk: Mapping[str, Any]) -> str:
         """Add a chunk; return the text that it adds."""
-        self._model = chunk.get("model") or self._model
+        known, self._model = self._usage, chunk.get("model") or self._model
         self.add_usage(chunk.get("usage"))
         if isinstance(of_groq := chunk.get("x_groq"), Mapping):
             self.add_usage(of_groq.get("usage"))
-        added = ""
+        added, self.grew = "", False
         for choice in chunk.get("choices") or ():
             if not isinstance(choice, Mapping) or choice.get("index"):
                 continue
@@ -102,8 +111,11 @@ class Assembly:
             added += text_of_answer(delta.get("content"))
             for call in calls_in(delta):
                 self._call_of(call).add(call)
+                self.grew = True
             skipped = ("role", "content", "tool_calls", "function_call")
             grow(self._rest, {k: v for k, v in delta.items() if k not in skipped and v is not None})
+        self.has_usage = self.has_usage or (bool(self.finish_reason) and self._usage is not known)
+        self.grew = self.grew or bool(added)
         added = self._half + added
         # The first half of a surrogate pair waits for the second one.
         self._half = added[-1:] if "\ud800" <= added[-1:] <= "\udbff" else ""
@@ -160,25 +172,28 @@ class Assembly:
         if not self.finish_reason and whole and (self._calls or any(self._text)):
             self.finish_reason = "tool_calls" if self._calls else "stop"
 
+    def usage(self) -> dict[str, int]:
+        """Return the usage that was reported so far."""
+        return usage_of(self._usage, answered=bool(self._calls or any(self._text)))
+
     def answer(self) -> Completion | None:
         """Return the answer, or None if the provider has not finished it."""
         if not self.finish_reason:
             return None
         reason = reason_of(self.finish_reason, self.native_reason)
         calls = [call.as_dict() for call in self._calls if call.name or call.arguments]
-        wrong = "the provider reported an error" if reason == "error" else ""
         if reason in COMPLETE and any(not call["function"]["name"] for call in calls):
             wrong = "the answer has a tool call without naming the tool"
-        if wrong:
             raise ProviderUnavailable(wrong, provider=self._provider, model=self._model)
         merged = {"refusal": self._refusal, **self._rest, "content": "".join(self._text), "tool_calls": calls}
-        return completion_of(merged, self._usage, reason, self._provider, self._model, self._taken)
+        words = self.finish_reason, self.native_reason
+        return completion_of(merged, self._usage, words, self._provider, self._model, self._taken)
 
 
 def completion_of(
     reported: Mapping[str, Any],
     usage: Mapping[str, Any] | None,
-    reason: str,
+    words: tuple[Any, Any],
     provider: str,
     model: str,
     taken: set[str],
@@ -189,17 +204,19 @@ def completion_of(
     Args:
         reported: The message.
         usage: The usage as the server reported it.
-        reason: Why it ended, normalized.
+        words: Why it ended, in the word of the server and, if a gateway passes it on, of the model's provider.
         provider: The name of the provider.
         model: The model that answered.
         taken: The ids of the earlier calls in the conversation.
         raw: The response of the provider's package.
     """
-    if reason == MALFORMED:
-        raise malformed_call(provider, model)
+    reason = reason_of(*words)
     message = incoming(reported, provider, reason, taken)
     if message.get("refusal") and not message.get("tool_calls"):
         reason = "refusal"
+    word = words[0] if reason == reason_of(words[0], None) else words[1]
+    no_tokens = reports_no_tokens(usage)
+    require_answer(message, reason, word, no_tokens=no_tokens, provider=provider, model=model)
     answered = bool(message.get("content") or message.get("refusal") or reported.get("tool_calls"))
     return Completion(message, usage_of(usage, answered=answered), model, reason, raw, cost_of(usage))
 

@@ -75,6 +75,16 @@ def further_counts(by_age: Any, tools: Any) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+def reports_no_tokens(reported: Any) -> bool:
+    """Return whether a usage says that the answer has no tokens, which is more than that it says nothing."""
+    if not isinstance(reported, Mapping):
+        return False
+    written = most(reported.get("completion_tokens"), reported.get("output_tokens"))
+    if written is None:
+        return count_of(reported.get("total_tokens")) == 0
+    return written == 0 and not usage_of(reported).get("completion_tokens")
+
+
 def known_counts(
     prompt: int | None, completion: int | None, total: int | None, read: int | None, written: int | None,
     reasoning: int | None,

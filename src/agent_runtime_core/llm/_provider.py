@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from .._core.clock import SYSTEM, Clock
 from .._core.settings import SettingType
 from .._core.validation import is_number
 from ..errors import NotSupported, ProviderError
@@ -42,7 +44,8 @@ class Timeouts:
 class Request:
     """A request to a model, in OpenAI's chat format; `extra` is passed to the provider unchanged.
 
-    `changes` are the names of the fallbacks that changed it.
+    `changes` are the names of the fallbacks that changed it. `clock` measures the wait for the usage of a stream.
+    `names` are the names that are sent for properties of the tools.
     """
 
     messages: Sequence[dict[str, Any]]
@@ -53,6 +56,8 @@ class Request:
     extra: dict[str, Any] = field(default_factory=dict)
     timeouts: Timeouts = field(default_factory=Timeouts)
     changes: frozenset[str] = frozenset()
+    clock: Clock = field(default=SYSTEM, compare=False, repr=False)
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,37 @@ class Completion:
     cost_usd: float | None = None
 
 
+class Partial(Protocol):
+    """What is known of a streamed answer so far."""
+
+    def answer(self) -> Completion | None:
+        """Return the answer, or None if the provider has not finished it."""
+
+    def usage(self) -> dict[str, int]:
+        """Return the usage that was reported so far."""
+
+
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a streamed answer: text, or, in the last chunk, the complete answer."""
+    """A part of a streamed answer: text, or, in the last chunk, the complete answer.
+
+    `partial` belongs to the whole stream. With it, a finished answer counts after a time limit, and a broken stream
+    counts its usage.
+    """
 
     text: str = ""
     answer: Completion | None = None
+    partial: Partial | None = None
+
+
+@contextmanager
+def counted(usage: Callable[[], dict[str, int]]) -> Iterator[None]:
+    """Add the usage that was reported for an answer to the error that it ends with."""
+    try:
+        yield
+    except ProviderError as error:
+        error.usage = error.usage or usage()
+        raise
 
 
 class ProviderAdapter(ABC):

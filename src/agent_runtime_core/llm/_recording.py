@@ -31,6 +31,11 @@ def recorded_form(response: LLMResponse, message: Mapping[str, Any], cost: float
     }  # fmt: skip
 
 
+def provider_of(client: Any) -> str:
+    """Return the name of a client's provider; the name of its class if the client names none."""
+    return str(getattr(client, "provider", None) or type(client).__name__)
+
+
 async def traced(
     ctx: Any, client: Any, messages: list[Any], model: str | None, options: Mapping[str, Any],
     request: Awaitable[dict[str, Any]],
@@ -47,8 +52,9 @@ async def traced(
         ctx.trace(
             "llm.call",
             {
-                **step_position(ctx.step_id), "model": answer.get("model") or model,
-                "provider": getattr(client, "provider", type(client).__name__), "input": list(messages),
+                **step_position(ctx.step_id),
+                "model": answer.get("model") or model or getattr(client, "default_model", None),
+                "provider": provider_of(client), "input": list(messages),
                 "output": answer.get("message"), "usage": answer.get("usage") or {},
                 "cost_usd": usd_of(answer.get("cost_usd")), "started_at": started, "ended_at": ctx.clock.wall(),
                 "error": failure, "model_parameters": {n: v for n, v in options.items() if n != "model"},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
 from .._core.clock import Clock
 from .._core.log import log
@@ -11,7 +13,7 @@ from .._core.settings import POSITIVE, SECONDS
 from ..errors import ProviderError
 from ..retry import Backoff
 from ._circuit_breaker import Breakers, Key
-from ._provider import Timeouts
+from ._provider import Partial, Timeouts
 
 
 @dataclass(frozen=True, init=False)
@@ -72,6 +74,19 @@ class RetryBudget:
 RETRY_BUDGET: ContextVar[RetryBudget | None] = ContextVar("agent_runtime_core_retry_budget", default=None)
 
 
+class Meter(Protocol):
+    """Counts the answers that a call throws away, for the limits of a run."""
+
+    def count(self, model: str, usage: Mapping[str, int], cost_usd: float | None) -> None:
+        """Count an answer that was billed and cannot be used."""
+
+    def before_request(self) -> None:
+        """Raise LimitExceeded if a limit in tokens or USD is reached, so that no further request may be sent."""
+
+
+METER: ContextVar[Meter | None] = ContextVar("agent_runtime_core_meter", default=None)
+
+
 class RetryState:
     """The attempts of one call: how many were made, and how much time is left."""
 
@@ -82,6 +97,8 @@ class RetryState:
         self._backoff = Backoff(retries.base, 2.0, retries.cap)
         self._failures = 0
         self._deadline = clock.monotonic() + timeouts.total
+        #: What is known of the answer of this attempt.
+        self.partial: Partial | None = None
 
     @property
     def left(self) -> float:

@@ -100,6 +100,35 @@ def _with_parameters(tool: Mapping[str, Any], dialect: Dialect) -> dict[str, Any
     return {**tool, "function": {**function, "parameters": tool_parameters(parameters, dialect)}}
 
 
+def property_names(schema: Schema) -> list[str]:
+    """Return the names of all properties in a schema, at any depth."""
+    found: dict[str, None] = {}
+
+    def collect(each: dict[str, Any]) -> dict[str, Any]:
+        found.update(dict.fromkeys(each.get("properties") or ()))
+        return each
+
+    _changed(schema, collect)
+    return list(found)
+
+
+def with_renamed_properties(schema: Schema, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the schema with other names of properties; the description of a property shows its real name."""
+
+    def rename(each: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(properties := each.get("properties"), Mapping):
+            each["properties"] = {
+                names.get(name, name): _described(part, {"name": name}) if name in names else part
+                for name, part in properties.items()
+            }
+        if isinstance(required := each.get("required"), list):
+            each["required"] = [names.get(name, name) for name in required]
+        return each
+
+    renamed: dict[str, Any] = _changed(schema, rename)
+    return renamed
+
+
 def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """Return a copy of the schema in which every schema, the inner ones first, was replaced by `change` of it."""
     if isinstance(schema, Sequence) and not isinstance(schema, str):

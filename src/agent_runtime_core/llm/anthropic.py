@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import os
@@ -19,17 +18,18 @@ from ._anthropic_content import PROVIDER
 from ._anthropic_errors import error_of
 from ._anthropic_format import conversation_of
 from ._anthropic_options import default_max_tokens, limit_cache_marks, options_of, schema_prompt, tools_called, tools_of
-from ._anthropic_response import answer_of
+from ._anthropic_response import answer_of, usage_of
 from ._anthropic_stream import Assembly
 from ._api_keys import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._circuit_breaker import Breakers
 from ._client import ChatClient
 from ._client_per_loop import PerLoopClients
 from ._error_text import ERROR_FIELDS
-from ._openai_errors import translated, without_keys
-from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
+from ._openai_errors import require_answer, translated, without_keys
+from ._openai_usage import reports_no_tokens
+from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts, counted
 from ._retries import Retries
-from ._stream_body import StreamBody
+from ._stream_body import StreamBody, end_with_json, read_rest
 from ._trace_header import with_traceparent
 from .openai import as_stream_cut
 
@@ -44,8 +44,6 @@ _LONGEST_UNSTREAMED = 21_333
 _SAMPLING_VERSION = "2023-06-01"
 _SAMPLING = ("temperature", "top_p", "top_k")
 _OTHER_KEYS = ("auth_token", "credentials", "config", "profile")
-# Seconds to wait for the end of a response after its last event; it nearly always arrives with that event.
-_REST = 0.1
 
 
 class AnthropicWire(ProviderAdapter):
@@ -79,30 +77,49 @@ class AnthropicWire(ProviderAdapter):
     async def request(self, request: Request) -> Completion:
         arguments = self._arguments(request)
         if arguments["max_tokens"] > _LONGEST_UNSTREAMED:
-            async with contextlib.aclosing(self.stream(request)) as chunks:
+            return await self._streamed(request)
+        client = await self._clients.here()
+        async with client.messages.with_streaming_response.create(**with_traceparent(arguments)) as response:
+            end_with_json(response.http_response)
+            found = await response.parse()
+        whole = self._dict(found)
+        with counted(lambda: usage_of(whole.get("usage") or {})):
+            self._raise_reported(whole, request.model)
+            if not whole.get("stop_reason"):
+                raise StreamCut("the answer has no stop_reason", provider=PROVIDER, model=request.model)
+            return _answer(whole, False, request.model, found)
+
+    async def _streamed(self, request: Request) -> Completion:
+        assembly = _Assembly(self._sdk, request.model)
+        with counted(assembly.usage):
+            async with contextlib.aclosing(self._stream(request, assembly)) as chunks:
                 async for chunk in chunks:
                     if chunk.answer is not None:
                         return chunk.answer
             raise StreamCut("the answer ended before it was finished", provider=PROVIDER, model=request.model)
-        client = await self._clients.here()
-        found = await client.messages.create(**with_traceparent(arguments))
-        whole = self._dict(found)
-        self._raise_reported(whole, request.model)
-        if not whole.get("stop_reason"):
-            raise StreamCut("the answer has no stop_reason", provider=PROVIDER, model=request.model)
-        return _answer(whole, False, request.model, found)
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        assembly = Assembly()
+        assembly = _Assembly(self._sdk, request.model)
+        async with contextlib.aclosing(self._stream(request, assembly)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _stream(self, request: Request, assembly: _Assembly) -> AsyncGenerator[Chunk, None]:
         client = await self._clients.here()
         events = await client.messages.create(**with_traceparent(self._arguments(request)), stream=True)
         body = StreamBody(events)
         try:
-            async for event in events:
+            received = aiter(events)
+            while (event := await anext(received, None)) is not None:
                 # Also without text, so that the time limit between chunks does not end a working stream.
-                yield Chunk(self._add(assembly, self._dict(event), request.model))
-                if assembly.ended:
-                    await _read_out(events)
+                yield Chunk(self._add(assembly, self._dict(event), request.model), partial=assembly)
+                if assembly.complete:
+                    await read_rest(
+                        received,
+                        lambda event: bool(self._add(assembly, self._dict(event), request.model)),
+                        lambda: assembly.has_usage,
+                        request.clock,
+                    )
                     break
             if unstreamed := body.whole():  # its type may be missing
                 yield Chunk(self._add(assembly, {"type": "message", **unstreamed}, request.model))
@@ -112,15 +129,13 @@ class AnthropicWire(ProviderAdapter):
             raise
         finally:
             await events.close()
-        # The last event may be missing if the stream ended without an error.
-        if assembly.complete:
-            whole, is_whole = assembly.whole()
-            raw = self._sdk.types.Message.construct(**whole)
-            yield Chunk(answer=_answer(whole, is_whole, request.model, raw))
+        if answer := assembly.answer():
+            yield Chunk(answer=answer)
 
     def _add(self, assembly: Assembly, event: dict[str, Any], model: str) -> str:
         """Add an event; raise the error that it reports."""
-        self._raise_reported(event, model)
+        with counted(lambda: usage_of(event.get("usage") or {})):
+            self._raise_reported(event, model)
         return assembly.add(event)
 
     def _raise_reported(self, answer: Mapping[str, Any], model: str) -> None:
@@ -290,12 +305,24 @@ def _default_limit(model: str, options: Mapping[str, Any]) -> int:
 
 def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Completion:
     message, usage, finish_reason = answer_of(whole, call_is_whole=is_whole)
-    return Completion(message, usage, str(whole.get("model") or model), finish_reason, raw)
+    word, no_tokens, model = whole.get("stop_reason"), reports_no_tokens(whole.get("usage")), whole.get("model") or model
+    require_answer(message, finish_reason, word, no_tokens=no_tokens, provider=PROVIDER, model=str(model))
+    return Completion(message, usage, str(model), finish_reason, raw)
 
 
-async def _read_out(events: Any) -> None:
-    """Read the rest of a finished response, so that its connection can be reused."""
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(_REST):
-            async for _ in events:
-                pass
+class _Assembly(Assembly):
+    """Assembles a streamed answer, as far as it is known."""
+
+    def __init__(self, sdk: Any, model: str) -> None:
+        super().__init__()
+        self._sdk, self._model = sdk, model
+
+    def answer(self) -> Completion | None:
+        if not self.complete:
+            return None
+        whole, is_whole = self.whole()
+        return _answer(whole, is_whole, self._model, self._sdk.types.Message.construct(**whole))
+
+    def usage(self) -> dict[str, int]:
+        whole, _ = self.whole()
+        return usage_of(whole.get("usage") or {})

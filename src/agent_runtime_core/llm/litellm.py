@@ -7,9 +7,10 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+from .._core.clock import Clock
 from .._core.lazy_import import load
 from ..config import get_config
 from ..errors import (
@@ -22,11 +23,12 @@ from ..errors import (
 from ._api_keys import is_loopback, refuse_sdk_options, usable
 from ._client import ChatClient
 from ._fallbacks import openai_fallbacks
+from ._finish_reasons import FAILED, normal_reason
 from ._openai_errors import translated, without_keys
 from ._openai_format import ids_in, outgoing, text_of_answer
 from ._openai_stream import Assembly
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
-from ._stream_body import StreamBody
+from ._stream_body import StreamBody, read_rest
 from .openai import answer_of, as_dict, chat_arguments, stream_chunks, vectors
 
 __all__ = ["LiteLLMClient"]
@@ -131,17 +133,14 @@ class LiteLLMWire(ProviderAdapter):
         arguments = self._arguments(request, stream=True)
         stream = await sdk.acompletion(**arguments)
         received = getattr(stream, "completion_stream", None)
-        assembly = Assembly(self.provider, request.model, ids_in(request.messages))
+        mocked = any(mock in arguments for mock in _MOCKS)
+        assembly = _Assembly(self.provider, request, stream, mocked=mocked)
         if hasattr(received, "response"):
-            stream.completion_stream = _WithRefusal(received, assembly)
+            stream.completion_stream = _SdkStream(received, assembly, request.clock)
         async with contextlib.aclosing(stream_chunks(self, request, stream, assembly, StreamBody(received))) as chunks:
             async for chunk in chunks:
                 yield chunk
-        assembly.native_reason = getattr(stream, "received_finish_reason", None)
-        for chunk_of_server in getattr(stream, "chunks", None) or ():
-            # litellm's last chunk has a total of its own, without the reasoning that only the server's total has.
-            assembly.add_usage(as_dict(chunk_of_server).get("usage"))
-        if (_is_finished(stream) or any(mock in arguments for mock in _MOCKS)) and (answer := assembly.answer()):
+        if answer := assembly.answer():
             yield Chunk(answer=answer)
 
     def translate(self, error: Exception, model: str) -> ProviderError | None:
@@ -198,18 +197,75 @@ class LiteLLMWire(ProviderAdapter):
         return httpx.Timeout(timeouts.total, connect=timeouts.connect)
 
 
-class _WithRefusal:
-    """The stream of an SDK, with what litellm drops: words of a refusal, for `assembly`, and texts in parts."""
+class _Assembly(Assembly):
+    """Assembles the chunks of litellm, with what its stream knows besides them."""
 
-    def __init__(self, stream: Any, assembly: Assembly) -> None:
-        self._stream, self._assembly = stream, assembly
+    def __init__(self, provider: str, request: Request, stream: Any, *, mocked: bool) -> None:
+        super().__init__(provider, request.model, ids_in(request.messages))
+        self._stream, self._mocked = stream, mocked
 
-    def __aiter__(self) -> _WithRefusal:
+    @property
+    def finished(self) -> bool:
+        return self._received_reason is not None or super().finished
+
+    @property
+    def _received_reason(self) -> Any:
+        return getattr(self._stream, "received_finish_reason", None)
+
+    def usage(self) -> dict[str, int]:
+        for chunk in getattr(self._stream, "chunks", None) or ():
+            # litellm's last chunk has a total of its own, without the reasoning that only the server's total has.
+            self.add_usage(as_dict(chunk).get("usage"))
+        return super().usage()
+
+    def answer(self) -> Completion | None:
+        self.usage()
+        self.native_reason = self._received_reason
+        # litellm keeps the finish reason until the stream ends.
+        self.finish_reason = self.finish_reason or str(self._received_reason or "")
+        # litellm adds a finish reason "stop" of its own to a stream that the provider did not finish.
+        reasons = [getattr(self._stream, f"{kind}_finish_reason", "") for kind in ("received", "intermittent")]
+        return super().answer() if reasons != [None, None] or self._mocked else None
+
+
+class _SdkStream:
+    """The stream of an SDK. It ends without an error after the finish reason, as litellm reads on for the usage.
+
+    `assembly` gets the words of a refusal, which litellm drops. litellm gets texts in parts as text.
+    """
+
+    def __init__(self, stream: Any, assembly: Assembly, clock: Clock) -> None:
+        self._stream, self._assembly, self._clock = stream, assembly, clock
+        self._finished = False
+        self._failed = False
+        self._has_usage = False
+
+    def __aiter__(self) -> _SdkStream:
         return self
 
     async def __anext__(self) -> Any:
-        chunk = await anext(self._stream)
-        self._assembly.add_refusal(as_dict(chunk))
+        if not self._finished:
+            chunk = self._taken(await anext(self._stream))
+            if self._failed:  # litellm raises an error for this chunk, and reads no usage after it
+                await self._read_rest(lambda chunk: self._taken(chunk) is None)
+            return chunk
+        rest: list[Any] = []
+        if not await self._read_rest(lambda chunk: not rest.append(self._taken(chunk))):
+            raise StopAsyncIteration
+        return rest[0]
+
+    def _read_rest(self, take: Callable[[Any], bool]) -> Awaitable[bool]:
+        return read_rest(self._stream, take, lambda: self._has_usage, self._clock)
+
+    def _taken(self, chunk: Any) -> Any:
+        received = as_dict(chunk)
+        self._assembly.add_refusal(received)
+        self._assembly.add_usage(received.get("usage"))
+        choices = received.get("choices") or ()
+        reasons = [choice.get("finish_reason") for choice in choices if isinstance(choice, dict)]
+        self._failed = self._failed or any(reason and normal_reason(reason) == FAILED for reason in reasons)
+        self._finished = (self._finished or any(reasons)) and not self._failed
+        self._has_usage = self._has_usage or ((self._finished or self._failed) and bool(received.get("usage")))
         for choice in getattr(chunk, "choices", None) or ():
             delta: Any = getattr(choice, "delta", None)
             if isinstance(parts := getattr(delta, "content", None), list):
@@ -228,12 +284,6 @@ def _installed() -> bool:
         return importlib.util.find_spec("litellm") is not None
     except Exception:  # noqa: BLE001 - a foreign import hook failed: the first request will show whether it matters
         return True
-
-
-def _is_finished(stream: Any) -> bool:
-    # litellm adds a finish reason "stop" of its own to a stream that the provider did not finish.
-    reasons = [getattr(stream, name, "") for name in ("received_finish_reason", "intermittent_finish_reason")]
-    return reasons != [None, None]
 
 
 def _original(error: Exception) -> Exception:

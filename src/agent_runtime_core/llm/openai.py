@@ -26,14 +26,14 @@ from ._client import ChatClient
 from ._client_per_loop import PerLoopClients
 from ._error_text import ERROR_FIELDS, words_of
 from ._fallbacks import openai_fallbacks
-from ._finish_reasons import native_reason, reason_of
+from ._finish_reasons import native_reason
 from ._openai_errors import of_status, translated, without_keys
 from ._openai_format import ids_in, outgoing, text_of_answer
 from ._openai_stream import Assembly, completion_of
-from ._openai_usage import merged_usage
-from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
+from ._openai_usage import merged_usage, usage_of
+from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts, counted
 from ._schemas import dialect_of, with_schemas
-from ._stream_body import DONE, StreamBody
+from ._stream_body import DONE, StreamBody, end_with_json, read_rest
 from ._trace_header import with_traceparent
 
 __all__ = ["OpenAIClient", "OpenAIConfigurationError"]
@@ -117,7 +117,10 @@ class OpenAIWire(ProviderAdapter):
 
     async def request(self, request: Request) -> Completion:
         client = await self._clients.here()
-        raw = await client.chat.completions.create(**with_traceparent(self._arguments(request)))
+        ask = client.chat.completions.with_streaming_response.create
+        async with ask(**with_traceparent(self._arguments(request))) as response:
+            end_with_json(response.http_response)
+            raw = await response.parse()
         # The SDK returns a body that is not JSON as text.
         if isinstance(raw, str) and (streamed := streamed_answer(raw, self.provider, request)):
             return streamed
@@ -222,9 +225,11 @@ def streamed_answer(text: str, provider: str, request: Request) -> Completion | 
         except (ValueError, RecursionError):
             return None
         if isinstance(chunk, dict):
-            raise_reported(chunk, provider, request.model)
+            with counted(lambda: usage_of(chunk.get("usage")) or assembly.usage()):
+                raise_reported(chunk, provider, request.model)
             assembly.add(chunk)
-    return assembly.answer()
+    with counted(assembly.usage):
+        return assembly.answer()
 
 
 async def stream_chunks(
@@ -232,18 +237,35 @@ async def stream_chunks(
 ) -> AsyncGenerator[Chunk, None]:
     """Feed a stream to `assembly`, yield the text of each chunk, and close the stream.
 
-    If the server does not stream, yield its text and its answer.
+    If the server does not stream, yield its text and its answer. A finished answer counts, however the stream ends.
     """
-    try:
-        async for chunk in stream:
-            # Also without text: a model that only reasons or calls tools has not stalled.
-            received = as_dict(chunk)
+
+    def add(chunk: Any) -> str:
+        received = as_dict(chunk)
+        with counted(lambda: usage_of(merged_usage(assembly.usage(), received.get("usage")))):
             raise_reported(received, wire.provider, request.model)
-            yield Chunk(assembly.add(received))
+        return assembly.add(received)
+
+    def grows(event: Any) -> bool:
+        late[:] = [add(event)]
+        return assembly.grew
+
+    late: list[str] = []
+    try:
+        events = aiter(stream)
+        while (event := await anext(events, None)) is not None:
+            # Also without text: a model that only reasons or calls tools has not stalled.
+            yield Chunk(add(event), partial=assembly)
+            # Some servers send a finish reason with each chunk.
+            while assembly.finished and await read_rest(events, grows, lambda: assembly.has_usage, request.clock):
+                yield Chunk(late.pop(), partial=assembly)
+            if assembly.finished:
+                break
     except Exception as error:
-        if cut := as_stream_cut(wire.translate(error, request.model)):
-            raise cut from error
-        raise
+        if not assembly.finished:
+            if cut := as_stream_cut(wire.translate(error, request.model)):
+                raise cut from error
+            raise
     finally:
         close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
         if close is not None:
@@ -267,8 +289,14 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def answer_of(response: Mapping[str, Any], provider: str, request: Request, raw: Any) -> Completion:
     """Return the answer in a chat completion."""
-    choices = response.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+    choice = _choice_in(response)
+    with counted(lambda: usage_of(merged_usage(response.get("usage"), choice.get("usage")))):
+        return _answer_of(response, choice, provider, request, raw)
+
+
+def _answer_of(
+    response: Mapping[str, Any], choice: Mapping[str, Any], provider: str, request: Request, raw: Any
+) -> Completion:
     raise_reported(response, provider, request.model)
     message = choice.get("message") or choice.get("delta")
     finish_reason = choice.get("finish_reason") or ("stop" if message else "")
@@ -281,7 +309,7 @@ def answer_of(response: Mapping[str, Any], provider: str, request: Request, raw:
         # Gemini leaves the message out if its reasoning used all tokens.
         message if isinstance(message, Mapping) else {},
         merged_usage(response.get("usage"), choice.get("usage")),
-        reason_of(finish_reason, native_reason(choice)),
+        (finish_reason, native_reason(choice)),
         provider,
         response.get("model") or request.model,
         ids_in(request.messages),
@@ -289,11 +317,14 @@ def answer_of(response: Mapping[str, Any], provider: str, request: Request, raw:
     )
 
 
+def _choice_in(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices = response.get("choices")
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+
+
 def raise_reported(response: Mapping[str, Any], provider: str, model: str) -> None:
     """Raise the error that an answer or a chunk with status 200 has instead of choices or in one of them."""
-    choices = response.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
-    if error := response.get("error") or choice.get("error"):
+    if error := response.get("error") or _choice_in(response).get("error"):
         raise embedded_error(error, provider, model)
     has_words = "choices" not in response and any(response.get(name) for name in ERROR_FIELDS)
     if has_words and (words := words_of(response)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -22,7 +23,7 @@ from .._execution.step_policy import Policy
 from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, UnserialisableResult, brief
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
-from ..tools.arguments import BadArguments, check_arguments, read_arguments
+from ..tools.arguments import BadArguments, check_arguments, parsed_arguments, read_arguments
 from ..tools.invocation import (
     BAD_ARGUMENTS,
     ENDS_RUN,
@@ -45,6 +46,7 @@ _IndexedCall = tuple[int, ToolCallDict, Tool | None]  # a call, with its index i
 
 _TAKEN_OVER = "Error: not run, because another agent has taken over the conversation"
 _REJECTED = "refused"  # the error of a call that a person rejected
+_NESTED_TEXT = re.compile(r'"(?:\s|\\[nrt"])*[\[{]')  # JSON text as a value in JSON
 MALFORMED = 3  # turns in a row with only malformed tool calls, after which the loop fails
 
 
@@ -112,6 +114,8 @@ class ToolCalls:
         concurrent: list[_IndexedCall] = []
         all_calls = [(index, call, self._tool(call.name)) for index, call in enumerate(calls)]
         for index, call, tool in sorted(all_calls, key=lambda each: _is_handoff(each[2])):
+            if tool is not None:
+                _parse(call, tool)
             if tool is None or not (tool.has_side_effects or tool.requires_confirmation or _agent(tool)):
                 concurrent.append((index, call, tool))
                 continue
@@ -496,6 +500,16 @@ def _has_valid_arguments(call: ToolCallDict, tool: Tool) -> bool:
     except BadArguments:
         return False
     return True
+
+
+def _parse(call: ToolCallDict, tool: Tool) -> None:
+    """Replace the JSON text of arrays and objects in the arguments of a call, as the schema of the tool allows."""
+    raw = call.arguments
+    if isinstance(raw, str) and _NESTED_TEXT.search(raw) is None:  # most calls
+        return
+    given = _read(call)
+    if given is not None and (parsed := parsed_arguments(tool.parameters, given)) != given:
+        call["function"] = {**(call.get("function") or {}), "name": call.name, "arguments": encode(parsed)}
 
 
 def _amend(call: ToolCallDict, answer: Any) -> None:

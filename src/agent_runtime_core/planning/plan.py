@@ -11,7 +11,7 @@ from typing import Any, Final
 from .._core.codec.typed import Policy, to_plain
 from .._core.validation import Shown, must, sentence, unknown
 from ..errors import BadArguments, InvalidArgument, PlanningError, UnserialisableResult, brief
-from ..tools.arguments import check_arguments, read_arguments
+from ..tools.arguments import check_arguments, parsed_arguments, read_arguments
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .references import is_reference, malformed, references
@@ -204,7 +204,8 @@ def _call_problems(step: PlanStep, known: Mapping[str, Tool | None]) -> list[str
     if tool is None:
         return []
     try:
-        check_arguments(*_without_references(tool.parameters, step.tool_input))
+        parameters, given = _without_references(tool.parameters, step.tool_input)
+        check_arguments(parameters, parsed_arguments(parameters, given))
     except BadArguments as error:
         return [f"the input of {step.tool_name} is invalid: {error}"]
     return []

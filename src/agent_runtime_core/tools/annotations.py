@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import math
@@ -39,6 +40,7 @@ def with_default(schema: dict[str, Any], value: Any) -> dict[str, Any]:
     plain = value.value if isinstance(value, Enum) else value
     if not _is_plain(plain):
         return schema
+    plain = copy.deepcopy(plain)  # the function may change its default later
     if misfit(plain, schema) is not None:
         outside: dict[str, Any] = {key: schema[key] for key in _ABOUT if key in schema}
         inside = {key: each for key, each in schema.items() if key not in outside}

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, Final, NoReturn, cast
 
 from .._core.codec.json import MAX_PARSED
-from .._core.json_schema import fits_plainly, misfits
+from .._core.json_schema import fits_plainly, misfits, with_parsed_text
 from .._core.validation import MAX_DEPTH
 from ..errors import BadArguments, brief
 
-__all__ = ["BadArguments", "check_arguments", "read_arguments"]
+__all__ = ["BadArguments", "check_arguments", "parsed_arguments", "read_arguments"]
 
 _DEEPEST: Final = MAX_DEPTH - 2  # events and records of the call have them two levels deeper
 _MOST_PROBLEMS: Final = 8  # problems listed in one message
@@ -22,6 +22,8 @@ _ALWAYS_USABLE: Final = frozenset({int, bool, type(None)})
 _LONGEST_PATH: Final = 60  # characters of the path of a value in a message
 _DIGITS: Final = 400  # of an integer; a float has at most 309 before its decimal point
 _OBJECT: Final = 'Send an object such as {"name": "value"}'
+#: How the JSON text of an array or object begins, also if it is encoded twice.
+_STARTS: Final = ("[", "{", '"')
 _SHORTER: Final = "Send a smaller value"
 _TOO_DEEP: Final = f"be nested at most {_DEEPEST} levels deep, got more. Send a flatter value"
 
@@ -76,6 +78,37 @@ def check_arguments(parameters: Any, arguments: Mapping[str, Any], besides: Coll
         if len(problems) > _MOST_PROBLEMS:
             text += " And more." if text.endswith("?") else "; and more"
         raise BadArguments(text)
+
+
+def parsed_arguments(parameters: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with arrays and objects in place of their JSON text, which some models send.
+
+    Text is parsed where `parameters`, a JSON Schema, allows an array or an object and no text. Text that is not valid
+    JSON stays as it is.
+    """
+    if not isinstance(parameters, Mapping) or not _may_contain_text(arguments):
+        return arguments
+    try:
+        return cast("dict[str, Any]", with_parsed_text(arguments, parameters, _parsed_or_none))
+    except RecursionError:
+        return arguments
+
+
+def _may_contain_text(value: Any) -> bool:
+    """Return whether a value may contain the JSON text of an array or object."""
+    if isinstance(value, str):
+        return value.lstrip()[:1] in _STARTS
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_may_contain_text, values))
+
+
+def _parsed_or_none(text: str) -> Any:
+    if text.lstrip()[:1] not in _STARTS:
+        return None
+    try:
+        return _read(text)
+    except BadArguments:
+        return None
 
 
 def _read(text: str) -> Any:

@@ -25,7 +25,7 @@ from ..errors import (
     deciding_error,
     text_of,
 )
-from .arguments import BadArguments, check_arguments, read_arguments
+from .arguments import BadArguments, check_arguments, parsed_arguments, read_arguments
 from .base import output_of
 from .parts import ContentParts, text_of_parts
 from .registry import CallsTool, ToolRegistry, unknown_tool
@@ -118,6 +118,7 @@ async def answer_read(
 
     With `retries`, makes one attempt and raises an error of the tool for which it returns True: the caller retries.
     """
+    arguments = parsed_arguments(tool.parameters, arguments)
     try:
         check_arguments(tool.parameters, arguments)
     except BadArguments as error:

@@ -15,7 +15,7 @@ from .._core.threads import in_thread
 from .._core.timeouts import contain, log_abandoned_thread, with_time_limit
 from .._core.validation import did_you_mean, must
 from ..errors import InvalidArgument, ToolTimeout, UnknownTool, UnserialisableResult, brief
-from .arguments import BadArguments, check_arguments, read_arguments
+from .arguments import BadArguments, check_arguments, parsed_arguments, read_arguments
 from .base import BaseTool
 from .names import check_name
 from .results import in_json
@@ -142,7 +142,7 @@ class ToolRegistry:
         """Like `execute`; with `once` the tool is not retried."""
         tool = self._require(name)
         try:
-            checked = read_arguments(arguments)
+            checked = parsed_arguments(tool.parameters, read_arguments(arguments))
             check_arguments(tool.parameters, checked, extra)
         except InvalidArgument as error:
             raise BadArguments(str(error), name) from error

@@ -21,6 +21,7 @@ from ..errors import LeaseLost, NotSupported, Postponed, deciding_error, text_of
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..llm._circuit_breaker import Breakers
 from ..llm._prices import cost_usd
+from ..llm._recording import provider_of
 from ..loop.model_calls import streamed
 from ..planning.plan import PlanStep
 from ..status import StepStatus
@@ -240,6 +241,11 @@ class TurnClient(LLMClient):
         """The model for calls that name none; None if only the provider knows it."""
         return self.progress.personality.model or getattr(self.client, "default_model", None)
 
+    @property
+    def provider(self) -> str:
+        """The name of the provider."""
+        return provider_of(self.client)
+
     async def generate(
         self, messages: list[Any], *, model: str | None = None, stream: bool = False,
         tools: list[dict[str, Any]] | None = None, temperature: float | None = None, max_tokens: int | None = None,
@@ -264,8 +270,7 @@ class TurnClient(LLMClient):
         """Call the model through a circuit breaker. The built-in clients have their own."""
         if hasattr(self.client, "_breakers"):
             return await self._generate(sent, options, calls)
-        name = str(getattr(self.client, "provider", type(self.client).__name__))
-        permit = self.processor.breakers.enter((name, "", str(options.get("model") or "")))
+        permit = self.processor.breakers.enter((self.provider, "", str(options.get("model") or "")))
         try:
             response = await self._generate(sent, options, calls)
         except Exception as error:
