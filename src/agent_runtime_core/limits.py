@@ -208,7 +208,7 @@ class Budget:
             for name, amount in (("max_tokens", each._tokens), ("max_cost_usd", each._cost)):
                 allowed = getattr(each.limits, name)
                 if allowed is not None and amount >= allowed:
-                    return _reached(name, allowed, amount)
+                    return LimitExceeded(name, allowed, amount)
         return None
 
     @property

@@ -25,7 +25,16 @@ from ..limits import RunLimits, named_limits
 from ..portal import call, iterate
 from ..queue.base import RunQueue
 from ..queue.records import (
-    ANSWER, LIMITS, LIVE, MESSAGE, SIGNAL_ONLY, RowChanged, RunRow, answer_id, same_message, unreadable,
+    ANSWER,
+    LIMITS,
+    LIVE,
+    MESSAGE,
+    SIGNAL_ONLY,
+    RowChanged,
+    RunRow,
+    answer_id,
+    same_message,
+    unreadable,
 )  # fmt: skip
 from ..registry import Registry
 from ..state.base import StateStore
