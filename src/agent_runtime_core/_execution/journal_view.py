@@ -63,6 +63,12 @@ def as_concurrent(record: Record) -> Record:
     return record._replace(info=CONCURRENT_INFO if record.info is None else f"{record.info[:-1]},{CONCURRENT_INFO[1:]}")
 
 
+def _call_of(record: Record) -> tuple[Identity, int]:
+    """Return what calls of a step without a key have in common, name and step around it, and the number of the call."""
+    number, _, scope = record.key[2:].partition("@")
+    return (record.name, scope), int(number)
+
+
 class JournalView:
     """The records of a run, read once, and the ends of steps that the claim has added since.
 
@@ -125,6 +131,8 @@ class JournalView:
         self._start_digests: dict[Identity, str | None] = {}
         self._held: set[Identity] = set()
         self._failures_inside: dict[str, dict[Identity, Record]] = {}  # of guarded steps, by the step around them
+        self._guarded_starts: set[Identity] = set()  # of steps without keys
+        self._guarded_failures: dict[Identity, list[Record]] = {}  # of steps without keys, by name and step around them
         self._failures: list[Record] = []  # no record shows yet whether their callers continued
         self.ended_tries: set[Identity] = set()
         self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
@@ -216,6 +224,19 @@ class JournalView:
             self.swallowed_failures |= failures
             self.swallowed_failures.pop(identity, None)
 
+    def _note_repetition(self, started: Record) -> None:
+        """Note that a guarded step without a key has started: the code has continued after failures of equal calls.
+
+        Concurrent code shows that by nothing else. Without it, a resumed run would run the failed call again, and pay
+        twice if the later call repeated it.
+        """
+        call, number = _call_of(started)
+        for failure in self._guarded_failures.pop(call, ()):
+            identity = (failure.name, failure.key)
+            if _call_of(failure)[1] < number and self._start_digests.get(identity) == started.digest:
+                self.swallowed_failures[identity] = failure
+        self.swallowed_failures.pop((started.name, started.key), None)  # it runs again
+
     def _read_other(self, record: Record) -> None:
         identity = (record.name, record.key)
         match record.kind:
@@ -239,11 +260,17 @@ class JournalView:
                 else:
                     self._read_unordered(record)
                 is_guarded = _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key)
+                if is_guarded and record.key[:2] == "s:":
+                    self._guarded_starts.add(identity)
+                    if self._guarded_failures:
+                        self._note_repetition(record)
                 if is_guarded and not _has_info(record, ASIDE_FIELD):
                     self.guarded.add(identity)
                     self._note_progress_inside(identity)
             case "retrying" | "failed":
                 self.started.pop(identity, None)
+                if record.kind == FAILED and identity in self._guarded_starts:
+                    self._guarded_failures.setdefault(_call_of(record)[0], []).append(record)
                 if identity in self.guarded:
                     self.guarded.discard(identity)
                     if record.kind == FAILED and (inside := SCOPE_SUFFIX.search(record.key)) is not None:
