@@ -269,6 +269,27 @@ async def test_a_concurrent_payment_that_was_repeated_after_its_failure_is_not_p
     assert shop.paid == [5]
 
 
+async def test_a_payment_in_a_step_that_was_repeated_inside_another_one_is_not_paid_again() -> None:
+    shop, cut = Shop(refusals=1), [True]
+
+    async def orders(ctx: Any) -> Any:
+        with contextlib.suppress(StepExecutionError):
+            return await ctx.step("order", shop.paying, ctx, 5)
+        paid = await ctx.step("order", shop.paying, ctx, 5)
+        if cut:
+            cut.clear()
+            raise ValueError
+        return paid
+
+    async def body(ctx: Any) -> Any:
+        return await ctx.step("orders", orders, ctx)
+
+    async with Rig(park_after=0) as rig:
+        await rig.go(body)
+        assert await rig.value(body) == "order 5"
+    assert shop.paid == [5]
+
+
 async def test_equal_payments_without_keys_are_counted() -> None:
     shop = Shop()
 
