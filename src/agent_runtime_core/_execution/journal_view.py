@@ -276,13 +276,12 @@ class JournalView:
                     self.opened[identity] = record
                 else:
                     self._read_unordered(record)
-                is_guarded = _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key)
                 self._new_starts.append(identity)
-                if is_guarded:
+                if _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key):
                     self._note_repetition(identity)
-                if is_guarded and not _has_info(record, ASIDE_FIELD):
-                    self.guarded.add(identity)
-                    self._note_progress_inside(identity)
+                    if not _has_info(record, ASIDE_FIELD):
+                        self.guarded.add(identity)
+                        self._note_progress_inside(identity)
             case "retrying" | "failed":
                 self.started.pop(identity, None)
                 if record.kind == FAILED and identity in self._guarded_starts:
