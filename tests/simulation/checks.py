@@ -161,8 +161,9 @@ class Watch:
         if self.status[run] in LIVE:
             self.wrong(f"run {run} is {self.status[run]}, and is deleted")
         self.deleted.add(run)
-        for known in (self.owner, self.journal, self.done, self.mail, *self.installed.values()):
-            known.pop(run, None)
+        kept: tuple[dict[str, Any], ...] = (self.owner, self.journal, self.done, self.mail, *self.installed.values())
+        for each in kept:
+            each.pop(run, None)
 
     def _claim(self, row: RunRow) -> None:
         run, before = row.run_id, self.status.get(row.run_id)

@@ -120,13 +120,11 @@ class Script(AgentRuntime):
                 return (
                     await ctx.call("child", {"items": [["step", f"{name}.{i}", 0] for i in range(number)]})
                 ).final_output
-            case "pay":
-                if not await ctx.approve(f"may {name}"):
-                    raise Injected(name)
-                return await self._paid(ctx, name, number)
-            case "owe":  # the child pays
+            case "owe":  # the child pays, and asks nobody
                 return (await ctx.call("child", {"items": [["owed", name, number]]})).final_output
-            case "owed":
+            case "pay" | "owed":
+                if kind == "pay" and not await ctx.approve(f"may {name}"):
+                    raise Injected(name)
                 return await self._paid(ctx, name, number)
             case "poison":
                 return await ctx.step(name, self.poison)

@@ -433,7 +433,7 @@ async def test_a_caller_that_is_half_deleted_while_its_child_joins_leaves_no_row
 
 
 async def forked_while_deleted(runner: AgentRunner, n: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Fork a run that is deleted before the n-th access of the fork to its stores. Return whether there were so many."""
+    """Fork a run that is deleted before the n-th access to the stores. Return whether there were so many."""
     left, source = n, await runner.queue.require(f"r{n}")
 
     def counted(access: Callable[..., Any]) -> Callable[..., Any]:

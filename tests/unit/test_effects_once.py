@@ -243,6 +243,53 @@ async def test_a_fork_refuses_what_was_paid_after_the_step_around_it_failed() ->
     assert shop.paid == [5]
 
 
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_concurrent_payment_that_was_repeated_after_its_failure_is_not_paid_again(inside: bool) -> None:
+    """A resumed run gets the failure first, as its code did then."""
+    shop, cut = Shop(refusals=1), [True]
+
+    async def orders(ctx: Any) -> Any:
+        async def later() -> None:  # so that others run while the payment fails and is repeated
+            await ctx.step("later", asyncio.sleep, 0.02)
+
+        async with asyncio.TaskGroup() as tasks:
+            paying = tasks.create_task(shop.until_paid(ctx, 5))
+            tasks.create_task(later())
+        if cut:
+            cut.clear()
+            raise ValueError
+        return paying.result()
+
+    async def body(ctx: Any) -> Any:
+        return await (ctx.step("orders", orders, ctx) if inside else orders(ctx))
+
+    async with Rig(park_after=0) as rig:
+        await rig.go(body)
+        assert await rig.value(body) == "order 5"
+    assert shop.paid == [5]
+
+
+async def test_a_payment_in_a_step_that_was_repeated_inside_another_one_is_not_paid_again() -> None:
+    shop, cut = Shop(refusals=1), [True]
+
+    async def orders(ctx: Any) -> Any:
+        with contextlib.suppress(StepExecutionError):
+            return await ctx.step("order", shop.paying, ctx, 5)
+        paid = await ctx.step("order", shop.paying, ctx, 5)
+        if cut:
+            cut.clear()
+            raise ValueError
+        return paid
+
+    async def body(ctx: Any) -> Any:
+        return await ctx.step("orders", orders, ctx)
+
+    async with Rig(park_after=0) as rig:
+        await rig.go(body)
+        assert await rig.value(body) == "order 5"
+    assert shop.paid == [5]
+
+
 async def test_equal_payments_without_keys_are_counted() -> None:
     shop = Shop()
 

@@ -1462,7 +1462,7 @@ async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> N
         def loop(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
     release = partial(queue.unchanged_update, row, row.claim_id)
-    heart.hold(Seen(row, RunControl(), here, float("inf"), nothing, nothing, nothing, 0.0, 0, None, release, 0.0))
+    heart.hold(Seen(row, RunControl(), here, float("inf"), nothing, nothing, nothing, 0.0, 0, None, release, 0.0, 0.0))
     alone.clear()
     await soon(lambda: bool(alone))
     assert all(alone)

@@ -64,6 +64,12 @@ def as_concurrent(record: Record) -> Record:
     return record._replace(info=CONCURRENT_INFO if record.info is None else f"{record.info[:-1]},{CONCURRENT_INFO[1:]}")
 
 
+def _call_of(identity: Identity) -> tuple[Identity, int]:
+    """Return what calls of a step without a key have in common, name and step around it, and the number of the call."""
+    number, _, scope = identity[1][2:].partition("@")
+    return (identity[0], scope), int(number)
+
+
 class JournalView:
     """The records of a run, read once, and the ends of steps that the claim has added since.
 
@@ -126,6 +132,10 @@ class JournalView:
         self._start_digests: dict[Identity, str | None] = {}
         self._held: set[Identity] = set()
         self._failures_inside: dict[str, dict[Identity, Record]] = {}  # of guarded steps, by the step around them
+        self._guarded_starts: set[Identity] = set()  # steps without keys that are guarded, or contain a guarded one
+        self._new_starts: list[Identity] = []  # that are not in `_scopes` yet
+        self._scopes: dict[str, Identity] = {}  # started steps, by the ids of their scopes
+        self._guarded_failures: dict[Identity, list[Record]] = {}  # of steps without keys, by name and step around them
         self._failures: list[Record] = []  # no record shows yet whether their callers continued
         self.ended_tries: set[Identity] = set()
         self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
@@ -178,6 +188,8 @@ class JournalView:
         self._find_carried(carriers)
         open_steps = (*self.started, *self.ended_tries)
         self._start_digests = {each: self._start_digests.get(each) for each in open_steps}
+        self._new_starts.clear()
+        self._scopes.clear()
         if self.guarded:
             self._find_guarded_inside()
         if self.opened:
@@ -217,6 +229,32 @@ class JournalView:
             self.swallowed_failures |= failures
             self.swallowed_failures.pop(identity, None)
 
+    def _note_repetition(self, identity: Identity) -> None:
+        """Note that a guarded step has started: the code has continued after failures of equal calls without a key.
+
+        That holds for the steps around it too. Concurrent code and code inside steps show it by nothing else. Without
+        it, a resumed run would run the failed call again, and pay twice if the later call repeated it.
+        """
+        step: Identity | None = identity
+        while step is not None:
+            if step[1][:2] == "s:":
+                self._guarded_starts.add(step)
+                call, number = _call_of(step)
+                for failure in self._guarded_failures.pop(call, ()):
+                    failed = (failure.name, failure.key)
+                    if _call_of(failed)[1] < number and self._start_digests[failed] == self._start_digests[step]:
+                        self.swallowed_failures[failed] = failure
+                self.swallowed_failures.pop(step, None)  # it runs again
+            step = self._step_around(step)
+
+    def _step_around(self, identity: Identity) -> Identity | None:
+        found = SCOPE_SUFFIX.search(identity[1])
+        if found is None:
+            return None
+        self._scopes |= {scope_id(*each): each for each in self._new_starts}
+        self._new_starts.clear()
+        return self._scopes.get(found[1])
+
     def _read_other(self, record: Record) -> None:
         identity = (record.name, record.key)
         match record.kind:
@@ -239,12 +277,16 @@ class JournalView:
                     self.opened[identity] = record
                 else:
                     self._read_unordered(record)
-                is_guarded = _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key)
-                if is_guarded and not _has_info(record, ASIDE_FIELD):
-                    self.guarded.add(identity)
-                    self._note_progress_inside(identity)
+                self._new_starts.append(identity)
+                if _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key):
+                    self._note_repetition(identity)
+                    if not _has_info(record, ASIDE_FIELD):
+                        self.guarded.add(identity)
+                        self._note_progress_inside(identity)
             case "retrying" | "failed":
                 self.started.pop(identity, None)
+                if record.kind == FAILED and identity in self._guarded_starts:
+                    self._guarded_failures.setdefault(_call_of(identity)[0], []).append(record)
                 if identity in self.guarded:
                     self.guarded.discard(identity)
                     if record.kind == FAILED and (inside := SCOPE_SUFFIX.search(record.key)) is not None:

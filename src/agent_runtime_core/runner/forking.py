@@ -1,8 +1,9 @@
 """Create a new run from the saved results of another one.
 
-The copied records publish no events, and their usage does not count for the new run. If state and queue share an
-engine, one commit writes everything. Else the journal is written first: a run without a row in the queue does not exist
-yet, and a repeated call writes the same journal.
+The copied records publish no events, and their usage does not count for the new run. The new run joins its lineage
+first, while its source is stored. If state and queue share an engine, one commit writes the rest. Else the journal is
+written before the row in the queue: a run without that row does not exist yet, and a repeated call writes the same
+journal.
 """
 
 from __future__ import annotations
