@@ -40,7 +40,7 @@ from .tools.tool import Tool
 __all__ = ["Orchestrator", "OrchestratorSettings", "RunCreate", "RunResponse", "RunStatus"]
 
 
-_MOST_KEPT: Final = 1_000  # responses in `runs`
+_MOST_KEPT: Final = 100  # responses in `runs`: each may have megabytes of results
 
 
 class RunStatus(str, Enum):  # noqa: UP042 (like the other public enums)
@@ -192,7 +192,7 @@ class Orchestrator:
         self.runner: AgentRunner = _configured_runner() if runner is None else runner
         self._worker: AgentRunner | None = None
         self._working: asyncio.Task[None] | None = None
-        #: The runs by id that this object has returned, as they were then; the latest 1,000. `get_run` reads the store.
+        #: The runs by id that this object has returned, as they were then; the latest 100. `get_run` reads the store.
         self.runs: dict[str, RunResponse] = {}
 
     @property
