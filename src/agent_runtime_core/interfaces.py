@@ -155,7 +155,8 @@ class LLMResponse:
     Attributes:
         message: The assistant message, in OpenAI's format.
         usage: prompt_tokens (including cached ones), completion_tokens (including reasoning) and total_tokens; if the
-            provider reports them, also cached_tokens, cache_write_tokens and reasoning_tokens.
+            provider reports them, also cached_tokens, cache_write_tokens, cache_write_1h_tokens, reasoning_tokens
+            and web_search_requests.
         model: The model that answered.
         finish_reason: Why the answer ended: "stop" or "tool_calls". An answer is not complete after "length"
             (truncated), "refusal" (`message["refusal"]` has the words) and "content_filter" (blocked). Agent loops also

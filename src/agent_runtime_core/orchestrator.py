@@ -24,7 +24,7 @@ from .persistence.jsonl import json_form
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
 from .planning.agent import PlanningAgent
 from .planning.base import BasePlanner
-from .planning.executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES
+from .planning.executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, ON_LONG_PLAN
 from .planning.plan import MOST_STEPS
 from .planning.progress import tried_steps
 from .queue.records import RunRow
@@ -40,7 +40,7 @@ from .tools.tool import Tool
 __all__ = ["Orchestrator", "OrchestratorSettings", "RunCreate", "RunResponse", "RunStatus"]
 
 
-_MOST_KEPT: Final = 1_000  # responses in `runs`
+_MOST_KEPT: Final = 100  # responses in `runs`: each may have megabytes of results
 
 
 class RunStatus(str, Enum):  # noqa: UP042 (like the other public enums)
@@ -58,7 +58,7 @@ class RunCreate:
 
     Args:
         prompt: What to do.
-        max_steps: The most steps of the plan, from 1 to 100.
+        max_steps: The most steps of the plan that are executed, from 1 to 100.
 
     Raises:
         InvalidArgument: A value is invalid.
@@ -115,6 +115,8 @@ class OrchestratorSettings:
         backoff_base: Seconds before the first retry; each further delay is twice as long.
         max_concurrency: Steps of a run that execute at the same time.
         concurrent_runs: Runs of this process that execute at the same time.
+        on_long_plan: What happens to a plan with more than `max_steps` steps: "cut" executes the first ones, "fail"
+            none.
 
     Raises:
         UnknownSetting: A setting does not exist.
@@ -125,12 +127,14 @@ class OrchestratorSettings:
     backoff_base: float = BACKOFF_BASE
     max_concurrency: int = MAX_CONCURRENCY
     concurrent_runs: int = 16
+    on_long_plan: str = "cut"
 
     def __post_init__(self) -> None:
         TRIES.check("max_retries", self.max_retries)
         for name in ("max_concurrency", "concurrent_runs"):
             POSITIVE.check(name, getattr(self, name))
         SECONDS.check("backoff_base", self.backoff_base)
+        ON_LONG_PLAN.check("on_long_plan", self.on_long_plan)
 
     @classmethod
     def of(cls, given: OrchestratorSettings | Mapping[str, Any] | None) -> OrchestratorSettings:
@@ -179,6 +183,7 @@ class Orchestrator:
         self.agent: PlanningAgent = PlanningAgent(
             key, planner, tool_registry, client=client, max_retries=self.settings.max_retries,
             backoff_base=self.settings.backoff_base, max_concurrency=self.settings.max_concurrency,
+            on_long_plan=self.settings.on_long_plan,
         )  # fmt: skip
         self._agents = Registry()
         self._agents.register(self.agent)
@@ -187,7 +192,7 @@ class Orchestrator:
         self.runner: AgentRunner = _configured_runner() if runner is None else runner
         self._worker: AgentRunner | None = None
         self._working: asyncio.Task[None] | None = None
-        #: The runs by id that this object has returned, as they were then; the latest 1,000. `get_run` reads the store.
+        #: The runs by id that this object has returned, as they were then; the latest 100. `get_run` reads the store.
         self.runs: dict[str, RunResponse] = {}
 
     @property
@@ -220,7 +225,7 @@ class Orchestrator:
         Args:
             request: The request, or None to pass `prompt` and `max_steps`.
             prompt: What to do.
-            max_steps: The most steps of the plan, from 1 to 100.
+            max_steps: The most steps of the plan that are executed, from 1 to 100.
             idempotency_key: A second call with the same key returns the existing run.
 
         Raises:

@@ -685,7 +685,7 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
         ("{m}.inside:Greeter", "unknown module 'inside'."),
         ("{m}:settings", "got an object of type dict. Use {m}:"),
         ("{m}:nothing", "got an object of type NoneType"),
-        ("{m}:Registry", "or an AgentRunner, got the class Registry"),
+        ("{m}:Registry", "an AgentRunner, an Orchestrator or a TurnManager, got the class Registry"),
         ("{m}:empty", "must have at least one agent"),
         ("{m}:twice", "must name each agent once, got 'greeter' twice"),
         ("{m}:Needy", "() failed: TypeError: "),

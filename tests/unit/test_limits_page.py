@@ -20,6 +20,7 @@ from agent_runtime_core.config import RuntimeConfig
 from agent_runtime_core.events import base as events
 from agent_runtime_core.llm import Retries, Timeouts
 from agent_runtime_core.loop import tool_calls, turn_loop
+from agent_runtime_core.orchestrator import RunCreate
 from agent_runtime_core.persistence.document_stores import base as stores
 from agent_runtime_core.persistence.document_stores import embeddings
 from agent_runtime_core.persistence.documents import files, full_text
@@ -69,6 +70,7 @@ CODE: Final[dict[str, float]] = {
         inspect.signature(StepExecutor).parameters["max_concurrency"].default
     ),
     "Steps of a plan": plan.MOST_STEPS,
+    "Steps of a prompt's plan that are executed": RunCreate("").max_steps,
     "Prompt of `RuleBasedPlanner`": rule_planner._MAX_CHARACTERS,
     "Embeddings in one scope": embeddings.MAX_VECTORS,
     "Commits in flight of one event loop": commit_request.MAX_IN_FLIGHT,

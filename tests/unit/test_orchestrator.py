@@ -145,8 +145,15 @@ async def test_steps_are_tried_three_times_by_default_a_second_apart_at_first() 
         await orchestrator.runner.cancel(created.run_id)
 
 
-async def test_a_plan_that_is_too_long_fails_and_is_not_cut() -> None:
+async def test_a_plan_that_is_too_long_is_cut_and_completes() -> None:
     async with Orchestrator() as orchestrator:
+        done = await ended(orchestrator, "add 1 and 2, then multiply by 3", max_steps=1)
+    assert (done.status, done.result, done.error) == (RunStatus.COMPLETED, 3, None)
+    assert [step["step_number"] for step in done.steps] == [1]
+
+
+async def test_a_plan_that_is_too_long_may_fail() -> None:
+    async with Orchestrator(settings={"on_long_plan": "fail"}) as orchestrator:
         failed = await ended(orchestrator, "add 1 and 2, then multiply by 3", max_steps=1)
         assert (failed.status, failed.steps) == (RunStatus.FAILED, [])
         assert (

@@ -23,7 +23,16 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.loop import agent_tool
-from agent_runtime_core.planning import Plan, PlanResult, PlanStep, StepKind, execute_plan, memory_operations
+from agent_runtime_core.orchestrator import Orchestrator
+from agent_runtime_core.planning import (
+    Plan,
+    PlanningAgent,
+    PlanResult,
+    PlanStep,
+    StepKind,
+    execute_plan,
+    memory_operations,
+)
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.tools import BaseTool, CalculatorTool, Tool, ToolRegistry, ToolResult
@@ -222,11 +231,35 @@ async def test_after_the_last_try_it_fails_and_only_what_depends_on_it_is_left_o
     assert said.calls == ["by itself"]
 
 
+@pytest.mark.parametrize("most", range(6))
+async def test_a_long_plan_is_cut_where_its_dependencies_allow(most: int) -> None:
+    # The third step of the list must come first.
+    plan = Plan([say(1, 1), say(2, 2, depends_on=[4]), say(4, 4), say(5, 5)])
+    said, numbers = Said(), [1, 4, 2, 5][:most]
+    async with Rig() as rig:
+        done = await carried(rig, plan, tools(said.tool), max_steps=most)
+    assert sorted(each["step_number"] for each in done.steps) == sorted(said.calls) == sorted(numbers)
+    last = [number for number in numbers if number != 4 or 2 not in numbers]
+    assert done.result == (last[0] if len(last) == 1 else last)
+
+
+@pytest.mark.parametrize("wrong", ["stop", None, True, ""])
+async def test_a_long_plan_is_cut_or_fails(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="on_long_plan must be 'cut' or 'fail'"):
+        PlanningAgent(on_long_plan=wrong)
+    with pytest.raises(InvalidArgument, match="on_long_plan must be 'cut' or 'fail'"):
+        Orchestrator(settings={"on_long_plan": wrong})
+    async with Rig() as rig:
+        assert isinstance(
+            await failure(rig, Plan([say(1, 1)]), tools(Said().tool), on_long_plan=wrong), InvalidArgument
+        )
+
+
 async def test_nothing_is_begun_of_a_plan_that_is_too_long_or_cannot_be_carried_out() -> None:
     said = Said()
     plan = Plan([say(1, 1), say(2, 2)])
     async with Rig() as rig:
-        error = await failure(rig, plan, tools(said.tool), max_steps=1)
+        error = await failure(rig, plan, tools(said.tool), max_steps=1, on_long_plan="fail")
         assert isinstance(error, LimitExceeded)
         assert (error.limit, error.allowed, error.used) == ("max_steps", 1, 2)
         unknown = await failure(rig, Plan([say(1, 1), PlanStep(2, "sya")]), tools(said.tool))

@@ -20,6 +20,7 @@ from agent_runtime_core.planning import (
 )
 from agent_runtime_core.planning.recorded_client import RecordedClient
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import create_test_context
 from agent_runtime_core.tools import Tool, ToolRegistry
 from tests.support.runs import Rig
@@ -115,10 +116,16 @@ async def test_what_cannot_be_planned_fails_at_once_and_says_what_can(attempts: 
 @pytest.mark.parametrize(
     ("own", "asked", "says"), [(1, None, "max_steps=1"), (5, 1, "max_steps=1"), (1, 5, "max_steps=1")]
 )
-async def test_a_plan_that_is_too_long_is_refused(own: int, asked: int | None, says: str) -> None:
+async def test_a_plan_that_is_too_long_is_cut_or_refused(own: int, asked: int | None, says: str) -> None:
     params: dict[str, Any] = {} if asked is None else {"max_steps": asked}
-    async with Rig(max_retries=3) as rig:
+    async with Rig() as rig:
         result = await planned(rig, PlanningAgent(max_steps=own), "add 1 and 2, then multiply by 3", **params)
+    assert (result.status, result.final_output["result"]) == (RunStatus.SUCCEEDED, 3)
+    assert [step["step_number"] for step in result.final_output["steps"]] == [1]
+    assert len(result.final_output["plan"]["steps"]) == 2
+    async with Rig(max_retries=3) as rig:
+        agent = PlanningAgent(max_steps=own, on_long_plan="fail")
+        result = await planned(rig, agent, "add 1 and 2, then multiply by 3", **params)
         assert await rig.told("tool") == []
     assert result.error is not None
     assert result.error.type == "LimitExceeded"

@@ -22,6 +22,7 @@ PRICES = {
     "gpt-4o-mini": {"input": 0.15, "output": 0.6},
     "claude-sonnet-5-5": {"input": 3.0, "output": 15.0, "cached_input": 0.3, "cache_write": 3.75},
     "openrouter/auto": {"input": 1.0, "output": 1.0},
+    "amazon.nova-pro": {"input": 0.8, "output": 3.2},
 }
 
 
@@ -46,6 +47,8 @@ PRICES = {
             for version in ("", "-20260801-v1:0", "-20260801-v1:0:200k", "-v1", "-v1:0", "-20260801")
         ),
         ("openai.gpt-4o-mini-v1:0", "gpt-4o-mini"),
+        ("amazon.nova-pro-v1", "amazon.nova-pro"),
+        ("us.amazon.nova-pro-v1:0", "amazon.nova-pro"),
     ],
 )
 def test_a_price_is_found_by_name_without_date_and_prefix(model: str, key: str) -> None:
@@ -68,6 +71,9 @@ def test_a_price_is_found_by_name_without_date_and_prefix(model: str, key: str) 
         ".",
         "x1.gpt-4o",
         "gpt-4o-v2",
+        "gpt-4o:free",
+        "gpt-4o-2024-08-06:free",
+        "us.openai.gpt-4o:free",
     ],
 )
 def test_another_model_has_another_price(model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import os
@@ -142,9 +143,11 @@ def _type_error(found: object, target: str, module: str) -> str:
 def _is_loadable(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_is_agent, value))
-    is_runner = isinstance(value, (Registry, AgentRunner))
-    is_manager = not isinstance(value, type) and isinstance(getattr(value, "runner", None), AgentRunner)
-    return is_runner or is_manager or _is_agent(value)
+    if isinstance(value, (Registry, AgentRunner)) or _is_agent(value):
+        return True
+    with contextlib.suppress(Exception):  # a lazy object of another library may raise any error
+        return not isinstance(value, type) and isinstance(getattr(value, "runner", None), AgentRunner)
+    return False
 
 
 def _is_agent(value: object) -> bool:

@@ -23,10 +23,10 @@ _SEARCHES: Final = 10.0
 
 # Only these suffixes name the same model: gpt-4o-mini is not gpt-4o, nor is claude-sonnet-4-5 claude-sonnet-4.
 _DATE: Final = r"[-@](\d{3,8}|\d{4}-\d{2}-\d{2}|latest)"
-_VERSION: Final = re.compile(rf"{_DATE}(-v\d+)?(:\w+)*|-v\d+:\w+(:\w+)*")
+_VERSION: Final = re.compile(rf"{_DATE}(-v\d+)?(:\d\w*)*|-v\d+(:\d\w*)+")
 #: Bedrock puts the region and the maker before the name, and writes some versions without a date.
 _BEDROCK: Final = re.compile(r"(?:[a-z]+(?:-[a-z]+)*|ai21)\.(?=.)")
-_BEDROCK_VERSION: Final = re.compile(rf"({_DATE})?(-v\d+)?(:\w+)*")
+_BEDROCK_VERSION: Final = re.compile(rf"({_DATE})?(-v\d+)?(:\d\w*)*")
 
 # Models without a price that were logged, so that each is logged once per process.
 _logged: set[str] = set()
@@ -40,14 +40,16 @@ def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
     """
     version = _VERSION
     while True:
+        if (before := _BEDROCK.match(model)) is not None:
+            version = _BEDROCK_VERSION
         if model in prices:
             return prices[model]
         known = [key for key in prices if model.startswith(key) and version.fullmatch(model[len(key) :])]
         if known:
             return prices[max(known, key=len)]
         _, slash, rest = model.partition("/")
-        if not slash and (before := _BEDROCK.match(model)) is not None:
-            version, rest = _BEDROCK_VERSION, model[before.end() :]
+        if not slash and before is not None:
+            rest = model[before.end() :]
         if not rest:
             return None
         model = rest

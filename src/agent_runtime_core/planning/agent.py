@@ -17,7 +17,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.todo import TodoStoreTool
 from ..tools.tool import Tool
 from .base import BasePlanner, checked_planner, plan_of, registry_of
-from .executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, execute_plan
+from .executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, ON_LONG_PLAN, execute_plan
 from .llm_planner import LLMPlanner
 from .plan import Plan
 from .recorded_client import RecordedClient, count_recorded
@@ -39,6 +39,7 @@ class PlanningAgent(AgentRuntime):
         tools: The tools of plans; by default a CalculatorTool and a TodoStoreTool.
         client: The model of llm_call steps; by default the configured one.
         max_steps: The most steps of a plan, None for no limit. `params["max_steps"]` can only lower it.
+        on_long_plan: What happens to a plan with more steps: "cut" executes the first ones, "fail" none.
         max_retries: Attempts of each step, including the first.
         backoff_base: Seconds before the second attempt of a step; doubled for each later one.
         max_concurrency: Steps that run at once.
@@ -55,6 +56,7 @@ class PlanningAgent(AgentRuntime):
         *,
         client: LLMClient | None = None,
         max_steps: int | None = None,
+        on_long_plan: str = "cut",
         max_retries: int = MAX_RETRIES,
         backoff_base: float = BACKOFF_BASE,
         max_concurrency: int = MAX_CONCURRENCY,
@@ -64,6 +66,8 @@ class PlanningAgent(AgentRuntime):
         self.tools: ToolRegistry = built_in_tools() if tools is None else registry_of(tools)
         self.client = client
         self.max_steps = max_steps
+        ON_LONG_PLAN.check("on_long_plan", on_long_plan)
+        self.on_long_plan: str = on_long_plan
         self.max_retries = max_retries
         self.backoff_base = backoff_base
         self.max_concurrency = max_concurrency
@@ -72,8 +76,9 @@ class PlanningAgent(AgentRuntime):
         budget = Budget(RunLimits(), getattr(ctx, "budget", None))
         plan = await self._plan(ctx, budget)
         done = await execute_plan(
-            ctx, plan, self.tools, client=self.client, max_steps=self._step_limit(ctx), max_retries=self.max_retries,
-            backoff_base=self.backoff_base, max_concurrency=self.max_concurrency, budget=budget,
+            ctx, plan, self.tools, client=self.client, max_steps=self._step_limit(ctx), on_long_plan=self.on_long_plan,
+            max_retries=self.max_retries, backoff_base=self.backoff_base, max_concurrency=self.max_concurrency,
+            budget=budget,
         )  # fmt: skip
         return RunResult({"result": done.result, "plan": plan.to_dict(), "steps": done.steps}, usage=done.usage)
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 from .._core.codec.json import MAX_BYTES, MAX_RESULT, arguments_digest
 from .._core.event_types import EventType
 from .._core.ids import step_id
-from .._core.settings import TRIES, number
+from .._core.log import log
+from .._core.settings import TRIES, choice, number
 from .._execution.step_journal import RunJournal, StepJournal
 from ..errors import (
     JournalMismatch,
@@ -52,6 +53,7 @@ from .references import as_text, is_reference, resolve, with_text_values
 SCOPE: Final = "plan"
 MAX_RETRIES: Final = 3
 BACKOFF_BASE: Final = 1.0
+ON_LONG_PLAN: Final = choice("cut", "fail")
 MAX_CONCURRENCY: Final = 16
 #: Called with the step, its input and a function that performs it; returns the result.
 Around = Callable[[PlanStep, dict[str, Any], Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -85,6 +87,7 @@ async def execute_plan(
     *,
     client: LLMClient | None = None,
     max_steps: int | None = None,
+    on_long_plan: str = "cut",
     max_concurrency: int = MAX_CONCURRENCY,
     max_retries: int = MAX_RETRIES,
     backoff_base: float = BACKOFF_BASE,
@@ -103,7 +106,8 @@ async def execute_plan(
         plan: The plan.
         tools: The tools of the plan.
         client: The model of llm_call steps; by default the configured one.
-        max_steps: The most steps that the plan may have, None for no limit.
+        max_steps: The most steps that are executed, None for no limit.
+        on_long_plan: What happens to a plan with more steps: "cut" executes the first ones, "fail" none.
         max_concurrency: Steps that run at once.
         max_retries: Attempts of each step, including the first.
         backoff_base: Seconds before the second attempt of a step; doubled for each later one.
@@ -114,18 +118,23 @@ async def execute_plan(
 
     Raises:
         PlanningError: The plan is invalid. This and the next three are raised before a step starts.
-        LimitExceeded: The plan has more than `max_steps` steps.
+        LimitExceeded: The plan has more than `max_steps` steps, and `on_long_plan` is "fail".
         NotConfigured: The plan needs a model, and none is configured.
         NotSupported: A tool of the plan is another agent.
         StepExecutionError: A step failed its last attempt. Steps that need it do not run, the others do.
         ToolFailed: A person rejected a call.
     """
     number().or_none(" for no limit").check("max_steps", max_steps)
-    if max_steps is not None and len(plan.steps) > max_steps:
-        raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps, and none was started")
+    ON_LONG_PLAN.check("on_long_plan", on_long_plan)
+    most = len(plan.steps) if max_steps is None else int(max_steps)
+    if len(plan.steps) > most and on_long_plan == "fail":
+        raise LimitExceeded("max_steps", most, len(plan.steps), "the plan has more steps, and none was started")
     TRIES.check("max_retries", max_retries)
     registry = registry_of(tools)
     plan.validate(registry, memory_operations())
+    if len(plan.steps) > most:
+        log.warning("max_steps=%d cuts a plan of %d steps", most, len(plan.steps))
+        plan = Plan(plan.order()[:most], plan.final_goal)
     _reject_agents(plan, registry)
     known = known or {}
     if needs_model is None:

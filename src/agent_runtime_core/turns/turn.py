@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from .._core.codec.typed import PLAIN, build, to_plain
+from ..limits import sum_usd
 from ..planning.plan import Plan, StepKind
 from ..status import RunStatus, StepStatus
 
@@ -23,7 +24,12 @@ class StepMetrics:
     cost_usd: float = 0.0
 
     def __add__(self, other: StepMetrics) -> StepMetrics:
-        return StepMetrics(*(getattr(self, name) + getattr(other, name) for name in _METRICS))
+        return StepMetrics(
+            self.latency_ms + other.latency_ms,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            sum_usd(self.cost_usd, other.cost_usd),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, which `from_dict` reads."""

@@ -34,10 +34,10 @@ class TaskStore(ABC):
         """
 
     @abstractmethod
-    async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> Any:
+    async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:
         """Return a list with its tasks, or None if there is none.
 
-        The built-in stores also accept the id of a task, and return the Task.
+        The built-in stores also accept the id of a task, and return the Task. `get_task` has its type.
         """
 
     @abstractmethod

