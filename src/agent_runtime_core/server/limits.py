@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections import Counter, OrderedDict
@@ -44,6 +45,8 @@ class Limits:
         per_minute = settings.failed_logins_per_minute
         self._failures = Buckets(max(per_minute, 1) / FAILURES_WINDOW, per_minute, clock)
         self._streams: Counter[str] = Counter()
+        self._waits: Counter[str] = Counter()
+        self._unsent: dict[str, set[asyncio.WriteTransport]] = {}
         #: Event streams and sockets that are open now.
         self.open_streams: int = 0
         #: Those of them that are sockets.
@@ -62,6 +65,41 @@ class Limits:
         """Count a wrong token, or raise Problem 429 if there were too many from this address."""
         if wait := self._failures.take(address):
             raise _too_many("There were too many wrong tokens from this address.", wait)
+
+    @contextlib.contextmanager
+    def wait(self, caller: str) -> Iterator[None]:
+        """Count a request that waits for a run. Raises Problem 429 for too many of this caller, 503 for too many."""
+        if self._waits[caller] >= self._settings.max_waits_per_caller:
+            raise _too_many("This caller has too many requests that wait for runs.", 5)
+        if self._waits.total() >= max(1, self._settings.max_connections // 2):
+            raise Problem.of(503, "The server has too many requests that wait for runs.", headers={"Retry-After": "5"})
+        self._waits[caller] += 1
+        try:
+            yield
+        finally:
+            self._waits[caller] -= 1
+            if not self._waits[caller]:
+                del self._waits[caller]
+
+    def answering(self, caller: str, transport: asyncio.WriteTransport) -> None:
+        """Note that an answer to a caller is written to a transport."""
+        if len(self._unsent) >= MOST_NAMES:
+            self._unsent = {
+                name: open_
+                for name, each in self._unsent.items()
+                if (open_ := {one for one in each if one.get_write_buffer_size()})
+            }
+        self._unsent.setdefault(caller, set()).add(transport)
+
+    def unsent(self, caller: str) -> None:
+        """Raise Problem 429 for a caller with too many bytes that were written for it, and that it has not read."""
+        transports = self._unsent.get(caller, set())
+        sizes = {each: each.get_write_buffer_size() for each in transports}
+        transports.intersection_update(each for each, size in sizes.items() if size)
+        if not transports:
+            self._unsent.pop(caller, None)
+        if sum(sizes.values()) > self._settings.max_unsent_bytes_per_caller:
+            raise _too_many("This caller has not read the answers to its earlier requests.", 5)
 
     @contextlib.contextmanager
     def rejected_socket(self) -> Iterator[None]:

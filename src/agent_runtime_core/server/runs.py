@@ -127,7 +127,8 @@ async def read_result(
 ) -> Response:
     """Return the result: 200 once the run has finished, 202 until then."""
     state = state_of(request)
-    row = await after_wait(request, state, await visible_row(state, caller, id, "read"), query.wait)
+    row = await visible_row(state, caller, id, "read")
+    row = await after_wait(request, state, row, query.wait, required=True)
     outcome = await result_view(state.runner, row)
     if row.status in LIVE:
         return Reply(outcome, 202, {"Retry-After": str(RETRY_SECONDS)})

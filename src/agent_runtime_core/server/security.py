@@ -32,6 +32,7 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _OF_DATA: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 SEND: Final = "agent_runtime.send"  # in the ASGI scope: `send` without the middleware of this application
 HEAD: Final = "agent_runtime.head"  # in the ASGI scope of a HEAD request, which has the method GET there
+IS_SPARE: Final = "agent_runtime.spare"  # in the state of the ASGI scope: the connection is beyond the limit
 UNREAD: Final = "agent_runtime.unread"  # in the ASGI scope: whether there is a body that was not read to its end
 
 
@@ -65,6 +66,7 @@ class Envelope:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
                 self._count(scope, status, started)
+                self._answering(scope, receive)
                 headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 named = {name for name, _ in headers}
                 headers += [each for each in _OF_DATA if each[0] not in named]
@@ -79,6 +81,9 @@ class Envelope:
 
         try:
             check_head(scope, self._state.settings)
+            if scope.get("state", {}).get(IS_SPARE) and not route_path(scope).startswith(f"{PREFIX}/health"):
+                scope[UNREAD] = True  # the connection ends with the answer
+                raise Problem.of(503, "The server has too many connections.", headers={"Retry-After": "1"})
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # noqa: BLE001 - every failure gets a response without a traceback
             problem = problem_of(error)
@@ -94,6 +99,12 @@ class Envelope:
                     "%s %s %d %.1f ms request %s caller %s", method_of(scope), template_of(scope), status,
                     (self._clock.boot() - started) * 1000, request_id, "-" if caller is None else caller.name,
                 )  # fmt: skip
+
+    def _answering(self, scope: Scope, receive: Receive) -> None:
+        """Note where the answer to a caller is written. In uvicorn, `receive` is a method of what has the transport."""
+        transport = getattr(getattr(receive, "__self__", None), "transport", None)
+        if CALLER in scope and transport is not None and hasattr(transport, "get_write_buffer_size"):
+            self._state.limits.answering(scope[CALLER].name, transport)
 
     def _count(self, scope: Scope, status: int, started: float) -> None:
         """Count a response that begins, so that the duration of a stream is not that of its request."""
