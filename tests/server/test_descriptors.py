@@ -27,7 +27,9 @@ class Limited(Served):
 
     def _started(self, module: str, *args: str, **environment: str) -> subprocess.Popen[bytes]:
         limited = ["bash", "-c", f'ulimit -n {MOST}; exec "$@"', "bash", sys.executable, "-m", module, *args]
-        return subprocess.Popen(limited, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment})
+        return subprocess.Popen(
+            limited, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}
+        )
 
 
 @pytest.fixture

@@ -212,7 +212,8 @@ class Access:
         if not isinstance(found, Caller):
             raise TypeError("authenticate must return a Caller or None")  # a fault of the server: status 500
         self._limits.request(found.name)
-        self._limits.unsent(found.name)
+        if (problem := self._limits.unread(found.name)) is not None:
+            raise problem
         check_cookie_request(connection)
         connection.scope[CALLER] = found
         return found

@@ -46,7 +46,8 @@ class Limits:
         self._failures = Buckets(max(per_minute, 1) / FAILURES_WINDOW, per_minute, clock)
         self._streams: Counter[str] = Counter()
         self._waits: Counter[str] = Counter()
-        self._unsent: dict[str, set[asyncio.WriteTransport]] = {}
+        self._unread: dict[str, set[asyncio.WriteTransport]] = {}  # by caller, where answers may have unsent bytes
+        self._unwritten: Counter[str] = Counter()  # bytes of answers that wait for earlier ones of their connection
         #: Event streams and sockets that are open now.
         self.open_streams: int = 0
         #: Those of them that are sockets.
@@ -66,13 +67,19 @@ class Limits:
         if wait := self._failures.take(address):
             raise _too_many("There were too many wrong tokens from this address.", wait)
 
+    def no_wait(self, caller: str) -> Problem | None:
+        """Return why no further request may wait for a run: 429 for too many of this caller, 503 for too many."""
+        if self._waits[caller] >= self._settings.max_waits_per_caller:
+            return _too_many("This caller has too many requests that wait for runs.", 5)
+        if self._waits.total() >= max(1, self._settings.max_connections // 2):
+            return Problem.of(503, "The server has too many requests that wait for runs.", headers={"Retry-After": "5"})
+        return None
+
     @contextlib.contextmanager
     def wait(self, caller: str) -> Iterator[None]:
-        """Count a request that waits for a run. Raises Problem 429 for too many of this caller, 503 for too many."""
-        if self._waits[caller] >= self._settings.max_waits_per_caller:
-            raise _too_many("This caller has too many requests that wait for runs.", 5)
-        if self._waits.total() >= max(1, self._settings.max_connections // 2):
-            raise Problem.of(503, "The server has too many requests that wait for runs.", headers={"Retry-After": "5"})
+        """Count a request that waits for a run. Raises the problem of `no_wait`."""
+        if (problem := self.no_wait(caller)) is not None:
+            raise problem
         self._waits[caller] += 1
         try:
             yield
@@ -81,25 +88,31 @@ class Limits:
             if not self._waits[caller]:
                 del self._waits[caller]
 
-    def answering(self, caller: str, transport: asyncio.WriteTransport) -> None:
-        """Note that an answer to a caller is written to a transport."""
-        if len(self._unsent) >= MOST_NAMES:
-            self._unsent = {
-                name: open_
-                for name, each in self._unsent.items()
-                if (open_ := {one for one in each if one.get_write_buffer_size()})
-            }
-        self._unsent.setdefault(caller, set()).add(transport)
-
-    def unsent(self, caller: str) -> None:
-        """Raise Problem 429 for a caller with too many bytes that were written for it, and that it has not read."""
-        transports = self._unsent.get(caller, set())
+    def unread(self, caller: str) -> Problem | None:
+        """Return Problem 429 for a caller that has not read too many bytes of earlier answers."""
+        transports = self._unread.get(caller, set())
         sizes = {each: each.get_write_buffer_size() for each in transports}
         transports.intersection_update(each for each, size in sizes.items() if size)
         if not transports:
-            self._unsent.pop(caller, None)
-        if sum(sizes.values()) > self._settings.max_unsent_bytes_per_caller:
-            raise _too_many("This caller has not read the answers to its earlier requests.", 5)
+            self._unread.pop(caller, None)
+        if sum(sizes.values()) + self._unwritten[caller] > self._settings.max_unsent_bytes_per_caller:
+            return _too_many("This caller has not read the answers to its earlier requests.", 5)
+        return None
+
+    @contextlib.contextmanager
+    def answer(self, caller: str, transport: asyncio.WriteTransport, size: int) -> Iterator[None]:
+        """Count an answer of so many bytes until it is written to a transport, and then until the client reads it."""
+        if len(self._unread) >= MOST_NAMES:
+            read = {name: {one for one in each if one.get_write_buffer_size()} for name, each in self._unread.items()}
+            self._unread = {name: each for name, each in read.items() if each}
+        self._unwritten[caller] += size
+        try:
+            yield
+        finally:
+            self._unread.setdefault(caller, set()).add(transport)
+            self._unwritten[caller] -= size
+            if not self._unwritten[caller]:
+                del self._unwritten[caller]
 
     @contextlib.contextmanager
     def rejected_socket(self) -> Iterator[None]:

@@ -93,6 +93,8 @@ async def submit_run(request: Request, body: NewRun, caller: Submitter) -> Respo
         raise invalid_in(error, names) from None
     row, new = await insert(state, caller, row, prompt=isinstance(body, PromptRun))
     seconds = preferred_wait(request.headers.get("prefer"))
+    if state.limits.no_wait(caller.name) is not None:
+        seconds = 0
     row = await after_wait(request, state, row, seconds)
     headers = {"Location": location_of(request, row.run_id)}
     if seconds:

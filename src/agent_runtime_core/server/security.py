@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
 import re
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -17,8 +18,9 @@ from starlette.websockets import WebSocket
 from .._core.ids import new_ulid
 from .._views.hosts import host_name, is_loopback
 from .._views.problems import report
-from .access import CALLER, SLASH, is_own
+from .access import CALLER, SAFE_METHODS, SLASH, is_own
 from .errors import REQUEST_ID, Problem, problem_of, response_of
+from .limits import Limits
 from .settings import ServerSettings
 from .state import ServerState
 
@@ -66,7 +68,6 @@ class Envelope:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
                 self._count(scope, status, started)
-                self._answering(scope, receive)
                 headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 named = {name for name, _ in headers}
                 headers += [each for each in _OF_DATA if each[0] not in named]
@@ -79,12 +80,13 @@ class Envelope:
                 message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id.encode())]}
             await send(message)
 
+        bounded = BoundedSend(self._state.limits, scope, receive, send_with_id)
         try:
             check_head(scope, self._state.settings)
             if scope.get("state", {}).get(IS_SPARE) and not route_path(scope).startswith(f"{PREFIX}/health"):
                 scope[UNREAD] = True  # the connection ends with the answer
                 raise Problem.of(503, "The server has too many connections.", headers={"Retry-After": "1"})
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, bounded)
         except Exception as error:  # noqa: BLE001 - every failure gets a response without a traceback
             problem = problem_of(error)
             if problem.status == 500:
@@ -93,6 +95,7 @@ class Envelope:
                 raise Aborted(f"request {request_id} failed after its response had begun") from None
             await answer(problem, scope, receive, send_with_id)
         finally:
+            bounded.close()
             if access_log.isEnabledFor(logging.INFO) and not is_static(scope):
                 caller = scope.get(CALLER)
                 access_log.info(
@@ -100,17 +103,49 @@ class Envelope:
                     (self._clock.boot() - started) * 1000, request_id, "-" if caller is None else caller.name,
                 )  # fmt: skip
 
-    def _answering(self, scope: Scope, receive: Receive) -> None:
-        """Note where the answer to a caller is written. In uvicorn, `receive` is a method of what has the transport."""
-        transport = getattr(getattr(receive, "__self__", None), "transport", None)
-        if CALLER in scope and transport is not None and hasattr(transport, "get_write_buffer_size"):
-            self._state.limits.answering(scope[CALLER].name, transport)
-
     def _count(self, scope: Scope, status: int, started: float) -> None:
         """Count a response that begins, so that the duration of a stream is not that of its request."""
         if self._state.metrics is not None and not is_static(scope):
             seconds = self._clock.boot() - started
             self._state.metrics.http_response(method_of(scope), template_of(scope), status, seconds)
+
+
+class BoundedSend:
+    """Sends one answer, or 429 in its place if the caller has not read too many bytes of earlier ones.
+
+    The check before a route sees the request is not enough: many requests may come before the first answer.
+    """
+
+    def __init__(self, limits: Limits, scope: Scope, receive: Receive, send: Send) -> None:
+        self._limits, self._scope, self._receive, self._send = limits, scope, receive, send
+        self._counted = contextlib.ExitStack()
+        self._replaced = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message."""
+        if message["type"] == "http.response.start" and CALLER in self._scope:
+            await self._start(message, self._scope[CALLER].name)
+        elif not self._replaced:
+            await self._send(message)
+
+    def close(self) -> None:
+        """Count the bytes of the answer no more, except for those that the transport has not sent."""
+        self._counted.close()
+
+    async def _start(self, message: Message, caller: str) -> None:
+        size = next((int(value) for name, value in message["headers"] if name == b"content-length"), 0)
+        # In uvicorn, `receive` is a method of what has the transport.
+        transport = getattr(getattr(self._receive, "__self__", None), "transport", None)
+        if not size or not hasattr(transport, "get_write_buffer_size"):  # a stream, or another server
+            await self._send(message)
+            return
+        problem = self._limits.unread(caller) if self._scope["method"] in SAFE_METHODS else None
+        if problem is not None:  # nothing else can tell the client, as the route has answered
+            self._replaced = True
+            await response_of(problem, self._scope[REQUEST_ID])(self._scope, self._receive, self._send)
+            return
+        self._counted.enter_context(self._limits.answer(caller, cast("asyncio.WriteTransport", transport), size))
+        await self._send(message)
 
 
 def is_static(scope: Scope) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from typing import Final
 
@@ -12,7 +11,6 @@ from fastapi import Request
 from .._core.context_vars import start_helper
 from ..queue.records import LIVE, RunRow
 from .access import CALLER
-from .errors import Problem
 from .state import ServerState
 
 MAX_WAIT: Final = 60
@@ -34,13 +32,10 @@ async def after_wait(
     """
     if row.status not in LIVE or seconds <= 0:
         return row
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(state.limits.wait(request.scope[CALLER].name))
-        except Problem:
-            if required:
-                raise
-            return row  # what the request asked for is stored, so it must not fail
+    caller = request.scope[CALLER].name
+    if not required and state.limits.no_wait(caller) is not None:
+        return row  # what the request asked for is stored, so it must not fail
+    with state.limits.wait(caller):
         return await _waited(request, state, row, seconds)
 
 
