@@ -7,7 +7,7 @@ import hmac
 import inspect
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -50,7 +50,7 @@ class Caller:
     """
 
     name: str
-    scopes: frozenset[str] = frozenset(SCOPES)
+    scopes: Set[str] = frozenset(SCOPES)
     may: Callable[[str, RunInfo], bool] | None = None
 
     def __post_init__(self) -> None:
