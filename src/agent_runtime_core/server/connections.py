@@ -11,7 +11,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from .._core.clock import Clock
 from .._core.ids import new_ulid
 from .errors import MEDIA_TYPE, Problem
-from .security import IS_SPARE
+from .limits import IS_SPARE, too_many_connections
 from .state import ServerState
 
 #: Bytes of a request line and headers besides the names and values that the settings limit.
@@ -57,7 +57,7 @@ class Connections:
         if over <= 0:
             return
         if over > SPARE or len(self._idle) > 1:
-            next(iter(self._idle)).reject(too_many())
+            next(iter(self._idle)).reject(too_many_connections())
         else:
             connection.app_state = {**connection.app_state, IS_SPARE: True}
 
@@ -94,11 +94,6 @@ class Connections:
             self._transports[transport] = (size, stalled)
             if stalled >= self._stalled_seconds:
                 transport.abort()
-
-
-def too_many() -> Problem:
-    """Return the problem of a connection beyond the limit."""
-    return Problem.of(503, "The server has too many connections.", headers={"Retry-After": "1"})
 
 
 class _Unlimited(int):

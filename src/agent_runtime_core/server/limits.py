@@ -15,6 +15,7 @@ from .settings import ServerSettings
 MOST_NAMES = 10_000  # callers or addresses that are counted; the least recent one is forgotten
 MOST_REJECTED = 100  # sockets of unknown clients that wait for the end of their connection
 FAILURES_WINDOW = 60.0  # seconds
+IS_SPARE = "agent_runtime.spare"  # in the state of the ASGI scope: the connection is beyond the limit
 
 
 class Buckets:
@@ -143,6 +144,11 @@ class Limits:
             self._streams[caller] -= 1
             if not self._streams[caller]:
                 del self._streams[caller]
+
+
+def too_many_connections() -> Problem:
+    """Return the problem of a connection beyond the limit."""
+    return Problem.of(503, "The server has too many connections.", headers={"Retry-After": "1"})
 
 
 def _too_many(detail: str, seconds: float) -> Problem:

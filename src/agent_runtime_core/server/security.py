@@ -20,7 +20,7 @@ from .._views.hosts import host_name, is_loopback
 from .._views.problems import report
 from .access import CALLER, SAFE_METHODS, SLASH, is_own
 from .errors import REQUEST_ID, Problem, problem_of, response_of
-from .limits import Limits
+from .limits import IS_SPARE, Limits, too_many_connections
 from .settings import ServerSettings
 from .state import ServerState
 
@@ -34,7 +34,6 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _OF_DATA: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 SEND: Final = "agent_runtime.send"  # in the ASGI scope: `send` without the middleware of this application
 HEAD: Final = "agent_runtime.head"  # in the ASGI scope of a HEAD request, which has the method GET there
-IS_SPARE: Final = "agent_runtime.spare"  # in the state of the ASGI scope: the connection is beyond the limit
 UNREAD: Final = "agent_runtime.unread"  # in the ASGI scope: whether there is a body that was not read to its end
 
 
@@ -85,7 +84,7 @@ class Envelope:
             check_head(scope, self._state.settings)
             if scope.get("state", {}).get(IS_SPARE) and not route_path(scope).startswith(f"{PREFIX}/health"):
                 scope[UNREAD] = True  # the connection ends with the answer
-                raise Problem.of(503, "The server has too many connections.", headers={"Retry-After": "1"})
+                raise too_many_connections()
             await self._app(scope, receive, bounded)
         except Exception as error:  # noqa: BLE001 - every failure gets a response without a traceback
             problem = problem_of(error)
