@@ -16,7 +16,7 @@ from .state import ServerState
 
 #: Bytes of a request line and headers besides the names and values that the settings limit.
 _REST: Final = 1024
-#: Connections beyond the limit. They get no other answer than that of `/health`.
+#: Connections beyond the limit, for requests to `/health`.
 SPARE: Final = 16
 _LOOK_SECONDS: Final = 1.0  # between two looks at the answers that clients do not read
 
@@ -42,9 +42,9 @@ class Connections:
         self._looking: asyncio.TimerHandle | None = None
 
     def opened(self, connection: GuardedProtocol) -> None:
-        """Count a new connection. If there are too many, close the one that is idle for longest, else spare this one.
+        """Count a new connection. If there are too many, close the connection that is idle for longest.
 
-        A spare connection has a small limit too. Its requests get 503, except for those of `/health`.
+        If no other one is idle, up to `SPARE` new ones stay open. Their requests get 503, except for `/health`.
         """
         self._open.add(connection)
         self._idle[connection] = None
