@@ -83,12 +83,27 @@ async def test_an_answer_that_is_not_read_is_dropped(runner: AgentRunner, app: A
             await soon(lambda: unsent() > 0)
             guard.look(ServerSettings().stalled_seconds - 60)
             assert unsent() > 0
-            guard.look(61)
+            guard.look(63)
             await soon(lambda: not guard._transports)
             assert unsent() == 0
             assert len(await reader.read_all()) < LARGE
         async with client_at(port) as client:
             assert (await client.get("/health/live")).status_code == 200
+
+
+async def test_a_connection_with_an_unread_answer_makes_way(runner: AgentRunner, make_app: Callable[..., Any]) -> None:
+    await with_a_large_result(runner)
+    app = make_app(settings=ServerSettings(max_connections=3))
+    async with serving(app, **SLOW) as port:
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                reader = stack.enter_context(SilentReader())
+                await reader.send(port, requested("/api/v1/runs/r/result"))
+                transports = app.state.connections._transports
+                await soon(lambda: any(each.get_write_buffer_size() for each in app.state.connections._transports))
+            async with client_at(port) as client:
+                assert (await client.get("/runs/r/result")).status_code == 200
+            assert len(transports) <= 4
 
 
 async def test_unread_bytes_of_a_caller_are_bounded(runner: AgentRunner, make_app: Callable[..., Any]) -> None:

@@ -36,7 +36,8 @@ class Connections:
         self.head_bytes: int = state.settings.max_header_bytes + state.settings.max_url_bytes + _REST
         self._open: set[GuardedProtocol] = set()
         self._idle: dict[GuardedProtocol, None] = {}  # in the order in which they became idle
-        self._stalled_seconds = state.settings.stalled_seconds
+        #: A little later than the check of event streams, which counts the streams that it cuts.
+        self._stalled_seconds = state.settings.stalled_seconds + 2 * _LOOK_SECONDS
         #: Of each open transport: unsent bytes at the last look, and for how many seconds they did not get fewer.
         self._transports: dict[asyncio.WriteTransport, tuple[int, float]] = {}
         self._looking: asyncio.TimerHandle | None = None
@@ -57,7 +58,10 @@ class Connections:
         if over <= 0:
             return
         if over > SPARE or len(self._idle) > 1:
-            next(iter(self._idle)).reject(too_many_connections())
+            oldest = next(iter(self._idle))
+            oldest.reject(too_many_connections())
+            if oldest.transport.get_write_buffer_size():  # its client reads nothing, and it would keep its descriptor
+                oldest.transport.abort()
         else:
             connection.app_state = {**connection.app_state, IS_SPARE: True}
 
