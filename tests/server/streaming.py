@@ -30,6 +30,7 @@ async def serving(app: Any, *, sndbuf: int | None = None) -> AsyncIterator[int]:
     if sndbuf is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf)
     server = Server(app)
+    app.state.connections = server.config.http.guard  # type: ignore[union-attr]
     task = asyncio.create_task(server.serve(sockets=[listening]))
     await server.ready.wait()
     try:
@@ -115,10 +116,18 @@ class SilentReader:
         self._socket.close()
 
     async def connect(self, port: int, path: str) -> None:
+        request = f"GET /api/v1{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        await self.send(port, request.encode())
+
+    async def send(self, port: int, request: bytes) -> None:
         loop = asyncio.get_running_loop()
         await loop.sock_connect(self._socket, ("127.0.0.1", port))
-        request = f"GET /api/v1{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
-        await loop.sock_sendall(self._socket, request.encode())
+        await loop.sock_sendall(self._socket, request)
+
+    async def read(self, size: int) -> None:
+        """Read at least so many bytes."""
+        while size > 0:
+            size -= len(await asyncio.get_running_loop().sock_recv(self._socket, 65536))
 
     async def read_all(self) -> bytes:
         """All that comes until the server ends the connection, or the stream."""

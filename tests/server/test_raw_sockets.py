@@ -457,8 +457,12 @@ def test_connections_with_requests_in_progress_do_not_make_way(
             each.send(f"GET /slow HTTP/1.1\r\n{HOST}\r\n\r\n".encode())
         for _ in busy:
             assert begun.acquire(timeout=PATIENCE)
-        response = connect(port).response()
+        response = get(connect(port))
         assert (response.status, response.problem, response.ended) == (503, "not-available", True)
+        # Idle connections take none of the spare ones from the probes, however many there are.
+        idle = [connect(port) for _ in range(40)]
+        assert get(connect(port), "/api/v1/health/live").status == 200
+        assert idle[0].response().status == 503
     finally:
         release.set()
     assert [each.response().status for each in busy] == [200] * 5

@@ -25,7 +25,7 @@ from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from ..server.access import Caller, Tokens
 from ..server.app import create_app
-from ..server.serving import Server, listening_socket, url_of
+from ..server.serving import Server, listening_socket, url_of, within_descriptors
 from ..server.settings import MOST_BODY_BYTES, ServerSettings
 from ..server.state import ServerState
 from ..server.token_file import Token, default_path
@@ -152,10 +152,11 @@ def _settings(args: Namespace) -> ServerSettings:
     trusted = [*args.trusted_host, *([args.host] if args.host not in _ANY_ADDRESS else [])]
     if args.max_body > MOST_BODY_BYTES:
         raise must("--max-body", f"be at most {MOST_BODY_BYTES}", args.max_body)
-    return ServerSettings(
+    settings = ServerSettings(
         cors=args.cors, trusted_hosts=trusted, trusted_proxies=args.trusted_proxy, max_pending=args.max_pending,
         max_body_bytes=args.max_body, metrics_open=args.metrics == "open",
     )  # fmt: skip
+    return within_descriptors(settings)
 
 
 def _authentication(args: Namespace, runner: AgentRunner, settings: ServerSettings) -> Tokens | None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .access import Caller as Caller
     from .access import Tokens as Tokens
     from .app import create_app as create_app
+    from .errors import install_error_handlers as install_error_handlers
     from .settings import ServerSettings as ServerSettings
 
 _NAMES = {
@@ -17,8 +18,9 @@ _NAMES = {
     "ServerSettings": ".settings:ServerSettings",
     "Tokens": ".access:Tokens",
     "create_app": ".app:create_app",
+    "install_error_handlers": ".errors:install_error_handlers",
 }
-__all__ = ["Caller", "ServerSettings", "Tokens", "create_app"]
+__all__ = ["Caller", "ServerSettings", "Tokens", "create_app", "install_error_handlers"]
 
 
 def __getattr__(name: str) -> object:

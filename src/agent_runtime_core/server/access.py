@@ -7,7 +7,7 @@ import hmac
 import inspect
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -50,7 +50,7 @@ class Caller:
     """
 
     name: str
-    scopes: frozenset[str] = frozenset(SCOPES)
+    scopes: Set[str] = frozenset(SCOPES)
     may: Callable[[str, RunInfo], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -212,6 +212,8 @@ class Access:
         if not isinstance(found, Caller):
             raise TypeError("authenticate must return a Caller or None")  # a fault of the server: status 500
         self._limits.request(found.name)
+        if (problem := self._limits.unread(found.name)) is not None:
+            raise problem
         check_cookie_request(connection)
         connection.scope[CALLER] = found
         return found

@@ -11,14 +11,22 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from .._core.clock import Clock
 from .._core.ids import new_ulid
 from .errors import MEDIA_TYPE, Problem
+from .limits import IS_SPARE, too_many_connections
 from .state import ServerState
 
 #: Bytes of a request line and headers besides the names and values that the settings limit.
 _REST: Final = 1024
+#: Connections beyond the limit, for requests to `/health`.
+SPARE: Final = 16
+_LOOK_SECONDS: Final = 1.0  # between two looks at the answers that clients do not read
 
 
 class Connections:
-    """The HTTP connections of one server. A connection without a request in progress makes way for a new one."""
+    """The HTTP connections of one server.
+
+    A connection without a request in progress makes way for a new one. A client that reads nothing of its answer is
+    disconnected, also if the server has closed the connection meanwhile.
+    """
 
     def __init__(self, state: ServerState) -> None:
         self._limits = state.limits
@@ -28,16 +36,34 @@ class Connections:
         self.head_bytes: int = state.settings.max_header_bytes + state.settings.max_url_bytes + _REST
         self._open: set[GuardedProtocol] = set()
         self._idle: dict[GuardedProtocol, None] = {}  # in the order in which they became idle
+        #: A little later than the check of event streams, which counts the streams that it cuts.
+        self._stalled_seconds = state.settings.stalled_seconds + 2 * _LOOK_SECONDS
+        #: Of each open transport: unsent bytes at the last look, and for how many seconds they did not get fewer.
+        self._transports: dict[asyncio.WriteTransport, tuple[int, float]] = {}
+        self._looking: asyncio.TimerHandle | None = None
 
     def opened(self, connection: GuardedProtocol) -> None:
-        """Count a new connection. If there are too many, close the one that is idle for longest, else this one."""
+        """Count a new connection. If there are too many, close the connection that is idle for longest.
+
+        If no other one is idle, up to `SPARE` new ones stay open. Their requests get 503, except for `/health`.
+        """
         self._open.add(connection)
         self._idle[connection] = None
+        self._transports[connection.transport] = (0, 0.0)
+        if self._looking is None:
+            self._look_later()
         # Streams have limits of their own. A connection that became a socket is in `_open` no more.
         streams = self._limits.open_streams - self._limits.open_sockets
-        if len(self._open) - streams > self.most:
+        over = len(self._open) - streams - self.most
+        if over <= 0:
+            return
+        if over > SPARE or len(self._idle) > 1:
             oldest = next(iter(self._idle))
-            oldest.reject(Problem.of(503, "The server has too many connections.", headers={"Retry-After": "1"}))
+            oldest.reject(too_many_connections())
+            if oldest.transport.get_write_buffer_size():  # its client reads nothing, and it would keep its descriptor
+                oldest.transport.abort()
+        else:
+            connection.app_state = {**connection.app_state, IS_SPARE: True}
 
     def idle(self, connection: GuardedProtocol) -> None:
         """Note that a connection has no request in progress."""
@@ -49,9 +75,29 @@ class Connections:
         self._idle.pop(connection, None)
 
     def closed(self, connection: GuardedProtocol) -> None:
-        """Forget a connection."""
+        """Forget a connection, which is closed or will be."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
+
+    def lost(self, transport: asyncio.WriteTransport) -> None:
+        """Forget a transport that has ended, or that another protocol has taken over."""
+        self._transports.pop(transport, None)
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look) if self._transports else None
+
+    def _look(self) -> None:
+        self.look(_LOOK_SECONDS)
+        self._look_later()
+
+    def look(self, elapsed: float) -> None:
+        """Drop the connections whose clients have accepted nothing for too long, `elapsed` after the last look."""
+        for transport, (before, stalled) in tuple(self._transports.items()):
+            size = transport.get_write_buffer_size()
+            stalled = stalled + elapsed if size and size >= before else 0.0
+            self._transports[transport] = (size, stalled)
+            if stalled >= self._stalled_seconds:
+                transport.abort()
 
 
 class _Unlimited(int):
@@ -67,6 +113,7 @@ class _Unlimited(int):
 class GuardedProtocol(asyncio.Protocol):
     """What is added to the HTTP protocol of uvicorn. Its `cycle` is the present request, or the last one."""
 
+    app_state: Any
     connections: Any
     guard: Connections
     cycle: Any
@@ -86,6 +133,7 @@ class GuardedProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._forget()
+        self.guard.lost(self.transport)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -133,6 +181,7 @@ class GuardedProtocol(asyncio.Protocol):
             self.reject(Problem.of(400, "A WebSocket handshake must not have a body."))
             return
         self._forget()
+        self.guard.lost(self.transport)
         self._upgraded = True
         cast("Any", super()).handle_websocket_upgrade(*args)
 

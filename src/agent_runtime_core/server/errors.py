@@ -9,19 +9,22 @@ from typing import Any, Final, cast
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from .._core.validation import did_you_mean
+from .._core.clock import SYSTEM
+from .._core.ids import new_ulid
+from .._core.validation import did_you_mean, must
 from .._views import problems
 from .._views.problems import MEDIA_TYPE, Problem, field_path, invalid_fields, log_text, safe_text
 from ..errors import AgentRuntimeError
 
 __all__ = [
-    "MEDIA_TYPE", "PROBLEM_SCHEMA", "REQUEST_ID", "Problem", "add_handlers", "log_text", "problem_of",
-    "request_id_of", "response_of", "safe_text",
+    "MEDIA_TYPE", "PROBLEM_SCHEMA", "REQUEST_ID", "Problem", "add_handlers", "install_error_handlers", "log_text",
+    "problem_of", "request_id_of", "response_of", "safe_text",
 ]  # fmt: skip
 
 REQUEST_ID: Final = "agent_runtime.request_id"  # in the ASGI scope
@@ -142,6 +145,34 @@ async def _handle(request: Request, error: Exception) -> Response:
     if problem.status == 500:
         raise error  # the middleware reports it
     return response_of(problem, request_id_of(request))
+
+
+def install_error_handlers(app: Starlette) -> None:
+    """Answer the errors of this library in your own routes as the HTTP API does.
+
+    A route that calls `runner.submit` then answers 503 with `Retry-After` while the store is not available, 409 for a
+    used run id with another input, and 422 for an invalid value. An error that the API answers with 500 stays an error
+    of your application.
+
+    Args:
+        app: Your application of FastAPI or Starlette.
+
+    Raises:
+        InvalidArgument: `app` is no such application.
+    """
+    if not isinstance(app, Starlette):
+        raise must("app", "be an application of FastAPI or Starlette", app)
+
+    async def handle(request: Request, error: Exception) -> Response:
+        problem = problem_of(error)
+        if problem.status == 500:
+            raise error
+        request_id = new_ulid(SYSTEM)
+        response = response_of(problem, request_id)
+        response.headers.update({"X-Request-Id": request_id, "Cache-Control": "no-store"})
+        return response
+
+    app.add_exception_handler(AgentRuntimeError, handle)
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections import Counter, OrderedDict
@@ -14,6 +15,7 @@ from .settings import ServerSettings
 MOST_NAMES = 10_000  # callers or addresses that are counted; the least recent one is forgotten
 MOST_REJECTED = 100  # sockets of unknown clients that wait for the end of their connection
 FAILURES_WINDOW = 60.0  # seconds
+IS_SPARE = "agent_runtime.spare"  # in the state of the ASGI scope: the connection is beyond the limit
 
 
 class Buckets:
@@ -44,6 +46,9 @@ class Limits:
         per_minute = settings.failed_logins_per_minute
         self._failures = Buckets(max(per_minute, 1) / FAILURES_WINDOW, per_minute, clock)
         self._streams: Counter[str] = Counter()
+        self._waits: Counter[str] = Counter()
+        self._unread: dict[str, set[asyncio.WriteTransport]] = {}  # by caller, where answers may have unsent bytes
+        self._unwritten: Counter[str] = Counter()  # bytes of answers that wait for earlier ones of their connection
         #: Event streams and sockets that are open now.
         self.open_streams: int = 0
         #: Those of them that are sockets.
@@ -62,6 +67,53 @@ class Limits:
         """Count a wrong token, or raise Problem 429 if there were too many from this address."""
         if wait := self._failures.take(address):
             raise _too_many("There were too many wrong tokens from this address.", wait)
+
+    def no_wait(self, caller: str) -> Problem | None:
+        """Return why no further request may wait for a run: 429 for too many of this caller, 503 for too many."""
+        if self._waits[caller] >= self._settings.max_waits_per_caller:
+            return _too_many("This caller has too many requests that wait for runs.", 5)
+        if self._waits.total() >= max(1, self._settings.max_connections // 2):
+            return Problem.of(503, "The server has too many requests that wait for runs.", headers={"Retry-After": "5"})
+        return None
+
+    @contextlib.contextmanager
+    def wait(self, caller: str) -> Iterator[None]:
+        """Count a request that waits for a run. Raises the problem of `no_wait`."""
+        if (problem := self.no_wait(caller)) is not None:
+            raise problem
+        self._waits[caller] += 1
+        try:
+            yield
+        finally:
+            self._waits[caller] -= 1
+            if not self._waits[caller]:
+                del self._waits[caller]
+
+    def unread(self, caller: str) -> Problem | None:
+        """Return Problem 429 for a caller that has not read too many bytes of earlier answers."""
+        transports = self._unread.get(caller, set())
+        sizes = {each: each.get_write_buffer_size() for each in transports}
+        transports.intersection_update(each for each, size in sizes.items() if size)
+        if not transports:
+            self._unread.pop(caller, None)
+        if sum(sizes.values()) + self._unwritten[caller] > self._settings.max_unsent_bytes_per_caller:
+            return _too_many("This caller has not read the answers to its earlier requests.", 5)
+        return None
+
+    @contextlib.contextmanager
+    def answer(self, caller: str, transport: asyncio.WriteTransport, size: int) -> Iterator[None]:
+        """Count an answer of so many bytes until it is written to a transport, and then until the client reads it."""
+        if len(self._unread) >= MOST_NAMES:
+            read = {name: {one for one in each if one.get_write_buffer_size()} for name, each in self._unread.items()}
+            self._unread = {name: each for name, each in read.items() if each}
+        self._unwritten[caller] += size
+        try:
+            yield
+        finally:
+            self._unread.setdefault(caller, set()).add(transport)
+            self._unwritten[caller] -= size
+            if not self._unwritten[caller]:
+                del self._unwritten[caller]
 
     @contextlib.contextmanager
     def rejected_socket(self) -> Iterator[None]:
@@ -92,6 +144,11 @@ class Limits:
             self._streams[caller] -= 1
             if not self._streams[caller]:
                 del self._streams[caller]
+
+
+def too_many_connections() -> Problem:
+    """Return the problem of a connection beyond the limit."""
+    return Problem.of(503, "The server has too many connections.", headers={"Retry-After": "1"})
 
 
 def _too_many(detail: str, seconds: float) -> Problem:

@@ -93,6 +93,8 @@ async def submit_run(request: Request, body: NewRun, caller: Submitter) -> Respo
         raise invalid_in(error, names) from None
     row, new = await insert(state, caller, row, prompt=isinstance(body, PromptRun))
     seconds = preferred_wait(request.headers.get("prefer"))
+    if state.limits.no_wait(caller.name) is not None:
+        seconds = 0
     row = await after_wait(request, state, row, seconds)
     headers = {"Location": location_of(request, row.run_id)}
     if seconds:
@@ -127,7 +129,8 @@ async def read_result(
 ) -> Response:
     """Return the result: 200 once the run has finished, 202 until then."""
     state = state_of(request)
-    row = await after_wait(request, state, await visible_row(state, caller, id, "read"), query.wait)
+    row = await visible_row(state, caller, id, "read")
+    row = await after_wait(request, state, row, query.wait, required=True)
     outcome = await result_view(state.runner, row)
     if row.status in LIVE:
         return Reply(outcome, 202, {"Retry-After": str(RETRY_SECONDS)})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
 import re
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -17,8 +18,9 @@ from starlette.websockets import WebSocket
 from .._core.ids import new_ulid
 from .._views.hosts import host_name, is_loopback
 from .._views.problems import report
-from .access import CALLER, SLASH, is_own
+from .access import CALLER, SAFE_METHODS, SLASH, is_own
 from .errors import REQUEST_ID, Problem, problem_of, response_of
+from .limits import IS_SPARE, Limits, too_many_connections
 from .settings import ServerSettings
 from .state import ServerState
 
@@ -77,9 +79,13 @@ class Envelope:
                 message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id.encode())]}
             await send(message)
 
+        bounded = BoundedSend(self._state.limits, scope, receive, send_with_id)
         try:
             check_head(scope, self._state.settings)
-            await self._app(scope, receive, send_with_id)
+            if scope.get("state", {}).get(IS_SPARE) and not route_path(scope).startswith(f"{PREFIX}/health"):
+                scope[UNREAD] = True  # the connection ends with the answer
+                raise too_many_connections()
+            await self._app(scope, receive, bounded)
         except Exception as error:  # noqa: BLE001 - every failure gets a response without a traceback
             problem = problem_of(error)
             if problem.status == 500:
@@ -88,6 +94,7 @@ class Envelope:
                 raise Aborted(f"request {request_id} failed after its response had begun") from None
             await answer(problem, scope, receive, send_with_id)
         finally:
+            bounded.close()
             if access_log.isEnabledFor(logging.INFO) and not is_static(scope):
                 caller = scope.get(CALLER)
                 access_log.info(
@@ -100,6 +107,44 @@ class Envelope:
         if self._state.metrics is not None and not is_static(scope):
             seconds = self._clock.boot() - started
             self._state.metrics.http_response(method_of(scope), template_of(scope), status, seconds)
+
+
+class BoundedSend:
+    """Sends one answer, or 429 in its place if the caller has not read too many bytes of earlier ones.
+
+    The check before a route sees the request is not enough: many requests may come before the first answer.
+    """
+
+    def __init__(self, limits: Limits, scope: Scope, receive: Receive, send: Send) -> None:
+        self._limits, self._scope, self._receive, self._send = limits, scope, receive, send
+        self._counted = contextlib.ExitStack()
+        self._replaced = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message."""
+        if message["type"] == "http.response.start" and CALLER in self._scope:
+            await self._start(message, self._scope[CALLER].name)
+        elif not self._replaced:
+            await self._send(message)
+
+    def close(self) -> None:
+        """Count the bytes of the answer no more, except for those that the transport has not sent."""
+        self._counted.close()
+
+    async def _start(self, message: Message, caller: str) -> None:
+        size = next((int(value) for name, value in message["headers"] if name == b"content-length"), 0)
+        # In uvicorn, `receive` is a method of what has the transport.
+        transport = getattr(getattr(self._receive, "__self__", None), "transport", None)
+        if not size or not hasattr(transport, "get_write_buffer_size"):  # a stream, or another server
+            await self._send(message)
+            return
+        problem = self._limits.unread(caller) if self._scope["method"] in SAFE_METHODS else None
+        if problem is not None:  # nothing else can tell the client, as the route has answered
+            self._replaced = True
+            await response_of(problem, self._scope[REQUEST_ID])(self._scope, self._receive, self._send)
+            return
+        self._counted.enter_context(self._limits.answer(caller, cast("asyncio.WriteTransport", transport), size))
+        await self._send(message)
 
 
 def is_static(scope: Scope) -> bool:
@@ -159,8 +204,17 @@ def check_head(scope: Scope, settings: ServerSettings) -> None:
     if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > settings.max_header_bytes:
         raise Problem.of(431, f"The headers must have at most {settings.max_header_bytes} bytes.")
     hosts = [value for name, value in scope["headers"] if name == b"host"]
-    if len(hosts) != 1 or not is_trusted(hosts[0].decode("latin-1"), settings):
-        raise Problem.of(421, "The Host header must name this server. Start it with --trusted-host NAME to add a name.")
+    if len(hosts) != 1 or not (is_trusted(hosts[0].decode("latin-1"), settings) or is_test_client(scope, hosts[0])):
+        raise Problem.of(
+            421, "The Host header must name this server. Add the name to trusted_hosts of ServerSettings, or start "
+            "agent-runtime serve with --trusted-host NAME."
+        )  # fmt: skip
+
+
+def is_test_client(scope: Scope, host: bytes) -> bool:
+    """Whether Starlette's `TestClient` calls the application. The client of a server has an address."""
+    client = scope.get("client")
+    return host == b"testserver" and client is not None and client[0] == "testclient"
 
 
 def is_trusted(host: str, settings: ServerSettings) -> bool:

@@ -8,17 +8,29 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Final, cast
 
 import uvicorn
 from fastapi import FastAPI
 
+from .._core.log import log
 from ..errors import InvalidArgument, brief
-from .connections import guarded_protocol
+from .connections import SPARE, guarded_protocol
+from .limits import MOST_REJECTED
+from .settings import ServerSettings
 from .state import ServerState
 
-BACKLOG: Final = 2048
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+BACKLOG: Final = 2048  # connections that the system keeps until the server accepts them
+_ACCEPTED: Final = 100  # connections that asyncio accepts before it looks at any of them; they need descriptors
 LAST_SECONDS: Final = 5  # for responses in progress, when the server stops
+#: Descriptors for what is neither a connection nor a stream: the store, the log, and clients that are turned away.
+KEPT_DESCRIPTORS: Final = 64 + SPARE + MOST_REJECTED
 _PING_SECONDS: Final = 20.0
 
 
@@ -47,6 +59,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Set `ready` when the server accepts connections."""
         await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)
         self.ready.set()
 
 
@@ -62,8 +76,39 @@ def config_of(app: FastAPI) -> uvicorn.Config:
         ws_max_size=state.settings.max_frame_bytes, ws_per_message_deflate=False,
         ws_ping_interval=_PING_SECONDS,
         # A client that does not read does not answer pings either. It gets code 4408 before.
-        ws_ping_timeout=state.settings.stalled_seconds + _PING_SECONDS, backlog=BACKLOG,
+        ws_ping_timeout=state.settings.stalled_seconds + _PING_SECONDS, backlog=_ACCEPTED,
         timeout_graceful_shutdown=LAST_SECONDS,
+    )  # fmt: skip
+
+
+def within_descriptors(settings: ServerSettings) -> ServerSettings:
+    """Raise the limit of descriptors of this process, and return settings whose connections and streams fit it.
+
+    The store, spare connections and rejected sockets need descriptors too.
+    """
+    if resource is None:  # this system has no such limit
+        return settings
+    wanted = settings.max_connections + settings.max_streams
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted + KEPT_DESCRIPTORS:
+        most = wanted + KEPT_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(wanted + KEPT_DESCRIPTORS, hard)
+        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    room = max(soft - KEPT_DESCRIPTORS, 2)
+    if soft == resource.RLIM_INFINITY or wanted <= room:
+        return settings
+    connections = max(1, room * settings.max_connections // wanted)
+    streams = room - connections
+    log.warning(
+        "the limit of %d open files allows %d connections and %d streams, fewer than the settings max_connections=%d "
+        "and max_streams=%d. Raise it with ulimit -Hn, or LimitNOFILE of systemd",
+        soft, connections, streams, settings.max_connections, settings.max_streams,
+    )  # fmt: skip
+    per_caller = min(settings.max_streams_per_caller, max(1, streams // 2))
+    return replace(
+        settings, max_connections=connections, max_streams=streams, max_streams_per_caller=per_caller,
+        max_waits_per_caller=min(settings.max_waits_per_caller, max(1, connections // 4)),
     )  # fmt: skip
 
 

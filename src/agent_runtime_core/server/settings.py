@@ -41,7 +41,11 @@ class ServerSettings:
         max_pending: `POST /runs` answers 429 while so many runs are pending. None means no limit.
         max_streams: Event streams and sockets at once.
         max_streams_per_caller: Event streams and sockets of one caller at once.
-        stalled_seconds: Seconds after which a reader that accepts nothing is disconnected.
+        max_waits_per_caller: Requests of one caller at once that wait for a run to finish. All callers together may
+            use half of `max_connections` for it.
+        max_unsent_bytes_per_caller: A request gets 429 while earlier answers to its caller have more bytes that the
+            caller has not read.
+        stalled_seconds: Seconds after which a client that accepts nothing of its answer is disconnected.
         keep_alive_seconds: Seconds between two comments of an event stream without events.
         max_frame_bytes: The largest frame that a client may send over a socket.
         cookie_seconds: Seconds for which a browser stays signed in.
@@ -67,6 +71,8 @@ class ServerSettings:
     max_pending: int | None = None
     max_streams: int = 2000
     max_streams_per_caller: int = 100
+    max_waits_per_caller: int = 100
+    max_unsent_bytes_per_caller: int = 16 * MIB
     stalled_seconds: float = 120.0
     keep_alive_seconds: float = 15.0
     max_frame_bytes: int = 64 * 1024
@@ -113,7 +119,7 @@ _TYPES: Final = {
     **dict.fromkeys(
         (
             "max_header_bytes", "max_url_bytes", "max_json_depth", "max_connections", "request_burst", "max_streams",
-            "max_streams_per_caller", "max_frame_bytes",
+            "max_streams_per_caller", "max_waits_per_caller", "max_unsent_bytes_per_caller", "max_frame_bytes",
         ),
         POSITIVE,
     ),
