@@ -21,13 +21,14 @@ from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.config import configure
 from agent_runtime_core.encryption import AESGCMCodec
 from agent_runtime_core.errors import ContextOverflow, ProviderUnavailable, RequestRefused
-from agent_runtime_core.interfaces import ErrorInfo, RunResult, ToolRegistry
+from agent_runtime_core.interfaces import ErrorInfo, RunContext, RunResult, ToolRegistry
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.persistence import ConversationMessage
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.status import RunStatus
+from agent_runtime_core.testing import crash_everywhere
 from agent_runtime_core.tools.parts import ContentParts
 from agent_runtime_core.tools.tool import Tool
 from tests.support.backends import backends
@@ -619,3 +620,28 @@ async def test_a_process_without_the_key_cancels_the_run_and_says_what_is_missin
         await runner.cancel("r")
         assert (await runner.queue.require("r")).status == "cancelled"
     assert any("are not in its conversation" in each.getMessage() for each in caplog.records)
+
+
+@pytest.mark.parametrize("end", ["limit", "error"])
+async def test_a_run_killed_at_each_write_before_it_fails_keeps_the_same_turns(end: str) -> None:
+    paid: dict[str, int] = {}
+
+    async def pay(ctx: RunContext) -> str:
+        paid[ctx.idempotency_key or ""] = 1  # the service recognizes the key
+        return "paid"
+
+    def say(messages: list[Any]) -> Any:
+        if len(messages) > 4 and end == "error":
+            return RequestRefused("no")
+        return asks(call("pay", id="a"), call("look", id="b"), call("pay", id="c"))
+
+    tools = ToolRegistry()
+    tools.register(Tool.from_function(pay, name="pay", has_side_effects=True))
+    tools.register(Tool.from_function(lambda: "looked", name="look"))
+    report = await crash_everywhere(
+        lambda: Payer(Scripted(say=say), tools), {**said("pay"), "limits": {"max_tool_calls": 6}}, status="failed",
+        persistence=True, effects=lambda: dict(paid), reset=paid.clear,
+    )  # fmt: skip
+    assert report.outcome.error is not None
+    assert report.outcome.error.type == ("LimitExceeded" if end == "limit" else "RequestRefused")
+    assert len(paid) == (4 if end == "limit" else 2)
