@@ -8,6 +8,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from agent_runtime_core.errors import StreamCut
 from agent_runtime_core.interfaces import LLMStreamChunk, RunContext, RunResult
 from agent_runtime_core.llm._openai_format import without_repeats
 from agent_runtime_core.loop import agent_tool
+from agent_runtime_core.loop.tool_calls import ToolCalls
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import crash_everywhere
@@ -60,8 +62,11 @@ class Desk:
 
     async def run(self) -> RunResult:
         async with AgentRunner() as runner:
-            asked = {"messages": [{"role": "user", "content": "Tell me."}]}
-            return await runner.execute(self.agent, input_data=asked)
+            return await self.started(runner)
+
+    async def started(self, runner: AgentRunner) -> RunResult:
+        asked = {"messages": [{"role": "user", "content": "Tell me."}]}
+        return await runner.execute(self.agent, "r", asked)
 
 
 HAND_OVER = call("other", {"task": "Tell the state."}, id="h")
@@ -262,3 +267,29 @@ async def test_parallel_calls_a_handoff_and_a_broken_stream_have_one_outcome_and
     assert report.outcome.final_output["response"] == "You were paid."
     assert report.kills == 2 * report.writes
     assert sorted(effects.values()) == [1, 2]
+
+
+async def test_a_handoff_that_an_earlier_release_began_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gave the other agent no calls of the same answer, and a child run has one input."""
+    desk, begun = Desk(call("look", id="l"), HAND_OVER), asyncio.Event()
+
+    async def hangs(messages: list[Any], **options: Any) -> Any:
+        begun.set()
+        await asyncio.Event().wait()
+
+    other = desk.others["other"]
+    with monkeypatch.context() as before:
+        before.setattr(ToolCalls, "_answered_calls", lambda self: [])
+        before.setattr(other, "generate", hangs)
+        async with AgentRunner.open(tmp_path / "a.db") as runner:
+            task = asyncio.create_task(desk.started(runner))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    async with AgentRunner.open(tmp_path / "a.db") as runner:
+        result = await desk.started(runner)
+    assert result.status is RunStatus.SUCCEEDED, result.error
+    assert [each["content"] for each in other.asked[0]] == ["other", "Tell me.", "Tell the state."]
