@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core._execution.loop_messages import NOT_RUN
@@ -152,6 +152,7 @@ CALLS = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None, database=None, derandomize=True)
 @given(st.lists(CALLS, max_size=6))
 def test_only_equal_calls_with_one_id_are_one_call(calls: list[dict[str, Any]]) -> None:
     kept = without_repeats(calls)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as properties
 from hypothesis import strategies as st
 
 from agent_runtime_core._engines.base import Op
@@ -301,6 +302,7 @@ async def test_a_dead_run_keeps_its_turns(url: str, monkeypatch: pytest.MonkeyPa
 TURN = st.lists(st.sampled_from(["pay", "look"]), min_size=1, max_size=3)
 
 
+@properties(max_examples=60, deadline=None, database=None, derandomize=True)
 @given(data=st.data(), turns=st.lists(TURN, min_size=1, max_size=3), again=st.integers(1, 2), other=st.booleans())
 def test_a_resumed_run_adds_no_message_twice(data: Any, turns: list[list[str]], again: int, other: bool) -> None:
     """The model, or a tool, fails at any call, in one or two executions. Another run may come in between."""

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core.agents import ToolCallingAgent
@@ -121,6 +121,9 @@ def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in each.items() if name != "changed"} for each in messages]
 
 
+@settings(
+    max_examples=200, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(data=st.data(), whole=histories())
 def test_each_call_stays_with_its_results_or_both_go(data: Any, whole: list[dict[str, Any]]) -> None:
     assert is_valid(whole)

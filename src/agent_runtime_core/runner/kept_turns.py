@@ -53,6 +53,8 @@ def kept_messages(
         sent: The messages that were sent to the run.
         rejected: Whether the provider rejected the last request.
     """
+    loops = {each.loop for each in turns if each.is_first and (each.continues or each.said)}
+    turns = [each for each in turns if each.loop in loops]  # the others are calls of a planner
     items, end = _of_turns(loaded, given, turns) if turns else _of_result(given, returned)
     for each in items[end:]:
         each.is_tail = True
@@ -71,8 +73,6 @@ def _of_turns(
 ) -> tuple[list[Kept], int]:
     """Return the messages of a run from the turns of its loops, and how many of them complete turns contain."""
     items, end = [Kept(each, accepted=True, from_user=True) for each in given], 0
-    loops = {each.loop for each in turns if each.is_first and (each.continues or each.said)}
-    turns = [each for each in turns if each.loop in loops]  # the others are calls of a planner
     for number, turn in enumerate(turns):
         said = turn.said if not turn.is_first else []
         if turn.is_first and not turn.continues:  # all of its conversation, or another one
