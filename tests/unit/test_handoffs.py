@@ -7,7 +7,7 @@ import itertools
 import json
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,7 @@ class Desk:
     def __init__(self, *calls: dict[str, Any], content: str | None = None, **others: Any) -> None:
         self.done: list[str] = []
         self.first = Scripted(asks(*calls, content=content), "the first agent goes on")
-        self.others = {
-            name: Scripted(say=lambda _, line=line: line) for name, line in (others or {"other": "hello"}).items()
-        }
+        self.others = {name: self._saying(line) for name, line in (others or {"other": "hello"}).items()}
         handoffs = [agent_tool(agent(name, model), handoff=True) for name, model in self.others.items()]
         self.agent = agent(
             "desk",
@@ -55,6 +53,10 @@ class Desk:
             Tool.from_function(lambda: self.did("pay", "receipt 4711"), name="pay", has_side_effects=True),
             *handoffs,
         )
+
+    @staticmethod
+    def _saying(line: Any) -> Scripted:
+        return Scripted(say=lambda _: line)
 
     def did(self, name: str, result: str) -> str:
         self.done.append(name)
@@ -157,7 +159,7 @@ CALLS = st.builds(
 def test_only_equal_calls_with_one_id_are_one_call(calls: list[dict[str, Any]]) -> None:
     kept = without_repeats(calls)
 
-    def value(one: dict[str, Any]) -> Any:
+    def value(one: Mapping[str, Any]) -> Any:
         function = one["function"]
         try:
             arguments = json.dumps(json.loads(function["arguments"]), sort_keys=True)
@@ -222,7 +224,7 @@ class Broken(Scripted):
 async def test_parallel_calls_a_handoff_and_a_broken_stream_have_one_outcome_and_each_effect_once() -> None:
     effects: dict[str, int] = {}
 
-    def say(messages: list[Any]) -> Any:
+    def say(messages: Sequence[Any]) -> Any:
         if messages[0]["content"] == "clerk":
             return "You were paid." if any("receipt 2" in str(each["content"]) for each in messages) else "?"
         done = sum(each["role"] == "tool" for each in messages)

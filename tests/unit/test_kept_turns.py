@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -198,8 +198,7 @@ async def passes_its_deadline_while_it_is_parked(runner: AgentRunner, payer: Pay
 async def parked(runner: AgentRunner, payer: Payer, deadline: float | None = None) -> None:
     payer.scripted.lines.append(asks(call("ask", {}, id="a")))
     payer.tools.register(Tool.from_function(lambda: "asked", name="ask", requires_confirmation=True))
-    options = {} if deadline is None else {"deadline": deadline}
-    await runner.submit("payer", said("pay"), run_id="r", **options)
+    await runner.submit("payer", said("pay"), run_id="r", deadline=deadline)
     assert await runner.run_once()
     assert (await runner.get_run("r")).status == "waiting"
 
@@ -231,7 +230,7 @@ async def test_the_next_run_sees_what_the_tools_of_the_last_one_did(
     limits = {"run_timeout_seconds": 0.3} if end is times_out else {}
     async with opened(url, payer, keep_unanswered=unanswered, **limits) as runner:
         await end(runner, payer, bank)
-        assert (await runner.get_run("r")).status == status, (await runner.get_run("r")).error
+        assert (await runner.get_run("r")).status == status
         found = await messages(runner)
         expected = [*PAID, *(["call ask", "tool: Error: not run"] if end in PARKED else [])]
         assert [shown(each) for each in found] == expected
@@ -326,7 +325,7 @@ async def _interrupted(
     failing: list[tuple[str, int]] = []
     interrupt: list[Callable[[], Awaitable[Any]]] = []
 
-    def say(messages: list[Any]) -> Any:
+    def say(messages: Sequence[Any]) -> Any:
         if messages[-1]["content"] == "in between":
             return "answer in between"
         done = sum(1 for each in messages if each["role"] == "assistant" and each.get("tool_calls"))
@@ -632,7 +631,7 @@ async def test_a_run_killed_at_each_write_before_it_fails_keeps_the_same_turns(e
         paid[ctx.idempotency_key or ""] = 1  # the service recognizes the key
         return "paid"
 
-    def say(messages: list[Any]) -> Any:
+    def say(messages: Sequence[Any]) -> Any:
         if len(messages) > 4 and end == "error":
             return RequestRefused("no")
         return asks(call("pay", id="a"), call("look", id="b"), call("pay", id="c"))

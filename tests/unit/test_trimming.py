@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -31,9 +32,12 @@ def chat_turn(ids: list[str], speaks: bool, turn: int) -> list[dict[str, Any]]:
 
 def claude_turn(ids: list[str], speaks: bool, turn: int) -> list[dict[str, Any]]:
     """The same with the blocks of Claude that are sent back to it unchanged, as the loop has them."""
-    said = [{"type": "thinking", "thinking": "hm", "signature": "s"}]
+    said: list[dict[str, Any]] = [{"type": "thinking", "thinking": "hm", "signature": "s"}]
     said += [{"type": "text", "text": f"text {turn}"}] if speaks else []
-    blocks = [*said, *({"type": "tool_use", "id": each, "name": "look", "input": {}} for each in ids)]
+    blocks: list[dict[str, Any]] = [
+        *said,
+        *({"type": "tool_use", "id": each, "name": "look", "input": {}} for each in ids),
+    ]
     return [message_of(blocks), *chat_turn(ids, speaks, turn)[1:]]
 
 
@@ -138,7 +142,7 @@ def test_each_call_stays_with_its_results_or_both_go(data: Any, whole: list[dict
     for unit in units(whole):  # what the hook has kept as a whole stays
         if len(unit) == 1 and unit[0] in plain(trimmed) and not ids_of(unit[0], "tool_use"):
             assert unit[0] in plain(sent)
-    last = next((unit for unit in reversed(units(whole)) if unit[0]["role"] == "assistant"), [])
+    last: list[Any] = next((unit for unit in reversed(units(whole)) if unit[0]["role"] == "assistant"), [])
     tail = trimmed[max((at for at, each in enumerate(trimmed) if each["role"] == "assistant"), default=-1) + 1 :]
     if len(last) > 1 and any(each in tail for each in last[1:]):  # the model has not seen these results
         assert all(each in plain(sent) for each in last)
@@ -160,13 +164,18 @@ class Strict(Scripted):
 async def test_an_agent_that_sends_only_the_last_messages_finishes_and_pays_once(kept: int) -> None:
     paid: list[int] = []
 
-    def say(messages: list[Any]) -> Any:
+    def say(messages: Sequence[Any]) -> Any:
         if any("paid" in str(each["content"]) for each in messages if each["role"] == "tool"):
             return "done"
         return asks(call("look", id="a"), call("pay", id="b"), call("look", id="c"))
 
     registry = ToolRegistry()
-    registry.register(Tool.from_function(lambda: paid.append(1) or "paid", name="pay", has_side_effects=True))
+
+    def pay() -> str:
+        paid.append(1)
+        return "paid"
+
+    registry.register(Tool.from_function(pay, has_side_effects=True))
     registry.register(Tool.from_function(lambda: "seen", name="look"))
     model = Strict(say=say)
 
