@@ -148,8 +148,8 @@ ROWS: dict[str, list[str]] = {
     ],
     "_execution": [
         "result_codec reviews run_writer step_policy step_scope stored_errors write_buffer",
-        "agent_thread event_publisher fence_check loop_messages read_only_writer record_factory redacted_values run_control "
-        "step_failure step_function",
+        "agent_thread event_publisher fence_check loop_messages read_only_writer record_factory redacted_values "
+        "run_control step_failure step_function",
         "list_states step_keys usage",
         "claim_writer journal_view sync_context",
         "lineage_keys unconfirmed_writes",

@@ -125,7 +125,11 @@ class ToolCallingAgent(AgentRuntime):
             return result
 
     def trim(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages to send, out of all messages; keep each tool call together with its results."""
+        """Return the messages to send, out of all messages.
+
+        If a tool call and its results are separated, the loop removes both, or sends both if the model has not seen
+        these results yet.
+        """
         return messages
 
     async def run(self, ctx: RunContext) -> RunResult:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as properties
 from hypothesis import strategies as st
 
 from agent_runtime_core._engines.base import Op
@@ -21,13 +22,14 @@ from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.config import configure
 from agent_runtime_core.encryption import AESGCMCodec
 from agent_runtime_core.errors import ContextOverflow, ProviderUnavailable, RequestRefused
-from agent_runtime_core.interfaces import ErrorInfo, RunResult, ToolRegistry
+from agent_runtime_core.interfaces import ErrorInfo, RunContext, RunResult, ToolRegistry
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.persistence import ConversationMessage
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.status import RunStatus
+from agent_runtime_core.testing import crash_everywhere
 from agent_runtime_core.tools.parts import ContentParts
 from agent_runtime_core.tools.tool import Tool
 from tests.support.backends import backends
@@ -196,8 +198,7 @@ async def passes_its_deadline_while_it_is_parked(runner: AgentRunner, payer: Pay
 async def parked(runner: AgentRunner, payer: Payer, deadline: float | None = None) -> None:
     payer.scripted.lines.append(asks(call("ask", {}, id="a")))
     payer.tools.register(Tool.from_function(lambda: "asked", name="ask", requires_confirmation=True))
-    options = {} if deadline is None else {"deadline": deadline}
-    await runner.submit("payer", said("pay"), run_id="r", **options)
+    await runner.submit("payer", said("pay"), run_id="r", deadline=deadline)
     assert await runner.run_once()
     assert (await runner.get_run("r")).status == "waiting"
 
@@ -229,7 +230,7 @@ async def test_the_next_run_sees_what_the_tools_of_the_last_one_did(
     limits = {"run_timeout_seconds": 0.3} if end is times_out else {}
     async with opened(url, payer, keep_unanswered=unanswered, **limits) as runner:
         await end(runner, payer, bank)
-        assert (await runner.get_run("r")).status == status, (await runner.get_run("r")).error
+        assert (await runner.get_run("r")).status == status
         found = await messages(runner)
         expected = [*PAID, *(["call ask", "tool: Error: not run"] if end in PARKED else [])]
         assert [shown(each) for each in found] == expected
@@ -300,6 +301,7 @@ async def test_a_dead_run_keeps_its_turns(url: str, monkeypatch: pytest.MonkeyPa
 TURN = st.lists(st.sampled_from(["pay", "look"]), min_size=1, max_size=3)
 
 
+@properties(max_examples=60, deadline=None, database=None, derandomize=True)
 @given(data=st.data(), turns=st.lists(TURN, min_size=1, max_size=3), again=st.integers(1, 2), other=st.booleans())
 def test_a_resumed_run_adds_no_message_twice(data: Any, turns: list[list[str]], again: int, other: bool) -> None:
     """The model, or a tool, fails at any call, in one or two executions. Another run may come in between."""
@@ -323,7 +325,7 @@ async def _interrupted(
     failing: list[tuple[str, int]] = []
     interrupt: list[Callable[[], Awaitable[Any]]] = []
 
-    def say(messages: list[Any]) -> Any:
+    def say(messages: Sequence[Any]) -> Any:
         if messages[-1]["content"] == "in between":
             return "answer in between"
         done = sum(1 for each in messages if each["role"] == "assistant" and each.get("tool_calls"))
@@ -619,3 +621,28 @@ async def test_a_process_without_the_key_cancels_the_run_and_says_what_is_missin
         await runner.cancel("r")
         assert (await runner.queue.require("r")).status == "cancelled"
     assert any("are not in its conversation" in each.getMessage() for each in caplog.records)
+
+
+@pytest.mark.parametrize("end", ["limit", "error"])
+async def test_a_run_killed_at_each_write_before_it_fails_keeps_the_same_turns(end: str) -> None:
+    paid: dict[str, int] = {}
+
+    async def pay(ctx: RunContext) -> str:
+        paid[ctx.idempotency_key or ""] = 1  # the service recognizes the key
+        return "paid"
+
+    def say(messages: Sequence[Any]) -> Any:
+        if len(messages) > 4 and end == "error":
+            return RequestRefused("no")
+        return asks(call("pay", id="a"), call("look", id="b"), call("pay", id="c"))
+
+    tools = ToolRegistry()
+    tools.register(Tool.from_function(pay, name="pay", has_side_effects=True))
+    tools.register(Tool.from_function(lambda: "looked", name="look"))
+    report = await crash_everywhere(
+        lambda: Payer(Scripted(say=say), tools), {**said("pay"), "limits": {"max_tool_calls": 6}}, status="failed",
+        persistence=True, effects=lambda: dict(paid), reset=paid.clear,
+    )  # fmt: skip
+    assert report.outcome.error is not None
+    assert report.outcome.error.type == ("LimitExceeded" if end == "limit" else "RequestRefused")
+    assert len(paid) == (4 if end == "limit" else 2)

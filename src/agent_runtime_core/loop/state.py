@@ -101,7 +101,8 @@ class Hooks:
     Args:
         before_tool: Awaited before a tool runs, with its name and arguments, which it may change.
         after_tool: Awaited with the name and the result of a tool; returns the result to use.
-        trim: Called with all messages; returns those to send. The others stay in the history. May be async.
+        trim: Called with all messages; returns those to send. The others stay in the history. May be async. A tool call
+            and its results that it separates are removed, or both sent if the model has not seen the results yet.
         on_state: Called with each new state.
     """
 

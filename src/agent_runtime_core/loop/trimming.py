@@ -22,7 +22,7 @@ def with_whole_exchanges(trimmed: Sequence[Any], whole: Sequence[Any]) -> list[A
         trimmed: What a trim hook returned.
         whole: The messages before.
     """
-    cut = _cut(trimmed)
+    cut = _cut(trimmed, _Owners(whole))
     if not cut:
         return list(trimmed)
     unseen = _unseen(whole)
@@ -40,12 +40,41 @@ def with_whole_exchanges(trimmed: Sequence[Any], whole: Sequence[Any]) -> list[A
     return found
 
 
-def _cut(messages: Sequence[Any]) -> set[int]:
+class _Owners:
+    """Which answer requested the calls of a result.
+
+    The ids are not enough: some servers number the calls of each answer from the beginning.
+    """
+
+    def __init__(self, messages: Sequence[Any]) -> None:
+        self._pairs = [
+            (messages[each], messages[answer])
+            for answer, results, _ in _exchanges(messages)
+            if answer is not None
+            for each in results
+        ]
+        self._answers = {id(result): answer for result, answer in self._pairs}
+
+    def fit(self, results: Sequence[Any], answer: Any) -> bool:
+        """Return whether results may belong to an answer with their ids. A hook may have copied or changed them."""
+        owners = [found for each in results if (found := self._of(each))]
+        if any(answer == each for _, each in self._pairs):
+            return all(answer in each for each in owners)
+        return not owners or any(all(each in other for other in owners) for each in owners[0])
+
+    def _of(self, result: Any) -> list[Any]:
+        owner = self._answers.get(id(result))
+        return [answer for each, answer in self._pairs if each == result] if owner is None else [owner]
+
+
+def _cut(messages: Sequence[Any], owners: _Owners) -> set[int]:
     """Return the positions of calls without all of their results, and of results without their call."""
     cut = set[int]()
     for answer, results, missing in _exchanges(messages):
-        if answer is None or missing:
-            cut |= {*results} if answer is None else {answer, *results}
+        if answer is None:
+            cut.update(results)
+        elif missing or not owners.fit([messages[each] for each in results], messages[answer]):
+            cut |= {answer, *results}
     return cut
 
 
@@ -85,10 +114,7 @@ def _unseen(messages: Sequence[Any]) -> list[Any]:
 
 
 def _parts(trimmed: Sequence[Any], unseen: Sequence[Any], whole: Sequence[Any]) -> list[int]:
-    """Return the positions of the messages of `unseen`, or of those by which a hook has replaced them.
-
-    Their ids are not enough: some servers number the calls of each answer from the beginning.
-    """
+    """Return the positions of the messages of `unseen`, or of those by which a hook has replaced them."""
     calls = _ids(unseen[0])[0] if unseen else frozenset[Any]()
     found: list[int] = []
     for at in range(len(trimmed) - 1, -1, -1):

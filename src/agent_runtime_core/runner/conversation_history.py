@@ -333,7 +333,9 @@ def _is_same(stored: ConversationMessage, message: ConversationMessage) -> bool:
         return False
     if calls := [(each.id, each.name) for each in message.tool_calls] or stored.tool_calls:
         return calls == [(each.id, each.name) for each in stored.tool_calls]
-    return stored.id == message.id or stored.content == message.content or is_marked(stored, OPEN)
+    if stored.tool_call_id is not None:  # its content may have been redacted
+        return True
+    return stored.id == message.id or stored.content == message.content
 
 
 def _correct(stored: ConversationMessage, new: ConversationMessage, *, answered: bool, accepted: bool) -> bool:

@@ -53,6 +53,8 @@ def kept_messages(
         sent: The messages that were sent to the run.
         rejected: Whether the provider rejected the last request.
     """
+    loops = {each.loop for each in turns if each.is_first and (each.continues or each.said)}
+    turns = [each for each in turns if each.loop in loops]  # the others are calls of a planner
     items, end = _of_turns(loaded, given, turns) if turns else _of_result(given, returned)
     for each in items[end:]:
         each.is_tail = True

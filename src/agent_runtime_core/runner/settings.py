@@ -44,8 +44,8 @@ class RunnerConfig:
             holds, and for an audit store to answer.
         retention: How long `vacuum` keeps finished runs, by status.
         limits: Limits of the agent loop of each run. An agent and a run can only set stricter ones.
-        keep_unanswered: Whether a run that failed or timed out leaves the user's messages in its conversation, marked
-            as unanswered.
+        keep_unanswered: Whether a run that failed or timed out leaves in its conversation also the user's messages that
+            no complete turn follows, marked as unanswered.
         max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may lag.
     """
 
