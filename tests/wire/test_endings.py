@@ -12,9 +12,18 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core import AgentRunner, RunStatus, Tool, ToolCallingAgent, ToolRegistry, configure, llm
+from agent_runtime_core import (
+    AgentRunner,
+    RunnerConfig,
+    RunStatus,
+    Tool,
+    ToolCallingAgent,
+    ToolRegistry,
+    configure,
+    llm,
+)
 from agent_runtime_core.errors import ProviderError, ProviderUnavailable, RequestRefused, StreamCut
-from agent_runtime_core.interfaces import LLMClient
+from agent_runtime_core.interfaces import LLMClient, TraceSink
 from agent_runtime_core.llm import Retries, Timeouts
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.testing.contracts.llm import Call, Disconnect, HttpError, TextReply, Usage
@@ -233,6 +242,7 @@ def agent(client: LLMClient, **options: Any) -> ToolCallingAgent:
     return type("Billed", (ToolCallingAgent,), {**members, **options})()
 
 
+AT_ONCE = RunnerConfig(retry_backoff_max=0)
 BILLED = Usage(1000, 100_000)  # 1.001 USD
 THROWN_AWAY = [
     pytest.param(TextReply("", usage=BILLED, finish_reason="malformed_function_call"), id="unreadable call"),
@@ -246,7 +256,7 @@ THROWN_AWAY = [
 async def test_what_was_thrown_away_counts_against_the_limit(wire: Wire, says: TextReply, streamed: bool) -> None:
     configure(model_prices={"m": {"input": 1, "output": 10}})
     retries = Retries(max_attempts=4, base=0)
-    async with wire.asking(says, retries=retries) as (client, server), AgentRunner() as runner:
+    async with wire.asking(says, retries=retries) as (client, server), AgentRunner(AT_ONCE) as runner:
         result = await runner.execute(
             agent(client, limits={"max_cost_usd": 2.0}, stream=streamed), input_data={"messages": ASK}
         )
@@ -263,7 +273,7 @@ async def test_the_usage_of_a_good_answer_is_added_to_what_was_thrown_away(wire:
     bad = TextReply("", usage=BILLED, finish_reason="tool_calls")
     retries = Retries(max_attempts=2, base=0)
     replies = bad, CALLING, HttpError(400), TEXT
-    async with wire.asking(*replies, retries=retries) as (client, server), AgentRunner() as runner:
+    async with wire.asking(*replies, retries=retries) as (client, server), AgentRunner(AT_ONCE) as runner:
         billed = agent(client)
         first = await runner.execute(billed, input_data={"messages": ASK}, run_id="r")
         assert (first.status, first.usage["prompt_tokens"]) == (RunStatus.FAILED, 1007)
@@ -306,3 +316,21 @@ async def test_an_error_in_an_answer_may_have_a_usage(sdk: Any) -> None:
         with pytest.raises(ProviderUnavailable) as caught:
             await client.generate(ASK)
     assert caught.value.usage["total_tokens"] == 12
+
+
+# -- traces
+
+
+async def test_a_trace_names_the_provider_and_the_model_also_of_a_failed_call(wire: Wire) -> None:
+    calls: list[dict[str, Any]] = []
+
+    class Sink(TraceSink):
+        async def trace(self, event: dict[str, Any]) -> None:
+            if event["type"] == "llm.call":
+                calls.append(event)
+
+    async with wire.asking(CALLING, HttpError(400)) as (client, _):
+        async with AgentRunner(AT_ONCE, trace_sinks=[Sink()]) as runner:
+            await runner.execute(agent(client), input_data={"messages": ASK})
+    assert [(each["provider"], bool(each["error"])) for each in calls] == [(wire.name, False), (wire.name, True)]
+    assert [each["model"] for each in calls][1:] == [wire.model]

@@ -171,7 +171,8 @@ class ChatClient(LLMClient):
         sent = with_sent_names(messages_in(messages), names) if names else messages_in(messages)
         state = self._retry_state(model)
         return await self._with_retries(
-            state, lambda: self._one_request(state, lambda: self._wire.count_tokens(sent, tools_sent, model, self._timeouts))
+            state,
+            lambda: self._one_request(state, lambda: self._wire.count_tokens(sent, tools_sent, model, self._timeouts)),
         )
 
     async def close(self) -> None:
