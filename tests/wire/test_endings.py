@@ -84,8 +84,9 @@ def how_asked(request: pytest.FixtureRequest) -> str:
 
 
 async def answer(client: LLMClient, how: str, **options: Any) -> llm.LLMResponse:
-    more = {"stream": True} if how == "drained" else {}
-    return await ask(client, ASK, streamed=how == "streamed", **more, **options)
+    if how == "drained":
+        options["stream"] = True
+    return await ask(client, ASK, streamed=how == "streamed", **options)
 
 
 # -- a finished answer counts
@@ -217,7 +218,7 @@ async def test_an_unknown_reason_with_text_is_a_success_with_one_warning(
         pytest.skip(LITELLM_REPLACES)
     reason = f"unheard_of_{wire.name}_{how_asked}"
     with caplog.at_level(logging.WARNING):
-        async with wire.asking(TextReply("4 °C", finish_reason=reason)) as (client, server):
+        async with wire.asking(TextReply("4 °C", finish_reason=reason)) as (client, _server):
             for _ in range(2):
                 response = await answer(client, how_asked)
                 assert (response.message["content"], response.finish_reason) == ("4 °C", reason)
@@ -239,7 +240,8 @@ def agent(client: LLMClient, **options: Any) -> ToolCallingAgent:
     registry = ToolRegistry()
     registry.register(WEATHER)
     members = {"key": "billed", "system_prompt": "s", "tools": registry, "get_llm_client": lambda self: client}
-    return type("Billed", (ToolCallingAgent,), {**members, **options})()
+    made: ToolCallingAgent = type("Billed", (ToolCallingAgent,), {**members, **options})()
+    return made
 
 
 AT_ONCE = RunnerConfig(retry_backoff_max=0)
@@ -256,7 +258,7 @@ THROWN_AWAY = [
 async def test_what_was_thrown_away_counts_against_the_limit(wire: Wire, says: TextReply, streamed: bool) -> None:
     configure(model_prices={"m": {"input": 1, "output": 10}})
     retries = Retries(max_attempts=4, base=0)
-    async with wire.asking(says, retries=retries) as (client, server), AgentRunner(AT_ONCE) as runner:
+    async with wire.asking(says, retries=retries) as (client, server), AgentRunner(config=AT_ONCE) as runner:
         result = await runner.execute(
             agent(client, limits={"max_cost_usd": 2.0}, stream=streamed), input_data={"messages": ASK}
         )
@@ -273,7 +275,7 @@ async def test_the_usage_of_a_good_answer_is_added_to_what_was_thrown_away(wire:
     bad = TextReply("", usage=BILLED, finish_reason="tool_calls")
     retries = Retries(max_attempts=2, base=0)
     replies = bad, CALLING, HttpError(400), TEXT
-    async with wire.asking(*replies, retries=retries) as (client, server), AgentRunner(AT_ONCE) as runner:
+    async with wire.asking(*replies, retries=retries) as (client, server), AgentRunner(config=AT_ONCE) as runner:
         billed = agent(client)
         first = await runner.execute(billed, input_data={"messages": ASK}, run_id="r")
         assert (first.status, first.usage["prompt_tokens"]) == (RunStatus.FAILED, 1007)
@@ -295,9 +297,9 @@ async def test_a_stream_that_breaks_after_its_usage_counts_it(sdk: Any) -> None:
     sdk("anthropic")
     sdk("openai")
     async with Wire("anthropic").asking(Disconnect(TEXT)) as (client, _):
-        with pytest.raises(StreamCut) as caught:
+        with pytest.raises(StreamCut) as cut:
             await answer(client, "drained")
-    assert caught.value.usage == {"prompt_tokens": 7}
+    assert cut.value.usage == {"prompt_tokens": 7}
     counts = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     choice = {"index": 0, "delta": {"content": "4"}, "finish_reason": None}
     piece = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
@@ -329,8 +331,10 @@ async def test_a_trace_names_the_provider_and_the_model_also_of_a_failed_call(wi
             if event["type"] == "llm.call":
                 calls.append(event)
 
-    async with wire.asking(CALLING, HttpError(400)) as (client, _):
-        async with AgentRunner(AT_ONCE, trace_sinks=[Sink()]) as runner:
-            await runner.execute(agent(client), input_data={"messages": ASK})
+    async with (
+        wire.asking(CALLING, HttpError(400)) as (client, _),
+        AgentRunner(config=AT_ONCE, trace_sinks=[Sink()]) as runner,
+    ):
+        await runner.execute(agent(client), input_data={"messages": ASK})
     assert [(each["provider"], bool(each["error"])) for each in calls] == [(wire.name, False), (wire.name, True)]
     assert [each["model"] for each in calls][1:] == [wire.model]
