@@ -249,7 +249,7 @@ async def test_parallel_tools_go_round_and_their_thoughts_with_them() -> None:
 async def test_thoughts_go_back_with_a_call_whose_property_has_another_name() -> None:
     schema = {"type": "object", "properties": {"filter[at]": {"type": "string"}}, "required": ["filter[at]"]}
     tool = {"type": "function", "function": {"name": "weather", "description": "x", "parameters": schema}}
-    content = [THOUGHT, {**USE, "input": {"filter_at_": "Köln"}}]
+    content: list[dict[str, Any]] = [THOUGHT, {**USE, "input": {"filter_at_": "Köln"}}]
     transport = Transport(told(content, "tool_use"), said([text("Sun.")]))
     async with client_of(transport) as client:
         _, response = await drained(client, HELLO, tools=[tool])
