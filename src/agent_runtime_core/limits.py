@@ -277,6 +277,7 @@ class Budget:
         """Count in this budget alone a usage that the budget around it has counted."""
         if usage:
             self._count(usage, tokens_of(usage), usage.get("cost_usd"))
+            self._add_estimates(usage)
 
     def _count(self, usage: Mapping[str, Any], tokens: int, cost: float | None) -> None:
         total = self.usage
@@ -414,10 +415,13 @@ class Budget:
 
     def _estimate(self, usage: Mapping[str, Any]) -> None:
         """Count the estimated part of a usage."""
-        tokens, cost = usage.get("estimated_tokens"), usage.get("estimated_cost_usd")
         for each in self._chain:
-            each.estimated_tokens += tokens if isinstance(tokens, int) else 0
-            each.estimated_cost += cost if isinstance(cost, (int, float)) else 0.0
+            each._add_estimates(usage)
+
+    def _add_estimates(self, usage: Mapping[str, Any]) -> None:
+        tokens, cost = usage.get("estimated_tokens"), usage.get("estimated_cost_usd")
+        self.estimated_tokens += tokens if isinstance(tokens, int) else 0
+        self.estimated_cost += cost if isinstance(cost, (int, float)) else 0.0
 
     def newly_doubtful(self) -> LimitExceeded | None:
         """Return the first limit that only estimates of interrupted calls reach; once per run and claim."""

@@ -286,6 +286,23 @@ async def test_the_usage_of_a_good_answer_is_added_to_what_was_thrown_away(wire:
     assert result.usage["cost_usd"] == pytest.approx(1.001 + 2 * 0.000057)
 
 
+@pytest.mark.parametrize(
+    ("counted", "status", "requests"), [(False, RunStatus.SUCCEEDED, 2), (True, RunStatus.FAILED, 1)]
+)
+async def test_a_broken_stream_without_a_usage_is_an_estimate(
+    sdk: Any, counted: bool, status: RunStatus, requests: int
+) -> None:
+    sdk("openai")
+    limits = {"max_tokens": 1000, "count_estimates": counted}
+    async with (
+        Wire("openai").asking(Disconnect(), TEXT, retries=Retries(max_attempts=2, base=0)) as (client, server),
+        AgentRunner(config=AT_ONCE) as runner,
+    ):
+        result = await runner.execute(agent(client, limits=limits, stream=True), input_data={"messages": ASK})
+    assert (result.status, len(server.asked)) == (status, requests)
+    assert 1024 < result.usage["estimated_tokens"] < 1100
+
+
 async def test_an_error_has_the_usage_of_its_answer(wire: Wire, how_asked: str) -> None:
     async with wire.asking(TextReply("x", usage=BILLED, finish_reason="tool_calls")) as (client, _):
         with pytest.raises(ProviderError) as caught:
