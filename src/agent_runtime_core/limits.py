@@ -283,7 +283,8 @@ class Budget:
     def add_counted(self, usage: Mapping[str, Any]) -> None:
         """Count in this budget alone a usage that the budget around it has counted."""
         if usage:
-            self._count(usage, tokens_of(usage), usage.get("cost_usd"))
+            self._count(usage, tokens_of(usage), usd_of(usage.get("cost_usd")))
+            self._add_estimates(usage)
 
     def _count(self, usage: Mapping[str, Any], tokens: int, cost: float | None) -> None:
         total = self.usage
@@ -424,10 +425,13 @@ class Budget:
 
     def _estimate(self, usage: Mapping[str, Any]) -> None:
         """Count the estimated part of a usage."""
-        tokens, cost = usage.get("estimated_tokens"), usd_of(usage.get("estimated_cost_usd")) or 0.0
         for each in self._chain:
-            each.estimated_tokens += tokens if isinstance(tokens, int) else 0
-            each.estimated_cost = sum_usd(each.estimated_cost, cost)
+            each._add_estimates(usage)
+
+    def _add_estimates(self, usage: Mapping[str, Any]) -> None:
+        tokens, cost = usage.get("estimated_tokens"), usd_of(usage.get("estimated_cost_usd")) or 0.0
+        self.estimated_tokens += tokens if isinstance(tokens, int) else 0
+        self.estimated_cost = sum_usd(self.estimated_cost, cost)
 
     def newly_doubtful(self) -> LimitExceeded | None:
         """Return the first limit that only estimates of interrupted calls reach; once per run and claim."""

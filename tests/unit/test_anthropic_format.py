@@ -639,8 +639,7 @@ def test_a_stream_is_the_answer_it_would_have_been() -> None:
         STOP,
     )
     whole, is_whole = assembly.whole()
-    assert assembly.ended
-    assert is_whole
+    assert (assembly.complete, assembly.has_usage, is_whole) == (True, True, True)
     assert whole == {
         "model": "m",
         "stop_reason": "tool_use",
@@ -661,10 +660,18 @@ def test_interleaved_blocks_keep_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "events", [[START, ending("end_turn")], [START, STOP], [START, ending(None), STOP], [START], [], [STOP]]
+    ("events", "finished"),
+    [
+        ([START, ending("end_turn")], True),
+        ([START, STOP], False),
+        ([START, ending(None), STOP], False),
+        ([START], False),
+        ([], False),
+        ([STOP], False),
+    ],
 )
-def test_a_stream_without_its_end_has_not_ended(events: list[dict[str, Any]]) -> None:
-    assert not streamed(*events).ended
+def test_a_stream_is_finished_with_its_stop_reason(events: list[dict[str, Any]], finished: bool) -> None:
+    assert streamed(*events).complete is finished
 
 
 def test_a_streamed_call_cut_by_the_limit_is_left_out() -> None:

@@ -246,6 +246,20 @@ async def test_parallel_tools_go_round_and_their_thoughts_with_them() -> None:
     ]
 
 
+async def test_thoughts_go_back_with_a_call_whose_property_has_another_name() -> None:
+    schema = {"type": "object", "properties": {"filter[at]": {"type": "string"}}, "required": ["filter[at]"]}
+    tool = {"type": "function", "function": {"name": "weather", "description": "x", "parameters": schema}}
+    content: list[dict[str, Any]] = [THOUGHT, {**USE, "input": {"filter_at_": "Köln"}}]
+    transport = Transport(told(content, "tool_use"), said([text("Sun.")]))
+    async with client_of(transport) as client:
+        _, response = await drained(client, HELLO, tools=[tool])
+        assert [json.loads(each.arguments) for each in response.tool_calls] == [{"filter[at]": "Köln"}]
+        result = {"role": "tool", "tool_call_id": "toolu_1", "content": "sun"}
+        await client.generate([*HELLO, response.message, result], tools=[tool])
+    assert list(transport.bodies[0]["tools"][0]["input_schema"]["properties"]) == ["filter_at_"]
+    assert transport.bodies[1]["messages"][1] == {"role": "assistant", "content": content}
+
+
 async def test_earlier_calls_have_a_definition_in_a_request_without_tools() -> None:
     transport = Transport(said([text("Sun.")]), said([text("Sun.")]))
     call = {"id": "toolu_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}

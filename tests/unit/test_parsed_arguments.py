@@ -97,7 +97,9 @@ def test_text_that_the_schema_allows_stays_text(typed: tuple[Schema, Any]) -> No
 REFERRING = {
     "type": "object",
     "properties": {"tree": {"$ref": "#/$defs/Tree"}, "rows": {"type": ["array", "null"], "prefixItems": [{}, True]}},
-    "$defs": {"Tree": {"type": "object", "properties": {"below": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}}}},
+    "$defs": {
+        "Tree": {"type": "object", "properties": {"below": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}}}
+    },
 }
 
 

@@ -12,9 +12,18 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core import AgentRunner, RunStatus, Tool, ToolCallingAgent, ToolRegistry, configure, llm
+from agent_runtime_core import (
+    AgentRunner,
+    RunnerConfig,
+    RunStatus,
+    Tool,
+    ToolCallingAgent,
+    ToolRegistry,
+    configure,
+    llm,
+)
 from agent_runtime_core.errors import ProviderError, ProviderUnavailable, RequestRefused, StreamCut
-from agent_runtime_core.interfaces import LLMClient
+from agent_runtime_core.interfaces import LLMClient, TraceSink
 from agent_runtime_core.llm import Retries, Timeouts
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.testing.contracts.llm import Call, Disconnect, HttpError, TextReply, Usage
@@ -75,8 +84,9 @@ def how_asked(request: pytest.FixtureRequest) -> str:
 
 
 async def answer(client: LLMClient, how: str, **options: Any) -> llm.LLMResponse:
-    more = {"stream": True} if how == "drained" else {}
-    return await ask(client, ASK, streamed=how == "streamed", **more, **options)
+    if how == "drained":
+        options["stream"] = True
+    return await ask(client, ASK, streamed=how == "streamed", **options)
 
 
 # -- a finished answer counts
@@ -208,7 +218,7 @@ async def test_an_unknown_reason_with_text_is_a_success_with_one_warning(
         pytest.skip(LITELLM_REPLACES)
     reason = f"unheard_of_{wire.name}_{how_asked}"
     with caplog.at_level(logging.WARNING):
-        async with wire.asking(TextReply("4 °C", finish_reason=reason)) as (client, server):
+        async with wire.asking(TextReply("4 °C", finish_reason=reason)) as (client, _server):
             for _ in range(2):
                 response = await answer(client, how_asked)
                 assert (response.message["content"], response.finish_reason) == ("4 °C", reason)
@@ -230,9 +240,11 @@ def agent(client: LLMClient, **options: Any) -> ToolCallingAgent:
     registry = ToolRegistry()
     registry.register(WEATHER)
     members = {"key": "billed", "system_prompt": "s", "tools": registry, "get_llm_client": lambda self: client}
-    return type("Billed", (ToolCallingAgent,), {**members, **options})()
+    made: ToolCallingAgent = type("Billed", (ToolCallingAgent,), {**members, **options})()
+    return made
 
 
+AT_ONCE = RunnerConfig(retry_backoff_max=0)
 BILLED = Usage(1000, 100_000)  # 1.001 USD
 THROWN_AWAY = [
     pytest.param(TextReply("", usage=BILLED, finish_reason="malformed_function_call"), id="unreadable call"),
@@ -246,7 +258,7 @@ THROWN_AWAY = [
 async def test_what_was_thrown_away_counts_against_the_limit(wire: Wire, says: TextReply, streamed: bool) -> None:
     configure(model_prices={"m": {"input": 1, "output": 10}})
     retries = Retries(max_attempts=4, base=0)
-    async with wire.asking(says, retries=retries) as (client, server), AgentRunner() as runner:
+    async with wire.asking(says, retries=retries) as (client, server), AgentRunner(config=AT_ONCE) as runner:
         result = await runner.execute(
             agent(client, limits={"max_cost_usd": 2.0}, stream=streamed), input_data={"messages": ASK}
         )
@@ -263,7 +275,7 @@ async def test_the_usage_of_a_good_answer_is_added_to_what_was_thrown_away(wire:
     bad = TextReply("", usage=BILLED, finish_reason="tool_calls")
     retries = Retries(max_attempts=2, base=0)
     replies = bad, CALLING, HttpError(400), TEXT
-    async with wire.asking(*replies, retries=retries) as (client, server), AgentRunner() as runner:
+    async with wire.asking(*replies, retries=retries) as (client, server), AgentRunner(config=AT_ONCE) as runner:
         billed = agent(client)
         first = await runner.execute(billed, input_data={"messages": ASK}, run_id="r")
         assert (first.status, first.usage["prompt_tokens"]) == (RunStatus.FAILED, 1007)
@@ -272,6 +284,23 @@ async def test_the_usage_of_a_good_answer_is_added_to_what_was_thrown_away(wire:
     assert (result.final_output, len(server.asked)) == ({"response": "4 °C"}, 4)
     assert result.usage["prompt_tokens"] == 1014
     assert result.usage["cost_usd"] == pytest.approx(1.001 + 2 * 0.000057)
+
+
+@pytest.mark.parametrize(
+    ("counted", "status", "requests"), [(False, RunStatus.SUCCEEDED, 2), (True, RunStatus.FAILED, 1)]
+)
+async def test_a_broken_stream_without_a_usage_is_an_estimate(
+    sdk: Any, counted: bool, status: RunStatus, requests: int
+) -> None:
+    sdk("openai")
+    limits = {"max_tokens": 1000, "count_estimates": counted}
+    async with (
+        Wire("openai").asking(Disconnect(), TEXT, retries=Retries(max_attempts=2, base=0)) as (client, server),
+        AgentRunner(config=AT_ONCE) as runner,
+    ):
+        result = await runner.execute(agent(client, limits=limits, stream=True), input_data={"messages": ASK})
+    assert (result.status, len(server.asked)) == (status, requests)
+    assert 1024 < result.usage["estimated_tokens"] < 1100
 
 
 async def test_an_error_has_the_usage_of_its_answer(wire: Wire, how_asked: str) -> None:
@@ -285,9 +314,9 @@ async def test_a_stream_that_breaks_after_its_usage_counts_it(sdk: Any) -> None:
     sdk("anthropic")
     sdk("openai")
     async with Wire("anthropic").asking(Disconnect(TEXT)) as (client, _):
-        with pytest.raises(StreamCut) as caught:
+        with pytest.raises(StreamCut) as cut:
             await answer(client, "drained")
-    assert caught.value.usage == {"prompt_tokens": 7}
+    assert cut.value.usage == {"prompt_tokens": 7}
     counts = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     choice = {"index": 0, "delta": {"content": "4"}, "finish_reason": None}
     piece = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
@@ -306,3 +335,23 @@ async def test_an_error_in_an_answer_may_have_a_usage(sdk: Any) -> None:
         with pytest.raises(ProviderUnavailable) as caught:
             await client.generate(ASK)
     assert caught.value.usage["total_tokens"] == 12
+
+
+# -- traces
+
+
+async def test_a_trace_names_the_provider_and_the_model_also_of_a_failed_call(wire: Wire) -> None:
+    calls: list[dict[str, Any]] = []
+
+    class Sink(TraceSink):
+        async def trace(self, event: dict[str, Any]) -> None:
+            if event["type"] == "llm.call":
+                calls.append(event)
+
+    async with (
+        wire.asking(CALLING, HttpError(400)) as (client, _),
+        AgentRunner(config=AT_ONCE, trace_sinks=[Sink()]) as runner,
+    ):
+        await runner.execute(agent(client), input_data={"messages": ASK})
+    assert [(each["provider"], bool(each["error"])) for each in calls] == [(wire.name, False), (wire.name, True)]
+    assert [each["model"] for each in calls][1:] == [wire.model]

@@ -143,7 +143,8 @@ class Context:
         if self._budget is None:
             limits = RunLimits.of(self._services.limits).stricter(self.input.get("limits"))
             self._budget = Budget(limits, overrides=self._overrides)
-            for charged in self.journal.view.charged_by_failures.values():  # of earlier claims: the code does not run again
+            # Of earlier claims, whose code does not run again.
+            for charged in self.journal.view.charged_by_failures.values():
                 self._budget.recalled(charged)
         return self._budget
 

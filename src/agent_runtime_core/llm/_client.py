@@ -171,7 +171,8 @@ class ChatClient(LLMClient):
         sent = with_sent_names(messages_in(messages), names) if names else messages_in(messages)
         state = self._retry_state(model)
         return await self._with_retries(
-            state, lambda: self._one_request(state, lambda: self._wire.count_tokens(sent, tools_sent, model, self._timeouts))
+            state,
+            lambda: self._one_request(state, lambda: self._wire.count_tokens(sent, tools_sent, model, self._timeouts)),
         )
 
     async def close(self) -> None:
@@ -213,8 +214,9 @@ class ChatClient(LLMClient):
         partial, state.partial, meter = state.partial, None, METER.get()
         if partial is not None and not error.usage:
             error.usage = partial.usage()
-        if error.usage and meter is not None:
-            meter.count(request.model, error.usage, _cost_usd(error.usage, request.model, request.model))
+        if meter is not None and (error.usage or partial is not None):
+            cost = _cost_usd(error.usage, request.model, request.model) if error.usage else None
+            meter.count(request.model, error.usage, cost)
         if last:
             raise error
         changed = self._fallbacks.after(error, request)

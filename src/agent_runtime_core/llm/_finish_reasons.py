@@ -1,4 +1,4 @@
-"""Why an answer ended, in OpenAI's words, whatever word the provider has for it, and what follows from that."""
+"""Why an answer ended, in OpenAI's words, whatever word the provider uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANNOUNCING: Final = frozenset({"tool_calls", "function_call"})
 # "function_call_filter: MALFORMED_FUNCTION_CALL", "content_filter: SAFETY". The words come from the documentation of
 # providers and from reports.
 _NAMES: Final = {
-    # Failed: the answer is no answer.
+    # Failed: the server could not read what the model wrote.
     MALFORMED: "malformed_function_call malformed_tool_call malformed_tool_use malformed_response "
     "malformed_model_output unexpected_tool_call",
     # Refused: the answer was stopped for its content.
@@ -33,7 +33,7 @@ _NAMES: Final = {
     FAILED: "abort aborted error errored failed failure insufficient_system_resource network_error connection_error "
     "engine_error internal_error internal_server_error server_error system_error upstream_error provider_error "
     "service_unavailable overloaded unavailable timeout timed_out cancelled canceled user_cancel user_cancelled "
-    "interrupted preempted out_of_memory",
+    "preempted out_of_memory",
     # Good: the answer is complete. After "pause_turn" Claude continues if it gets the answer back.
     "tool_calls": "tool_calls tool_call tool_use",
     "function_call": "function_call",

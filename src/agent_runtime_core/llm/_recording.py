@@ -1,15 +1,18 @@
-"""The recorded and the traced form of a model call, and the price that a limit in USD needs."""
+"""The recorded and the traced form of a model call, the price that a limit in USD needs, and what else is counted."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from .._core.context_vars import restore
 from .._core.current_step import step_position
-from ..errors import UnknownPrice
+from ..errors import LimitExceeded, UnknownPrice
 from ..interfaces import LLMResponse
-from ..limits import RunLimits, usd_of, usd_text
+from ..limits import Budget, RunLimits, usd_of, usd_text
 from ._prices import Price, price_of
+from ._retries import METER
 
 
 def require_price(limits: RunLimits, model: str, prices: Mapping[str, Price]) -> None:
@@ -29,6 +32,49 @@ def recorded_form(response: LLMResponse, message: Mapping[str, Any], cost: float
         "message": message, "usage": usage, "model": response.model, "finish_reason": response.finish_reason,
         "cost_usd": usd_text(cost),
     }  # fmt: skip
+
+
+class CallMeter:
+    """Counts the answers that a client throws away, in the record of their model call and against the limits.
+
+    Args:
+        steps: The recorded calls of the run.
+        budget: The limits.
+        cost: Returns the cost of a usage for a model.
+        reserve: Returns what is reserved for the call: the estimate for an answer without a usage.
+    """
+
+    def __init__(
+        self, steps: Any, budget: Budget, cost: Callable[[Mapping[str, Any], str], float | None],
+        reserve: Callable[[], Mapping[str, Any] | None],
+    ) -> None:  # fmt: skip
+        self._steps, self._budget, self._cost, self._reserve = steps, budget, cost, reserve
+        #: The limit that the counted answers have reached.
+        self.spent: LimitExceeded | None = None
+
+    def count(self, model: str, usage: Mapping[str, Any], cost_usd: float | None) -> None:
+        if usage:
+            cost = self._cost(usage, model) if cost_usd is None else cost_usd
+            self._steps.charge(model, usage if cost is None else {**usage, "cost_usd": cost})
+            self._budget.used(usage, cost)
+        elif reserve := self._reserve():
+            estimates = {"estimated_tokens": reserve.get("tokens"), "estimated_cost_usd": reserve.get("usd")}
+            self._steps.charge(model, estimates)
+            self._budget.count_in_doubt(reserve)
+
+    def before_request(self) -> None:
+        self.spent = self._budget.spent()
+        if self.spent is not None:
+            raise self.spent
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the answers that clients throw away inside a `with` block."""
+        token = METER.set(self)
+        try:
+            yield
+        finally:
+            restore(METER, token)
 
 
 def provider_of(client: Any) -> str:

@@ -78,7 +78,7 @@ class Meter(Protocol):
     """Counts the answers that a call throws away, for the limits of a run."""
 
     def count(self, model: str, usage: Mapping[str, int], cost_usd: float | None) -> None:
-        """Count an answer that was billed and cannot be used."""
+        """Count an answer that began and cannot be used; `usage` is empty if the provider reported none."""
 
     def before_request(self) -> None:
         """Raise LimitExceeded if a limit in tokens or USD is reached, so that no further request may be sent."""

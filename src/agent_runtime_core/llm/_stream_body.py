@@ -120,9 +120,10 @@ async def read_rest(
 
             def rest_is_late() -> None:
                 if has_usage():
-                    return end()
-                timers.append(start_helper(clock.sleep_for(USAGE_WAIT)))
-                timers[0].add_done_callback(end)
+                    end()
+                else:
+                    timers.append(start_helper(clock.sleep_for(USAGE_WAIT)))
+                    timers[0].add_done_callback(end)
 
             late = loop.call_later(_REST, rest_is_late)
             try:

@@ -250,7 +250,12 @@ class _SdkStream:
                 await self._read_rest(lambda chunk: self._taken(chunk) is None)
             return chunk
         rest: list[Any] = []
-        if not await self._read_rest(lambda chunk: not rest.append(self._taken(chunk))):
+
+        def keep(chunk: Any) -> bool:
+            rest.append(self._taken(chunk))
+            return True
+
+        if not await self._read_rest(keep):
             raise StopAsyncIteration
         return rest[0]
 

@@ -225,7 +225,8 @@ def streamed_answer(text: str, provider: str, request: Request) -> Completion | 
         except (ValueError, RecursionError):
             return None
         if isinstance(chunk, dict):
-            with counted(lambda: usage_of(chunk.get("usage")) or assembly.usage()):
+            assembly.add_usage(chunk.get("usage"))
+            with counted(assembly.usage):
                 raise_reported(chunk, provider, request.model)
             assembly.add(chunk)
     with counted(assembly.usage):

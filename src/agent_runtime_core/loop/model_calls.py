@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import Any
 
 from .._core.clock import Clock
-from .._core.context_vars import restore
 from .._core.event_types import EventType
 from .._core.log import log
 from .._core.validation import must
@@ -20,8 +19,7 @@ from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import UNSEEN_TOKENS, reservation_of, sum_usd, tokens_of, usd_of
 from ..llm._openai_format import without_repeats
 from ..llm._prices import cost_usd, price_of
-from ..llm._recording import recorded_form, require_price, traced
-from ..llm._retries import METER
+from ..llm._recording import CallMeter, recorded_form, require_price, traced
 from .received import INTERRUPTED
 from .session import Cancelled, LoopSession
 from .state import TurnState
@@ -63,7 +61,10 @@ class ModelCalls:
         self.counted: int = 0  # messages that are part of `estimated_prompt`
         self.estimated_prompt: int = 0  # tokens of all messages so far
         self._streamed: int = 0  # characters of the current answer that were published
-        self._spent: LimitExceeded | None = None  # the limit that an answer reached which the client threw away
+        self._reserved: dict[str, Any] | None = None  # for the current call
+        self._meter = CallMeter(
+            session.steps, session.budget, self._cost, lambda: self._with_streamed(self._reserved, self._streamed)
+        )
 
     def need_price(self) -> None:
         """Raise UnknownPrice if a limit in USD could not be enforced."""
@@ -124,7 +125,7 @@ class ModelCalls:
                 session.run, limit.limit, limit.allowed, limit.used,
             )  # fmt: skip
         self._streamed = 0
-        reserve = self._reserve(estimate)
+        reserve = self._reserved = self._reserve(estimate)
         session.stop_timer()
         async with (
             nullcontext()
@@ -146,7 +147,7 @@ class ModelCalls:
                     )
                 )
             except (asyncio.CancelledError, LimitExceeded, Cancelled) as error:
-                if error is self._spent:
+                if error is self._meter.spent:
                     raise
                 # Interrupted: the provider reports no usage.
                 session.budget.count_in_doubt(self._with_streamed(reserve, self._streamed))
@@ -267,25 +268,10 @@ class ModelCalls:
             else request
         )
 
-    def count(self, model: str, usage: Mapping[str, Any], cost_usd: float | None) -> None:
-        """Count an answer that the client threw away, in the record of the call and against the limits."""
-        cost = self._cost(usage, model) if cost_usd is None else cost_usd
-        self.session.steps.charge(model, usage if cost is None else {**usage, "cost_usd": cost})
-        self.session.budget.used(usage, cost)
-
-    def before_request(self) -> None:
-        """Raise LimitExceeded if the counted answers have reached a limit in tokens or USD."""
-        self._spent = self.session.budget.spent()
-        if self._spent is not None:
-            raise self._spent
-
     async def _request(self, messages: list[dict[str, Any]], extra_fields: Mapping[str, Any]) -> dict[str, Any]:
         partial = StreamBuffer()
-        token = METER.set(self)
-        try:
+        with self._meter.counting():
             response = await self.session.received.unless_interrupted(self._respond(messages, partial))
-        finally:
-            restore(METER, token)
         interrupted = response is None
         if response is None:
             response = await self._interrupted(partial)

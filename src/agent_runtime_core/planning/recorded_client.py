@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from .._core.context_vars import restore
 from .._core.lazy_import import load
 from .._execution.recorded_calls import UNRECORDED, RecordedCalls
 from ..config import get_config
 from ..errors import NotSupported
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import UNSEEN_TOKENS, Budget, reservation_of, usd_of
-from ..llm._prices import cost_usd as price_in_usd
-from ..llm._recording import recorded_form, require_price, traced
-from ..llm._retries import METER
+from ..llm._prices import cost_usd
+from ..llm._recording import CallMeter, recorded_form, require_price, traced
 
 _CHARS_A_TOKEN = 3  # fewer than the average of any model, so that estimates are rather too high
 
@@ -59,29 +57,19 @@ class RecordedClient(LLMClient):
             pending = self._generate(messages, passed)
             if getattr(self.ctx, "traced", False):
                 pending = traced(self.ctx, self.client, messages, passed.get("model"), passed, pending)
-            token = METER.set(self)
-            try:
+            with meter.counting():
                 answer = await pending
-            finally:
-                restore(METER, token)
             return {**answer, "doubted": in_doubt} if in_doubt else answer
 
         reserve = self.reserve(messages, passed)
+        prices = self._prices()
+        meter = CallMeter(
+            self._steps, self.budget, lambda usage, model: cost_usd(usage, model, prices), lambda: reserve
+        )
         async with self.budget.concurrent(reserve):
             answer = _response(await self._steps.run("model", key, call, reserve=reserve))
             self.budget.used(answer.usage, answer.cost_usd)
         return answer
-
-    def count(self, model: str, usage: Mapping[str, Any], cost_usd: float | None) -> None:
-        """Count an answer that the other client threw away, in the record of the call and against the limits."""
-        cost = price_in_usd(usage, model, self._prices()) if cost_usd is None else cost_usd
-        self._steps.charge(model, usage if cost is None else {**usage, "cost_usd": cost})
-        self.budget.used(usage, cost)
-
-    def before_request(self) -> None:
-        """Raise LimitExceeded if the counted answers have reached a limit in tokens or USD."""
-        if (limit := self.budget.spent()) is not None:
-            raise limit
 
     def reserve(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any] | None:
         """Return the most tokens and USD that the call may use; None without such limits.
@@ -94,7 +82,7 @@ class RecordedClient(LLMClient):
         answer = options.get("max_tokens") or UNSEEN_TOKENS
         prompt = sum(len(str(each.get("content"))) // _CHARS_A_TOKEN + 4 for each in messages)
         usage = {"prompt_tokens": prompt, "completion_tokens": answer}
-        cost = price_in_usd(usage, self._model(options), self._prices())
+        cost = cost_usd(usage, self._model(options), self._prices())
         return reservation_of(prompt + answer, cost)
 
     def _prices(self) -> Mapping[str, Mapping[str, float]]:
@@ -108,7 +96,7 @@ class RecordedClient(LLMClient):
         response = await self.client.generate(messages, **options)
         cost, prices = response.cost_usd, self._prices()
         if cost is None and prices:
-            cost = price_in_usd(response.usage or {}, response.model or self._model(options), prices)
+            cost = cost_usd(response.usage or {}, response.model or self._model(options), prices)
         return recorded_form(response, dict(response.message), cost)
 
     def stream(

@@ -156,7 +156,7 @@ def _chat(span: Span) -> tuple[str, dict[str, Any]]:
         OPERATION: "chat",
         "gen_ai.provider.name": _text(about.get("provider")),
         "gen_ai.request.model": _text(settings.get("model") or about.get("model")),
-        "gen_ai.response.model": _text(about.get("model")),
+        "gen_ai.response.model": None if about.get("error") else _text(about.get("model")),
         "agent_runtime.cost_usd": _number(about.get("cost_usd")),
         "agent_runtime.step.id": _text(about.get("step_id")),
     }
