@@ -71,7 +71,8 @@ async def test_each_step_is_answered_once(tmp_path: Path, killed: str) -> None:
 @pytest.mark.parametrize("kind", backends(["sqlite", "redis"], default=["sqlite"]))
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(
-    ("killed", "at_its"), [("turn", "last"), ("provider", "first"), ("provider", "last"), ("both", "first"), ("both", "last")]
+    ("killed", "at_its"),
+    [("turn", "last"), ("provider", "first"), ("provider", "last"), ("both", "first"), ("both", "last")],
 )
 async def test_a_tool_runs_once_whoever_is_killed_and_whenever_it_returns(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str, moment: str, killed: str, at_its: str
@@ -113,7 +114,7 @@ async def test_a_tool_runs_once_whoever_is_killed_and_whenever_it_returns(
 
 async def _first(events: Any, kind: type[Any]) -> Any:
     """The first payload of that kind."""
-    async with contextlib.aclosing(events):
+    async with asyncio.timeout(PATIENCE), contextlib.aclosing(events):
         async for each in events:
             if isinstance(each.payload, kind):
                 return each.payload

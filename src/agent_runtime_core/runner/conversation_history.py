@@ -8,7 +8,7 @@ user, marked as unanswered, under the ids that they also have if the run is resu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
@@ -22,18 +22,21 @@ from .._core.validation import Shown, must
 from .._execution.context import Context
 from .._execution.effects import FORKED_FROM
 from .._execution.result_codec import OmittedHistory, encode_result
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, StorageBusy
 from ..interfaces import RunResult
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.chat_format import message_of, same_chat
 from ..persistence.document_stores.conversations import read_history
 from ..persistence.models import Conversation, ConversationMessage
-from ..persistence.stored_history import REJECTED, UNANSWERED, ChatPath, copied, is_marked
+from ..persistence.stored_history import REJECTED, UNANSWERED, ChatPath, StoredHistory, copied, is_marked
 from ..queue.records import RunRow
 
 MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON up to which a saved result contains the history
 _ENCODED_AT_ONCE = 64  # messages
 _UNLIMITED = 1 << 40
+
+#: Called with a context, the store and the id of a conversation; returns the messages.
+ReadHistory = Callable[[Context, ConversationStore, UUID], Awaitable[StoredHistory | None]]
 
 
 class ConversationHistory:
@@ -54,9 +57,17 @@ class ConversationHistory:
         self._stored = False  # the conversation exists
         self._saved_before = False  # it has messages of an earlier execution of this run
 
-    async def load(self, ctx: Context) -> None:
-        """Put the earlier messages before those of the input, unless the input begins with them already."""
-        stored = await read_history(self.store, self.conversation_id)
+    async def load(self, ctx: Context, read: ReadHistory | None = None) -> None:
+        """Put the earlier messages before those of the input, unless the input begins with them already.
+
+        Args:
+            ctx: The context.
+            read: Reads the conversation instead of `read_history`.
+        """
+        if read is None:
+            stored = await read_history(self.store, self.conversation_id)
+        else:
+            stored = await read(ctx, self.store, self.conversation_id)
         self._stored = stored is not None
         first = (self._own_id("message", 0), self._own_id("sent", 0))
         self._saved_before = stored is not None and any(each in stored for each in first)
@@ -76,6 +87,11 @@ class ConversationHistory:
         else:
             self._pinned_leaf = await ctx.recorded_value("history", newest)
         leaf = self._pinned_leaf["leaf"]
+        if ctx.history_stale and leaf is not None and (stored is None or UUID(leaf) not in stored):
+            raise StorageBusy(
+                f"conversation {self.conversation_id} cannot be read, and the last known history does not have the "
+                "messages that this run started with. The run is tried again later"
+            )
         path = ChatPath() if stored is None or leaf is None else await stored.path_to(UUID(leaf))
         self._leaf = path.leaf
         prompts, self._loaded, self._input_messages = await _joined(path, ctx.input_messages)
