@@ -17,7 +17,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.turns import EventPublisherSubscriber, StepRequest, StepResultChunk, TurnManager
 from tests.fault.deadline_program import SharedClock, manager_of, noted
 from tests.support.backends import backends
-from tests.support.fault_runs import REDIS, store
+from tests.support.fault_runs import store
 from tests.support.processes import PATIENCE, Command, becomes
 
 PROGRAM = "tests.fault.provider_program"
