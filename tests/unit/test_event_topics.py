@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -17,6 +18,7 @@ from agent_runtime_core.tracing.tracer import Tracer
 from agent_runtime_core.turns import AuditEvent, EventPublisherSubscriber, StepResultChunk
 from agent_runtime_core.turns.events import AUDIT, RESULTS, TURNS
 from tests.support.runs import Rig
+from tests.unit.test_turns import House
 
 
 def _topics(rig: Rig, **options: Any) -> EventPublisherSubscriber:
@@ -214,3 +216,24 @@ async def test_a_time_that_is_none_is_refused_by_name(before: Any) -> None:
     async with Rig() as rig:
         with pytest.raises(InvalidArgument, match="before must be"):
             await _topics(rig).trim(before=before)
+
+
+async def test_a_sink_that_is_added_later_counts_in_each_process_that_executes_turns(place: Path | None) -> None:
+    seen = list[tuple[str, dict[str, Any]]]()
+
+    class Sink(TraceSink):
+        def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
+            seen.append((event_type, payload))
+
+    async with House(place) as house:
+        manager = house.manager()
+        asking = house.manager(house.another())
+        await manager.topics.tell(AuditEvent(action="before"))
+        house.runner.add_trace_sink(Sink())  # as `agent-runtime worker --metrics-port` does
+        await asking.start_turn({"text": "add 12 and 30", "turn_id": "t"})
+        await house.runner.run_once()
+        assert house.runner.tracer is manager.topics.tracer is not None
+        await asyncio.to_thread(house.runner.tracer.close)
+        assert asking.topics.tracer is None
+    published = {payload["topic"] for kind, payload in seen if kind == "topic.published"}
+    assert published == {TURNS, AUDIT, RESULTS, "agent.steps"}

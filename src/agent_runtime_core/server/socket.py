@@ -23,7 +23,17 @@ from ..queue.records import LIVE, RunRow
 from .access import Caller
 from .errors import Problem, log_text, problem_of, safe_text
 from .frames import event_text, socket_frame
-from .open_streams import DRAINING, REPLACED, OpenStreams, Reader, Replaced, abort, first_of, limit_unsent, open_streams_of
+from .open_streams import (
+    DRAINING,
+    REPLACED,
+    OpenStreams,
+    Reader,
+    Replaced,
+    abort,
+    first_of,
+    limit_unsent,
+    open_streams_of,
+)
 from .security import check_json
 from .state import ServerState, state_of, visible_row
 from .submission import insert_turn
