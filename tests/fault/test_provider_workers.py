@@ -32,6 +32,7 @@ async def started(stack: ExitStack, *arguments: object, program: str = PROGRAM) 
     return child
 
 
+@pytest.mark.sentence("001", "Lifecycle flow: StepEvent to the Provider Worker, StepResultChunk back, WebSocket delta")
 @pytest.mark.parametrize("killed", ["provider", "turn", "both"])
 async def test_each_step_is_answered_once(tmp_path: Path, killed: str) -> None:
     db, noted = tmp_path / "turns.db", tmp_path / "noted"
@@ -68,6 +69,7 @@ async def test_each_step_is_answered_once(tmp_path: Path, killed: str) -> None:
             assert requested == (["1", "1", "2"] if dies else ["1", "2"])
 
 
+@pytest.mark.sentence("001", "Lifecycle flow: StepEvent to the Provider Worker, StepResultChunk back, WebSocket delta")
 @pytest.mark.parametrize("kind", backends(["sqlite", "redis"], default=["sqlite"]))
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(

@@ -72,6 +72,13 @@ def completed(client: httpx.Client, run_id: str) -> dict[str, Any]:
     raise AssertionError("the run does not finish")
 
 
+@pytest.mark.sentence(
+    "003",
+    "`RunResponse`: `run_id`, `status`, `steps`, `result`, `error`, `created_at`, `updated_at`",
+)
+@pytest.mark.sentence("003", "A step entry has `step_number`, `tool_name`, `tool_input`, `result`, `attempt`")
+@pytest.mark.sentence("003", "`POST /runs` answers 201")
+@pytest.mark.sentence("003", "`GET /runs/{run_id}` answers the run, and 404 for an unknown one")
 def test_a_prompt_is_submitted_polled_and_completed(start: Callable[..., Servers]) -> None:
     writing, reading = start()
     with writing.client() as client, reading.client() as reader:
@@ -90,6 +97,8 @@ def test_a_prompt_is_submitted_polled_and_completed(start: Callable[..., Servers
         assert reader.get("/api/v1/runs/00000000-0000-0000-0000-000000000000").status_code == 404
 
 
+@pytest.mark.sentence("003", "`RunCreate`: `prompt`, `max_steps` (default 10, from 1 to 100)")
+@pytest.mark.sentence("003", "Error responses: wrong input is 422")
 def test_an_invalid_prompt_gets_422(serve: Callable[..., Served]) -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({"prompt": "add 1 and 2", "max_steps": 0}, "max_steps"),
@@ -104,6 +113,7 @@ def test_an_invalid_prompt_gets_422(serve: Callable[..., Served]) -> None:
             assert [each["field"] for each in answer.json()["errors"]] == [field]
 
 
+@pytest.mark.sentence("003", "If planning or a step fails, the run is `failed` with an error")
 def test_a_prompt_that_cannot_be_planned_fails_with_a_reason(start: Callable[..., Servers]) -> None:
     writing, reading = start()
     with writing.client() as client, reading.client() as reader:
@@ -113,6 +123,8 @@ def test_a_prompt_that_cannot_be_planned_fails_with_a_reason(start: Callable[...
     assert done["error"].startswith("PlanningError: ")
 
 
+@pytest.mark.sentence("001", "TurnManager: 422 on malformed turn")
+@pytest.mark.sentence("001", "StepProcessor produces response chunks to WebSocket & `audit` topic")
 def test_a_turn_over_the_socket_arrives_in_deltas(start: Callable[..., Servers]) -> None:
     writing, reading = start("tests.server.served_turns:turns")
     with socket_to(writing) as connection:
@@ -134,6 +146,7 @@ def test_a_turn_over_the_socket_arrives_in_deltas(start: Callable[..., Servers])
     assert [frame.get("sequence") for frame in again] == [None, sequences[-1], None]
 
 
+@pytest.mark.sentence("001", "pauses consumption if the output WebSocket buffer exceeds 128 KB")
 @pytest.mark.parametrize("apart", [False, True], ids=["one process", "worker apart"])
 def test_a_socket_that_is_not_read_pauses_the_run(
     serve: Callable[..., Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool

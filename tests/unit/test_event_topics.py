@@ -30,6 +30,7 @@ async def _some(events: AsyncIterator[Any], count: int) -> list[Any]:
     return [await anext(events) for _ in range(count)]
 
 
+@pytest.mark.sentence("001", "EventPublisherSubscriber: idempotent writes via `step_id` keys")
 async def test_the_same_event_is_published_once(place: Path | None) -> None:
     async with Rig(place) as rig:
         one, other = _topics(rig), _topics(rig)
@@ -58,6 +59,10 @@ async def test_what_is_no_event_and_no_place_is_refused() -> None:
         assert await topics.offset(AUDIT, "c") == 0
 
 
+@pytest.mark.sentence(
+    "001",
+    "EventPublisherSubscriber: publishes all internal events and subscribes to results with at-least-once semantics",
+)
 async def test_a_follower_replays_and_then_goes_on(place: Path | None) -> None:
     async with Rig(place) as rig:
         topics, elsewhere = _topics(rig), _topics(rig)
@@ -71,6 +76,10 @@ async def test_a_follower_replays_and_then_goes_on(place: Path | None) -> None:
         await following.aclose()
 
 
+@pytest.mark.sentence(
+    "001",
+    "EventPublisherSubscriber: publishes all internal events and subscribes to results with at-least-once semantics",
+)
 async def test_a_consumer_goes_on_behind_its_last_commit_in_another_process(place: Path | None) -> None:
     async with Rig(place) as rig:
         topics, elsewhere = _topics(rig), _topics(rig)
@@ -218,6 +227,7 @@ async def test_a_time_that_is_none_is_refused_by_name(before: Any) -> None:
             await _topics(rig).trim(before=before)
 
 
+@pytest.mark.sentence("001", "`EventPublisherSubscriber` surfaces per-topic latency and error metrics")
 async def test_a_sink_that_is_added_later_counts_in_each_process_that_executes_turns(place: Path | None) -> None:
     seen = list[tuple[str, dict[str, Any]]]()
 

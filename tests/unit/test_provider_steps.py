@@ -101,6 +101,10 @@ async def started(house: House, *steps: PlanStep, **options: Any) -> AsyncIterat
             await working
 
 
+@pytest.mark.sentence(
+    "001",
+    "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service",
+)
 async def test_a_model_call_is_answered_by_a_provider_worker(place: Path | None) -> None:
     pack = PersonalityInstance(name="p", system_prompt="Be short.", model="m-1", default=True)
     async with still(place) as house, Provider(house, fine) as provider:
@@ -135,6 +139,7 @@ async def test_a_request_has_the_results_of_the_steps_before() -> None:
         assert (await manager.get_turn("t")).response == "It is 3."
 
 
+@pytest.mark.sentence("001", "StepProcessor consumes the `agent.step_results` stream")
 async def test_the_first_of_several_answers_counts_and_others_are_ignored() -> None:
     async def answer(provider: Provider, to: EventEnvelope, request: StepRequest) -> None:
         await provider.complete(to, "of another turn", "other-turn", turn_id="another")
@@ -236,6 +241,7 @@ async def test_an_answer_that_is_late_for_an_attempt_is_used_by_the_next() -> No
     assert (turn.response, turn.steps[0].attempt) == ("of the first attempt", 2)
 
 
+@pytest.mark.sentence("001", "Idempotency: `step_id` allows re-processing without duplication")
 async def test_a_resumed_turn_finds_the_answer_and_does_not_ask_again(tmp_path: Path) -> None:
     answered = asyncio.Event()
 

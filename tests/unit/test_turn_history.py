@@ -47,6 +47,7 @@ async def said(manager: TurnManager, text: str) -> Any:
     return await manager.get_turn(turn.id)
 
 
+@pytest.mark.sentence("001", "ContextManager: retries with stale-read fallback")
 @pytest.mark.parametrize("read", ["read_history", "get"])
 @pytest.mark.parametrize("failures", range(4))
 async def test_a_failed_read_is_repeated_and_then_the_last_known_history_counts(
