@@ -39,7 +39,7 @@ def shown() -> str:
 
 def started(python: Path, folder: Path, *args: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
-    command = [python, EXAMPLE, "--db", folder / f"{args[0] if args else 'run'}.db", *args[1:]]
+    command: list[str | Path] = [python, EXAMPLE, "--db", folder / f"{args[0]}.db", *args[1:]]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

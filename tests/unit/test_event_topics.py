@@ -242,8 +242,10 @@ async def test_a_sink_that_is_added_later_counts_in_each_process_that_executes_t
         house.runner.add_trace_sink(Sink())  # as `agent-runtime worker --metrics-port` does
         await asking.start_turn({"text": "add 12 and 30", "turn_id": "t"})
         await house.runner.run_once()
-        assert house.runner.tracer is manager.topics.tracer is not None
-        await asyncio.to_thread(house.runner.tracer.close)
+        tracer = manager.topics.tracer
+        assert tracer is not None
+        assert tracer is house.runner.tracer
+        await asyncio.to_thread(tracer.close)
         assert asking.topics.tracer is None
     published = {payload["topic"] for kind, payload in seen if kind == "topic.published"}
     assert published == {TURNS, AUDIT, RESULTS, "agent.steps"}

@@ -15,7 +15,7 @@ from agent_runtime_core.errors import PlanningError, StorageBusy
 from agent_runtime_core.interfaces import LLMStreamChunk
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import MockLLMClient
-from agent_runtime_core.turns import TurnManager
+from agent_runtime_core.turns import AuditEvent, TurnManager
 from agent_runtime_core.turns.events import AUDIT
 from tests.unit.test_turns import Fixed, House
 
@@ -69,7 +69,8 @@ async def test_a_failed_read_is_repeated_and_then_the_last_known_history_counts(
         details = [
             each.payload.details["stale"]
             async for each in manager.topics.subscribe(AUDIT, 0, follow=False)
-            if each.turn_id == turn.id and getattr(each.payload, "action", "") == "turn.started"
+            if isinstance(each.payload, AuditEvent)
+            if (each.turn_id, each.payload.action) == (turn.id, "turn.started")
         ]
         assert details == [stale]
         assert ("using its last known value" in caplog.text) is stale
@@ -89,7 +90,7 @@ async def test_a_turn_waits_for_a_store_of_which_no_message_is_known(place: Path
         with contextlib.suppress(StorageBusy):
             await manager.runner.run_once()
         assert (await house.runner.get_run("a")).status is RunStatus.PENDING
-        house.clock.advance(3600)
+        await house.clock.sleep(3600)
         await manager.runner.run_once()
         turn = await manager.get_turn("a")
         assert turn is not None
@@ -121,12 +122,12 @@ async def test_a_resumed_turn_does_not_continue_with_less_than_it_began_with(tmp
         await asyncio.wait({task})
         away = Away(store, "read_history")
         away.failures = 3
-        house.clock.advance(3600)
+        await house.clock.sleep(3600)
         with contextlib.suppress(StorageBusy):
             await later.runner.run_once()
         assert client.get_calls() == []
         for _ in range(3):
-            house.clock.advance(3600)
+            await house.clock.sleep(3600)
             await later.runner.run_once()
         assert (await later.wait(turn.id)).response == "three"
         assert [each["content"] for each in client.get_calls()[-1]["messages"]] == ["a", "one", "b", "two", "c"]
