@@ -246,6 +246,7 @@ class TurnRun:
             self.ctx, planned.plan, self.tools, client=client, max_concurrency=selection.max_in_flight,
             max_retries=services.step_tries, backoff_base=services.backoff_base, budget=self.budget,
             around=services.processor.around(self.progress, elsewhere), needs_model=needs_model,
+            only_waits=None if elsewhere is None else elsewhere.only,
         )  # fmt: skip
         # An earlier execution may have recorded a step and ended before it saved the turn.
         for step in done.steps:
