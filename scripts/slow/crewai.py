@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Execute examples/crewai_crew.py with a real CrewAI: scripts/slow/crewai_example.py [FOLDER]
+"""Execute examples/crewai_crew.py with a real CrewAI: scripts/slow/crewai.py [FOLDER]
 
 Builds an environment in FOLDER (build/crewai) with this library and CrewAI, which takes about 1 GB and some minutes; a
 later call uses it again. Then the example must print what examples/README.md shows, repeat no recorded call after
