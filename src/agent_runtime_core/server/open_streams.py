@@ -22,7 +22,7 @@ TICK: Final = 1.0  # seconds between two looks at the open streams
 CHECK_SECONDS: Final = 1.0  # how old a check of a run's row may be
 DRAINING: Final = "draining"
 STALLED: Final = "stalled"
-#: Bytes that the kernel accepts of a socket before they are sent; without the option, as in Windows, some megabytes.
+#: Bytes that the kernel accepts of a socket before they are sent. A system without the option accepts some megabytes.
 UNSENT_IN_KERNEL: Final = 65536
 _NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 REPLACED: Final = "The run was deleted and submitted again"
