@@ -22,6 +22,7 @@ class TurnOrdeal(PlanOrdeal):
         return Ordeal.go(self)
 
 
+@pytest.mark.sentence("001", "Stateless: all per-turn state lives in Iggy or Memory-Service")
 def test_a_turn_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     ordeals("turned", tmp_path, 6, at_once=3, ordeal=TurnOrdeal)
 

@@ -17,7 +17,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.turns import EventPublisherSubscriber, StepRequest, StepResultChunk, TurnManager
 from tests.fault.deadline_program import SharedClock, manager_of, noted
 from tests.support.backends import backends
-from tests.support.fault_runs import REDIS, store
+from tests.support.fault_runs import store
 from tests.support.processes import PATIENCE, Command, becomes
 
 PROGRAM = "tests.fault.provider_program"
@@ -32,6 +32,7 @@ async def started(stack: ExitStack, *arguments: object, program: str = PROGRAM) 
     return child
 
 
+@pytest.mark.sentence("001", "Lifecycle flow: StepEvent to the Provider Worker, StepResultChunk back, WebSocket delta")
 @pytest.mark.parametrize("killed", ["provider", "turn", "both"])
 async def test_each_step_is_answered_once(tmp_path: Path, killed: str) -> None:
     db, noted = tmp_path / "turns.db", tmp_path / "noted"
@@ -68,10 +69,12 @@ async def test_each_step_is_answered_once(tmp_path: Path, killed: str) -> None:
             assert requested == (["1", "1", "2"] if dies else ["1", "2"])
 
 
+@pytest.mark.sentence("001", "Lifecycle flow: StepEvent to the Provider Worker, StepResultChunk back, WebSocket delta")
 @pytest.mark.parametrize("kind", backends(["sqlite", "redis"], default=["sqlite"]))
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(
-    ("killed", "at_its"), [("turn", "last"), ("provider", "first"), ("provider", "last"), ("both", "first"), ("both", "last")]
+    ("killed", "at_its"),
+    [("turn", "last"), ("provider", "first"), ("provider", "last"), ("both", "first"), ("both", "last")],
 )
 async def test_a_tool_runs_once_whoever_is_killed_and_whenever_it_returns(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str, moment: str, killed: str, at_its: str
@@ -113,7 +116,7 @@ async def test_a_tool_runs_once_whoever_is_killed_and_whenever_it_returns(
 
 async def _first(events: Any, kind: type[Any]) -> Any:
     """The first payload of that kind."""
-    async with contextlib.aclosing(events):
+    async with asyncio.timeout(PATIENCE), contextlib.aclosing(events):
         async for each in events:
             if isinstance(each.payload, kind):
                 return each.payload

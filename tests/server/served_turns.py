@@ -29,6 +29,11 @@ class Writer(LLMClient):
         yield LLMStreamChunk(finish_reason="stop", response=response)
 
 
+def runner() -> AgentRunner:
+    """The runner of `turns`, for a worker."""
+    return turns().runner
+
+
 def turns() -> TurnManager:
     writer = PersonalityInstance(name="writer", system_prompt="Write.", model="gpt-4o", default=True)
     runner = AgentRunner.open(os.environ["ARC_TEST_STORE"])

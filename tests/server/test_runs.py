@@ -74,6 +74,10 @@ async def test_a_run_belongs_to_the_trace_of_its_request(
     assert sent == [given, None]
 
 
+@pytest.mark.sentence(
+    "003",
+    "`RunResponse`: `run_id`, `status`, `steps`, `result`, `error`, `created_at`, `updated_at`",
+)
 async def test_a_prompt_completes_as_in_spec_003(client: httpx.AsyncClient, orchestrator: Orchestrator) -> None:
     async with client, orchestrator:
         made = await client.post(RUNS, json={"prompt": "add 12 and 30"})

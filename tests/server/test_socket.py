@@ -561,6 +561,7 @@ def slow_socket() -> Any:
         yield found
 
 
+@pytest.mark.sentence("001", "pauses consumption if the output WebSocket buffer exceeds 128 KB")
 async def test_a_run_waits_for_a_socket_that_does_not_read(
     app: Any, runner: AgentRunner, slow_socket: SlowSocket
 ) -> None:

@@ -53,10 +53,12 @@ def registry(*tools: Tool | BaseTool) -> ToolRegistry:
     return made
 
 
+@pytest.mark.sentence("003", "`BaseTool`: `name`, `description`, `parameters`, `execute`")
 def test_four_methods_are_for_the_subclass_to_give() -> None:
     assert BaseTool.__abstractmethods__ == {"name", "description", "parameters", "execute"}
 
 
+@pytest.mark.sentence("003", "`BaseTool`: `name`, `description`, `parameters`, `execute`")
 async def test_it_is_a_tool_like_others_once_it_is_registered() -> None:
     tools = registry(Greeter())
     made = tools.get("greet")
@@ -118,6 +120,7 @@ def test_what_is_no_tool_is_not_registered(wrong: Any) -> None:
         ToolRegistry().register(wrong)
 
 
+@pytest.mark.sentence("003", "`ToolRegistry.register` and `get_tool`; an unknown tool is an error")
 async def test_get_tool_gives_what_was_registered() -> None:
     greeter, plain = Greeter(), Tool.from_function(lambda: 1, name="plain", description="")
     tools = registry(greeter, plain)

@@ -19,6 +19,7 @@ async def run(**arguments: Any) -> ToolResult:
     return await CalculatorTool().execute(**arguments)
 
 
+@pytest.mark.sentence("003", "`CalculatorTool` performs arithmetic operations with error handling")
 @pytest.mark.parametrize(
     ("operation", "a", "b", "output"),
     [
@@ -186,6 +187,7 @@ def test_random_characters_never_do_more_than_fail() -> None:
         assert math.isfinite(value)
 
 
+@pytest.mark.sentence("003", "`CalculatorTool` performs arithmetic operations with error handling")
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

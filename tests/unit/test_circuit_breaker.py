@@ -39,6 +39,7 @@ def _refused(breakers: Breakers, key: Key = KEY) -> CircuitOpen:
     return refused.value
 
 
+@pytest.mark.sentence("001", "StepProcessor: circuit-break on repeated provider errors")
 def test_it_opens_after_five_faults_in_a_row_and_says_so() -> None:
     breakers = Breakers(VirtualClock())
     _fail(breakers, 4)

@@ -56,6 +56,10 @@ def pack(folder: Path, name: str, text: str = "") -> None:
     (folder / name / "pack.toml").write_text(f'name = "{name}"\n{text}')
 
 
+@pytest.mark.sentence(
+    "001",
+    "ConfigLoader: load & hot-reload `config.toml`, env-vars, personality defaults; expose typed settings",
+)
 def test_every_section_becomes_one_typed_value(path: Path) -> None:
     settings = loader_of(path, FULL).current
     assert settings.version == 1
@@ -98,6 +102,10 @@ def test_the_environment_of_the_process_is_the_default(path: Path, monkeypatch: 
 SOURCES = ("pack", "file", "environment", "program")
 
 
+@pytest.mark.sentence(
+    "001",
+    "ConfigLoader: load & hot-reload `config.toml`, env-vars, personality defaults; expose typed settings",
+)
 @pytest.mark.parametrize("given", range(16))
 def test_the_order_of_the_sources(path: Path, tmp_path: Path, given: int) -> None:
     used = [source for bit, source in enumerate(SOURCES) if given & 1 << bit]
@@ -124,6 +132,10 @@ def test_the_model_of_a_pack_is_not_asked_of_another_provider(path: Path, tmp_pa
     assert loader_of(path, text + '[runtime]\nmodel_provider = "litellm"\n').current.runtime.default_model == "mine"
 
 
+@pytest.mark.sentence(
+    "001",
+    "ConfigLoader: load & hot-reload `config.toml`, env-vars, personality defaults; expose typed settings",
+)
 def test_the_default_personality_of_the_file_and_of_the_environment(path: Path, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         pack(tmp_path / "there", name, f'model = "m-{name}"\ndefault = {str(name == "a").lower()}\n')
@@ -299,6 +311,7 @@ BROKEN: list[tuple[Callable[[Path], None], str]] = [
 ]
 
 
+@pytest.mark.sentence("001", "ConfigLoader: atomic swap; last-good fallback")
 @pytest.mark.parametrize(("break_it", "message"), BROKEN)
 def test_a_file_that_cannot_be_read_leaves_the_last_good_one(
     path: Path, caplog: pytest.LogCaptureFixture, break_it: Callable[[Path], None], message: str
@@ -338,6 +351,7 @@ def test_a_mark_of_windows_editors_is_no_part_of_the_text(path: Path) -> None:
     assert ConfigLoader(path, environ={}).current.runtime.max_retries == 8
 
 
+@pytest.mark.sentence("001", "ConfigLoader produces config change events")
 def test_a_change_is_one_event_that_names_what_differs(path: Path) -> None:
     loader, told = loader_of(path, FULL), list[ConfigChanged]()
     loader.subscribe(told.append)

@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -17,6 +18,7 @@ from agent_runtime_core.tracing.tracer import Tracer
 from agent_runtime_core.turns import AuditEvent, EventPublisherSubscriber, StepResultChunk
 from agent_runtime_core.turns.events import AUDIT, RESULTS, TURNS
 from tests.support.runs import Rig
+from tests.unit.test_turns import House
 
 
 def _topics(rig: Rig, **options: Any) -> EventPublisherSubscriber:
@@ -28,6 +30,7 @@ async def _some(events: AsyncIterator[Any], count: int) -> list[Any]:
     return [await anext(events) for _ in range(count)]
 
 
+@pytest.mark.sentence("001", "EventPublisherSubscriber: idempotent writes via `step_id` keys")
 async def test_the_same_event_is_published_once(place: Path | None) -> None:
     async with Rig(place) as rig:
         one, other = _topics(rig), _topics(rig)
@@ -56,6 +59,10 @@ async def test_what_is_no_event_and_no_place_is_refused() -> None:
         assert await topics.offset(AUDIT, "c") == 0
 
 
+@pytest.mark.sentence(
+    "001",
+    "EventPublisherSubscriber: publishes all internal events and subscribes to results with at-least-once semantics",
+)
 async def test_a_follower_replays_and_then_goes_on(place: Path | None) -> None:
     async with Rig(place) as rig:
         topics, elsewhere = _topics(rig), _topics(rig)
@@ -69,6 +76,10 @@ async def test_a_follower_replays_and_then_goes_on(place: Path | None) -> None:
         await following.aclose()
 
 
+@pytest.mark.sentence(
+    "001",
+    "EventPublisherSubscriber: publishes all internal events and subscribes to results with at-least-once semantics",
+)
 async def test_a_consumer_goes_on_behind_its_last_commit_in_another_process(place: Path | None) -> None:
     async with Rig(place) as rig:
         topics, elsewhere = _topics(rig), _topics(rig)
@@ -214,3 +225,27 @@ async def test_a_time_that_is_none_is_refused_by_name(before: Any) -> None:
     async with Rig() as rig:
         with pytest.raises(InvalidArgument, match="before must be"):
             await _topics(rig).trim(before=before)
+
+
+@pytest.mark.sentence("001", "`EventPublisherSubscriber` surfaces per-topic latency and error metrics")
+async def test_a_sink_that_is_added_later_counts_in_each_process_that_executes_turns(place: Path | None) -> None:
+    seen = list[tuple[str, dict[str, Any]]]()
+
+    class Sink(TraceSink):
+        def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
+            seen.append((event_type, payload))
+
+    async with House(place) as house:
+        manager = house.manager()
+        asking = house.manager(house.another())
+        await manager.topics.tell(AuditEvent(action="before"))
+        house.runner.add_trace_sink(Sink())  # as `agent-runtime worker --metrics-port` does
+        await asking.start_turn({"text": "add 12 and 30", "turn_id": "t"})
+        await house.runner.run_once()
+        tracer = manager.topics.tracer
+        assert tracer is not None
+        assert tracer is house.runner.tracer
+        await asyncio.to_thread(tracer.close)
+        assert asking.topics.tracer is None
+    published = {payload["topic"] for kind, payload in seen if kind == "topic.published"}
+    assert published == {TURNS, AUDIT, RESULTS, "agent.steps"}

@@ -164,6 +164,7 @@ def _threads_take_turns_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.sentence("001", "ConfigLoader: atomic swap; last-good fallback")
 @pytest.mark.parametrize("meddling", [False, True], ids=["alone", "beside another thread that reloads"])
 async def test_two_hundred_edits_under_load(tmp_path: Path, meddling: bool) -> None:
     files = Files(tmp_path)

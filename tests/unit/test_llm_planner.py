@@ -30,6 +30,8 @@ def answer(*steps: dict[str, Any], goal: str = "a goal") -> str:
 GOOD = answer(step(), step(2, tool_input={"expression": "{{step_1.result}} * 2"}, reasoning="double"))
 
 
+@pytest.mark.sentence("001", "PlanExecutor: generate a Plan DAG (few-shot planner or rules engine) and linearise it")
+@pytest.mark.sentence("003", "`LLMPlanner`: planning with a model")
 async def test_a_good_answer_is_a_plan() -> None:
     client = Scripted(GOOD)
     plan = await LLMPlanner(client).create_plan("double the sum", TOOLS)
@@ -77,6 +79,7 @@ async def test_the_examples_that_come_with_it_are_plans_it_would_accept() -> Non
         assert await planner.create_plan("x", TOOLS) == plan
 
 
+@pytest.mark.sentence("003", "`LLMPlanner`: planning with a model")
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [

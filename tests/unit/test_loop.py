@@ -91,6 +91,7 @@ KINDS = pytest.mark.parametrize("kind", ["mock", "memory", "sqlite"])
 # -- what it does
 
 
+@pytest.mark.sentence("004", "send context to provider; stream/collect assistant output")
 @KINDS
 async def test_an_answer_without_a_tool_call_ends_it(kind: str, tmp_path: Path) -> None:
     client = Scripted("hi")
@@ -118,6 +119,7 @@ async def test_an_answer_in_parts_is_its_text(tmp_path: Path) -> None:
     assert done.messages[-1] == message
 
 
+@pytest.mark.sentence("004", "detect tool calls; execute tools; append tool results and continue until completion")
 @KINDS
 async def test_tools_are_run_and_their_results_go_back(kind: str, tmp_path: Path) -> None:
     client = Scripted(asks(call("add", {"a": 1, "b": 2}, "c1"), call("add", {"a": 3, "b": 4}, "c2")), "3 and 7")
@@ -249,6 +251,7 @@ async def test_arguments_that_nothing_could_tell_of_go_back_to_the_model(kind: s
     assert "Error: tool 'add'" in done.messages[-2]["content"]
 
 
+@pytest.mark.sentence("004", "send context to provider; stream/collect assistant output")
 async def test_a_streamed_answer_is_told_as_it_comes(tmp_path: Path) -> None:
     client = Scripted(asks(call("add", {"a": 1, "b": 2}), content="let me see"), "it is three")
     async with context("memory", tmp_path) as ctx:
@@ -260,6 +263,7 @@ async def test_a_streamed_answer_is_told_as_it_comes(tmp_path: Path) -> None:
     assert done.tool_calls == 1
 
 
+@pytest.mark.sentence("004", "calls provider (`stream` preferred, with fallback to `complete`)")
 async def test_a_client_without_a_stream_is_asked_for_the_whole(tmp_path: Path) -> None:
     class Whole(Scripted):
         def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:
@@ -309,6 +313,10 @@ class Pieces(Scripted):
             self.closed += 1
 
 
+@pytest.mark.sentence(
+    "004",
+    "accumulates assistant text and tool-call deltas; reconstructs tool calls deterministically",
+)
 async def test_tool_calls_of_a_stream_may_come_before_its_last_piece(tmp_path: Path) -> None:
     two = [call("add", {"a": 1, "b": 2}, "c1"), call("add", {"a": 3, "b": 4}, "c2")]
     client = Pieces(
@@ -324,6 +332,10 @@ async def test_tool_calls_of_a_stream_may_come_before_its_last_piece(tmp_path: P
     assert (done.text, done.usage["total_tokens"]) == ("ten", 7)
 
 
+@pytest.mark.sentence(
+    "004",
+    "accumulates assistant text and tool-call deltas; reconstructs tool calls deterministically",
+)
 async def test_tool_calls_of_a_stream_that_did_not_finish_are_not_run(tmp_path: Path) -> None:
     client = Pieces([LLMStreamChunk("let me"), LLMStreamChunk(tool_calls=[call("add", {"a": 1, "b": 2})])])
     ctx = MockRunContext(HELLO)
@@ -437,6 +449,7 @@ async def test_an_answer_that_was_only_paused_goes_on(tmp_path: Path) -> None:
     assert client.asked[1] == [*HELLO, paused]
 
 
+@pytest.mark.sentence("004", "`TurnState`: `Streaming`, `ToolExecution`, `Yielding`, `Cancelled`")
 async def test_its_states_are_told(tmp_path: Path) -> None:
     states: list[TurnState] = []
     async with context("memory", tmp_path) as ctx:
@@ -546,6 +559,8 @@ async def test_a_failing_provider_ends_the_run_by_its_own_name_and_a_retry_goes_
 # -- limits
 
 
+@pytest.mark.sentence("004", "Max-turn budget: enforce strict upper bound on recursive/tool-driven loops")
+@pytest.mark.sentence("004", "Max-cost budget: implement selected accounting strategy and enforce fail-fast")
 @pytest.mark.parametrize("kind", ["mock", "memory"])
 @pytest.mark.parametrize(
     ("limits", "name", "asked", "ran"),
@@ -626,6 +641,7 @@ async def test_the_estimate_of_a_call_that_a_token_broke_off_is_its_reserve(tmp_
             await run_turn_loop(ctx, Scripted("more"), registry())
 
 
+@pytest.mark.sentence("004", "Per-turn timeout: wrap provider/tool stages in bounded timeout")
 async def test_a_turn_that_takes_too_long_is_broken_off(tmp_path: Path) -> None:
     async with context("sqlite", tmp_path) as ctx:
         with pytest.raises(LimitExceeded, match=r"turn_timeout=0\.05"):
@@ -642,6 +658,7 @@ async def test_a_turn_that_takes_too_long_is_broken_off(tmp_path: Path) -> None:
     assert in_pairs(caught.value.result.final_messages)
 
 
+@pytest.mark.sentence("004", "Max-cost budget: implement selected accounting strategy and enforce fail-fast")
 async def test_a_limit_in_usd_needs_a_price_or_a_limit_in_tokens(tmp_path: Path) -> None:
     client = Scripted("hi")
     async with context("memory", tmp_path) as ctx:
@@ -715,6 +732,7 @@ async def test_an_answer_whose_own_tokens_are_not_reported_is_counted_by_its_len
     assert len(client.asked) <= 2
 
 
+@pytest.mark.sentence("004", "Per-turn timeout: wrap provider/tool stages in bounded timeout")
 async def test_what_does_not_listen_to_a_time_limit_is_told_of_and_comes_too_late(tmp_path: Path) -> None:
     async def stubborn() -> str:
         try:
@@ -762,6 +780,7 @@ async def test_the_runner_and_the_run_may_be_stricter_and_a_limit_ends_the_run_f
         RunnerConfig(limits=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.sentence("004", "Max-turn budget: enforce strict upper bound on recursive/tool-driven loops")
 async def test_loops_side_by_side_begin_no_turn_too_many(tmp_path: Path) -> None:
     """The turns of all of them are the run's, those under way included."""
     client = Scripted(say=lambda messages: asks(call("add", {"a": 1, "b": 1})), pause=0.01)
@@ -822,6 +841,7 @@ async def test_a_model_that_only_sends_nonsense_is_given_up(tmp_path: Path) -> N
 # -- cancelling
 
 
+@pytest.mark.sentence("004", "Cancellation: check token between major loop stages and during awaited operations")
 async def test_a_token_ends_it_between_calls_and_in_the_middle_of_one(tmp_path: Path) -> None:
     token = CancellationToken()
     token.cancel()
@@ -897,6 +917,7 @@ async def test_a_cancelled_run_asks_no_more() -> None:
     assert client.asked == []
 
 
+@pytest.mark.sentence("004", "Cancellation: check token between major loop stages and during awaited operations")
 async def test_cancelling_a_run_ends_a_call_of_the_model_that_is_under_way(tmp_path: Path) -> None:
     asked = asyncio.Event()
 

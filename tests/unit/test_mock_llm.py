@@ -53,6 +53,7 @@ async def streamed(client: LLMClient, **options: Any) -> list[LLMStreamChunk]:
 # MockLLMClient
 
 
+@pytest.mark.sentence("004", "`MockProvider`-based tests validate loop behavior without network dependencies")
 async def test_responses_come_in_order_then_the_default() -> None:
     client = MockLLMClient(
         [MockLLMResponse("one"), {"role": "assistant", "content": "two"}, "three"], default_response="more"
@@ -321,6 +322,7 @@ def registry(*tools: MockTool) -> ToolRegistry:
     return found
 
 
+@pytest.mark.sentence("004", "`MockProvider`-based tests validate loop behavior without network dependencies")
 async def test_a_tool_gives_its_result_and_notes_its_calls() -> None:
     tool = MockTool("search", result={"hits": [1]}, has_side_effects=True, metadata={"m": 1})
     tools = registry(tool)

@@ -406,6 +406,7 @@ TWO = [("a", "f", '{"x": 1}'), ("b", "g", '{"y": 2}')]
 MADE_UP = [("call_0", "f", '{"x": 1}'), ("call_1", "g", '{"y": 2}')]
 
 
+@pytest.mark.sentence("004", "regression tests for tool-call delta assembly")
 @pytest.mark.parametrize(
     ("deltas", "calls"),
     [

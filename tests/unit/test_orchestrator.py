@@ -53,6 +53,7 @@ async def ended(orchestrator: Orchestrator, prompt: str, **more: Any) -> RunResp
     return await orchestrator.wait(created.run_id, timeout=10)
 
 
+@pytest.mark.sentence("003", "`create_run` creates and starts an execution run")
 async def test_a_prompt_becomes_a_run_in_the_background() -> None:
     async with Orchestrator(planner=RuleBasedPlanner()) as orchestrator:
         created = await orchestrator.create_run(
@@ -106,6 +107,7 @@ async def _has_steps(orchestrator: Orchestrator, run_id: str, count: int) -> boo
     return len((await orchestrator.get_run(run_id)).steps) == count
 
 
+@pytest.mark.sentence("003", "Integration: multiple tool usage, error recovery, concurrent runs")
 async def test_many_runs_at_once() -> None:
     async with Orchestrator() as orchestrator:
         created = await asyncio.gather(*(orchestrator.create_run(prompt=f"add {i} and 1") for i in range(20)))
@@ -114,6 +116,7 @@ async def test_many_runs_at_once() -> None:
         assert [each.result for each in told] == list(range(1, 21))
 
 
+@pytest.mark.sentence("003", "A step entry has `step_number`, `tool_name`, `tool_input`, `result`, `attempt`")
 async def test_every_try_of_a_step_is_told_and_after_the_last_the_run_fails() -> None:
     async with Orchestrator(settings={"max_retries": 2, "backoff_base": 0.0}) as orchestrator:
         failed = await ended(orchestrator, "add 1 and 2, then divide 1 by 0")
@@ -133,6 +136,7 @@ async def test_every_try_of_a_step_is_told_and_after_the_last_the_run_fails() ->
     assert failed.result is None
 
 
+@pytest.mark.sentence("003", "Each step is tried up to 3 times with exponential backoff")
 async def test_steps_are_tried_three_times_by_default_a_second_apart_at_first() -> None:
     async with Orchestrator() as orchestrator:
         created = await orchestrator.create_run(prompt="divide 1 by 0")
@@ -201,6 +205,7 @@ def test_work_that_began_on_a_loop_that_is_gone_goes_on_where_it_is_waited_for()
     assert asyncio.run(waited()).result == 7
 
 
+@pytest.mark.sentence("003", "If planning or a step fails, the run is `failed` with an error")
 async def test_what_cannot_be_planned_says_what_can() -> None:
     async with Orchestrator() as orchestrator:
         for prompt in ("what is love?", ""):
@@ -209,6 +214,7 @@ async def test_what_cannot_be_planned_says_what_can() -> None:
             assert "understands sums" in (failed.error or "")
 
 
+@pytest.mark.sentence("003", "`RunCreate`: `prompt`, `max_steps` (default 10, from 1 to 100)")
 @pytest.mark.parametrize("most", [0, 101, -1, True, 2.0, "10", None])
 async def test_max_steps_is_from_1_to_100(most: Any) -> None:
     with pytest.raises(InvalidArgument, match="max_steps must be an integer from 1 to 100"):
@@ -251,6 +257,7 @@ async def test_arguments_and_settings_that_fit_nowhere() -> None:
             Orchestrator(settings=bad)
 
 
+@pytest.mark.sentence("003", "`get_run`: a run that does not exist is a `ValueError`")
 async def test_a_run_that_is_not_there() -> None:
     async with Rig() as rig:
         orchestrator = Orchestrator(runner=rig.runner)
@@ -362,6 +369,7 @@ async def test_a_given_runner_stays_open_and_its_own_agents_are_left_alone(tmp_p
         assert (await runner.wait("mine")).final_output == {"value": "mine"}
 
 
+@pytest.mark.sentence("003", "Integration: multiple tool usage, error recovery, concurrent runs")
 async def test_another_process_tells_of_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
     gate, later = Gate(), Gate()
     later.open.set()

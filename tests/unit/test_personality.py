@@ -150,6 +150,10 @@ async def test_the_sampling_is_what_a_client_takes() -> None:
 # -- choosing one
 
 
+@pytest.mark.sentence(
+    "001",
+    "TurnManager: accept `TurnEvent` from API layer, attach `trace_id`, pick personality, load session context",
+)
 def test_a_turn_names_its_personality_or_gets_the_default(tmp_path: Path) -> None:
     write(tmp_path, "a")
     write(tmp_path, "b", 'name = "b"\ndefault = true\n')
@@ -183,6 +187,10 @@ def test_one_pack_must_be_the_default_and_one_only(tmp_path: Path) -> None:
 # -- its tools
 
 
+@pytest.mark.sentence(
+    "001",
+    "`TurnManager` fetches the desired `PersonalityInstance` and passes its system-prompt & tools to `PlanExecutor`",
+)
 def test_a_personality_has_the_tools_it_allows() -> None:
     every = registry(delete, add, search)
 

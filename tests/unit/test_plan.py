@@ -185,6 +185,7 @@ def test_what_is_wrong_with_a_plan_is_told(steps: list[PlanStep], problems: list
     assert refused.value.problems == found
 
 
+@pytest.mark.sentence("001", "PlanExecutor: generate a Plan DAG (few-shot planner or rules engine) and linearise it")
 def test_steps_come_in_an_order_in_which_they_can_run() -> None:
     plan = Plan([call(3, "search", [1, 2]), call(1), call(2, "search", [1]), call(4)])
     assert [step.step_number for step in plan.order()] == [1, 2, 3, 4]

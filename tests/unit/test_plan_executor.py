@@ -207,6 +207,7 @@ async def test_steps_that_need_not_wait_run_side_by_side(most: int) -> None:
     assert at_once == [most]
 
 
+@pytest.mark.sentence("003", "Each step is tried up to 3 times with exponential backoff")
 @pytest.mark.parametrize("raises", [True, False])
 async def test_a_failure_is_tried_again_with_longer_and_longer_pauses(raises: bool) -> None:
     flaky = Flaky(2, raises=raises)
@@ -588,6 +589,11 @@ async def test_another_agent_is_refused_before_anything_runs() -> None:
     assert said.calls == []
 
 
+@pytest.mark.sentence(
+    "001",
+    "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service",
+)
+@pytest.mark.sentence("001", "`StepProcessor` may trigger `memory_*` steps")
 async def test_memory_is_read_and_written() -> None:
     def op(number: int, name: str, **given: Any) -> PlanStep:
         return PlanStep(number, name, given, kind=StepKind.MEMORY_OP, depends_on=[number - 1][: number - 1])

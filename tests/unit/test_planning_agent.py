@@ -62,6 +62,7 @@ async def test_a_prompt_may_come_in_parts() -> None:
         assert (await runner.execute(PlanningAgent(), "r", said)).final_output["result"] == 14
 
 
+@pytest.mark.sentence("003", "`BasePlanner.create_plan(prompt, available_tools) -> Plan`")
 async def test_a_planner_that_gives_no_plan_is_named() -> None:
     class Wrong(BasePlanner):
         async def create_plan(self, prompt: str, available_tools: Any) -> Plan:
@@ -185,6 +186,7 @@ async def test_a_recorded_answer_of_a_model_has_been_come_to_by_the_run() -> Non
         assert await rig.told("word") == [("word", {"said": "hello"})]
 
 
+@pytest.mark.sentence("003", "`BasePlanner.create_plan(prompt, available_tools) -> Plan`")
 async def test_a_plan_of_somebody_elses_planner_is_checked_too() -> None:
     class Wild(BasePlanner):
         async def create_plan(self, prompt: str, available_tools: Any) -> Plan:

@@ -285,6 +285,7 @@ async def test_a_store_that_does_not_answer_makes_its_metrics_missing(caplog: py
     assert len([each for each in caplog.records if "cannot be read" in each.message]) == 1
 
 
+@pytest.mark.sentence("001", "`EventPublisherSubscriber` surfaces per-topic latency and error metrics")
 async def test_topics_have_latency_errors_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = PrometheusSink()
     async with AgentRunner(trace_sinks=[sink]) as runner:

@@ -15,6 +15,7 @@ from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.planning import PlanStep, StepKind
 from agent_runtime_core.status import RunStatus, StepStatus
 from agent_runtime_core.testing import MockLLMClient, VirtualClock
+from agent_runtime_core.tools import Tool
 from agent_runtime_core.turns import (
     EventEnvelope,
     EventPublisherSubscriber,
@@ -101,6 +102,10 @@ async def started(house: House, *steps: PlanStep, **options: Any) -> AsyncIterat
             await working
 
 
+@pytest.mark.sentence(
+    "001",
+    "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service",
+)
 async def test_a_model_call_is_answered_by_a_provider_worker(place: Path | None) -> None:
     pack = PersonalityInstance(name="p", system_prompt="Be short.", model="m-1", default=True)
     async with still(place) as house, Provider(house, fine) as provider:
@@ -135,6 +140,7 @@ async def test_a_request_has_the_results_of_the_steps_before() -> None:
         assert (await manager.get_turn("t")).response == "It is 3."
 
 
+@pytest.mark.sentence("001", "StepProcessor consumes the `agent.step_results` stream")
 async def test_the_first_of_several_answers_counts_and_others_are_ignored() -> None:
     async def answer(provider: Provider, to: EventEnvelope, request: StepRequest) -> None:
         await provider.complete(to, "of another turn", "other-turn", turn_id="another")
@@ -236,6 +242,7 @@ async def test_an_answer_that_is_late_for_an_attempt_is_used_by_the_next() -> No
     assert (turn.response, turn.steps[0].attempt) == ("of the first attempt", 2)
 
 
+@pytest.mark.sentence("001", "Idempotency: `step_id` allows re-processing without duplication")
 async def test_a_resumed_turn_finds_the_answer_and_does_not_ask_again(tmp_path: Path) -> None:
     answered = asyncio.Event()
 
@@ -256,6 +263,45 @@ async def test_a_resumed_turn_finds_the_answer_and_does_not_ask_again(tmp_path: 
         await other.runner.run_once()
         assert (await other.get_turn("t")).response == "fine"
         assert len(provider.requests) == 1
+
+
+@pytest.mark.parametrize("moment", [-1, 0, 1])
+@pytest.mark.parametrize("in_doubt", [None, "fail", "review", "retry"])
+@pytest.mark.parametrize("remote_steps", [False, True])
+async def test_an_answer_that_came_in_time_counts_after_a_takeover(
+    tmp_path: Path, moment: int, in_doubt: str | None, remote_steps: bool
+) -> None:
+    """The turn resumes so many seconds after the deadline; `in_doubt` is the policy of its tool."""
+    calls = list[str]()
+    metadata = {} if in_doubt is None else {"on_in_doubt": in_doubt}
+    charge = Tool.from_function(lambda: calls.append("here"), name="charge", description="", has_side_effects=True)
+    charge.metadata.update(metadata)
+    clock, asked = VirtualClock(), list[EventEnvelope]()
+
+    async def answer(provider: Provider, to: EventEnvelope, request: StepRequest) -> None:
+        asked.append(to)
+
+    options: dict[str, Any] = {
+        "planner": Fixed(PlanStep(1, "charge", {})), "tools": [charge], "remote_steps": remote_steps,
+        "provider_steps": ProviderSteps(kinds=("tool_call",), deadline=10),
+    }  # fmt: skip
+    async with House(tmp_path / "turns.db", clock=clock) as house, Provider(house, answer) as provider:
+        manager = house.manager(**options)
+        await manager.start_turn({"text": "charge", "turn_id": "t"})
+        working = asyncio.create_task(manager.runner.run_loop(handle_signals=False, concurrency=2))
+        await soon(lambda: len(asked) == 1)
+        manager.runner.stop()
+        manager.runner.stop()  # does not wait for the turn
+        await working
+        await provider.complete(asked[0], "charged")
+        clock.advance(10 + moment)
+        other = house.manager(house.another(), **options)
+        working = asyncio.create_task(other.runner.run_loop(handle_signals=False, concurrency=2))
+        turn = await other.wait("t")
+        other.runner.stop()
+        await working
+        assert (turn.status, turn.response, calls) == (RunStatus.SUCCEEDED, "charged", [])
+        assert len(asked) == 1
 
 
 async def test_steps_in_runs_of_their_own_are_answered_too() -> None:

@@ -39,6 +39,11 @@ async def made(prompt: str) -> Wanted:
     return [(step.tool_name, step.tool_input) for step in plan.steps]
 
 
+@pytest.mark.sentence("001", "PlanExecutor: generate a Plan DAG (few-shot planner or rules engine) and linearise it")
+@pytest.mark.sentence(
+    "003",
+    "`RuleBasedPlanner`: pattern matching for calculator and to-do operations, combination handling",
+)
 @pytest.mark.parametrize(("prompt", "wanted"), TABLE, ids=[prompt for prompt, _ in TABLE])
 async def test_a_prompt_has_its_plan(prompt: str, wanted: Wanted) -> None:
     found = await made(prompt)
@@ -52,6 +57,10 @@ def test_the_table_is_long_enough() -> None:
     assert len({prompt for prompt, _ in TABLE}) >= 60
 
 
+@pytest.mark.sentence(
+    "003",
+    "`RuleBasedPlanner`: pattern matching for calculator and to-do operations, combination handling",
+)
 async def test_two_thousand_prompts_of_a_grammar_have_the_plans_it_knows() -> None:
     grammar = Grammar(2026)
     wrong = []

@@ -46,6 +46,7 @@ async def texts(tool: TodoStoreTool, ctx: Any = None) -> list[tuple[int | None, 
     return [(each["number"], each["text"], each["done"]) for each in await do(tool, "list", ctx)]
 
 
+@pytest.mark.sentence("003", "`TodoStoreTool`: add, list, complete, delete with state management")
 async def test_to_dos_come_and_go() -> None:
     tool = TodoStoreTool()
     assert await do(tool, "list") == []
@@ -60,6 +61,7 @@ async def test_to_dos_come_and_go() -> None:
     assert await texts(tool) == [(1, "buy milk", True), (3, "a third", False)]
 
 
+@pytest.mark.sentence("003", "`TodoStoreTool`: add, list, complete, delete with state management")
 @pytest.mark.parametrize(
     ("action", "given", "says"),
     [

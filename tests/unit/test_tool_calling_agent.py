@@ -119,6 +119,7 @@ async def test_its_hooks_may_be_plain_functions() -> None:
     assert (result.final_messages[2]["content"], result.artifacts) == ("cold", {"seen": True})
 
 
+@pytest.mark.sentence("004", "calls provider (`stream` preferred, with fallback to `complete`)")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_deltas_are_told_only_if_it_streams(stream: bool, tmp_path: Path) -> None:
     async with AgentRunner.open("memory://") as runner:

@@ -389,6 +389,7 @@ def test_the_context_is_placed_among_positional_arguments() -> None:
         place_context(with_context, "CTX", ())
 
 
+@pytest.mark.sentence("003", "`ToolRegistry.register` and `get_tool`; an unknown tool is an error")
 def test_a_registry_keeps_order_and_replaces_by_name() -> None:
     registry = _registry(get_weather, search)
     other = Tool("get_weather", "", {}, get_weather)

@@ -178,6 +178,7 @@ async def test_a_lost_lease_is_no_store_that_is_away(contexts: ContextManager, s
     assert stores.memory.reads == 1
 
 
+@pytest.mark.sentence("001", "ContextManager: read/write conversation history and user prefs; provide short-term cache")
 async def test_history_and_preferences_are_stale_too(contexts: ContextManager, stores: Stores) -> None:
     id_ = uuid4()
     said = [ConversationMessage(role="user", content=str(n)) for n in range(3)]

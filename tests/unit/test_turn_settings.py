@@ -82,6 +82,7 @@ output = 1000
 """
 
 
+@pytest.mark.sentence("001", "Adapter selection comes from `ConfigLoader` defaults or personality overrides")
 async def test_a_turn_asks_the_provider_and_the_model_of_its_settings(tmp_path: Path) -> None:
     loader = _loader(tmp_path, RUNTIME)
     async with _runner() as runner:
@@ -95,6 +96,7 @@ async def test_a_turn_asks_the_provider_and_the_model_of_its_settings(tmp_path: 
     assert [model for model, _ in Named.asked] == ["m-1", "m-2"]
 
 
+@pytest.mark.sentence("001", "Adapter selection comes from `ConfigLoader` defaults or personality overrides")
 async def test_what_a_personality_or_its_provider_names_goes_before(tmp_path: Path) -> None:
     own = f'\n[providers."{NAMED}"]\ndefault_model = "m-own"\napi_key = "k"\n'
     packs = PackSet.of({
@@ -148,6 +150,7 @@ async def test_a_planner_asks_its_own_client_where_nobody_names_another(tmp_path
     assert {model for model, _ in Named.asked} == {"m-1"}
 
 
+@pytest.mark.sentence("001", "StepProcessor caps concurrent in-flight steps (configurable, default = 16)")
 async def test_more_steps_are_at_work_once_the_settings_say_so(tmp_path: Path) -> None:
     inside, go_on = asyncio.Semaphore(0), asyncio.Event()
     there = 0

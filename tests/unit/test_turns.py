@@ -146,6 +146,10 @@ def actions(envelopes: list[EventEnvelope]) -> list[str]:
 # -- a turn
 
 
+@pytest.mark.sentence(
+    "001",
+    "TurnManager: accept `TurnEvent` from API layer, attach `trace_id`, pick personality, load session context",
+)
 async def test_a_turn_is_planned_carried_out_and_told(place: Path | None) -> None:
     async with House(place) as house:
         hooks = Told()
@@ -169,6 +173,8 @@ async def test_a_turn_is_planned_carried_out_and_told(place: Path | None) -> Non
         ]  # fmt: skip
 
 
+@pytest.mark.sentence("001", "PlanExecutor produces `StepEvent` messages to `agent.steps`")
+@pytest.mark.sentence("001", "StepProcessor produces response chunks to WebSocket & `audit` topic")
 async def test_the_four_topics_tell_of_a_turn_with_the_ids_of_the_journal(place: Path | None) -> None:
     async with House(place) as house:
         manager = house.manager()
@@ -233,6 +239,10 @@ async def test_an_unknown_turn_and_a_run_that_is_no_turn(place: Path | None) -> 
                 await manager.get_turn(name)
 
 
+@pytest.mark.sentence(
+    "001",
+    "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service",
+)
 async def test_a_model_answers_in_pieces_with_the_personality_of_the_turn() -> None:
     packs = PackSet.of({
         "plain": PersonalityInstance(name="plain", default=True),
@@ -340,6 +350,10 @@ async def test_the_planners_model_calls_are_recorded_and_not_paid_for_twice(plac
 # -- the table of duties
 
 
+@pytest.mark.sentence(
+    "001",
+    "`TurnManager` fetches the desired `PersonalityInstance` and passes its system-prompt & tools to `PlanExecutor`",
+)
 async def test_row_config_loader_a_turn_keeps_what_it_began_with() -> None:
     """ConfigLoader: atomic swap. What changes while a turn runs is for the next one."""
     inside, go_on = asyncio.Event(), asyncio.Event()
@@ -367,6 +381,7 @@ async def test_row_config_loader_a_turn_keeps_what_it_began_with() -> None:
         assert seen == [("m-1", "v1"), ("m-2", "v2")]
 
 
+@pytest.mark.sentence("001", "TurnManager: 422 on malformed turn")
 @pytest.mark.parametrize(
     ("turn", "field"),
     [
@@ -388,6 +403,7 @@ async def test_row_turn_manager_a_malformed_turn_is_a_422(turn: dict[str, Any], 
         assert await house.runner.runs() == []
 
 
+@pytest.mark.sentence("001", "PlanExecutor: skips step on planner error, logs")
 @pytest.mark.parametrize("gives", [KeyError("no such thing"), {"steps": []}])
 async def test_row_plan_executor_a_planner_that_fails_is_logged_and_done_without(
     gives: Any, caplog: pytest.LogCaptureFixture
@@ -412,6 +428,7 @@ async def test_row_plan_executor_a_planner_that_fails_is_logged_and_done_without
         assert (turn.error or {})["type"] == "ProviderUnavailable"
 
 
+@pytest.mark.sentence("001", "PlanExecutor: skips step on planner error, logs")
 async def test_row_plan_executor_broken_steps_are_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     steps = (
         PlanStep(1, "calculator", {"expression": "1 + 1"}), PlanStep(2, "nothing", {}),
@@ -490,6 +507,7 @@ class Failing(LLMClient):
         yield LLMStreamChunk("back", finish_reason="stop", response=response)
 
 
+@pytest.mark.sentence("001", "StepProcessor: circuit-break on repeated provider errors")
 async def test_row_step_processor_repeated_provider_errors_open_a_circuit_and_put_the_turn_off() -> None:
     async with House() as house:
         client = Failing(2)
@@ -507,6 +525,7 @@ async def test_row_step_processor_repeated_provider_errors_open_a_circuit_and_pu
         assert (turn.status, turn.response, client.asked) == (RunStatus.SUCCEEDED, "back", 3)
 
 
+@pytest.mark.sentence("001", "ContextManager: retries with stale-read fallback")
 async def test_row_context_manager_preferences_that_cannot_be_read_are_told_as_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -526,6 +545,7 @@ async def test_row_context_manager_preferences_that_cannot_be_read_are_told_as_t
         assert started.details["stale"] is True
 
 
+@pytest.mark.sentence("001", "ContextManager: read/write conversation history and user prefs; provide short-term cache")
 @pytest.mark.parametrize(("user", "recorded"), [("bob", {"mood": "merry"}), (None, {})])
 async def test_a_turn_records_the_preferences_of_its_user_that_it_uses(
     user: str | None, recorded: dict[str, Any]
@@ -542,6 +562,7 @@ async def test_a_turn_records_the_preferences_of_its_user_that_it_uses(
         assert json.loads(begun.result)["preferences"] == recorded
 
 
+@pytest.mark.sentence("001", "EventPublisherSubscriber: idempotent writes via `step_id` keys")
 async def test_row_event_publisher_a_turn_that_is_taken_up_again_tells_nothing_twice(place: Path | None) -> None:
     inside, calls = asyncio.Event(), 0
 
@@ -612,6 +633,7 @@ def _with_calculator(*functions: Any) -> ToolRegistry:
     return registry
 
 
+@pytest.mark.sentence("001", "StepProcessor caps concurrent in-flight steps (configurable, default = 16)")
 async def test_only_so_many_steps_of_all_turns_are_at_work_at_once() -> None:
     now = most = 0
 
@@ -695,6 +717,7 @@ async def test_what_no_manager_can_be_made_of_is_said_at_once(options: dict[str,
             house.manager(**options)
 
 
+@pytest.mark.sentence("001", "Every sub-module emits structured logs with `trace_id`")
 async def test_logs_of_a_turn_carry_its_trace_id(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "agent_runtime_core")
     async with House() as house:
@@ -1021,6 +1044,7 @@ async def test_a_step_that_fails_elsewhere_fails_the_turn(place: Path | None) ->
 # -- by event
 
 
+@pytest.mark.sentence("001", "TurnManager consumes the `agent.turns` topic")
 async def test_turns_that_are_published_are_started_once_whatever_happens_in_between(
     place: Path | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1061,6 +1085,7 @@ async def test_turns_that_are_published_are_started_once_whatever_happens_in_bet
     assert "nobody" in caplog.text
 
 
+@pytest.mark.sentence("001", "StepProcessor consumes the `agent.step_results` stream")
 async def test_a_step_result_that_comes_by_event_is_taken_in_once() -> None:
     async with House() as house:
         manager = house.manager()
@@ -1085,6 +1110,7 @@ async def test_a_step_result_that_comes_by_event_is_taken_in_once() -> None:
         assert await manager.handle_step_result_event(unknown) is None
 
 
+@pytest.mark.sentence("001", "Idempotency: `step_id` allows re-processing without duplication")
 async def test_a_late_result_changes_no_step_that_has_ended() -> None:
     async with House() as house:
         manager = house.manager()
@@ -1102,6 +1128,10 @@ async def test_a_late_result_changes_no_step_that_has_ended() -> None:
             assert (await manager.contexts.get_turn(turn.id) != before) is changes
 
 
+@pytest.mark.sentence(
+    "001",
+    "TurnManager: accept `TurnEvent` from API layer, attach `trace_id`, pick personality, load session context",
+)
 async def test_turns_of_one_conversation_go_one_after_the_other_and_remember() -> None:
     async with House() as house:
         client = MockLLMClient(["one", "two"])
@@ -1264,6 +1294,7 @@ async def test_a_tool_that_needs_a_yes_parks_the_turn_until_it_comes(place: Path
         assert [name for name, _ in hooks.calls].count("on_step_end") == 2
 
 
+@pytest.mark.sentence("001", "StepProcessor: handle streaming back-pressure")
 @pytest.mark.skipif(find_spec("redis") is None, reason="needs the redis package")
 async def test_a_turn_on_redis_with_a_reader_that_holds_it_back(redis_url: str) -> None:
     async with AgentRunner.open(redis_url) as runner:

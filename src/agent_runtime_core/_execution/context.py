@@ -81,6 +81,8 @@ class Context:
         self.owns_conversation: bool = False
         #: The messages of the run's conversation and its own messages, once they are loaded.
         self.history: list[Any] | None = None
+        #: Whether the store of conversations was unavailable, so that the history may lack its last messages.
+        self.history_stale: bool = False
         self._budget: Budget | None = None
         self._overrides = overrides  # limits that `resume` or `requeue` set for this run
         self.tools: ToolRegistry = services.tools

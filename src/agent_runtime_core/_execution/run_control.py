@@ -35,8 +35,13 @@ class RunRecorder(Protocol):
     async def fence(self, claim: FencedWrites) -> None:
         """Make the stores reject writes of earlier claims."""
 
-    async def load(self, ctx: Any) -> None:
-        """Load the earlier messages of the conversation into the context of the run."""
+    async def load(self, ctx: Any, reader: Any = None) -> None:
+        """Load the earlier messages of the conversation into the context of the run.
+
+        Args:
+            ctx: The context.
+            reader: The agent, if it is a `HistoryReader`.
+        """
 
     async def save(self, result: RunResult) -> None:
         """Append the messages of the run to its conversation.

@@ -18,6 +18,7 @@ from .models import ConversationMessage
 UNANSWERED, REJECTED = "unanswered", "rejected"
 #: Key in the metadata of a message that stands for a later one: a tool call had no result when its run ended.
 OPEN = "open"
+_PER_MESSAGE: Final = 500  # characters that stand for the other fields of a message
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 Chat = Mapping[str, Any]
@@ -70,6 +71,7 @@ class StoredHistory:
         self._tree = tree
         self.active_branch_id: UUID | None = active_branch_id
         self._path = ChatPath()  # that of the last call of `path_to`
+        self._characters: int | None = None
 
     @classmethod
     async def of(cls, messages: Sequence[ConversationMessage], active_branch_id: UUID | None) -> StoredHistory:
@@ -82,6 +84,13 @@ class StoredHistory:
         other._path = self._path
         await sliced(map(other._tree.add, messages))
         return other
+
+    @property
+    def characters(self) -> int:
+        """About how many characters its messages have."""
+        if self._characters is None:
+            self._characters = sum(_characters_of(each) for each in self._tree.by_id.values())
+        return self._characters
 
     def __contains__(self, message_id: UUID) -> bool:
         return message_id in self._tree.by_id
@@ -118,6 +127,11 @@ class StoredHistory:
 def is_marked(message: ConversationMessage, mark: str = UNANSWERED) -> bool:
     """Return whether the metadata of a message have a mark."""
     return (message.metadata or {}).get(mark) is True  # a custom store may return None as metadata
+
+
+def _characters_of(message: ConversationMessage) -> int:
+    content = message.content if isinstance(message.content, str) else repr(message.content)
+    return len(content) + (len(repr(message.tool_calls)) if message.tool_calls else 0) + _PER_MESSAGE
 
 
 def is_flat(chat: Chat) -> bool:

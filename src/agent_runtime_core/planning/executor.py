@@ -95,6 +95,7 @@ async def execute_plan(
     around: Around | None = None,
     known: Mapping[int, Any] | None = None,
     needs_model: bool | None = None,
+    only_waits: Callable[[PlanStep], bool] | None = None,
 ) -> PlanResult:
     """Execute a plan in a run. Each step is recorded once, and starts when the steps that it needs have finished.
 
@@ -115,6 +116,8 @@ async def execute_plan(
         around: Called as `around(step, its input, do)` for each attempt. It awaits `do()` and returns the result.
         known: Results, by step number, of steps that are executed elsewhere.
         needs_model: Whether the configured client is used without `client`; by default if there are llm_call steps.
+        only_waits: Whether `around` only waits for the result of a step that another program executes. Such a step is
+            never in doubt: after a crash it waits again, whatever `on_in_doubt` of its tool says.
 
     Raises:
         PlanningError: The plan is invalid. This and the next three are raised before a step starts.
@@ -146,7 +149,7 @@ async def execute_plan(
         Step, retries=max_retries - 1, backoff=Backoff(backoff_base, jitter="none"), retry_on=_is_worth_retrying
     )
     execution = _Execution(ctx, plan, registry, client, budget, make_step, max_concurrency)
-    execution.around = around
+    execution.around, execution.only_waits = around, only_waits
     execution.results.update(known)
     return await execution.run()
 
@@ -174,6 +177,7 @@ class _Execution:
         self.executor = StepExecutor(ctx, checkpoint_key=self.scope, max_concurrency=max_concurrency)
         self.memory: ToolRegistry = memory_operations()
         self.around: Around | None = None
+        self.only_waits: Callable[[PlanStep], bool] | None = None
         self.results: dict[int, Any] = {}
         self.attempts: dict[int, int] = dict.fromkeys((step.step_number for step in plan.steps), 0)
         self.approved: dict[int, dict[str, Any]] = {}  # inputs that a person approved
@@ -281,9 +285,11 @@ class _Execution:
             return await self.around(planned, given, partial(self._perform, planned, given))
 
         tool = self.tools.get(planned.tool_name) if planned.kind is StepKind.TOOL_CALL else None
+        waits = self.only_waits is not None and self.only_waits(planned)
         return self.make_step(
             step_name(planned), fn, description=planned.reasoning or None,
-            depends_on=[_name(each) for each in planned.needs if each in here], on_in_doubt=in_doubt_policy(tool),
+            depends_on=[_name(each) for each in planned.needs if each in here],
+            on_in_doubt="retry" if waits else in_doubt_policy(tool),
             max_result_bytes=MAX_BYTES if planned.kind is StepKind.LLM_CALL else MAX_RESULT,
         )  # fmt: skip
 

@@ -1,10 +1,12 @@
-"""Let agents of this library add to the commit that ends their runs."""
+"""Let agents of this library read the conversations of their runs, and add to the commit that ends them."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from .._core.log import about_run, log
 from .._engines.base import Op
@@ -12,7 +14,23 @@ from ..interfaces import RunResult
 from ..queue.records import RunRow
 from .settings import RunInfo
 
+if TYPE_CHECKING:
+    from .._execution.context import Context
+    from ..persistence.base.conversations import ConversationStore
+    from ..persistence.stored_history import StoredHistory
+
 ON_END_TIMEOUT = 25.0  # seconds that `on_end` may take
+
+
+class HistoryReader(ABC):
+    """An agent that reads the conversations of its runs itself."""
+
+    @abstractmethod
+    async def read_history(self, ctx: Context, store: ConversationStore, conversation_id: UUID) -> StoredHistory | None:
+        """Return the messages of the conversation, None if it does not exist.
+
+        If they may not be the newest ones, it sets `ctx.history_stale`.
+        """
 
 
 class CompletionHook(ABC):

@@ -9,7 +9,7 @@ that were open replace the messages that closed them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
@@ -24,7 +24,7 @@ from .._execution.effects import FORKED_FROM
 from .._execution.loop_messages import LoopTurn
 from .._execution.result_codec import OmittedHistory, encode_result
 from .._journal.record import DONE, Record
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, StorageBusy
 from ..interfaces import RunResult
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.chat_format import RAW, message_of, same_chat
@@ -37,6 +37,9 @@ from .kept_turns import begins, kept_messages, overlap, split_prompts
 MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON up to which a saved result contains the history
 _ENCODED_AT_ONCE = 64  # messages
 _UNLIMITED = 1 << 40
+
+#: Called with a context, the store and the id of a conversation; returns the messages.
+ReadHistory = Callable[[Context, ConversationStore, UUID], Awaitable[StoredHistory | None]]
 
 
 class ConversationHistory:
@@ -59,9 +62,17 @@ class ConversationHistory:
         self._stored = False  # the conversation exists
         self._saved_before = False  # it has messages of an earlier execution of this run
 
-    async def load(self, ctx: Context) -> None:
-        """Put the earlier messages before those of the input, unless the input begins with them already."""
-        stored = await read_history(self.store, self.conversation_id)
+    async def load(self, ctx: Context, read: ReadHistory | None = None) -> None:
+        """Put the earlier messages before those of the input, unless the input begins with them already.
+
+        Args:
+            ctx: The context.
+            read: Reads the conversation instead of `read_history`.
+        """
+        if read is None:
+            stored = await read_history(self.store, self.conversation_id)
+        else:
+            stored = await read(ctx, self.store, self.conversation_id)
 
         async def newest() -> dict[str, Any]:
             leaf = None if stored is None else stored.leaf()
@@ -79,6 +90,12 @@ class ConversationHistory:
             pinned = {**await newest(), "leaf": None}
         else:
             pinned = await ctx.recorded_value("history", newest)
+        leaf = pinned["leaf"]
+        if ctx.history_stale and leaf is not None and (stored is None or UUID(leaf) not in stored):
+            raise StorageBusy(
+                f"conversation {self.conversation_id} cannot be read, and the last known history does not have the "
+                "messages that this run started with. The run is tried again later"
+            )
         prompts = await self._pin(stored, pinned, ctx.input_messages)
         ctx.input_messages = [*prompts, *self._loaded, *self._input_messages]
         ctx.history = list(ctx.input_messages)

@@ -45,6 +45,7 @@ from ..queue.records import LIMITS, RowChanged, RunRow, unreadable
 from ..status import RunStatus
 from .backends import Backends
 from .claim import HeldClaim, error_name
+from .completion_hooks import HistoryReader
 from .crash_suspects import crashes_without_progress, is_crash_suspect
 from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
@@ -116,8 +117,9 @@ class RunExecution:
         self._conversation: RunConversation | None = None
         if self.recorder is not None:
             self._conversation = RunConversation(
-                self.recorder, self.calls, self.claim.label, self._context, keep_unanswered=config.keep_unanswered
-            )
+                self.recorder, self.calls, self.claim.label, self._context, keep_unanswered=config.keep_unanswered,
+                reader=agent if isinstance(agent, HistoryReader) else None,
+            )  # fmt: skip
         self._leave_lifespan: Callable[[], None] | None = None
         self.started: bool = False  # something was done under this claim
         self.result: RunResult | None = None

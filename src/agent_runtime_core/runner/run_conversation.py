@@ -13,6 +13,7 @@ from .._execution.run_control import RunRecorder
 from ..errors import ContextOverflow, LeaseLost, RequestRefused, StorageBusy, StorageFull, deciding_error, text_of
 from ..interfaces import RunResult
 from ..status import RunStatus
+from .completion_hooks import HistoryReader
 from .guarded_calls import GuardedCalls
 from .outcomes import NotSaved
 
@@ -31,18 +32,19 @@ class RunConversation:
         label: Names the run in messages.
         context: Returns the context variables of the calls.
         keep_unanswered: Whether a run that fails keeps messages of the user that no complete turn follows.
+        reader: The agent, if it reads the conversation itself.
     """
 
     def __init__(
         self, recorder: RunRecorder, calls: GuardedCalls, label: str, context: Callable[[], contextvars.Context], *,
-        keep_unanswered: bool,
+        keep_unanswered: bool, reader: HistoryReader | None = None,
     ) -> None:  # fmt: skip
         self._recorder, self._calls, self._label, self._context = recorder, calls, label, context
-        self._keep_unanswered = keep_unanswered
+        self._keep_unanswered, self._reader = keep_unanswered, reader
 
     async def load(self, ctx: Context) -> Exception | None:
         """Load the earlier messages into the context; return the error that is a fault of the run."""
-        return await self._call(self._recorder.load(ctx))
+        return await self._call(self._recorder.load(ctx, self._reader))
 
     async def save(self, status: RunStatus, result: RunResult, sent: Sequence[dict[str, Any]]) -> None:
         """Append the messages of a run that ends: all of a success, the complete turns of another run.

@@ -16,6 +16,7 @@ from ..persistence.manager import PersistenceManager
 from ..queue.records import RunRow
 from .audit_log import AuditLog
 from .backends import Backends
+from .completion_hooks import HistoryReader
 from .conversation_history import ConversationHistory, restore_history
 
 
@@ -39,14 +40,14 @@ class StoredRunRecorder:
                 fenced.append(target)
                 await claim.install(target)
 
-    async def load(self, ctx: Context) -> None:
-        """Load the earlier messages of the conversation into the context."""
+    async def load(self, ctx: Context, reader: HistoryReader | None = None) -> None:
+        """Load the earlier messages of the conversation into the context; `reader` reads them, if there is one."""
         self.ctx = ctx
         if ctx.conversation_id is not None:
             self.history = ConversationHistory(
                 self.stores.conversations, ctx.conversation_id, self.row, self.backends.queue.clock
             )
-            await self.history.load(ctx)
+            await self.history.load(ctx, None if reader is None else reader.read_history)
 
     async def save(self, result: RunResult) -> None:
         """Append the run's new messages to the conversation."""

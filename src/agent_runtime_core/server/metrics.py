@@ -34,8 +34,6 @@ def prepare(state: ServerState) -> None:
     if runner.tracer is None or metrics not in runner.tracer.sinks:
         runner.add_trace_sink(metrics)
     topics = None if state.turns is None else state.turns.topics
-    if topics is not None and topics.tracer is None:
-        topics.tracer = runner.tracer
     metrics.watch(runner, topics=topics)
     metrics.add_source("server", lambda: _of_server(state))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, cast
 
@@ -22,6 +23,9 @@ TICK: Final = 1.0  # seconds between two looks at the open streams
 CHECK_SECONDS: Final = 1.0  # how old a check of a run's row may be
 DRAINING: Final = "draining"
 STALLED: Final = "stalled"
+#: Bytes that the kernel accepts of a socket before they are sent. A system without the option accepts some megabytes.
+UNSENT_IN_KERNEL: Final = 65536
+_NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 REPLACED: Final = "The run was deleted and submitted again"
 Pages = Callable[[int], AsyncGenerator[Sequence[Event], None]]
 Send = Callable[[Sequence[Event]], Awaitable[None]]
@@ -256,6 +260,22 @@ def abort(channel: Any) -> None:
     ASGI has no message for it. A normal close first waits until the peer has accepted the buffer, perhaps forever. In
     uvicorn, `receive` is a method of an object that has the transport.
     """
-    transport = getattr(getattr(channel, "__self__", None), "transport", None)
+    transport = _transport_of(channel)
     if transport is not None and hasattr(transport, "abort"):
         transport.abort()
+
+
+def limit_unsent(channel: Any) -> None:
+    """Have the kernel accept at most `UNSENT_IN_KERNEL` bytes of a connection that were not sent yet.
+
+    Its send buffer grows to megabytes otherwise, in which a client that reads nothing does not show.
+    """
+    transport = _transport_of(channel)
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if connection is not None and _NOTSENT_LOWAT is not None:
+        with contextlib.suppress(OSError):  # it is no TCP connection
+            connection.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, UNSENT_IN_KERNEL)
+
+
+def _transport_of(channel: Any) -> Any:
+    return getattr(getattr(channel, "__self__", None), "transport", None)

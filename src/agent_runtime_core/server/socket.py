@@ -24,7 +24,17 @@ from ..queue.records import LIVE, RunRow
 from .access import OF_RESULTS, OF_SENDING, Caller, check_scope
 from .errors import Problem, log_text, problem_of, safe_text
 from .frames import event_text, socket_frame
-from .open_streams import DRAINING, REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
+from .open_streams import (
+    DRAINING,
+    REPLACED,
+    OpenStreams,
+    Reader,
+    Replaced,
+    abort,
+    first_of,
+    limit_unsent,
+    open_streams_of,
+)
 from .security import check_json
 from .state import ServerState, state_of, visible_row
 from .submission import insert_turn
@@ -60,6 +70,7 @@ async def socket(websocket: WebSocket) -> None:
     connection = Socket(websocket, state, streams, caller)
     with state.limits.stream(caller.name, socket=True), streams.opened(connection):
         await websocket.accept(subprotocol=chosen)
+        limit_unsent(websocket._receive)
         await connection.serve()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from .._engines.base import Op
 from .._execution.context import Context
@@ -16,7 +17,9 @@ from ..errors import (
     deciding_error,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
-from ..runner.completion_hooks import CompletionHook
+from ..persistence.base.conversations import ConversationStore
+from ..persistence.stored_history import StoredHistory
+from ..runner.completion_hooks import CompletionHook, HistoryReader
 from ..runner.outcomes import FINAL_ERRORS
 from ..runner.settings import RunInfo
 from ..status import RunStatus
@@ -29,7 +32,7 @@ from .turn_run import TurnRun
 _FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)
 
 
-class TurnAgent(AgentRuntime, CompletionHook):
+class TurnAgent(AgentRuntime, HistoryReader, CompletionHook):
     """Executes turns. `final_output` has `response`, `plan`, `steps` and `metrics`."""
 
     key: str = "turn"
@@ -43,6 +46,11 @@ class TurnAgent(AgentRuntime, CompletionHook):
         assert isinstance(ctx, Context)
         with logged_turn(str(ctx.run_id)):
             return await TurnRun(self.services, ctx).run()
+
+    async def read_history(self, ctx: Context, store: ConversationStore, conversation_id: UUID) -> StoredHistory | None:
+        found = await self.services.contexts.conversation(store, conversation_id)
+        ctx.history_stale = found.stale
+        return found.value
 
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
         info = await super().on_error(ctx, error)

@@ -1,4 +1,4 @@
-"""Read and write saved turns; read conversation histories and user preferences."""
+"""Read and write saved turns; read the conversations of turns, and user preferences."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from .._core.codec.json import MAX_WHOLE, decode, encode
 from .._core.log import about_run, log
 from .._execution.context import conversation_id as as_conversation
 from ..errors import LeaseLost, UnserialisableResult, holds
-from ..persistence.chat_format import chat_of, paired
+from ..persistence.base.conversations import ConversationStore
+from ..persistence.chat_format import paired
+from ..persistence.document_stores.conversations import read_history
 from ..persistence.manager import PersistenceManager
+from ..persistence.stored_history import ChatPath, StoredHistory
 from ..planning.memory_operations import RESERVED
 from ..retry import Backoff
 from .turn import StepState, Turn
@@ -79,7 +82,7 @@ class ContextManager:
     ) -> None:  # fmt: skip
         self._stores, self._clock, self._max_cached = persistence, clock, cached
         self._backoff = backoff or Backoff(base=0.05, factor=4.0, jitter="none")
-        self._cache: OrderedDict[str, str] = OrderedDict()
+        self._cache: OrderedDict[str, str | StoredHistory] = OrderedDict()
         self._size = 0  # characters of all cached values
 
     # -- turns
@@ -152,7 +155,7 @@ class ContextManager:
         self._cache_value(key, value)
 
     async def _drop(self, key: str) -> bool:
-        self._size -= len(self._cache.pop(key, ""))
+        self._forget(key)
         return await self._stores().memory.delete(key)
 
     # -- histories and preferences
@@ -164,15 +167,22 @@ class ContextManager:
         """
         id_ = as_conversation(conversation)
         assert id_ is not None
+        found = await self.conversation(self._stores().conversations, id_)
+        leaf = None if found.value is None else found.value.leaf()
+        path = ChatPath() if found.value is None or leaf is None else await found.value.path_to(leaf.id)
+        chats = [*path.prompts, *path.chats]
+        return Remembered(paired(chats if limit is None else chats[-limit:] if limit else []), found.stale)
 
-        async def read() -> list[Mapping[str, Any]]:
-            store = self._stores().conversations
-            if await store.get(id_) is None:
-                return []
-            messages = await store.history(id_)
-            return paired(chat_of(each) for each in (messages if limit is None else messages[-limit:] if limit else []))
+    async def conversation(self, store: ConversationStore, conversation_id: UUID) -> Remembered[StoredHistory | None]:
+        """Return the messages of a conversation for readers that do not modify them; None if it does not exist.
 
-        return await self._read(f"history:{id_}:{limit}", read)
+        The runner reads the conversation of a turn with it.
+        """
+        key = f"conversation {conversation_id}"
+        found = await self._read(key, lambda: read_history(store, conversation_id))
+        if found.value is None:  # nobody knows what was said since
+            self._forget(key)
+        return found
 
     async def preferences(self, user_id: str | None = None) -> Remembered[dict[str, Any]]:
         """Return all preferences, or those of a user: the keys that begin with `<user_id>/`, without that prefix."""
@@ -206,16 +216,24 @@ class ContextManager:
         raise AssertionError("the last attempt returns or raises")
 
     def _cache_value(self, key: str, value: Any) -> None:
-        # Encoded, so that a caller who changes the value does not change the cache.
+        # Encoded, so that a caller who changes the value does not change the cache. Nobody changes a history.
+        self._forget(key)
         try:
-            text = encode(value, max_bytes=MAX_WHOLE)
+            kept = value if isinstance(value, StoredHistory) else encode(value, max_bytes=MAX_WHOLE)
         except UnserialisableResult:  # too large for the cache
-            self._size -= len(self._cache.pop(key, ""))
             return
-        self._size += len(text) - len(self._cache.pop(key, ""))
-        self._cache[key] = text
+        self._size += _size_of(kept)
+        self._cache[key] = kept
         while self._cache and (len(self._cache) > self._max_cached or self._size > MAX_CACHED):
-            self._size -= len(self._cache.popitem(last=False)[1])
+            self._size -= _size_of(self._cache.popitem(last=False)[1])
+
+    def _forget(self, key: str) -> None:
+        self._size -= _size_of(self._cache.pop(key, ""))
 
     def _cached(self, key: str) -> Any:
-        return decode(self._cache[key])
+        kept = self._cache[key]
+        return decode(kept) if isinstance(kept, str) else kept
+
+
+def _size_of(kept: str | StoredHistory) -> int:
+    return len(kept) if isinstance(kept, str) else kept.characters

@@ -185,7 +185,7 @@ class StepAgent(AgentRuntime):
         done = await execute_plan(
             ctx, plan, personality.allowed(services.tools), known=known, budget=budget, max_retries=services.step_tries,
             client=client, backoff_base=services.backoff_base, around=services.processor.around(progress, elsewhere),
-            needs_model=needs_model,
+            needs_model=needs_model, only_waits=None if elsewhere is None else elsewhere.only,
         )  # fmt: skip
         result = done.steps[0]["result"]
         state = turn.steps[0]

@@ -7,7 +7,7 @@ import contextlib
 import datetime as _dt
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid5
@@ -60,15 +60,27 @@ class EventPublisherSubscriber:
     1. An event is published once for each event id. It is durable when `publish` returns.
     2. A subscriber gets every event from its start offset on, in order, at least once.
     3. `commit` stores the offset of a consumer under its name in the state store.
+
+    Args:
+        bus: Stores the topics.
+        state: Stores the offsets of consumers.
+        tracer: Receives the latency and the errors of each commit: a tracer, or a function that returns the present
+            one, such as `lambda: runner.tracer`.
     """
 
-    def __init__(self, bus: EventBus, state: StateStore, *, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, bus: EventBus, state: StateStore, *, tracer: Tracer | Callable[[], Tracer | None] | None = None
+    ) -> None:
         self._bus, self._state = bus, state
-        #: Receives the latency and the errors of each commit.
-        self.tracer: Tracer | None = tracer
+        self._tracer = tracer
         self.clock: Clock = bus.clock
         self._counters = {topic: _Counters() for topic in TOPICS}
         self._consumers: dict[str, set[str]] = {topic: set() for topic in TOPICS}
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """What receives the latency and the errors of each commit."""
+        return self._tracer() if callable(self._tracer) else self._tracer
 
     # -- publishing
 
@@ -141,12 +153,12 @@ class EventPublisherSubscriber:
         return self._bus.publishing(self._log(topic), rows, redacted=True)
 
     def _trace(self, topic: str, latency: float | None) -> None:
-        if self.tracer is not None:
+        if (tracer := self.tracer) is not None:
             counters = self._counters[topic]
             payload = {
                 "topic": topic, "latency_ms": latency, "published": counters.published, "errors": counters.errors,
             }  # fmt: skip
-            self.tracer.event(self._log(topic), "topic.published", payload)
+            tracer.event(self._log(topic), "topic.published", payload)
 
     # -- reading
 
@@ -182,8 +194,8 @@ class EventPublisherSubscriber:
             return EventEnvelope.from_dict(event.payload, event.sequence)
         except InvalidTurn as error:
             self._counters[topic].errors += 1
-            if self.tracer is not None:
-                self.tracer.event(self._log(topic), "topic.invalid", {"topic": topic, "offset": event.sequence})
+            if (tracer := self.tracer) is not None:
+                tracer.event(self._log(topic), "topic.invalid", {"topic": topic, "offset": event.sequence})
             log.warning("event %d of topic %s is invalid and is skipped: %s", event.sequence, topic, error)
             return None
 

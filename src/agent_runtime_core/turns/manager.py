@@ -111,7 +111,7 @@ class TurnManager:
         }
         clock = runner.queue.clock
         self.topics: EventPublisherSubscriber = EventPublisherSubscriber(
-            runner.event_bus, runner.state_store, tracer=runner.tracer
+            runner.event_bus, runner.state_store, tracer=lambda: runner.tracer
         )
         self.contexts: ContextManager = ContextManager(lambda: runner.persistence, clock=clock)
         self.hooks: Hooks = Hooks(hooks)

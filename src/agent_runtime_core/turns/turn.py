@@ -85,7 +85,11 @@ class StepState:
 
 @dataclass
 class Turn:
-    """One turn. `id` is the id of its run. `stale` means: its store was unavailable, this is the last known state."""
+    """One turn. `id` is the id of its run.
+
+    `stale` means: its store was unavailable, this is the last known state. `stale_history` means: when the turn
+    started, its conversation could not be read, so the model got the last known messages of it.
+    """
 
     id: str
     trace_id: str
@@ -104,6 +108,7 @@ class Turn:
     updated_at: _dt.datetime | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     stale: bool = field(default=False, compare=False)
+    stale_history: bool = False
 
     @property
     def metrics(self) -> StepMetrics:
@@ -118,6 +123,8 @@ class Turn:
         """Return plain values, except for results, which keep their types. `from_dict` ignores `metrics`."""
         plain: dict[str, Any] = to_plain(self, Turn, PLAIN)
         del plain["stale"]
+        if not self.stale_history:
+            del plain["stale_history"]
         for step in plain["steps"]:
             del step["apart"]
         return plain | {"metrics": self.metrics.to_dict()}

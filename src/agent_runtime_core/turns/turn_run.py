@@ -115,13 +115,14 @@ class TurnRun:
         preferred = await services.contexts.preferences(turn.user_id) if turn.user_id else Remembered(dict[str, Any]())
         names = placeholders_in(personality.system_prompt)
         used = {name: value for name, value in preferred.value.items() if name in names}
-        turn.status, turn.personality = RunStatus.RUNNING, personality.name
+        turn.status, turn.personality, turn.stale_history = RunStatus.RUNNING, personality.name, ctx.history_stale
         await self.save()
         event = TurnEvent(
             messages=turn.messages, turn_id=turn.id, conversation_id=turn.conversation_id, user_id=turn.user_id,
             personality=personality.name, trace_id=turn.trace_id, metadata=turn.metadata,
         )  # fmt: skip
-        details = {"personality": personality.name, "stale": preferred.stale}
+        stale = preferred.stale or ctx.history_stale
+        details = {"personality": personality.name, "stale": stale}
         events = [audit_event(services, turn, "turn.started", details)]
         if not turn.metadata.get(FROM_TOPIC):
             events.append(
@@ -134,7 +135,7 @@ class TurnRun:
             personality=personality, remote_steps=settings.turns.remote_steps,
             provider_steps=settings.turns.provider_steps,
             max_in_flight=settings.turns.max_in_flight, settings_version=settings.version,
-            preferences=used, stale=preferred.stale,
+            preferences=used, stale=stale,
         )  # fmt: skip
 
     # -- the plan
@@ -245,6 +246,7 @@ class TurnRun:
             self.ctx, planned.plan, self.tools, client=client, max_concurrency=selection.max_in_flight,
             max_retries=services.step_tries, backoff_base=services.backoff_base, budget=self.budget,
             around=services.processor.around(self.progress, elsewhere), needs_model=needs_model,
+            only_waits=None if elsewhere is None else elsewhere.only,
         )  # fmt: skip
         # An earlier execution may have recorded a step and ended before it saved the turn.
         for step in done.steps:
