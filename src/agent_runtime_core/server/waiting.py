@@ -22,15 +22,27 @@ def preferred_wait(header: str | None) -> int:
     return min(int(found[1]), MAX_WAIT) if found else 0
 
 
-async def after_wait(request: Request, state: ServerState, row: RunRow, seconds: float) -> RunRow:
-    """Return the run once it has finished, as it is after `seconds`, or when the client or the server leaves."""
+async def after_wait(
+    request: Request, state: ServerState, row: RunRow, seconds: float, *, cancels: bool = False
+) -> RunRow:
+    """Return the run once it has finished, as it is after `seconds`, or when the client or the server leaves.
+
+    Args:
+        request: The request.
+        state: The state of the server.
+        row: The run.
+        seconds: How long to wait.
+        cancels: The run is being cancelled, and is ended as `runner.cancel(wait=True)` does.
+    """
     if row.status not in LIVE or seconds <= 0:
         return row
-    end = start_helper(state.runner.watcher.until_ended(row.run_id, seconds))
+    runner, run_id = state.runner, row.run_id
+    end = start_helper(runner.cancel(run_id, wait=True) if cancels else runner.watcher.until_ended(run_id, None))
     others = [start_helper(_disconnected(request)), start_helper(state.draining.wait())]
     try:
-        await asyncio.wait([end, *others], return_when=asyncio.FIRST_COMPLETED)
-        return (end.result() if end.done() else None) or await state.runner.queue.require(row.run_id)
+        await asyncio.wait([end, *others], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        found = end.result() if end.done() else None
+        return found if isinstance(found, RunRow) else await runner.queue.require(run_id)
     finally:
         for task in (end, *others):
             task.cancel()
