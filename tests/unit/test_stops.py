@@ -338,15 +338,20 @@ class Compensates(AgentRuntime):
         await ctx.step("note", self.log.append, "note")
 
 
+async def cancelled_in(rig: Rig, agent: Compensates) -> None:
+    """Execute a run, and cancel it."""
+    rig.registry.register(agent)
+    await rig.runner.submit("compensates", {}, run_id="r")
+    working = asyncio.ensure_future(rig.runner.run_once())
+    await until(agent.entered)
+    assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
+    await working
+
+
 async def test_steps_of_the_cancel_hook_are_recorded_and_not_part_of_the_run(place: Path | None) -> None:
     agent = Compensates()
     async with Rig(place) as rig:
-        rig.registry.register(agent)
-        await rig.runner.submit("compensates", {}, run_id="r")
-        working = asyncio.ensure_future(rig.runner.run_once())
-        await until(agent.entered)
-        assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
-        await working
+        await cancelled_in(rig, agent)
         assert agent.log == ["book", "wait", "refund", "mail", "note"]
         assert await rig.told("refunded") == [("refunded", {"n": 1})]
         done = [record.name for record in await rig.records() if record.kind == "done"]
@@ -615,14 +620,8 @@ async def test_a_cancel_hook_that_exits_does_not_end_the_worker(place: Path | No
         async def cancel(self, ctx: Any) -> None:
             sys.exit(2)
 
-    agent = ExitsInCancel()
     async with Rig(place) as rig:
-        rig.registry.register(agent)
-        await rig.runner.submit("compensates", {}, run_id="r")
-        working = asyncio.ensure_future(rig.runner.run_once())
-        await until(agent.entered)
-        assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
-        await working
+        await cancelled_in(rig, ExitsInCancel())
 
 
 async def test_an_exit_in_the_block_of_open_run_is_the_callers_and_the_run_is_resumable(tmp_path: Path) -> None:

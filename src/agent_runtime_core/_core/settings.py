@@ -54,7 +54,8 @@ def shown_setting(value: Any, depth: int = 0) -> Any:
         if isinstance(value, Mapping):
             return {_key_shown(key): _item_shown(key, item, depth + 1) for key, item in value.items()}
         if isinstance(value, list | tuple) and len(value) == 2 and _is_secret(value[0], value[1]):  # a header
-            return type(value)((_key_shown(value[0]), "***"))
+            header = (_key_shown(value[0]), "***")
+            return header if isinstance(value, tuple) else [*header]
         if isinstance(value, list | tuple | set | frozenset):
             items = [shown_setting(item, depth + 1) for item in value]
             return tuple(items) if isinstance(value, tuple) else items

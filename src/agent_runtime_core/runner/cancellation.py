@@ -49,7 +49,7 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> li
     """Cancel a run and its child runs.
 
     Returns:
-        Those that are running, and are asked to stop; None if the run has finished in the meantime.
+        The runs that are running, and are asked to stop; None if the run has finished in the meantime.
 
     Raises:
         RowChanged: The run's row has changed since it was read.
