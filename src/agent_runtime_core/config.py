@@ -321,8 +321,8 @@ SETTINGS: dict[str, SettingType] = {
         "a list of trace sinks or their names", _are_sinks,
         lambda text: tuple(filter(None, map(str.strip, text.split(",")))),
     ),
-    "payload_codec": SettingType("a payload codec or the place of one", _is_codec).or_none(),
-    "redact": SettingType("a function or the place of one", _is_hook).or_none(),
+    "payload_codec": SettingType("a payload codec or its place", _is_codec).or_none(),
+    "redact": SettingType("a function or its place", _is_hook).or_none(),
     "redact_stored": TRUTH,
     "model_prices": SettingType(
         "prices by model, in USD per million tokens: {'a-model': {'input': 2.5, 'output': 10}}, "

@@ -13,7 +13,7 @@ import pytest
 from agent_runtime_core import open_run
 from agent_runtime_core.errors import IllegalTransition
 from agent_runtime_core.queue.records import CLOSED, QUESTION
-from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner import AgentRunner, ApprovalRequest
 from tests.support.fault_runs import KINDS, consistent, drop, eventually, settings, status, store
 
 HOT, COLD = settings(park_after=1e6), settings(park_after=0)
@@ -317,21 +317,27 @@ async def test_a_question_of_a_stopped_attempt_stays_open(kind: str, stop: str, 
         await working
 
 
+async def cancelled_while_asking(runner: AgentRunner, going: asyncio.Future[Any]) -> list[ApprovalRequest]:
+    """Cancel what executes a run that asks two questions, and return the questions."""
+
+    async def are_asked() -> bool:
+        return len(await runner.approvals()) == 2
+
+    await eventually(are_asked)
+    before = await runner.approvals()
+    going.cancel()
+    with suppress(asyncio.CancelledError):
+        await going
+    return before
+
+
 @every_store
 async def test_a_question_of_an_abandoned_execute_stays_open(kind: str, tmp_path: Path) -> None:
     async with store(kind, tmp_path) as here:
         agent = here.agent("a", both_waits)
         runner = here.runner(HOT)
         going = asyncio.ensure_future(runner.execute(agent, "r"))
-
-        async def are_asked() -> bool:
-            return len(await runner.approvals()) == 2
-
-        await eventually(are_asked)
-        before = await runner.approvals()
-        going.cancel()
-        with suppress(asyncio.CancelledError):
-            await going
+        before = await cancelled_while_asking(runner, going)
         assert [each.request_id for each in await runner.approvals()] == [each.request_id for each in before]
         for name in ("pay", "ship"):
             assert await runner.approve("r", name, name)
@@ -347,15 +353,7 @@ async def test_a_question_of_a_cancelled_block_stays_open(tmp_path: Path) -> Non
 
     async with AgentRunner.open(path) as runner:
         going = asyncio.ensure_future(block())
-
-        async def are_asked() -> bool:
-            return len(await runner.approvals()) == 2
-
-        await eventually(are_asked)
-        before = await runner.approvals()
-        going.cancel()
-        with suppress(asyncio.CancelledError):
-            await going
+        before = await cancelled_while_asking(runner, going)
         assert await runner.approvals() == before
         assert CLOSED not in await messages(runner, "r")
         for name in ("pay", "ship"):

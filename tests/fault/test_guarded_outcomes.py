@@ -125,21 +125,21 @@ async def by_task_group(bank: Bank, pay: Call) -> Any:
 
 
 async def by_cancelled_task(bank: Bank, pay: Call) -> Any:
-    booked = asyncio.Event()
-    bank.booked = booked.set
-    paying = asyncio.create_task(_task(pay))
-    await booked.wait()
-    paying.cancel()
-    return await asyncio.gather(paying)
+    return await asyncio.gather(await _cancelled(bank, pay))
 
 
 async def by_task_that_nobody_awaits(bank: Bank, pay: Call) -> Any:
+    await _cancelled(bank, pay)
+    raise LookupError("too late")
+
+
+async def _cancelled(bank: Bank, pay: Call) -> asyncio.Task[Any]:
     booked = asyncio.Event()
     bank.booked = booked.set
     paying = asyncio.create_task(_task(pay))
     await booked.wait()
     paying.cancel()
-    raise LookupError("too late")
+    return paying
 
 
 async def _task(pay: Call) -> Any:

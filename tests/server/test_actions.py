@@ -17,12 +17,13 @@ from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.server.access import Caller, Tokens
 from agent_runtime_core.server.app import create_app
 from agent_runtime_core.server.token_file import Token
+from agent_runtime_core.testing import VirtualClock
 from tests.server.conftest import TOKEN, LiveServer, client_of
 from tests.server.documented import documented
 from tests.support.backends import backends
 from tests.support.fault_runs import eventually
 from tests.support.redis_servers import RedisServer
-from tests.support.runs import Script, soon
+from tests.support.runs import Rig, Script, soon
 
 RUNS = "/api/v1/runs"
 JSON = {"Content-Type": "application/json"}
@@ -90,6 +91,29 @@ async def test_a_live_run_is_cancelled_once(client: httpx.AsyncClient, runner: A
     assert (first.status_code, first.json()["state"]) == (200, "cancelled")
     assert (again.status_code, again.json()["state"]) == (200, "cancelled")
     assert unknown.status_code == 404
+
+
+async def test_a_request_that_waits_ends_a_run_whose_lease_passes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent_runtime_core.runner.run_client.CHECK_INTERVAL", 0.01)
+    clock = VirtualClock()
+    async with Rig(None, clock) as rig:
+        runner = rig.runner
+        await runner.submit("script", run_id="one")
+        [row] = await runner.queue.claim_rows("gone", 60.0, limit=1)
+        app = create_app(runner, authenticate=Tokens([Token.of(TOKEN)], clock=clock))
+        async with client_of(app) as client:
+            asking = asyncio.ensure_future(client.post(f"{RUNS}/one/cancel", json={"wait": 60}))
+
+            async def requested() -> bool:
+                return (await runner.queue.require("one")).cancel_at is not None
+
+            await eventually(requested)
+            clock.advance(61)
+            cancelled = await asking
+    assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+    assert row.status == "running"
 
 
 async def test_cancelling_a_running_run_is_recorded(client: httpx.AsyncClient, runner: AgentRunner) -> None:

@@ -68,7 +68,9 @@ def by_map(paid: Paid) -> Body:
     return body
 
 
-def by_tool(paid: Paid) -> Body:
+def by_model(paid: Paid, *turns: Any) -> Body:
+    """A loop whose model makes these calls, one in each turn."""
+
     async def body(ctx: Any) -> Any:
         async def pay(amount: int) -> Any:
             """Pay."""
@@ -77,11 +79,17 @@ def by_tool(paid: Paid) -> Body:
         await ctx.step("first", lambda: 1)
         tools = ToolRegistry()
         tools.register(Tool.from_function(pay, has_side_effects=True))
-        model = Scripted(say=lambda said: "done" if len(said) > 1 else asks(call("pay", {"amount": 5}, "c")))
-        await run_turn_loop(ctx, model, tools, messages=[{"role": "user", "content": "pay"}])
-        return {"number": len(paid.by)}
+        tools.register(Tool.from_function(pay, name="ask", has_side_effects=True, requires_confirmation=True))
+        tools.register(Tool.from_function(str, name="look", parameters={"type": "object", "properties": {}}))
+        model = Scripted(say=lambda said: asks(turns[n]) if (n := len(said) // 2) < len(turns) else "done")
+        done = await run_turn_loop(ctx, model, tools, messages=[{"role": "user", "content": "pay"}])
+        return {"number": len(paid.by), "text": done.text}
 
     return body
+
+
+def by_tool(paid: Paid) -> Body:
+    return by_model(paid, call("pay", {"amount": 5}, "c"))
 
 
 def inside_another_step(paid: Paid) -> Body:

@@ -33,13 +33,18 @@ WRITTEN = (
     "redis:app:{}@db", "app:a?token=b{}@db", "app:a\n{}@db", "their_package.module:app:{}@db", "at redis://app:{}@db",
     "db:6379?password={}", "redis://db?password=a@{}&x=1", "db?token={}", "db/0?x=1&access_key={}",
     "host=db password={}", "db;client_secret={}", '{{"password": "{}"', "their_package.module?password={}:Class",
-    "redis?api-key={}",
+    "redis?api-key={}", "Authorization: Bearer {}", "authorization: {}", "Proxy-Authorization:Basic {}", "Bearer {}",
+    "authorization=Bearer%20{}", "x=1,authorization=Basic {}", "X-Api-Key: {}", "x-api-key:{}", "Cookie: sid={}; a=b",
+    "X-Auth-Token:{}", "Basic {}", "Digest {}", '{{"Authorization": "Bearer {}"}}',
+    "('Authorization', 'Bearer {}')",
 )  # fmt: skip
 texts = st.builds(
     lambda written, before, after: written.format(f"{before}{CANARY}{after}"),
     st.sampled_from(WRITTEN), st.text("aZ0%._~!$+,-", max_size=4), st.text("aZ0%._~!$+,-", max_size=4),
 )  # fmt: skip
-secret_names = st.sampled_from(["password", "db_password", "dbPassword", "client_secret", "api_key", "PWD", "token"])
+secret_names = st.sampled_from(
+    ["password", "db_password", "dbPassword", "client_secret", "api_key", "PWD", "token", "Authorization", "X-Api-Key"]
+)
 
 
 class Service:
@@ -55,9 +60,10 @@ class Service:
 
 
 named = st.dictionaries(secret_names, st.just(CANARY))
+headers = st.tuples(secret_names, st.just(CANARY)) | st.just({"default_headers": {"x-tenant": CANARY}})
 names = texts | st.just("a")
 values = st.recursive(
-    texts | texts.map(Service) | texts.map(Path) | texts.map(str.encode) | named,
+    texts | texts.map(Service) | texts.map(Path) | texts.map(str.encode) | named | headers,
     lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(names, inner, max_size=3),
     max_leaves=4,
 )
@@ -122,7 +128,9 @@ def test_doctor_shows_no_password(
     "text",
     [
         "package.module:Class", "a:model", "llama3:8b", "ada@example.com", "claude@20250101", "host:6379", "worker-1",
-        "sqlite:///a@b", "redis://h:6379/0", "a b: c", "max_tokens=3", "C:/data/runs.db",
+        "sqlite:///a@b", "redis://h:6379/0", "a b: c", "max_tokens=3", "C:/data/runs.db", "my_token:Class",
+        "auth:Class", "package.auth:Class", "a basic setting", "authorization", "Accept: text/plain",
+        "the token limit: 3",
     ],
 )  # fmt: skip
 def test_a_value_without_credentials_is_shown(text: str) -> None:

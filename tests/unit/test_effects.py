@@ -17,14 +17,21 @@ from agent_runtime_core._execution.step_policy import AlreadyDone
 from agent_runtime_core._journal.record import FORKED
 from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, StepInDoubt
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.runner import open_run
 from agent_runtime_core.state.base import StateStore
-from agent_runtime_core.tools.registry import ToolRegistry
-from agent_runtime_core.tools.tool import Tool
-from tests.support.effects import WAYS, Paid, Way, by_step, by_tool, inside_another_step, nothing_known, stored_effects
+from tests.support.effects import (
+    WAYS,
+    Paid,
+    Way,
+    by_model,
+    by_step,
+    by_tool,
+    inside_another_step,
+    nothing_known,
+    stored_effects,
+)
 from tests.support.runs import Body, Rig
-from tests.support.scripted_model import Scripted, asks, call
+from tests.support.scripted_model import call
 
 
 async def worked(rig: Rig, run_id: Any) -> RunResult:
@@ -351,26 +358,6 @@ async def test_other_arguments_are_another_effect(place: Path | None) -> None:
         assert (await forked(rig, paying(2))).status == "succeeded"
         assert kind(await forked(rig, paying(1))) == "EffectAlreadyDone"
         assert kind(await forked(rig, paying(2))) == "EffectAlreadyDone"
-
-
-def by_model(paid: Paid, *turns: Any) -> Body:
-    """A loop whose model makes these calls, one in each turn."""
-
-    async def body(ctx: Any) -> Any:
-        async def pay(amount: int) -> Any:
-            """Pay."""
-            return await paid.pay(ctx.run_id, amount)
-
-        await ctx.step("first", lambda: 1)
-        tools = ToolRegistry()
-        tools.register(Tool.from_function(pay, has_side_effects=True))
-        tools.register(Tool.from_function(pay, name="ask", has_side_effects=True, requires_confirmation=True))
-        tools.register(Tool.from_function(str, name="look", parameters={"type": "object", "properties": {}}))
-        model = Scripted(say=lambda said: asks(turns[n]) if (n := len(said) // 2) < len(turns) else "done")
-        done = await run_turn_loop(ctx, model, tools, messages=[{"role": "user", "content": "pay"}])
-        return {"number": len(paid.by), "text": done.text}
-
-    return body
 
 
 LOOK, PAY, ASK = call("look", {}, "a"), call("pay", {"amount": 5}, "b"), call("ask", {"amount": 5}, "c")

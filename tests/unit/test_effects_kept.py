@@ -207,6 +207,16 @@ async def test_a_run_with_the_id_of_a_deleted_one_pays_no_second_time_while_a_fo
         assert (await runner.wait("r", timeout=0)).error is None, "the deleted runs are forgotten"
 
 
+async def pays_late(runner: AgentRunner, firm: Firm, payer: Any) -> None:
+    """Let a payer that had failed pay, and delete it."""
+    firm.lazy.clear()
+    firm.failing.clear()
+    await runner.resume(payer)
+    await work(runner)
+    assert firm.paid["r", "payer"] == 1
+    await runner.discard(payer)
+
+
 @pytest.mark.parametrize("codec", [None, OLD], ids=["plain", "codec"])
 async def test_a_child_that_is_kept_longer_than_its_caller_stays_in_the_lineage(codec: Any, place: Place) -> None:
     """The payer has not paid yet when its callers, by whose journals its lineage is found, are deleted."""
@@ -221,12 +231,7 @@ async def test_a_child_that_is_kept_longer_than_its_caller_stays_in_the_lineage(
         late = await run_of(runner, "payer", manager)
         for run in (manager, "fork"):
             await runner.discard(run)
-        firm.lazy.clear()
-        firm.failing.clear()
-        await runner.resume(late)
-        await work(runner)
-        assert firm.paid["r", "payer"] == 1
-        await runner.discard(late)
+        await pays_late(runner, firm, late)
         assert refused(await forked(runner))
         firm.check()
 
@@ -243,12 +248,7 @@ async def test_a_child_that_joins_after_its_caller_was_deleted_is_kept_for_forks
         payer = await run_of(runner, "payer", manager)
         await runner.discard("r")
         await runner.discard(manager)
-        firm.lazy.clear()
-        firm.failing.clear()
-        await runner.resume(payer)
-        await work(runner)
-        assert firm.paid["r", "payer"] == 1
-        await runner.discard(payer)
+        await pays_late(runner, firm, payer)
         assert refused(await forked(runner, "fork"))
         firm.check()
 

@@ -304,9 +304,9 @@ async def test_the_conversation_of_a_run_is_redacted(tmp_path: Path) -> None:
 def test_the_settings_are_checked() -> None:
     with pytest.raises(InvalidArgument, match="redact_stored must be set together with redact"):
         configure(redact_stored=True)
-    with pytest.raises(InvalidArgument, match="redact must be a function or the place of one"):
+    with pytest.raises(InvalidArgument, match="redact must be a function or its place"):
         configure(redact=5)
-    with pytest.raises(InvalidArgument, match="redact must be a function or the place of one"):
+    with pytest.raises(InvalidArgument, match="redact must be a function or its place"):
         configure(redact=_value)
 
 

@@ -8,12 +8,13 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agent_runtime_core import AgentRuntime, RunResult
 from agent_runtime_core._core.clock import Clock
+from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import StepCancelledError, StorageClosed
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, guarded_calls, open_run
 from agent_runtime_core.runner.guarded_calls import GuardedCalls
@@ -337,15 +338,20 @@ class Compensates(AgentRuntime):
         await ctx.step("note", self.log.append, "note")
 
 
+async def cancelled_in(rig: Rig, agent: Compensates) -> None:
+    """Execute a run, and cancel it."""
+    rig.registry.register(agent)
+    await rig.runner.submit("compensates", {}, run_id="r")
+    working = asyncio.ensure_future(rig.runner.run_once())
+    await until(agent.entered)
+    assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
+    await working
+
+
 async def test_steps_of_the_cancel_hook_are_recorded_and_not_part_of_the_run(place: Path | None) -> None:
     agent = Compensates()
     async with Rig(place) as rig:
-        rig.registry.register(agent)
-        await rig.runner.submit("compensates", {}, run_id="r")
-        working = asyncio.ensure_future(rig.runner.run_once())
-        await until(agent.entered)
-        assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
-        await working
+        await cancelled_in(rig, agent)
         assert agent.log == ["book", "wait", "refund", "mail", "note"]
         assert await rig.told("refunded") == [("refunded", {"n": 1})]
         done = [record.name for record in await rig.records() if record.kind == "done"]
@@ -431,6 +437,36 @@ async def test_a_cancel_hook_receives_messages_and_calls_children_that_another_c
         assert (await runner.wait("r")).status is RunStatus.CANCELLED
         assert agent.received == [1, "refunded"]
         runner.stop()
+        await working
+
+
+@pytest.mark.parametrize("suspect", [False, True])
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_a_child_of_a_cancel_hook_runs_on_the_only_worker(concurrency: int, suspect: bool) -> None:
+    """The hook uses no slot while it waits, also that of a run that may crash its worker."""
+
+    async def child(ctx: Any) -> str:
+        return "refunded"
+
+    class Refunds(Calls):
+        async def cancel(self, ctx: Any) -> None:
+            self.received.append((await ctx.call("script", {})).final_output["value"])
+            self.received.append(await ctx.step("note", lambda: "noted"))
+
+    agent = Refunds()
+    async with Rig(None, Clock(), grace_seconds=60, max_crashes=2) as rig, asyncio.timeout(30):
+        rig.registry.register(agent)
+        rig.registry.register(Script(child))
+        await rig.runner.submit("calls", {}, run_id="r")
+        if suspect:
+            runs = cast(MemoryEngine, rig.runner.queue.commits).tables["runs"]
+            runs |= {key: row.with_values(crashes=1, stalls=1) for key, row in runs.items()}
+        working = asyncio.ensure_future(rig.runner.run_loop(0.01, handle_signals=False, concurrency=concurrency))
+        await until(agent.entered)
+        assert await rig.runner.cancel("r")
+        assert (await rig.runner.wait("r")).status is RunStatus.CANCELLED
+        assert agent.received == ["refunded", "noted"]
+        rig.runner.stop()
         await working
 
 
@@ -584,14 +620,8 @@ async def test_a_cancel_hook_that_exits_does_not_end_the_worker(place: Path | No
         async def cancel(self, ctx: Any) -> None:
             sys.exit(2)
 
-    agent = ExitsInCancel()
     async with Rig(place) as rig:
-        rig.registry.register(agent)
-        await rig.runner.submit("compensates", {}, run_id="r")
-        working = asyncio.ensure_future(rig.runner.run_once())
-        await until(agent.entered)
-        assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
-        await working
+        await cancelled_in(rig, ExitsInCancel())
 
 
 async def test_an_exit_in_the_block_of_open_run_is_the_callers_and_the_run_is_resumable(tmp_path: Path) -> None:

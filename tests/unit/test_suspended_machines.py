@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,29 +72,31 @@ async def test_a_run_that_goes_on_after_suspends_is_not_taken_from_itself(place:
         assert (row.status, row.crashes, row.stalls, work.began) == ("succeeded", 0, 0, 1)
 
 
-async def test_a_process_that_was_stopped_for_longer_than_its_lease_keeps_its_claim_too(place: Path | None) -> None:
+@asynccontextmanager
+async def executing(place: Path | None) -> AsyncIterator[tuple[Rig, VirtualClock, asyncio.Future[bool]]]:
+    """A runner whose run "r" is inside its work, its clock, and its execution."""
     clock, work = VirtualClock(), Work()
     async with Rig(place, clock, **SETTINGS) as rig:
         rig.register(work.body)
         await rig.runner.submit("script", run_id="r")
         going = asyncio.ensure_future(rig.runner.run_once())
         await until(work.inside)
+        yield rig, clock, going
+        work.ends.set()
+        await asyncio.wait({going})
+
+
+async def test_a_process_that_was_stopped_for_longer_than_its_lease_keeps_its_claim_too(place: Path | None) -> None:
+    async with executing(place) as (rig, clock, _):
         clock.advance(LEASE + 1)
         assert await claims(rig.runner) == []
         row = await rig.runner.queue.row("r")
         assert row is not None
         assert row.lease_until == clock.boot() + LEASE, "and the lease is extended in the same commit"
-        work.ends.set()
-        await going
 
 
 async def test_others_take_it_over_one_interval_after_the_suspend(place: Path | None) -> None:
-    clock, work = VirtualClock(), Work()
-    async with Rig(place, clock, **SETTINGS) as rig:
-        rig.register(work.body)
-        await rig.runner.submit("script", run_id="r")
-        going = asyncio.ensure_future(rig.runner.run_once())
-        await until(work.inside)
+    async with executing(place) as (rig, clock, going):
         other = rig.another(worker_id="other")
         clock.suspend(NIGHT)
         assert await claims(other) == []
@@ -108,7 +111,6 @@ async def test_others_take_it_over_one_interval_after_the_suspend(place: Path | 
         clock.advance(DEFERRED_INTERVALS * LEASE / 3)
         assert await claims(other) == ["r"]
         going.cancel()
-        await asyncio.wait({going})
 
 
 @pytest.mark.parametrize("left", [0.1, 5.0, 19.0])

@@ -26,8 +26,8 @@ class Clock:
       calls are measured by it, so that a suspend does not use them up.
 
     A duration (a sleep, a delay, the time limit of a wait) ends when the wall clock or the monotonic clock says so,
-    whichever is first: a machine that was suspended over its end is late otherwise, and so is one whose wall clock was
-    set back.
+    whichever is first: a machine that was suspended over its end is late otherwise, and so is a machine whose wall
+    clock was set back.
     """
 
     #: Most seconds between two reads of the wall clock while a duration lasts in memory.

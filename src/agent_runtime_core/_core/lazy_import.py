@@ -55,8 +55,8 @@ def load(dotted: str, *, package: str | None = None, needed_by: str | None = Non
     name, colon, attribute = dotted.partition(":")
     if (
         not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None)
-        # A URL. Python's own error about a module of that name would show its password.
-        or _IN_NO_NAME.search(name + attribute)
+        # A URL or a header. Python's own error about a module of that name would show its password.
+        or _IN_NO_NAME.search(name + attribute) or without_credentials(dotted) != dotted
     ):  # fmt: skip
         raise must("a name to import", "be written as 'package.module:Name'", without_credentials(dotted))
     module = _module(name, package, needed_by or attribute or name)

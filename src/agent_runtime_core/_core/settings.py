@@ -53,6 +53,9 @@ def shown_setting(value: Any, depth: int = 0) -> Any:
     if depth < _DEEPEST:
         if isinstance(value, Mapping):
             return {_key_shown(key): _item_shown(key, item, depth + 1) for key, item in value.items()}
+        if isinstance(value, list | tuple) and len(value) == 2 and _is_secret(value[0], value[1]):  # a header
+            header = (_key_shown(value[0]), "***")
+            return header if isinstance(value, tuple) else [*header]
         if isinstance(value, list | tuple | set | frozenset):
             items = [shown_setting(item, depth + 1) for item in value]
             return tuple(items) if isinstance(value, tuple) else items
@@ -64,8 +67,15 @@ def _key_shown(key: Any) -> str:
 
 
 def _item_shown(name: Any, value: Any, depth: int = 0) -> Any:
-    secret = value is not None and isinstance(name, str) and SECRET_NAME.search(name) is not None
-    return "***" if secret else shown_setting(value, depth)
+    if _is_secret(name, value):
+        return "***"
+    if isinstance(name, str) and name.lower().endswith("headers") and isinstance(value, Mapping):
+        return {_key_shown(key): "***" for key in value}
+    return shown_setting(value, depth)
+
+
+def _is_secret(name: Any, value: Any) -> bool:
+    return value is not None and isinstance(name, str) and SECRET_NAME.search(name) is not None
 
 
 def _redacted_url(value: Any) -> Any:

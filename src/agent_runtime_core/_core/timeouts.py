@@ -179,7 +179,7 @@ def cancellations() -> int:
 def replaced_cancellation(error: BaseException) -> asyncio.CancelledError:
     """Return the cancellation that the code of a task replaced by `error`.
 
-    `asyncio.timeout` and `TaskGroup` only recognize a CancelledError, and anyio only one that has its text.
+    `asyncio.timeout` and `TaskGroup` only recognize a CancelledError, and anyio only an error with its text.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, asyncio.CancelledError):

@@ -31,7 +31,19 @@ SECRET_NAME: Final = re.compile(
     re.IGNORECASE,
 )
 # A secret name and its value in text that is nearly JSON.
-_MEMBER = re.compile(r"((?:key|authorization|passw(?:or)?d|passphrase|pwd|secret|token)['\"]\s*:\s*).*", re.I | re.S)
+_MEMBER = re.compile(
+    r"((?:key|authorization|passw(?:or)?d|passphrase|pwd|secret|token|headers)['\"]\s*[:,]\s*).*", re.I | re.S
+)
+_HEADER_NAME = r"(?:key|credentials?|passw(?:or)?d|passphrase|secret|token|auth)['\"]?\s*:"
+# A header with credentials. A name without "-" may be that of a module if no space follows the colon.
+_HEADER = re.compile(
+    r"((?:^|[\s,;&?{('\"])(?:[\w-]*(?:authorization|cookies?)['\"]?\s*[:=]"
+    rf"|[\w-]*{_HEADER_NAME}\s|\w+-[\w-]*{_HEADER_NAME})\s*)(?!\*\*\*).+",
+    re.IGNORECASE | re.DOTALL,
+)
+_SCHEME = re.compile(
+    r"(\bbearer\s+|(?:^|['\"])\s*(?:basic|digest|negotiate)\s+)(?!\*\*\*).+", re.IGNORECASE | re.DOTALL
+)
 # An address differs from run to run, and says nothing to the reader.
 _ADDRESS = re.compile(r"^<.* at 0x[0-9a-f]+|^<coroutine |^<(async_)?generator ")
 _WORD = re.compile(r"\S+")
@@ -183,11 +195,13 @@ def redacted_url(url: str) -> str:
 def without_credentials(text: str) -> str:
     """Return the text of a setting with *** for the credentials in it, whatever the setting is called.
 
-    Credentials are `user:password@` of a URL, with or without its scheme, and values that are named as secrets. Other
-    text with a colon, such as `package.module:Class`, is not changed.
+    Credentials are `user:password@` of a URL, with or without its scheme, values that are named as secrets, and the
+    values of headers such as `Authorization: Bearer …`. Other text with a colon, such as `package.module:Class`, is not
+    changed.
     """
     if _URL.match(text):
         return _MEMBER.sub(r"\1***", redacted_url(text))
+    text = _SCHEME.sub(r"\1***", _HEADER.sub(r"\1***", text))
     if ":" in text.rpartition("@")[0]:
         text = redacted_url(text.lstrip("/"))
     return _MEMBER.sub(r"\1***", redacted(text))

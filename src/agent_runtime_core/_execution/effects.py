@@ -6,7 +6,7 @@ is no ordinary error, nor is a result that cannot be stored, a time limit, or a 
 
 So the record of its start puts the step in doubt, in the journal and in `JournalView.started`. Only two records end
 that: DONE, and RETRYING or FAILED for an ordinary error. Its effect row in the state store is written in the commits
-that record its start and its end. So if two runs reach the step at once, only one starts it.
+that record its start and its end. So if two runs reach the step at the same time, only one of them starts it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def membership(origin: str, run_id: str) -> list[Op]:
 def _adoption(origin: str, child: str) -> list[Op]:
     """Return operations that keep the rows of a child's lineage as long as the lineage of its caller exists.
 
-    A fork of the caller may call the child again. The end of the caller's lineage finds the other one by the second
+    A fork of the caller may call the child again. The end of the caller's lineage finds the other lineage by the second
     row.
     """
     rows = (EffectRow(child, "", "", origin, MEMBER), EffectRow(origin, "", CHILD, child, CHILD))
@@ -109,9 +109,9 @@ async def has_joined(state: StateStore, run_id: str) -> bool:
 
 
 async def join_lineage(journal: RunJournal) -> None:
-    """Record that a child run belongs to its lineage, and that the lineage is kept while the one of its caller is.
+    """Record that a child run belongs to its lineage, and that the lineage is kept while the lineage of its caller is.
 
-    The lineage of a child that a fork called is that of the child which the first run called. Only child runs read
+    A child that a fork called is in the lineage of the child that the first run called. Only child runs read
     their parent, at their first guarded step or approval.
     """
     if journal.writer.parent_id is None:
@@ -386,7 +386,7 @@ class GuardedStep:
         return None
 
     def _can_reuse(self, other: EffectRow) -> bool:
-        """Return whether the policy of the run is to use the result of that row, and it is one of these arguments."""
+        """Return whether the policy of the run is to use the result of that row, and it has these arguments."""
         if self.journal.view.effects_policy != "reuse" or other.status != HAPPENED or other.digest != self.digest:
             return False
         if isinstance(other.result, Undecoded):

@@ -50,7 +50,7 @@ def was_concurrent(record: Record) -> bool:
 
 
 def has_place(record: Record) -> bool:
-    """Return whether the record is that of a step, child run or wait which the code reaches in a certain order.
+    """Return whether the record is of a step, child run or wait that the code reaches in a certain order.
 
     Concurrent code has no order. Versions up to 0.6.0 gave no positions to child runs and waits.
     """

@@ -194,7 +194,7 @@ class Parking:
 
     def check_tasks(self, tasks: RunTasks) -> bool:
         """Take the outcome of a scan; False to be scanned again soon."""
-        if not tasks.only_wait(self._control.task):
+        if not tasks.only_wait(self._main_task):
             self._active_at, self._joins = self._clock.monotonic(), None
             if self._journal.slot_released:
                 self.reclaim_slot()
@@ -218,7 +218,14 @@ class Parking:
             return False
         loop = asyncio.get_running_loop()
         tasks = scan(loop, {self._control: self.waiting_tasks()})[self._control]
-        return tasks.only_wait(self._control.task) and self._joins_are_stable(tasks, loop.time())
+        return tasks.only_wait(self._main_task) and self._joins_are_stable(tasks, loop.time())
+
+    @property
+    def _main_task(self) -> asyncio.Task[Any] | None:
+        """The task that has to wait: the main task of the run, or after its end a task of the `cancel` hook."""
+        task = self._control.task
+        in_hook = self._control.cancel_hook is not None and task is not None and task.done()
+        return next(iter(self.active_waits), None) if in_hook else task
 
     def _joins_are_stable(self, tasks: RunTasks, now: float) -> bool:
         """Return False if a task may be about to continue, because some of what it joins ended a moment ago."""
@@ -263,6 +270,9 @@ class Parking:
     async def regain_slot(self) -> None:
         """Wait for a free slot. If there is none for long, the run is released to the queue and this never returns."""
         control, slots = self._control, self._services.slots
+        if CANCEL_HOOK.get() is not None:  # a hook that has begun is not released
+            self.reclaim_slot()
+            return
         control.pause_timer(self._clock.monotonic())
         self._regaining_slot += 1
         try:

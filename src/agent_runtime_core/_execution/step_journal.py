@@ -180,7 +180,7 @@ class StepJournal(Generic[W_co]):
             record: Its record, or None.
 
         Raises:
-            JournalMismatch: The journal has another one next.
+            JournalMismatch: The journal has another step next.
         """
         ordered, at = self.view.ordered, self._next_ordered
         if at >= len(ordered) or (key[:2] == "w:" and self.view.journal_name(name, key) in self.view.shared_waits):
@@ -216,7 +216,7 @@ class StepJournal(Generic[W_co]):
     def check_inside(self, name: str, key: str, record: Record | None) -> None:
         """Check that the body of a step has come to all guarded results inside it before it calls something new.
 
-        Otherwise the new call may be a guarded one under another name. Calls in tasks that the body has started have
+        Otherwise the new call may be a guarded step under another name. Calls in tasks that the body has started have
         no order.
 
         Raises:
@@ -250,7 +250,7 @@ class StepJournal(Generic[W_co]):
             Its position; 0 if it has no order, because it is concurrent or the caller gave it a key.
 
         Raises:
-            JournalMismatch: The journal has another one next.
+            JournalMismatch: The journal has another step next.
         """
         counted = key[:2] != "k:"
         if may_be_lost and record is None and (name, key) not in self.view.started:

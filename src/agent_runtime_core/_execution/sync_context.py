@@ -356,7 +356,7 @@ async def run_plain(fn: Callable[..., Any], ctx: Any, *args: Any, ended: Callabl
 
 
 def run_agent(agent: AgentRuntime, ctx: Any, ended: Callable[[], object] | None = None) -> Awaitable[Any]:
-    """Return the awaitable of an agent's `run`, which may be a coroutine function or a plain one.
+    """Return the awaitable of an agent's `run`, which may be a coroutine function or a plain function.
 
     The thread of a plain function calls `ended` when the function has returned a result or raised.
     """
@@ -366,7 +366,7 @@ def run_agent(agent: AgentRuntime, ctx: Any, ended: Callable[[], object] | None 
 
 
 def call_method(method: Callable[..., Any], ctx: Any, *args: Any) -> Awaitable[Any]:
-    """Return the awaitable of a method of an agent, which may be a coroutine function or a plain one."""
+    """Return the awaitable of a method of an agent, which may be a coroutine function or a plain function."""
     return cast("Awaitable[Any]", method(ctx, *args)) if is_async(method) else run_plain(method, ctx, *args)
 
 

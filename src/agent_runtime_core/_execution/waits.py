@@ -167,7 +167,7 @@ class Waits:
         text = encode(value, max_bytes=MAX_WHOLE)
         position = self._positions.pop((name, key))
         if lazy:
-            position = 0  # the record may be lost although those of later code are not
+            position = 0  # the record may be lost although the records of later code are not
         record = journal.value_record(name, key, text, encode(info) if info else None, digest, position)
         with self._parking.committing():
             try:
@@ -297,7 +297,7 @@ class Waits:
     ) -> Any:
         """Wait for a signal that `fits`; `ask` posts the question to a person when the wait begins."""
         _check_timeout(timeout)
-        called = f"{SIGNAL}{signal}"  # keys are counted by this name, also if the journal has another one
+        called = f"{SIGNAL}{signal}"  # keys are counted by this name, also if the journal has another name
         key = self._journal.key_for("w", called, given_key)
         async with self._journal.keys.exclusive(called, key):
             record = await self._find(called, key)
@@ -457,7 +457,7 @@ class Waits:
             fix = f"Pass {agent.__name__}()" if isinstance(agent, type) else ""
             raise must("agent", "be an agent or an agent key", agent, fix)
         journal = self._journal
-        called = f"{CHILD}{agent_key}"  # keys are counted by this name, also if the journal has another one
+        called = f"{CHILD}{agent_key}"  # keys are counted by this name, also if the journal has another name
         digest = arguments_digest(input)
         key = journal.key_for("c", called, given_key, digest)
         async with journal.keys.exclusive(called, key):
@@ -483,7 +483,7 @@ class Waits:
     async def _take_name_of_lineage(self, name: str, key: str) -> None:
         """Record a child run that a fork calls under the former name that another run of the lineage called it by.
 
-        The lineage of the child is found by that name. Under another one, the child would repeat its effects.
+        The lineage of the child is found by that name. Under another name, the child would repeat its effects.
         """
         journal = self._journal
         former = journal.view.former_names(name)

@@ -59,7 +59,7 @@ class LoopSession:
         return arguments_digest(self.messages[: self._initial_count], [each.name for each in self.tools.list_tools()])
 
     def leave(self) -> None:
-        """Keep the name for the next loop if this one was cut off inside a guarded tool call, which is in doubt.
+        """Keep the name for the next loop if this loop was cut off inside a guarded tool call, which is in doubt.
 
         A loop with the same messages and tools is then the same loop again. It resumes with the call in doubt, as it
         does in the next execution of the run. Under another name, it would make the call again.

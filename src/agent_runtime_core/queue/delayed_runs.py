@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .._core.clock import Clock, Duration
 from .records import RunRow
 
-MOST = 10_000  # runs that are remembered; of more, the earliest delayed ones follow the wall clock alone
+MOST = 10_000  # runs that are remembered; of more, the earliest delayed runs follow the wall clock alone
 LATE = 0.05  # seconds by which the wall clock must be behind: until then a claim of a due run may be under way
 AGAIN = 1.0  # seconds until a run is tried again that could not be claimed
 
@@ -91,7 +91,7 @@ class DelayedRuns:
                 self._runs.pop(run_id, None)
 
     def seconds_left(self) -> float:
-        """Return the seconds until `overdue` may return a run; infinity without one."""
+        """Return the seconds until `overdue` may return a run; infinity if no run is delayed."""
         with self._lock:
             while self._heap and self._runs.get(self._heap[0].run_id) is not self._heap[0]:
                 heapq.heappop(self._heap)

@@ -5,7 +5,7 @@ such a claim:
 
 * A claim call extends the leases of all live claims of its own queue object first, so it takes none of them over.
 * A process that sees that the machine was suspended takes over no lease that was valid before, for one more heartbeat
-  interval, in which other processes, and other queue objects of this one, extend theirs.
+  interval, in which other processes, and other queue objects of this process, extend their claims.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class AskedRequests:
 
 
 def decisions(mail: Sequence[MailboxMessage]) -> dict[str, MailboxMessage]:
-    """Return, by the id of the request, the message that answered or closed it: the first one."""
+    """Return, by the id of the request, the first message that answered or closed it."""
     found: dict[str, MailboxMessage] = {}
     for each in mail:
         if (request := answered_request(each.msg_id)) is not None:

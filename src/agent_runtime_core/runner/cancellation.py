@@ -55,7 +55,7 @@ async def cancel_tree(
     """Cancel a run and its child runs. `by` names who does it.
 
     Returns:
-        Those that are running, and are asked to stop; None if the run has finished in the meantime.
+        The runs that are running, and are asked to stop; None if the run has finished in the meantime.
 
     Raises:
         RowChanged: The run's row has changed since it was read.

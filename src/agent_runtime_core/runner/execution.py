@@ -447,7 +447,7 @@ class RunExecution:
         Its calls are counted separately: the code of the run, which may be resumed later, does not make them.
 
         Returns:
-            False if the worker left before the hook had ended, so that another one has to call it again.
+            False if the worker left before the hook had ended, so that another worker has to call it again.
         """
         key = f"cancel:{self.row.generation}"
         self.control.cancel_hook = ctx.journal.keys.cancel_hook = scope = StepScope(ctx.journal.token, "cancel", key, 1)

@@ -159,7 +159,7 @@ def _order(journal: RunJournal, handled: Collection[int]) -> dict[str, Any]:
     The code was cut off in a step, child run or wait, for example by `asyncio.timeout`, and went on. Its start is not
     copied, so that it starts in the fork, where it must be accepted in the same position. So must a step without an end
     that contains a guarded result. The starts of guarded steps are not copied either, nor what shows that a failed step
-    contains one in doubt, so that its repetition is the same step.
+    contains a step in doubt, so that its repetition is the same step.
     """
     view = journal.view
     last = max((at for at, each in enumerate(view.ordered) if each.kind == DONE), default=0)

@@ -329,7 +329,7 @@ class _Runs:
         return [Change((old,), (new,), [(old, new)])]
 
     async def _origins(self, run_id: str) -> list[str]:
-        """Return the run, the first run of its lineage, and those of lineages that are kept for it, of deleted runs."""
+        """Return the run, and the first runs of its lineage and of lineages of deleted runs that are kept for it."""
         found = [run_id]
         found += [row.result for row in await self._state.read("effects", run_id, "", ("",)) if row.result is not None]
         for origin in found:

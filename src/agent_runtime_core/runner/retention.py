@@ -84,6 +84,6 @@ async def _record_lineages_of_children(backends: Backends, parent: RunRow) -> No
         for child in children:
             if await has_joined(backends.state, child.run_id):
                 continue
-            # Without its records: only those of a fork name a lineage, and no fork has a parent.
+            # Without its records: only records of a fork name a lineage, and no fork has a parent.
             await join_lineage(StepJournal(ClaimWriter(child, *backends, queue.clock), []))
         wanted = wanted._replace(after=children[-1].n)

@@ -54,7 +54,7 @@ async def cancel_run(request: Request, id: str, caller: Actor, body: Cancel | No
     row = await visible_row(state, caller, id, "act")
     await state.runner.cancel(row.run_id, by=caller.name)
     row = await state.runner.queue.require(row.run_id)
-    row = await after_wait(request, state, row, 0 if body is None else body.wait)
+    row = await after_wait(request, state, row, 0 if body is None else body.wait, cancels=True)
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
 
 

@@ -109,7 +109,7 @@ async def read_usage(request: Request, caller: Reader, query: Annotated[UsageQue
 
 
 def _refuse_limited(caller: Caller) -> None:
-    """Raise Problem 403 for a caller that may see some runs only: totals and workers are those of all runs."""
+    """Raise Problem 403 for a caller that may see some runs only: totals and workers count all runs."""
     if caller.may is not None:
         raise Problem.of(403, "Totals and workers are not shown to a caller that may see some of the runs only.")
 

@@ -24,11 +24,17 @@ def preferred_wait(header: str | None) -> int:
 
 
 async def after_wait(
-    request: Request, state: ServerState, row: RunRow, seconds: float, *, required: bool = False
-) -> RunRow:  # fmt: skip
+    request: Request, state: ServerState, row: RunRow, seconds: float, *, required: bool = False, cancels: bool = False
+) -> RunRow:
     """Return the run once it has finished, as it is after `seconds`, or when the client or the server leaves.
 
-    A caller that has used its share of waits gets the run immediately, or with `required` Problem 429.
+    Args:
+        request: The request.
+        state: The state of the server.
+        row: The run.
+        seconds: How long to wait.
+        required: A caller that has used its share of waits gets Problem 429. Otherwise it gets the run immediately.
+        cancels: The run is being cancelled, and is ended as `runner.cancel(wait=True)` does.
     """
     if row.status not in LIVE or seconds <= 0:
         return row
@@ -36,15 +42,17 @@ async def after_wait(
     if not required and state.limits.no_wait(caller) is not None:
         return row  # what the request asked for is stored, so it must not fail
     with state.limits.wait(caller):
-        return await _waited(request, state, row, seconds)
+        return await _waited(request, state, row.run_id, seconds, cancels)
 
 
-async def _waited(request: Request, state: ServerState, row: RunRow, seconds: float) -> RunRow:
-    end = start_helper(state.runner.watcher.until_ended(row.run_id, seconds))
+async def _waited(request: Request, state: ServerState, run_id: str, seconds: float, cancels: bool) -> RunRow:
+    runner = state.runner
+    end = start_helper(runner.cancel(run_id, wait=True) if cancels else runner.watcher.until_ended(run_id, None))
     others = [start_helper(_disconnected(request)), start_helper(state.draining.wait())]
     try:
-        await asyncio.wait([end, *others], return_when=asyncio.FIRST_COMPLETED)
-        return (end.result() if end.done() else None) or await state.runner.queue.require(row.run_id)
+        await asyncio.wait([end, *others], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        found = end.result() if end.done() else None
+        return found if isinstance(found, RunRow) else await runner.queue.require(run_id)
     finally:
         for task in (end, *others):
             task.cancel()

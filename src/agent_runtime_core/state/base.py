@@ -78,7 +78,7 @@ class StateStore(Backend):
       none. This run has the `run_id` and the `n` of the row.
     * `effect.put(EffectRow, others)`, `effect.drop(EffectRow, others)`: replace and delete what this run has of that
       effect.
-    * `effect.leave(origin, run_id)`: deletes the row of this member. If it was the last one, deletes all rows of the
+    * `effect.leave(origin, run_id)`: deletes the row of this member. If it was the last row, deletes all rows of the
       lineage, and applies `effect.leave(row.run_id, origin)` for each of them with the digest "child".
 
     Rows with the same `origin` and `key` are of the same effect if `same_digest(row.digest, digests)`. `digests` has

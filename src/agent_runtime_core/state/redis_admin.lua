@@ -38,7 +38,7 @@ end
 -- has to look at all fields.
 --
 -- Callers pass the digests of an effect as {fields, prefix, marks}: the names of the fields, how all fields of the same
--- key begin, and the mark of the key of each digest, "" for a plain one.
+-- key begin, and the mark of the key of each digest, "" for a plain digest.
 
 local MARKS, MEMBERS, CHILDREN = 'marks', '["",""]', '["","child"]'
 
@@ -74,7 +74,7 @@ local function has(list, value)
   return false
 end
 
--- Returns the fields with the rows of an effect. Digests that were made with another key than those of the caller cannot
+-- Returns the fields with the rows of an effect. Digests that were made with another key than the keys of the caller cannot
 -- be compared, so they count as the same.
 local function same_effect(origin, digests)
   local fields, unknown = {unpack(digests[1])}, false

@@ -32,8 +32,8 @@ class EffectRow(NamedTuple):
     """A step or an approval of one run, which forks of the run must not repeat without notice.
 
     Runs that were forked from each other share an `origin`: the first run of that lineage. The lineage of a child run
-    is kept while that of its caller is, which is a member of it and has a row with the digest "child". The lineage of
-    the caller also has a row for each effect of a child, with the status "called".
+    is kept while the lineage of its caller is, which is a member of it and has a row with the digest "child". The
+    lineage of the caller also has a row for each effect of a child, with the status "called".
     """
 
     origin: str
@@ -47,10 +47,10 @@ class EffectRow(NamedTuple):
 
 
 def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
-    """Return those of the rows of an effect that are of the same run as `row`.
+    """Return the rows of an effect that are of the same run as `row`.
 
     Args:
-        there: The stored rows, also those whose digests cannot be compared: these may be of other arguments.
+        there: The stored rows, also rows whose digests cannot be compared: these may be of other arguments.
         row: The row that the run writes.
         others: Further digests of the effect.
     """
@@ -59,5 +59,5 @@ def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str
 
 
 def rows_of_other_runs(there: Sequence[EffectRow], row: EffectRow) -> list[EffectRow]:
-    """Return those of the rows of an effect that other runs have."""
+    """Return the rows of an effect that other runs have."""
     return [each for each in there if (each.run_id, each.n) != (row.run_id, row.n)]
