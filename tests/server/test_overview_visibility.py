@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ def _caller(request: Any) -> Caller:
         return bool(run.metadata.get("tenant") == tenant)
 
     return Caller(tenant, may=may)
+
+
+def _with_scopes(scopes: set[str], request: Any) -> Caller:
+    return Caller("ada", scopes)
 
 
 @pytest.fixture
@@ -213,7 +218,7 @@ async def test_a_signal_of_a_caller_who_may_not_approve_answers_no_question(
     if asked:
         await runner.run_once()
     for scope in ("send", "act"):
-        app = create_app(runner, authenticate=lambda request, scope=scope: Caller("ada", {"run", scope}))
+        app = create_app(runner, authenticate=partial(_with_scopes, {"run", scope}))
         if over == "http":
             async with client_of(app, None) as client:
                 for headers in ({}, {"Idempotency-Key": "k"}):
