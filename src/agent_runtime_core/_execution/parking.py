@@ -106,7 +106,7 @@ class Parking:
 
     async def _wait_active(self, find: Find, limit: Duration | None, reason: str) -> Any:
         now, park_after = self._clock.monotonic, self._services.park_after
-        stays = park_after is None or CURRENT_STEP.get() is not None or CANCEL_HOOK.get() is not None
+        stays = park_after is None or _in_step() or CANCEL_HOOK.get() is not None
         park_at = None if park_after is None or stays else now() + park_after
         while True:
             await self._mailbox.read()
@@ -317,6 +317,14 @@ class Parking:
         control.close()
         control.cancel_task()
         await asyncio.get_running_loop().create_future()
+
+
+def _in_step() -> bool:
+    """Return whether the calling code runs in a step, which cannot be parked."""
+    scope = CURRENT_STEP.get()
+    while scope is not None and scope.between_steps:
+        scope = scope.outer
+    return scope is not None
 
 
 def _joins(tasks: RunTasks) -> Joins:

@@ -41,6 +41,7 @@ class StepScope:
     counts: dict[tuple[str, str], int] | None = None  # calls of each name inside this step
     charged: dict[str, dict[str, Any]] | None = None  # what `ctx.charge` has counted in this attempt, by model
     ended: bool = False  # the record of the attempt is made: what code charges now would be in no record
+    between_steps: bool = False  # a part of the run's own code that is counted like a step, but is none
 
     @property
     def step_id(self) -> str:

@@ -54,5 +54,5 @@ def question_view(asked: ApprovalRequest) -> dict[str, Any]:
         "run_id": str(asked.run_id), "key": asked.run_key, "agent": asked.agent_key, "name": asked.name,
         "request_id": asked.request_id, "details": plain_of(asked.details),
         "schema": plain_of(asked.schema), "asked_at": asked.asked_at.isoformat(),
-        "approved_before": asked.approved_before,
+        "approved_before": asked.approved_before, "problem": asked.problem,
     }  # fmt: skip

@@ -416,14 +416,15 @@ class RunClient:
             run_id: The run.
             name: Name of the approval. An answer that arrives before the run asks is kept for it.
             answer: The answer, a JSON value.
-            request_id: That of the "approval.requested" event. None means the latest open request of that name.
+            request_id: That of the "approval.requested" event. None means the only open request of that name.
             message_id: Answers with the same id are delivered once.
 
         Returns:
             False if the run has finished, or the request was answered before or is closed: its time limit has passed.
 
         Raises:
-            InvalidArgument: The answer does not match the schema of the request, or there is no such request.
+            InvalidArgument: The answer does not match the schema of the request, there is no such request, or several
+                requests of that name are open and `request_id` is None. The message lists them.
             IllegalTransition: The code of the run has cancelled its wait for the answer, so the question is closed.
             UnknownRun: No such run is stored.
         """
@@ -435,7 +436,7 @@ class RunClient:
         requests = asked.payloads
         if request_id is not None and (not isinstance(request_id, str) or request_id not in requests):
             where = f"request_id of approval {brief(name)} of run {str(run_id)!r}"
-            raise must(where, "be that of an approval.requested event", request_id, "Leave it out for the latest one")
+            raise must(where, "be that of an approval.requested event", request_id, "Leave it out if only one is open")
         if not requests:
             return await self.signal(run_id, name, answer, message_id=message_id)
         wanted = asked.chosen(request_id, message_id)

@@ -1,0 +1,271 @@
+"""What comes before a tool call: the hook, the condition of the tool, and the question to a person."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, cast
+
+from .._core.codec.json import decode, encode
+from .._core.context_vars import start_soon
+from .._core.log import log
+from .._core.validation import must
+from .._execution.recorded_calls import UNRECORDED
+from .._execution.sync_context import is_async, run_plain
+from ..errors import holds
+from ..interfaces import ToolCallDict
+from ..tools.arguments import BadArguments, check_arguments, read_arguments
+from ..tools.confirmation import Decision, answer_schema, decision_of, question_of
+from ..tools.invocation import ENDS_RUN
+from ..tools.tool import Tool
+from .session import LoopSession
+from .state import TurnState
+
+IndexedCall = tuple[int, ToolCallDict, Tool | None]  # a call, with its index in the answer and its tool
+_Asks = Callable[[Awaitable[Any]], Awaitable[Any]]
+
+#: Fields and types of blocks that a provider has signed. It rejects an answer with such a block if a call is changed.
+_SIGNED: Final = frozenset({"signature", "thought_signature", "thoughtSignature", "encrypted_content"})
+_SIGNED_TYPES: Final = frozenset({"thinking", "redacted_thinking", "reasoning.encrypted"})
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """What is known about a call before its tool runs.
+
+    Attributes:
+        arguments: Those with which the tool runs; None if they cannot be read.
+        reread: Returns a new copy of them, for a retry.
+        is_valid: Whether they match the parameters of the tool. Only known for another agent, and with a hook or a
+            confirmation.
+        rejection: Why a person rejected the call, or None.
+        is_changed: Whether a hook may have changed them, so that they are not those of the call.
+    """
+
+    arguments: dict[str, Any] | None
+    reread: Callable[[], dict[str, Any] | None]
+    is_valid: bool = True
+    rejection: str | None = None
+    is_changed: bool = False
+
+
+class CallPreparation:
+    """Prepares the calls of a loop: the questions about several calls of one answer are asked at the same time."""
+
+    def __init__(self, session: LoopSession) -> None:
+        self.session: LoopSession = session
+        #: What the model is told about edited calls, by their index in the answer, if the call itself stays as it is.
+        self.notes: dict[int, str] = {}
+        self._tasks: dict[int, asyncio.Task[PreparedCall]] = {}  # by the index of the call in the answer
+
+    @asynccontextmanager
+    async def asked_together(self, turn: str, calls: Sequence[IndexedCall]) -> AsyncIterator[None]:
+        """Prepare the calls that a person may have to approve, if there are several. The block runs meanwhile."""
+        self.notes = {}
+        steps = self.session.steps
+        asking = [
+            (index, f"{turn}:{index}", call, tool)
+            for index, call, tool in calls
+            if tool is not None and tool.requires_confirmation
+            if steps.replayed("tool", f"{turn}:{index}") is UNRECORDED
+        ]
+        if len(asking) > 1:
+            self._tasks = {each[0]: start_soon(self._prepare(*each, _unchanged)) for each in asking}
+        try:
+            yield
+        finally:
+            tasks, self._tasks = [*self._tasks.values()], {}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def prepared(self, index: int, key: str, call: ToolCallDict, tool: Tool | None) -> PreparedCall:
+        """Return what is known about a call when its tool may run."""
+        task = self._tasks.get(index)
+        if task is None:
+            return await self._prepare(index, key, call, tool, self._waiting)
+        return await (task if task.done() else self._waiting(task))
+
+    def replay(self, index: int, key: str, call: ToolCallDict) -> None:
+        """Take up what was recorded before a call that has a saved result."""
+        steps = self.session.steps
+        hooked = steps.recorded("hook", f"{key}:before")
+        steps.recorded("condition", key)
+        answer = steps.recorded(f"signal:tool:{call.name}", key)
+        if answer is not UNRECORDED:
+            self._edit(index, call, decision_of(answer), _read(call) if hooked is UNRECORDED else hooked)
+
+    async def hooked(self, key: str, name: str, arguments: dict[str, Any], *, lazy: bool = False) -> dict[str, Any]:
+        """Return the arguments after the hook before a tool, which is called once, between steps: it may wait."""
+        hook, steps = self.session.hooks.before_tool, self.session.steps
+        if hook is None:
+            return arguments
+
+        async def changed() -> dict[str, Any]:
+            returned: Any = await hook(name, arguments)
+            if returned is not None and not isinstance(returned, Mapping):
+                fix = "Return the arguments to use, or None after a change in place"
+                raise must(f"the result of the hook before tool {name!r}", "be None or a dict", returned, fix)
+            return arguments if returned is None else dict(cast("Mapping[str, Any]", returned))
+
+        recorded = steps.recorded("hook", f"{key}:before")
+        if recorded is UNRECORDED:
+            recorded = await steps.between("hook", f"{key}:before", changed, lazy=lazy)
+        return cast("dict[str, Any]", recorded)
+
+    async def _prepare(
+        self, index: int, key: str, call: ToolCallDict, tool: Tool | None, waiting: _Asks
+    ) -> PreparedCall:  # fmt: skip
+        arguments, reread = _read(call), partial(_read, call)
+        hook = self.session.hooks.before_tool
+        confirmation, agent = (
+            (False, None) if tool is None else (tool.requires_confirmation, tool.metadata.get("agent"))
+        )
+        if tool is None or not (hook or confirmation or agent):  # the tool itself checks the arguments
+            return PreparedCall(arguments, reread)
+        if arguments is None or not _are_valid(arguments, tool):
+            return PreparedCall(arguments, reread, is_valid=False)
+        # The hook before another agent follows the event of its call, unless a question shows its arguments.
+        is_changed = hook is not None and (bool(confirmation) or agent is None)
+        if is_changed:
+            lazy = not (tool.has_side_effects or confirmation)
+            arguments = await self.hooked(key, call.name, arguments, lazy=lazy)
+            reread = partial(cast("Callable[[str], dict[str, Any]]", decode), encode(arguments))
+        if confirmation:
+            asked, question = await self._question(key, call, tool, arguments)
+            if asked:
+                decision = await waiting(self._ask(key, call, tool, arguments, question))
+                if decision.rejection is not None:
+                    return PreparedCall(arguments, reread, rejection=decision.rejection)
+                if self._edit(index, call, decision, arguments):
+                    return PreparedCall(_read(call), partial(_read, call))
+        return PreparedCall(arguments, reread, is_changed=is_changed)
+
+    async def _question(
+        self, key: str, call: ToolCallDict, tool: Tool, arguments: dict[str, Any]
+    ) -> tuple[bool, str | None]:  # fmt: skip
+        """Return whether a person is asked about a call, and the text of the question."""
+        condition, steps = tool.requires_confirmation, self.session.steps
+        if isinstance(condition, bool):
+            return condition, None
+        outcome = steps.recorded("condition", key)
+        if outcome is UNRECORDED:
+            if steps.has_begun(f"signal:tool:{call.name}", key):  # when the tool had no condition
+                return True, None
+            outcome = await steps.run("condition", key, lambda _: self._evaluated(condition, call.name, arguments))
+        return question_of(outcome)
+
+    async def _evaluated(self, condition: Callable[..., Any], name: str, arguments: dict[str, Any]) -> bool | str:
+        """Return False if nobody is asked, else True or the text of the question. What is no answer asks."""
+        given, ctx = copy.deepcopy(arguments), self.session.ctx
+        try:
+            if is_async(condition):
+                outcome = await condition(given, ctx)
+            else:
+                outcome = await run_plain(lambda ctx, given: condition(given, ctx), ctx, given)
+        except Exception as error:
+            if holds(error, ENDS_RUN):
+                raise
+            outcome = error
+        if isinstance(outcome, bool | str):
+            return outcome
+        got = f"raised {outcome!r}" if isinstance(outcome, Exception) else f"returned {type(outcome).__name__}"
+        run = self.session.run
+        log.warning("the condition of tool %.120s of run %s %.300s, so a person is asked", name, run, got)
+        return True
+
+    async def _ask(
+        self, key: str, call: ToolCallDict, tool: Tool, arguments: dict[str, Any], question: str | None
+    ) -> Decision:  # fmt: skip
+        details: dict[str, Any] = {"tool_name": call.name, "tool_args": arguments, "tool_call_id": call.id}
+        if question is not None:
+            details["question"] = question
+        schema = answer_schema(tool.parameters)
+        return decision_of(await self.session.ctx.approve(f"tool:{call.name}", details, schema=schema, key=key))
+
+    async def _waiting(self, work: Awaitable[Any]) -> Any:
+        """Wait for a person. The time does not count."""
+        session = self.session
+        session.state(TurnState.WAITING)
+        session.stop_timer()
+        answer = await session.unless_cancelled(work)
+        session.start_timer()
+        session.state(TurnState.TOOL_EXECUTION)
+        return answer
+
+    def _edit(
+        self, index: int, call: ToolCallDict, decision: Decision, shown: dict[str, Any] | None
+    ) -> bool:  # fmt: skip
+        """Replace the arguments of a call by those that a person approved, also for the model.
+
+        Args:
+            index: The index of the call in the answer of the model.
+            call: The call.
+            decision: What the person has decided.
+            shown: The arguments in the question.
+
+        Returns:
+            Whether the person has changed them.
+        """
+        edited = decision.arguments
+        if edited is None:
+            return False
+        text, original = encode(edited), call.arguments
+        if text == encode(shown):
+            return False
+        call["function"] = {"name": call.name, "arguments": text}
+        messages = self.session.messages
+        message = messages[-1]  # the answer of the model: those of the tools follow
+        if _is_signed(message):
+            self.notes[index] = f"Note: a person changed the arguments of this call before it ran, to {text}"
+        else:
+            changed = [_with_arguments(each, call.id, original, text) for each in message["tool_calls"]]
+            messages[-1] = {**message, "tool_calls": changed}
+        return True
+
+
+async def _unchanged(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+def _with_arguments(call: Mapping[str, Any], call_id: str, original: Any, text: str) -> Mapping[str, Any]:
+    """Return the call with other arguments if it is the call with that id and these original arguments."""
+    known = ToolCallDict(call)
+    if known.id != call_id or known.arguments != original:
+        return call
+    function = call.get("function")
+    if isinstance(function, Mapping):
+        return {**call, "function": {**cast("Mapping[str, Any]", function), "arguments": text}}
+    return {**call, "arguments": text}
+
+
+def _is_signed(value: Any) -> bool:
+    """Whether an answer of a model has a part that its provider signed together with the calls."""
+    if isinstance(value, Mapping):
+        parts = cast("Mapping[str, Any]", value)
+        kind = parts.get("type")
+        if any(parts.get(name) for name in _SIGNED) or (isinstance(kind, str) and kind in _SIGNED_TYPES):
+            return True
+        return any(_is_signed(each) for name, each in parts.items() if name != "arguments" and name != "input")
+    return isinstance(value, list) and any(map(_is_signed, cast("list[Any]", value)))
+
+
+def _read(call: ToolCallDict) -> dict[str, Any] | None:
+    """Return the arguments with which a tool runs, or None if they are invalid."""
+    try:
+        return read_arguments(call.arguments)
+    except BadArguments:
+        return None
+
+
+def _are_valid(arguments: Mapping[str, Any], tool: Tool) -> bool:
+    """Return whether arguments match the parameters of a tool."""
+    try:
+        check_arguments(tool.parameters, arguments)
+    except BadArguments:
+        return False
+    return True
