@@ -331,6 +331,10 @@ class RunControl:
             self.paused_seconds += now - self.paused_at
             self.paused_at = None
 
+    def paused_for(self, now: float) -> float:
+        """Return the seconds until `now` that do not count against time limits, because the run only waited."""
+        return self.paused_seconds + (0.0 if self.paused_at is None else max(0.0, now - self.paused_at))
+
     def cancel_task(self) -> None:
         """Cancel the task. Also notify the runner, because the task may ignore the cancellation."""
         self.cancel_requested = True
