@@ -121,7 +121,9 @@ class TextOutlet(Protocol):
 class ContextWaits(Protocol):
     """The waits of a context that its journal uses."""
 
-    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any], /) -> AlreadyDone | None:
+    async def review(
+        self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None, /
+    ) -> AlreadyDone | None:  # fmt: skip
         """Park until a person has reviewed a step in doubt."""
 
     async def approve(
@@ -226,7 +228,9 @@ class RunControl:
         """Return the unfinished tasks of the run but the current one."""
         return tasks_of(asyncio.get_running_loop(), self)
 
-    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
+    async def review(
+        self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None = None
+    ) -> AlreadyDone | None:  # fmt: skip
         """Wait until a person has reviewed the step in doubt that the record `start` started.
 
         Args:
@@ -234,6 +238,7 @@ class RunControl:
             key: Its key.
             start: The number of the record of its start.
             read: Makes the result of the step from the result in the answer.
+            tool: The tool call that the step is.
 
         Returns:
             The result; None to run the step again.
@@ -246,7 +251,7 @@ class RunControl:
             raise JournalMismatch(
                 f"step {name!r} is in doubt, and on_in_doubt='review' needs a run context. Open the run with a runner"
             )
-        return await context.waits.review(name, key, start, read)
+        return await context.waits.review(name, key, start, read, tool)
 
     async def approve(self, name: str, details: Any, key: str) -> Any:
         """Ask for a decision and wait for the answer."""

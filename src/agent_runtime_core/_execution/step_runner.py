@@ -488,7 +488,9 @@ async def _apply_in_doubt_policy(
         raise StepInDoubt(work.name, f"it was interrupted, and its outcome is unknown (on_in_doubt='fail'). {CHECK}")
     if policy == "review":
         try:
-            answer = await journal.control.review(work.name, work.key, start, lambda given: work.decode(encode(given)))
+            answer = await journal.control.review(
+                work.name, work.key, start, lambda given: work.decode(encode(given)), step.tool
+            )
         except RunFailed:  # a reviewer has confirmed that it had no effect
             await journal.writer.write([Op("effect.drop", (step.row,))])
             raise

@@ -246,7 +246,9 @@ class Waits:
                 return {"approved_before": rows[-1].run_id}
         return {}
 
-    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
+    async def review(
+        self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None = None
+    ) -> AlreadyDone | None:  # fmt: skip
         """Wait for a person to decide about a step in doubt.
 
         Args:
@@ -254,6 +256,7 @@ class Waits:
             key: Its key.
             start: Number of the record of its start. An answer is valid for this start only.
             read: Makes the step's result of the one in the answer.
+            tool: The tool call that the step is: {"name", "id", "args"}.
 
         Returns:
             The step's result if it was done, None if it is to run again.
@@ -271,7 +274,13 @@ class Waits:
             return True
 
         step, signal = step_id(self._row.run_id, name, key), f"{IN_DOUBT}{name}"
-        text = encode({"step_name": name, "step_id": step, "signal": signal})
+        about: dict[str, Any] = {"step_name": name, "step_id": step, "signal": signal}
+        if tool is not None:
+            call = {"tool_name": tool["name"], "tool_args": tool["args"], "tool_call_id": tool["id"]}
+            if (redaction := self._journal.redaction) is not None:
+                call = redaction.stored_value("event", call, f"run {self._row.run_id}")
+            about |= call
+        text = encode(about)
 
         async def ask(request_id: str, _: str) -> None:
             # Also while other records follow in the journal: a concurrent step may have ended since. The id of the

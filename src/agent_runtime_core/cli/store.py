@@ -141,10 +141,16 @@ async def similar_agent(runner: AgentRunner, key: str) -> str | None:
     return next(iter(difflib.get_close_matches(key[:100], sorted(keys), n=1)), None)
 
 
-def answer_command(args: Namespace, wait: Mapping[str, str]) -> str:
+#: The command that answers each kind of wait, and its argument after the name.
+_ANSWERS = {"approval": ("approve", ""), "review": ("approve", " ANSWER"), "signal": ("signal", " PAYLOAD")}
+
+
+def answer_command(args: Namespace, wait: Mapping[str, str], request_id: str | None = None) -> str:
     """Return the command that answers a wait of the run `args.id`, as the user would type it."""
-    verb, payload = ("approve", "") if wait["kind"] == "approval" else ("signal", " PAYLOAD")
+    verb, payload = _ANSWERS[wait["kind"]]
     store = "" if args.url is None else f" --url {shlex.quote(_readable(args.url))}"
+    if request_id is not None:
+        store = f" --request-id {shlex.quote(request_id)}{store}"
     names = f"{shlex.quote(args.id)} {shlex.quote(wait['name'])}{payload}"
     if args.id.startswith("-") or wait["name"].startswith("-"):  # else it would be read as an option
         return f"agent-runtime {verb}{store} -- {names}"

@@ -14,12 +14,12 @@ from .._core.codec.json import decode, encode
 from .._core.context_vars import start_soon
 from .._core.log import log
 from .._core.validation import must
-from .._execution.recorded_calls import UNRECORDED
+from .._execution.recorded_calls import UNRECORDED, RecordedCalls
 from .._execution.sync_context import is_async, run_plain
 from ..errors import holds
 from ..interfaces import ToolCallDict
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
-from ..tools.confirmation import Decision, answer_schema, decision_of, question_of
+from ..tools.confirmation import Decision, answer_schema, decision_of
 from ..tools.invocation import ENDS_RUN
 from ..tools.tool import Tool
 from .session import LoopSession
@@ -51,6 +51,65 @@ class PreparedCall:
     is_valid: bool = True
     rejection: str | None = None
     is_changed: bool = False
+
+
+class Question:
+    """The question to a person about one call.
+
+    Args:
+        ctx: The context of the run.
+        steps: The recorded calls of the run.
+        key: Identifies the call in the journal.
+        tool: The tool.
+        name: The name by which it is called.
+        arguments: The arguments of the call, which match the parameters of the tool.
+        call_id: The id of the call.
+    """
+
+    def __init__(
+        self, ctx: Any, steps: RecordedCalls, key: str, tool: Tool, name: str, arguments: dict[str, Any], call_id: str
+    ) -> None:  # fmt: skip
+        self._ctx, self._steps, self._key, self._tool, self._name = ctx, steps, key, tool, name
+        self._details: dict[str, Any] = {"tool_name": name, "tool_args": arguments, "tool_call_id": call_id}
+
+    async def is_asked(self) -> bool:
+        """Return whether a person is asked. A condition of the tool decides once, and its outcome is recorded."""
+        condition, steps, key = self._tool.requires_confirmation, self._steps, self._key
+        if isinstance(condition, bool):
+            return condition
+        outcome = steps.recorded("condition", key)
+        if outcome is UNRECORDED:
+            if steps.has_begun(f"signal:tool:{self._name}", key):  # when the tool had no condition
+                return True
+            outcome = await steps.run("condition", key, lambda _: self._evaluated(condition))
+        if isinstance(outcome, str) and outcome:
+            self._details["question"] = outcome
+        return outcome is not False
+
+    async def _evaluated(self, condition: Callable[..., Any]) -> bool | str:
+        """Return False if nobody is asked, else True or the text of the question. What is no answer asks."""
+        given: dict[str, Any] = copy.deepcopy(self._details["tool_args"])
+        try:
+            if is_async(condition):
+                outcome = await condition(given, self._ctx)
+            else:
+                outcome = await run_plain(lambda ctx, given: condition(given, ctx), self._ctx, given)
+        except Exception as error:
+            if holds(error, ENDS_RUN):
+                raise
+            outcome = error
+        if isinstance(outcome, bool | str):
+            return outcome
+        got = f"raised {outcome!r}" if isinstance(outcome, Exception) else f"returned {type(outcome).__name__}"
+        run = getattr(self._ctx, "run_key", None) or getattr(self._ctx, "run_id", None)
+        log.warning("the condition of tool %.120s of run %s %.300s, so a person is asked", self._name, run, got)
+        return True
+
+    async def ask(self) -> Decision:
+        """Ask, and wait for an answer that fits the parameters of the tool."""
+        schema = answer_schema(self._tool.parameters)
+        answer = await self._ctx.approve(f"tool:{self._name}", self._details, schema=schema, key=self._key)
+        return decision_of(answer)
 
 
 class CallPreparation:
@@ -136,56 +195,14 @@ class CallPreparation:
             arguments = await self.hooked(key, call.name, arguments, lazy=lazy)
             reread = partial(cast("Callable[[str], dict[str, Any]]", decode), encode(arguments))
         if confirmation:
-            asked, question = await self._question(key, call, tool, arguments)
-            if asked:
-                decision = await waiting(self._ask(key, call, tool, arguments, question))
+            question = Question(self.session.ctx, self.session.steps, key, tool, call.name, arguments, call.id)
+            if await question.is_asked():
+                decision: Decision = await waiting(question.ask())
                 if decision.rejection is not None:
                     return PreparedCall(arguments, reread, rejection=decision.rejection)
                 if self._edit(index, call, decision, arguments):
                     return PreparedCall(_read(call), partial(_read, call))
         return PreparedCall(arguments, reread, is_changed=is_changed)
-
-    async def _question(
-        self, key: str, call: ToolCallDict, tool: Tool, arguments: dict[str, Any]
-    ) -> tuple[bool, str | None]:  # fmt: skip
-        """Return whether a person is asked about a call, and the text of the question."""
-        condition, steps = tool.requires_confirmation, self.session.steps
-        if isinstance(condition, bool):
-            return condition, None
-        outcome = steps.recorded("condition", key)
-        if outcome is UNRECORDED:
-            if steps.has_begun(f"signal:tool:{call.name}", key):  # when the tool had no condition
-                return True, None
-            outcome = await steps.run("condition", key, lambda _: self._evaluated(condition, call.name, arguments))
-        return question_of(outcome)
-
-    async def _evaluated(self, condition: Callable[..., Any], name: str, arguments: dict[str, Any]) -> bool | str:
-        """Return False if nobody is asked, else True or the text of the question. What is no answer asks."""
-        given, ctx = copy.deepcopy(arguments), self.session.ctx
-        try:
-            if is_async(condition):
-                outcome = await condition(given, ctx)
-            else:
-                outcome = await run_plain(lambda ctx, given: condition(given, ctx), ctx, given)
-        except Exception as error:
-            if holds(error, ENDS_RUN):
-                raise
-            outcome = error
-        if isinstance(outcome, bool | str):
-            return outcome
-        got = f"raised {outcome!r}" if isinstance(outcome, Exception) else f"returned {type(outcome).__name__}"
-        run = self.session.run
-        log.warning("the condition of tool %.120s of run %s %.300s, so a person is asked", name, run, got)
-        return True
-
-    async def _ask(
-        self, key: str, call: ToolCallDict, tool: Tool, arguments: dict[str, Any], question: str | None
-    ) -> Decision:  # fmt: skip
-        details: dict[str, Any] = {"tool_name": call.name, "tool_args": arguments, "tool_call_id": call.id}
-        if question is not None:
-            details["question"] = question
-        schema = answer_schema(tool.parameters)
-        return decision_of(await self.session.ctx.approve(f"tool:{call.name}", details, schema=schema, key=key))
 
     async def _waiting(self, work: Awaitable[Any]) -> Any:
         """Wait for a person. The time does not count."""

@@ -106,8 +106,3 @@ def decision_of(answer: Any) -> Decision:
     if len(edits) > 1 or not isinstance(edits[0], Mapping):
         return Decision(UNREADABLE)
     return Decision(None, dict(cast("Mapping[str, Any]", edits[0])))
-
-
-def question_of(outcome: Any) -> tuple[bool, str | None]:
-    """Return whether a person is asked after a condition returned `outcome`, and the text of the question."""
-    return outcome is not False, outcome if isinstance(outcome, str) and outcome else None
