@@ -179,7 +179,8 @@ class CallPreparation:
     async def _prepare(
         self, index: int, key: str, call: ToolCallDict, tool: Tool | None, waiting: _Asks
     ) -> PreparedCall:  # fmt: skip
-        arguments, reread = _read(call), partial(_read, call)
+        arguments = _read(call)
+        reread: Callable[[], dict[str, Any] | None] = partial(_read, call)
         hook = self.session.hooks.before_tool
         confirmation, agent = (
             (False, None) if tool is None else (tool.requires_confirmation, tool.metadata.get("agent"))
@@ -268,7 +269,7 @@ def _is_signed(value: Any) -> bool:
         if any(parts.get(name) for name in _SIGNED) or (isinstance(kind, str) and kind in _SIGNED_TYPES):
             return True
         return any(_is_signed(each) for name, each in parts.items() if name != "arguments" and name != "input")
-    return isinstance(value, list) and any(map(_is_signed, cast("list[Any]", value)))
+    return isinstance(value, list) and any(map(_is_signed, value))
 
 
 def _read(call: ToolCallDict) -> dict[str, Any] | None:

@@ -90,7 +90,7 @@ def _moved(schema: Any) -> Any:
         if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
             moved["$ref"] = f"#/$defs/arguments{reference[1:]}"
         return moved
-    return [_moved(each) for each in cast("list[Any]", schema)] if isinstance(schema, list) else schema
+    return [_moved(each) for each in schema] if isinstance(schema, list) else schema
 
 
 def decision_of(answer: Any) -> Decision:
