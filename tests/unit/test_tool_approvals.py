@@ -24,10 +24,11 @@ from agent_runtime_core.planning.plan import PlanStep
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import ApprovalRequest
 from agent_runtime_core.status import RunStatus
-from agent_runtime_core.testing import crash_everywhere
+from agent_runtime_core.testing import MockRunContext, crash_everywhere
 from agent_runtime_core.tools.base import BaseTool, ToolResult
 from agent_runtime_core.tools.confirmation import answer_schema, decision_of, misfit_of_answer
 from agent_runtime_core.tools.registry import ToolRegistry
+from tests.support.command_line import Commands
 from tests.support.runs import Rig
 from tests.support.scripted_model import Scripted, asks, call
 
@@ -693,3 +694,126 @@ async def test_a_run_on_redis_is_answered_by_another_process(answers: tuple[Any,
         assert await worker.run_once()
         assert (await other.wait("r", timeout=0)).status is RunStatus.SUCCEEDED
     assert made.paid == ([101, 102] if good is True else [])
+
+
+# -- where people answer
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(capsys, str(tmp_path / "runs.db"))
+
+
+def parked(made: AgentRuntime, url: str, *, submit: bool = True) -> None:
+    """Execute the run in this process until it waits or ends."""
+
+    async def execute() -> None:
+        agents = Registry()
+        agents.register(made)
+        async with AgentRunner.open(url, registry=agents, config=PARKED) as runner:
+            if submit:
+                await runner.submit(made.key, HELLO, run_id="r")
+            assert await runner.run_once()
+
+    asyncio.run(execute())
+
+
+def test_the_command_line_names_one_of_several_questions(command: Commands) -> None:
+    made = Paying([pays(1, "a"), pays(2, "b")])
+    parked(made, command.url)
+    questions = command.json("show", "r")["questions"]
+    code, _, error = command("approve", "r", "tool:pay")
+    assert code != 0
+    assert all(each["request_id"] in error for each in questions)
+    shown = command("show", "r")[1]
+    for question in questions:
+        assert f"--request-id {question['request_id']}" in shown
+    assert 'pay {"amount": 2}' in shown
+    for question, answer in zip(questions, ("false", '{"approved": true, "arguments": {"amount": 3}}'), strict=True):
+        assert command("approve", "r", "tool:pay", answer, "--request-id", question["request_id"])[0] == 0
+    parked(made, command.url, submit=False)
+    assert made.paid == [3]
+
+
+@pytest.mark.parametrize(
+    "answer", ["yes", '"yes"', '{"approved": true, "arguments": "{}"}', '{"approved": true, "x": 1}']
+)
+def test_the_command_line_rejects_an_answer_that_does_not_fit(answer: str, command: Commands) -> None:
+    made = Paying([pays(4100)])
+    parked(made, command.url)
+    code, _, error = command("approve", "r", "tool:pay", answer)
+    assert code != 0
+    assert "Answer true, false" in error or "JSON" in error
+    assert command("signal", "r", "tool:pay", '"yes"')[0] == 0
+    parked(made, command.url, submit=False)
+    shown = command("show", "r")[1]
+    assert "problem" in shown
+    assert made.paid == []
+
+
+@pytest.mark.parametrize("outcome", ['"retry"', '{"outcome": "done", "result": "checked"}', '{"outcome": "failed"}'])
+def test_the_command_line_answers_the_review_of_a_tool(outcome: str, command: Commands) -> None:
+    begun: list[float] = []
+
+    async def pay(amount: float) -> str:
+        begun.append(amount)
+        if len(begun) == 1:
+            raise KeyboardInterrupt  # the process ends inside the tool
+        return "done"
+
+    made = Paying([pays(140)], False, fn=pay, metadata={"on_in_doubt": "review"})
+    with pytest.raises(KeyboardInterrupt):
+        parked(made, command.url)
+    parked(made, command.url, submit=False)
+    told = command.json("show", "r")
+    assert told["waiting_for"] == [{"kind": "review", "name": "in_doubt:tool"}]
+    details = told["questions"][0]["details"]
+    assert (details["tool_name"], details["tool_args"], details["tool_call_id"]) == ("pay", {"amount": 140}, "c1")
+    shown = command("show", "r")[1]
+    assert 'pay {"amount": 140}' in shown
+    assert "approve r in_doubt:tool ANSWER" in shown
+    assert command("approve", "r", "in_doubt:tool")[0] != 0  # true is no outcome
+    assert command("approve", "r", "in_doubt:tool", outcome)[0] == 0
+    parked(made, command.url, submit=False)
+    assert begun == [140, 140] if "retry" in outcome else begun == [140]
+
+
+# -- the next message of the customer
+
+
+async def test_the_next_message_of_the_customer(place: Path | None) -> None:
+    """What the guide on waits says about each way in which an application may pass it on."""
+    made = Paying([pays(4100)])
+    made.client.say = lambda messages: asks(pays(4100)) if messages[-1]["content"] == "pay" else "ok"
+    agents = Registry()
+    agents.register(made)
+    asked_for = {**HELLO, "conversation_id": "talk"}
+    later = {"messages": [{"role": "user", "content": "and?"}], "conversation_id": "talk"}
+    async with AgentRunner.open(place or "memory://", registry=agents, config=PARKED) as runner:
+        await runner.submit("paying", asked_for, run_id="r")
+        await asked(runner)
+        await runner.submit("paying", later, run_id="queued")
+        assert not await runner.run_once()
+        assert (await runner.get_run("queued")).status is RunStatus.PENDING
+        await runner.submit("paying", later, run_id="beside", concurrency_key="")
+        assert await runner.run_once()
+        beside = await runner.wait("beside", timeout=0)
+        assert [each["content"] for each in beside.final_messages] == ["and?", "ok"]
+        await runner.send("r", "I changed my mind")
+        assert await runner.run_once()
+        assert (await runner.get_run("r")).open_approvals == ("tool:pay",)
+        await runner.approve("r", "tool:pay", {"approved": False, "reason": "withdrawn"})
+        await runner.run_once()
+        told = (await runner.wait("r", timeout=0)).final_messages
+        assert [each["role"] for each in told] == ["user", "assistant", "tool", "user", "assistant"]
+        assert told[3]["content"] == "I changed my mind"
+        assert await runner.run_once()
+        assert (await runner.wait("queued", timeout=0)).status is RunStatus.SUCCEEDED
+    assert made.paid == []
+
+
+async def test_a_mock_context_checks_the_answer() -> None:
+    ctx = MockRunContext(HELLO["messages"])
+    ctx.signal("tool:pay", "yes")
+    with pytest.raises(InvalidArgument, match="answer to approval 'tool:pay' must match the schema"):
+        await Paying([pays(4100)]).run(ctx)

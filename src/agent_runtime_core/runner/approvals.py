@@ -239,7 +239,8 @@ class AskedRequests:
         return None if self.decided_by(wanted, self._decided) is not None else wanted
 
     def _ambiguous(self, requests: Sequence[str]) -> InvalidArgument:
-        listed = [f"{each} ({brief(self._subject(each))})" for each in requests[:MOST_NAMED]]
+        named = [(each, self._subject(each)) for each in requests[:MOST_NAMED]]
+        listed = [each if about is None else f"{each} ({brief(about)})" for each, about in named]
         more = f" and {len(requests) - MOST_NAMED} more" if len(requests) > MOST_NAMED else ""
         where = f"request_id of approval {brief(self._name)} of run {self._run_id!r}"
         fix = f"Pass one of {', '.join(listed)}{more}"
