@@ -140,7 +140,7 @@ async def test_an_unreadable_answer_is_rejected_and_leaves_the_question_open(
         [question] = await asked(runner)
         assert question.details["tool_args"] == SHOWN
         with pytest.raises(
-            InvalidArgument, match=r'Answer true, false, .* or \{"approved": true, "arguments": \{…\}\}'
+            InvalidArgument, match=r'Known answers: true, false, .* \{"approved": true, "arguments": \{…\}\}'
         ):
             await runner.approve("r", "tool:pay", answer)
         assert await runner.approvals() == [question]
@@ -167,7 +167,7 @@ async def test_an_answer_that_nothing_has_checked_is_checked_by_the_run(
             assert (again.request_id, again.details) == (question.request_id, question.details)
             question = again
         assert question.problem is not None
-        assert "Answer true, false" in question.problem
+        assert "Known answers: true, false" in question.problem
         assert made.paid == []
         assert await runner.approve("r", "tool:pay", False, request_id=question.request_id)
         await ended(runner)
@@ -683,7 +683,7 @@ async def test_a_run_on_redis_is_answered_by_another_process(answers: tuple[Any,
         bad, good = answers
         with pytest.raises(InvalidArgument, match="2 open requests"):
             await other.approve("r", "tool:pay", good)
-        with pytest.raises(InvalidArgument, match="Answer true, false"):
+        with pytest.raises(InvalidArgument, match="Known answers: true, false"):
             await other.approve("r", "tool:pay", bad, request_id=first.request_id)
         await other.signal("r", "tool:pay", bad)
         assert await worker.run_once()
@@ -743,7 +743,7 @@ def test_the_command_line_rejects_an_answer_that_does_not_fit(answer: str, comma
     parked(made, command.url)
     code, _, error = command("approve", "r", "tool:pay", answer)
     assert code != 0
-    assert "Answer true, false" in error or "JSON" in error
+    assert "Known answers: true, false" in error or "JSON" in error
     assert command("signal", "r", "tool:pay", '"yes"')[0] == 0
     parked(made, command.url, submit=False)
     shown = command("show", "r")[1]

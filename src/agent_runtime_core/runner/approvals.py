@@ -239,11 +239,12 @@ class AskedRequests:
         return None if self.decided_by(wanted, self._decided) is not None else wanted
 
     def _ambiguous(self, requests: Sequence[str]) -> InvalidArgument:
-        named = [(each, self._subject(each)) for each in requests[:MOST_NAMED]]
-        listed = [each if about is None else f"{each} ({brief(about)})" for each, about in named]
         more = f" and {len(requests) - MOST_NAMED} more" if len(requests) > MOST_NAMED else ""
+        subjects = [brief(each) for each in map(self._subject, requests[:MOST_NAMED]) if each is not None]
+        about = f"They are about {', '.join(subjects)}. " if subjects else ""
+        # The HTTP API shows the last sentence, which has no contents.
+        fix = f"{about}Known: {', '.join(requests[:MOST_NAMED])}{more}."
         where = f"request_id of approval {brief(self._name)} of run {self._run_id!r}"
-        fix = f"Pass one of {', '.join(listed)}{more}"
         return must(where, f"name one of {len(requests)} open requests", Shown("none"), fix)
 
     def _subject(self, request_id: str) -> Any:

@@ -15,7 +15,7 @@ Confirmation: TypeAlias = "bool | Callable[[dict[str, Any], Any], Any]"
 EDITS: Final = ("arguments", "tool_args")
 UNREADABLE: Final = "the arguments in the answer cannot be read"
 _TITLE: Final = "Answer about a call"
-_FITS: Final = 'Answer true, false, {"approved": false, "reason": "…"} or {"approved": true, "arguments": {…}}'
+_FITS: Final = 'Known answers: true, false, {"approved": false, "reason": "…"}, {"approved": true, "arguments": {…}}.'
 #: Keywords of JSON Schema that decide about properties which `properties` does not name.
 _OPEN: Final = frozenset({
     "$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties",
