@@ -482,11 +482,9 @@ async def test_questions_are_closed_when_the_loop_ends_early(place: Path | None)
 class Asking(Paying):
     """Asks in the hook."""
 
-    def __init__(self, *, plain: bool = False, **options: Any) -> None:
-        super().__init__([pays(4100)], False, **options)
+    def __init__(self) -> None:
+        super().__init__([pays(4100)], False)
         self.hooks = 0
-        if plain:
-            self.on_tool_call = self.plain_hook  # type: ignore[method-assign]
 
     def plain_hook(self, ctx: SyncRunContext, tool_name: str, tool_args: dict[str, Any]) -> Any:
         self.hooks += 1

@@ -129,6 +129,10 @@ class RecordedCalls:
         """
         if self._control.refuses:
             await self._control.refuse()
+        if self.journal.unconfirmed.pending:
+            await self.journal.unconfirmed.resolve()
+            if (known := self.recorded(name, key)) is not UNRECORDED:
+                return known
         scope = StepScope(self.journal.token, name, f"k:{key}", 1, CURRENT_STEP.get(), between_steps=True)
         token = CURRENT_STEP.set(scope)
         try:

@@ -6,11 +6,9 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
-from .._core.codec.json import decode, encode
+from .._core.codec.json import encode
 from .._core.context_vars import start_soon
 from .._core.log import log
 from .._core.validation import must
@@ -33,24 +31,21 @@ _SIGNED: Final = frozenset({"signature", "thought_signature", "thoughtSignature"
 _SIGNED_TYPES: Final = frozenset({"thinking", "redacted_thinking", "reasoning.encrypted"})
 
 
-@dataclass(frozen=True)
-class PreparedCall:
+class PreparedCall(NamedTuple):
     """What is known about a call before its tool runs.
 
     Attributes:
         arguments: Those with which the tool runs; None if they cannot be read.
-        reread: Returns a new copy of them, for a retry.
+        changed: The arguments after a hook as JSON, if they may not be those of the call.
         is_valid: Whether they match the parameters of the tool. Only known for another agent, and with a hook or a
             confirmation.
         rejection: Why a person rejected the call, or None.
-        is_changed: Whether a hook may have changed them, so that they are not those of the call.
     """
 
     arguments: dict[str, Any] | None
-    reread: Callable[[], dict[str, Any] | None]
+    changed: str | None = None
     is_valid: bool = True
     rejection: str | None = None
-    is_changed: bool = False
 
 
 class Question:
@@ -121,29 +116,46 @@ class CallPreparation:
         self.notes: dict[int, str] = {}
         self._tasks: dict[int, asyncio.Task[PreparedCall]] = {}  # by the index of the call in the answer
 
-    @asynccontextmanager
-    async def asked_together(self, turn: str, calls: Sequence[IndexedCall]) -> AsyncIterator[None]:
-        """Prepare the calls that a person may have to approve, if there are several. The block runs meanwhile."""
+    def asking(self, turn: str, calls: Sequence[IndexedCall]) -> list[IndexedCall]:
+        """Return those of the calls of a new answer that a person may have to approve."""
         self.notes = {}
         steps = self.session.steps
-        asking = [
-            (index, f"{turn}:{index}", call, tool)
-            for index, call, tool in calls
-            if tool is not None and tool.requires_confirmation
-            if steps.replayed("tool", f"{turn}:{index}") is UNRECORDED
+        return [
+            each
+            for each in calls
+            if each[2] is not None and each[2].requires_confirmation
+            if steps.replayed("tool", f"{turn}:{each[0]}") is UNRECORDED
         ]
-        if len(asking) > 1:
-            self._tasks = {each[0]: start_soon(self._prepare(*each, _unchanged)) for each in asking}
+
+    @asynccontextmanager
+    async def asked_together(self, turn: str, calls: Sequence[IndexedCall]) -> AsyncIterator[None]:
+        """Prepare several calls at the same time, while the block runs."""
+        self._tasks = {
+            index: start_soon(self._prepare(index, f"{turn}:{index}", call, tool, _unchanged))
+            for index, call, tool in calls
+        }
         try:
             yield
-        finally:
-            tasks, self._tasks = [*self._tasks.values()], {}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        except GeneratorExit:  # the loop is garbage-collected, and so are its tasks
+            raise
+        except BaseException:
+            await self._stop()
+            raise
+        await self._stop()
+
+    async def _stop(self) -> None:
+        """Cancel the preparations that are left, which closes their questions."""
+        tasks, self._tasks = [*self._tasks.values()], {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def prepared(self, index: int, key: str, call: ToolCallDict, tool: Tool | None) -> PreparedCall:
         """Return what is known about a call when its tool may run."""
+        if tool is None or not (
+            tool.requires_confirmation or self.session.hooks.before_tool is not None or tool.metadata.get("agent")
+        ):
+            return PreparedCall(read(call))  # the tool checks the arguments
         task = self._tasks.get(index)
         if task is None:
             return await self._prepare(index, key, call, tool, self._waiting)
@@ -156,7 +168,7 @@ class CallPreparation:
         steps.recorded("condition", key)
         answer = steps.recorded(f"signal:tool:{call.name}", key)
         if answer is not UNRECORDED:
-            self._edit(index, call, decision_of(answer), _read(call) if hooked is UNRECORDED else hooked)
+            self._edit(index, call, decision_of(answer), read(call) if hooked is UNRECORDED else hooked)
 
     async def hooked(self, key: str, name: str, arguments: dict[str, Any], *, lazy: bool = False) -> dict[str, Any]:
         """Return the arguments after the hook before a tool, which is called once, between steps: it may wait."""
@@ -179,31 +191,24 @@ class CallPreparation:
     async def _prepare(
         self, index: int, key: str, call: ToolCallDict, tool: Tool | None, waiting: _Asks
     ) -> PreparedCall:  # fmt: skip
-        arguments = _read(call)
-        reread: Callable[[], dict[str, Any] | None] = partial(_read, call)
-        hook = self.session.hooks.before_tool
-        confirmation, agent = (
-            (False, None) if tool is None else (tool.requires_confirmation, tool.metadata.get("agent"))
-        )
-        if tool is None or not (hook or confirmation or agent):  # the tool itself checks the arguments
-            return PreparedCall(arguments, reread)
-        if arguments is None or not _are_valid(arguments, tool):
-            return PreparedCall(arguments, reread, is_valid=False)
+        arguments, changed = read(call), None
+        if tool is None or arguments is None or not _are_valid(arguments, tool):
+            return PreparedCall(arguments, is_valid=False)
+        confirmation = tool.requires_confirmation
         # The hook before another agent follows the event of its call, unless a question shows its arguments.
-        is_changed = hook is not None and (bool(confirmation) or agent is None)
-        if is_changed:
+        if self.session.hooks.before_tool is not None and (confirmation or not tool.metadata.get("agent")):
             lazy = not (tool.has_side_effects or confirmation)
             arguments = await self.hooked(key, call.name, arguments, lazy=lazy)
-            reread = partial(cast("Callable[[str], dict[str, Any]]", decode), encode(arguments))
+            changed = encode(arguments)
         if confirmation:
             question = Question(self.session.ctx, self.session.steps, key, tool, call.name, arguments, call.id)
             if await question.is_asked():
                 decision: Decision = await waiting(question.ask())
                 if decision.rejection is not None:
-                    return PreparedCall(arguments, reread, rejection=decision.rejection)
+                    return PreparedCall(arguments, rejection=decision.rejection)
                 if self._edit(index, call, decision, arguments):
-                    return PreparedCall(_read(call), partial(_read, call))
-        return PreparedCall(arguments, reread, is_changed=is_changed)
+                    return PreparedCall(read(call))
+        return PreparedCall(arguments, changed)
 
     async def _waiting(self, work: Awaitable[Any]) -> Any:
         """Wait for a person. The time does not count."""
@@ -272,7 +277,7 @@ def _is_signed(value: Any) -> bool:
     return isinstance(value, list) and any(map(_is_signed, value))
 
 
-def _read(call: ToolCallDict) -> dict[str, Any] | None:
+def read(call: ToolCallDict) -> dict[str, Any] | None:
     """Return the arguments with which a tool runs, or None if they are invalid."""
     try:
         return read_arguments(call.arguments)

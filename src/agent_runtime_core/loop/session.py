@@ -49,6 +49,8 @@ class LoopSession:
         self.received: ReceivedMessages = ReceivedMessages(ctx, self.steps, self.budget, messages)
         #: Whether the last answer was copied from the run that this one was forked from, which paid for it.
         self.copied: bool = False
+        control = getattr(ctx, "control", None)
+        self._control: RunControl | None = control if isinstance(control, RunControl) else None
         self._work_started = 0.0  # when the present period of work began
         self._turn_seconds = 0.0  # seconds of work in this turn before that
         self._limit_passed: LimitExceeded | None = (
@@ -165,12 +167,12 @@ class LoopSession:
 
     def _paused(self) -> float:
         """Return for how many seconds the run only waited, also inside a tool."""
-        control = getattr(self.ctx, "control", None)
-        return control.paused_for(self.clock.monotonic()) if isinstance(control, RunControl) else 0.0
+        return 0.0 if self._control is None else self._control.paused_for(self.clock.monotonic())
 
     def _now(self) -> float:
         """Return the time of a clock that stands still while the run only waits."""
-        return self.clock.monotonic() - self._paused()
+        now = self.clock.monotonic()
+        return now if self._control is None else now - self._control.paused_for(now)
 
     def _times(self) -> tuple[float, float]:
         """Return the seconds of the present period of work, and those of this turn."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 from .._core.chat_messages import SYSTEM_ROLES
-from .._core.codec.json import MAX_PARSED, arguments_digest, encode, loads_strict
+from .._core.codec.json import MAX_PARSED, arguments_digest, decode, encode, loads_strict
 from .._core.context_vars import start_soon
 from .._core.current_step import step_position
 from .._core.event_types import EventType
@@ -36,7 +36,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.results import as_plain, text_of_result
 from ..tools.retries import is_retried
 from ..tools.tool import Tool, in_doubt_policy
-from .prepared_calls import CallPreparation, IndexedCall, PreparedCall
+from .prepared_calls import CallPreparation, IndexedCall, PreparedCall, read
 from .session import LoopSession
 from .state import TurnState
 
@@ -80,7 +80,10 @@ class ToolCalls:
             await self._wait_until_allowed(lambda: session.budget.before_tools(count))
             session.budget.tool(count)
             found = [(index, call, self._tool(call.name)) for index, call in enumerate(calls)]
-            async with self.preparation.asked_together(key, found):
+            if len(asking := self.preparation.asking(key, found)) > 1:
+                async with self.preparation.asked_together(key, asking):
+                    await self._in_order(key, found, answers)
+            else:
                 await self._in_order(key, found, answers)
         finally:
             # Also after an error: providers reject a history in which a call has no answer.
@@ -184,14 +187,17 @@ class ToolCalls:
         session = self.session
         lazy = tool is None or not (tool.has_side_effects or tool.requires_confirmation)
         arguments = prepared.arguments
-        args = _args(call) if prepared.is_changed or arguments is None else arguments
+        changed = prepared.changed
+        args = _args(call) if changed is not None or arguments is None else arguments
         call_record = {"name": call.name, "id": call.id, "args": args}
         policy = _policy(tool, session.tools)
 
         def attempt(number: int) -> Awaitable[dict[str, Any]]:
             self.started.add(index)
             # Read again for each retry, because a failed attempt may have changed them.
-            given = arguments if number == 1 else prepared.reread()
+            given = arguments
+            if number > 1:
+                given = read(call) if changed is None else cast("dict[str, Any]", decode(changed))
             return self._answer(
                 call, call_record, tool, given, index,
                 lambda error: (isinstance(error, ToolTimeout) and not policy.repeats_doubt)
