@@ -346,7 +346,7 @@ async def test_a_condition_is_evaluated_once_on_what_the_hook_made_of_the_argume
     def condition(arguments: dict[str, Any], ctx: Any) -> bool:
         seen.append((dict(arguments), isinstance(ctx, SyncRunContext)))
         arguments["amount"] = 0  # its own copy
-        return len(seen) == 1
+        return False
 
     class Hooked(Paying):
         async def on_tool_call(self, ctx: RunContext, tool_name: str, tool_args: dict[str, Any]) -> Any:
@@ -357,9 +357,8 @@ async def test_a_condition_is_evaluated_once_on_what_the_hook_made_of_the_argume
     async with running(made, place) as runner:
         seen.clear()
         assert await runner.run_once()
-        [question] = await runner.approvals() or [None]
+        assert await runner.approvals() == []
         assert seen == ["hook", ({"amount": 4101}, True)]
-        assert question is None, "the condition is not the first call"
         assert made.paid == [4101]
 
 
@@ -759,21 +758,25 @@ def test_the_command_line_answers_the_review_of_a_tool(outcome: str, command: Co
             raise KeyboardInterrupt  # the process ends inside the tool
         return "done"
 
-    made = Paying([pays(140)], False, fn=pay, metadata={"on_in_doubt": "review"})
+    class Hooked(Paying):
+        async def on_tool_call(self, ctx: RunContext, tool_name: str, tool_args: dict[str, Any]) -> Any:
+            return {"amount": 141}
+
+    made = Hooked([pays(140)], False, fn=pay, metadata={"on_in_doubt": "review"})
     with pytest.raises(KeyboardInterrupt):
         parked(made, command.url)
     parked(made, command.url, submit=False)
     told = command.json("show", "r")
     assert told["waiting_for"] == [{"kind": "review", "name": "in_doubt:tool"}]
     details = told["questions"][0]["details"]
-    assert (details["tool_name"], details["tool_args"], details["tool_call_id"]) == ("pay", {"amount": 140}, "c1")
+    assert (details["tool_name"], details["tool_args"], details["tool_call_id"]) == ("pay", {"amount": 141}, "c1")
     shown = command("show", "r")[1]
-    assert 'pay {"amount": 140}' in shown
+    assert 'pay {"amount": 141}' in shown
     assert "approve r in_doubt:tool ANSWER" in shown
     assert command("approve", "r", "in_doubt:tool")[0] != 0  # true is no outcome
     assert command("approve", "r", "in_doubt:tool", outcome)[0] == 0
     parked(made, command.url, submit=False)
-    assert begun == [140, 140] if "retry" in outcome else begun == [140]
+    assert begun == ([141, 141] if "retry" in outcome else [141])
 
 
 # -- the next message of the customer
@@ -815,3 +818,19 @@ async def test_a_mock_context_checks_the_answer() -> None:
     ctx.signal("tool:pay", "yes")
     with pytest.raises(InvalidArgument, match="answer to approval 'tool:pay' must match the schema"):
         await Paying([pays(4100)]).run(ctx)
+
+
+async def test_what_a_person_approved_runs_also_if_the_hook_is_gone(place: Path | None) -> None:
+    class Hooked(Paying):
+        async def on_tool_call(self, ctx: RunContext, tool_name: str, tool_args: dict[str, Any]) -> Any:
+            return {"amount": 37}
+
+    made, later = Hooked([pays(4100)]), Paying([pays(4100)])
+    async with running(made, place) as runner:
+        [question] = await asked(runner)
+        assert question.details["tool_args"] == {"amount": 37}
+        runner.registry.unregister("paying")
+        runner.registry.register(later)
+        await runner.approve("r", "tool:pay", True)
+        await ended(runner)
+    assert (made.paid, later.paid) == ([], [37])

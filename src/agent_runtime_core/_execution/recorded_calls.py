@@ -148,7 +148,7 @@ class RecordedCalls:
     async def run(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = DEFAULT_POLICY,
         tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
-        lazy: bool = False, mail: Sequence[int] = (),
+        lazy: bool = False, mail: Sequence[int] = (), given: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
         """Run a step without a saved result, unless an unconfirmed write turns out to have saved one.
 
@@ -162,6 +162,7 @@ class RecordedCalls:
             reserve: Usage that is reserved for the call, recorded with its start.
             lazy: Write the DONE record with the next record that is not lazy.
             mail: Numbers of the mailbox messages that the DONE record consumes.
+            given: The arguments with which the tool runs, if they are not those in `tool`. A review shows them.
 
         Returns:
             The result.
@@ -193,6 +194,7 @@ class RecordedCalls:
             raise_unwrapped=True,
             defer_record=lazy,
             adapt_review_result=None if tool is None else _reviewed_tool_result,
+            reviewed_tool=tool if tool is None or given is None else {**tool, "args": given},
         )
         value = await run_step(journal, work, journal.records.completion)
         journal.advance()

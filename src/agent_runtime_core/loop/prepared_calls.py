@@ -95,7 +95,7 @@ class Question:
             outcome = error
         if isinstance(outcome, bool | str):
             return outcome
-        got = f"raised {outcome!r}" if isinstance(outcome, Exception) else f"returned {type(outcome).__name__}"
+        got = f"{'raised' if isinstance(outcome, Exception) else 'returned'} {type(outcome).__name__}"
         run = getattr(self._ctx, "run_key", None) or getattr(self._ctx, "run_id", None)
         log.warning("the condition of tool %.120s of run %s %.300s, so a person is asked", self._name, run, got)
         return True
@@ -173,6 +173,9 @@ class CallPreparation:
     async def hooked(self, key: str, name: str, arguments: dict[str, Any], *, lazy: bool = False) -> dict[str, Any]:
         """Return the arguments after the hook before a tool, which is called once, between steps: it may wait."""
         hook, steps = self.session.hooks.before_tool, self.session.steps
+        recorded = steps.recorded("hook", f"{key}:before")
+        if recorded is not UNRECORDED:  # also if the code has no hook any more: a person may have approved this
+            return cast("dict[str, Any]", recorded)
         if hook is None:
             return arguments
 
@@ -183,10 +186,7 @@ class CallPreparation:
                 raise must(f"the result of the hook before tool {name!r}", "be None or a dict", returned, fix)
             return arguments if returned is None else dict(cast("Mapping[str, Any]", returned))
 
-        recorded = steps.recorded("hook", f"{key}:before")
-        if recorded is UNRECORDED:
-            recorded = await steps.between("hook", f"{key}:before", changed, lazy=lazy)
-        return cast("dict[str, Any]", recorded)
+        return cast("dict[str, Any]", await steps.between("hook", f"{key}:before", changed, lazy=lazy))
 
     async def _prepare(
         self, index: int, key: str, call: ToolCallDict, tool: Tool | None, waiting: _Asks
@@ -196,10 +196,12 @@ class CallPreparation:
             return PreparedCall(arguments, is_valid=False)
         confirmation = tool.requires_confirmation
         # The hook before another agent follows the event of its call, unless a question shows its arguments.
-        if self.session.hooks.before_tool is not None and (confirmation or not tool.metadata.get("agent")):
-            lazy = not (tool.has_side_effects or confirmation)
-            arguments = await self.hooked(key, call.name, arguments, lazy=lazy)
-            changed = encode(arguments)
+        if confirmation or not tool.metadata.get("agent"):
+            hooked = await self.hooked(
+                key, call.name, arguments, lazy=not (tool.has_side_effects or confirmation)
+            )  # fmt: skip
+            if hooked is not arguments:
+                arguments, changed = hooked, encode(hooked)
         if confirmation:
             question = Question(self.session.ctx, self.session.steps, key, tool, call.name, arguments, call.id)
             if await question.is_asked():
@@ -246,7 +248,7 @@ class CallPreparation:
         if _is_signed(message):
             self.notes[index] = f"Note: a person changed the arguments of this call before it ran, to {text}"
         else:
-            changed = [_with_arguments(each, call.id, original, text) for each in message["tool_calls"]]
+            changed = [_with_arguments(each, call.id, original, text) for each in message.get("tool_calls") or ()]
             messages[-1] = {**message, "tool_calls": changed}
         return True
 

@@ -206,7 +206,14 @@ class ToolCalls:
 
         answer: dict[str, Any] = await session.in_time(
             session.steps.run(
-                "tool", key, attempt, policy=policy, tool=call_record, effect=self._effect(call, tool), lazy=lazy
+                "tool",
+                key,
+                attempt,
+                policy=policy,
+                tool=call_record,
+                effect=self._effect(call, tool),
+                lazy=lazy,
+                given=None if changed is None else arguments,
             )
         )
         return answer

@@ -6,6 +6,7 @@ import asyncio
 import datetime as _dt
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -161,7 +162,8 @@ def _problem(payload: dict[str, Any], name: str, mail: Sequence[MailboxMessage])
     """
     for each in reversed(mail):
         if each.kind == "signal" and each.name == name and answered_request(each.msg_id) is None:
-            return misfit_of_answer(decode_known(each.payload), payload.get("schema")) or payload.get("problem")
+            with suppress(UnserialisableResult):  # the run, which decodes it too, fails with this error
+                return misfit_of_answer(decode_known(each.payload), payload.get("schema")) or payload.get("problem")
     return payload.get("problem")
 
 
