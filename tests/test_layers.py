@@ -136,7 +136,7 @@ ROWS: dict[str, list[str]] = {
         "anthropic litellm",
     ],
     "tools": [
-        "annotation_metadata arguments docstrings expression json_in_text names parts retries",
+        "annotation_metadata arguments confirmation docstrings expression json_in_text names parts retries",
         "annotations",
         "schema structured_output",
         "tool",
@@ -182,7 +182,8 @@ ROWS: dict[str, list[str]] = {
     "loop": [
         "answers model_settings received state trimming",
         "session",
-        "model_calls tool_calls",
+        "model_calls prepared_calls",
+        "tool_calls",
         "turn_loop",
     ],
     "integrations": [

@@ -103,8 +103,8 @@ class ToolCallingAgent(AgentRuntime):
         def after_run(self, ctx: Any, result: RunResult) -> Coroutine[Any, Any, RunResult] | Any:
             """Return the result of a run that succeeded."""
 
-        def on_tool_call(self, ctx: Any, tool_name: str, tool_args: dict[str, Any]) -> Coroutine[Any, Any, None] | Any:
-            """Called before a tool runs."""
+        def on_tool_call(self, ctx: Any, tool_name: str, tool_args: dict[str, Any]) -> Coroutine[Any, Any, Any] | Any:
+            """Return the arguments of a tool, or None if they are changed in place or not at all."""
 
         def on_tool_result(self, ctx: Any, tool_name: str, result: Any) -> Coroutine[Any, Any, Any] | Any:
             """Return the result of a tool."""
@@ -117,8 +117,14 @@ class ToolCallingAgent(AgentRuntime):
             """Return the result of a run that succeeded, changed or not."""
             return result
 
-        async def on_tool_call(self, ctx: RunContext, tool_name: str, tool_args: dict[str, Any]) -> None:
-            """Called before a tool runs; it may change `tool_args` in place."""
+        async def on_tool_call(
+            self, ctx: RunContext, tool_name: str, tool_args: dict[str, Any]
+        ) -> dict[str, Any] | None:
+            """Return the arguments of a tool, or None if they are changed in place or not at all.
+
+            Called once for each call, before a person is asked to approve it. The arguments are recorded. The hook runs
+            between steps, so it may wait for a person with `ctx.approve`.
+            """
 
         async def on_tool_result(self, ctx: RunContext, tool_name: str, result: Any) -> Any:
             """Return the result of a tool, changed or not."""
@@ -181,8 +187,8 @@ class ToolCallingAgent(AgentRuntime):
     def _hooks(self, ctx: RunContext) -> Hooks:
         kind = type(self)
 
-        async def before(name: str, args: dict[str, Any]) -> None:
-            await call_method(self.on_tool_call, ctx, name, args)
+        async def before(name: str, args: dict[str, Any]) -> Any:
+            return await call_method(self.on_tool_call, ctx, name, args)
 
         async def after(name: str, result: Any) -> Any:
             return await call_method(self.on_tool_result, ctx, name, result)

@@ -18,6 +18,7 @@ from agent_runtime_core.server.access import Caller, Tokens
 from agent_runtime_core.server.app import create_app
 from agent_runtime_core.server.token_file import Token
 from agent_runtime_core.testing import VirtualClock
+from agent_runtime_core.tools.confirmation import answer_schema
 from tests.server.conftest import TOKEN, LiveServer, client_of
 from tests.server.documented import documented
 from tests.support.backends import backends
@@ -43,6 +44,12 @@ async def _waits(ctx: Any) -> Any:
     return await ctx.wait_for_signal("paid")
 
 
+async def _asks_twice(ctx: Any) -> Any:
+    schema = answer_schema({"type": "object", "properties": {"amount": {"type": "number"}}})
+    questions = [ctx.approve("tool:pay", {"tool_args": {"amount": n}}, schema=schema, key=str(n)) for n in (1, 2)]
+    return await asyncio.gather(*questions)
+
+
 async def _cancels(ctx: Any) -> Any:
     asking = asyncio.ensure_future(_asks(ctx))
     await ctx.wait_for_signal("enough")
@@ -60,7 +67,14 @@ async def _steps(ctx: Any) -> Any:
 
 def _registry() -> Registry:
     registry = Registry()
-    for key, body in (("asks", _asks), ("waits", _waits), ("cancels", _cancels), ("fails", _fails), ("steps", _steps)):
+    for key, body in (
+        ("asks", _asks),
+        ("asks twice", _asks_twice),
+        ("waits", _waits),
+        ("cancels", _cancels),
+        ("fails", _fails),
+        ("steps", _steps),
+    ):
         registry.register(Script(body, key))
     return registry
 
@@ -297,6 +311,33 @@ async def test_a_question_is_answered_once(client: httpx.AsyncClient, runner: Ag
     assert {each.json().get("type") for each in both} == {None, "urn:agent-runtime:already-answered"}
     assert done.json()["result"] == {"value": {"ok": True}}
     assert late.status_code == 410
+
+
+async def test_of_several_questions_the_request_names_one(client: httpx.AsyncClient, runner: AgentRunner) -> None:
+    await runner.submit("asks twice", run_id="one")
+    await runner.run_once()
+    path = f"{RUNS}/one/approvals/tool:pay"
+    edit = {"approved": True, "arguments": {"amount": 3}}
+    async with client:
+        first, second = (await client.get(f"{RUNS}/one")).json()["questions"]
+        unnamed = await client.post(path, json={"answer": True})
+        text = await client.post(path, json={"answer": {**edit, "arguments": "{}"}, "request_id": second["request_id"]})
+        await runner.signal("one", "tool:pay", "yes")
+        problems = [each["problem"] for each in (await client.get("/api/v1/approvals")).json()["items"]]
+        stored = [
+            await client.post(path, json={"answer": answer, "request_id": each["request_id"]})
+            for answer, each in ((edit, second), (False, first))
+        ]
+        await runner.run_once()
+        done = await client.get(f"{RUNS}/one/result")
+    assert (unnamed.status_code, text.status_code) == (422, 422)
+    assert unnamed.json()["errors"][0]["message"].endswith(f"Known: {first['request_id']}, {second['request_id']}.")
+    assert "amount" not in unnamed.text
+    assert [each.json()["errors"][0]["field"] for each in (unnamed, text)] == ["request_id", "answer"]
+    assert "Known answers: true, false" in text.json()["errors"][0]["message"]
+    assert all("Known answers: true, false" in each for each in problems)
+    assert [each.status_code for each in stored] == [200, 200]
+    assert done.json()["result"] == {"value": [False, edit]}
 
 
 async def test_a_question_whose_wait_was_cancelled_is_not_answered(

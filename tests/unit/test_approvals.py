@@ -66,9 +66,11 @@ async def test_of_several_questions_that_are_open_one_is_named() -> None:
         going = asyncio.ensure_future(rig.value(body))
         await rig.begun()
         first, second = await questions(rig.runner, 2)
+        with pytest.raises(InvalidArgument, match=f"about 1, 2. Known: {first['request_id']}, {second['request_id']}"):
+            await rig.runner.approve("r", "pay", "which?")
         assert await rig.runner.approve("r", "pay", "one", request_id=first["request_id"])
         assert not await rig.runner.approve("r", "pay", "one more", request_id=first["request_id"])
-        with pytest.raises(InvalidArgument, match="Leave it out for the latest one"):
+        with pytest.raises(InvalidArgument, match="Leave it out if only one is open"):
             await rig.runner.approve("r", "pay", "what", request_id="x")
         assert await rig.runner.approve("r", "pay", "two"), "the one that is open yet"
         assert second["details"] == 2

@@ -248,7 +248,7 @@ def test_json_has_the_names_and_values_of_the_api(run: Run, url: str) -> None:
     for run_key in ("good", "bad", "queued"):
         info = dataclasses.asdict(on(url, lambda runner: runner.get_run(run_key)))  # noqa: B023
         told = json.loads(run("show", run_key, "--json", "--url", url)[1])
-        assert set(told) - set(info) == {"error", "usage", "steps", "waiting_for"}
+        assert set(told) - set(info) == {"error", "usage", "steps", "waiting_for", "questions"}
         assert {name: told[name] for name in info} == {
             name: None if (name, value) == ("reason", "") else as_json(value) for name, value in info.items()
         }

@@ -973,7 +973,7 @@ async def test_a_tool_that_requires_confirmation_waits_for_a_person(tmp_path: Pa
             True,
             False,
             {"approved": True, "arguments": {"to": "x"}},
-            {"approved": "no", "reason": "no money"},
+            {"approved": False, "reason": "no money"},
         ]
         for n, answer in enumerate(answers):
             assert await runner.run_once()

@@ -109,7 +109,9 @@ async def test_concurrent_questions_are_asked_at_once(kind: str, tmp_path: Path)
         runner, run_id = await parked(here, several)
         assert sorted(await names(runner, run_id)) == ["pay 0", "pay 1", "pay 1", "pay 2"]
         first, second = [each for each in await runner.approvals() if each.name == "pay 1"]
-        assert await runner.approve(run_id, "pay 1", "second"), "the latest one"
+        with pytest.raises(InvalidArgument, match=f"Known: {first.request_id}, {second.request_id}"):
+            await runner.approve(run_id, "pay 1", "which?")
+        assert await runner.approve(run_id, "pay 1", "second", request_id=second.request_id)
         assert [each.request_id for each in await runner.approvals() if each.name == "pay 1"] == [first.request_id]
         assert not await runner.approve(run_id, "pay 1", "x", request_id=second.request_id)
         for name in ("pay 1", "pay 0", "pay 2"):

@@ -423,7 +423,7 @@ async def test_what_a_person_approved_of_is_called_as_it_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"), [(False, "denied"), ({"approved": "no", "reason": "too late"}, "too late"), ("no!", "no!")]
+    ("answer", "says"), [(False, "denied"), ({"approved": False, "reason": "too late"}, "too late")]
 )
 async def test_after_a_no_the_run_fails_and_says_so(answer: Any, says: str) -> None:
     said = Said(requires_confirmation=True)
@@ -638,6 +638,6 @@ async def test_a_mock_is_asked_for_confirmation_too() -> None:
     ctx.signal("tool:say", True)
     assert (await execute_plan(ctx, Plan([say(1, "x")]), tools(said.tool))).result == "x"
     ctx = MockRunContext()
-    ctx.signal("tool:say", "no")
+    ctx.signal("tool:say", {"approved": False, "reason": "no"})
     with pytest.raises(ToolFailed, match="a person rejected this call: no"):
         await execute_plan(ctx, Plan([say(1, "x")]), tools(said.tool))

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from .._core.codec.json import encode
 from .._journal.record import DONE, STARTED, Record
+from ..tools.confirmation import decision_of
 from .step_scope import Identity
 
 #: What a model gets for a call without a result.
@@ -96,16 +97,19 @@ def _turn(
     key: str, asked: Mapping[str, Any], message: dict[str, Any], done: Mapping[Identity, Record],
     read: Callable[[str | None], Any], begun: set[str], started: set[str],
 ) -> LoopTurn:  # fmt: skip
-    calls, answers = calls_of(message), list[tuple[int, Any]]()
+    calls, edits = calls_of(message), dict[int, str]()
     for index, call in enumerate(calls):
         function = call.get("function")
-        name = (function if isinstance(function, dict) else call).get("name")
-        if (record := done.get((f"signal:tool:{name}", f"{key}:{index}"))) is not None:
-            answers.append((index, read(record.result)))
+        known = function if isinstance(function, dict) else call
+        if (record := done.get((f"signal:tool:{known.get('name')}", f"{key}:{index}"))) is not None:
+            edited, hooked = decision_of(read(record.result)).arguments, done.get(("hook", f"{key}:{index}:before"))
+            shown = known.get("arguments") if hooked is None else encode(read(hooked.result))
+            if edited is not None and (text := encode(edited)) != shown:
+                edits[index] = text
     keys = [f"{key}:{index}" for index in range(len(calls))]
     return LoopTurn(
         key=key, said=_list(asked.get("said")), continues="input" in asked, received=_list(asked.get("received")),
-        answer=_edited(message, answers), calls=calls, results=tool_results(key, calls, done, read),
+        answer=_edited(message, edits), calls=calls, results=tool_results(key, calls, done, read),
         begun={index for index, each in enumerate(keys) if each in begun},
         started={index for index, each in enumerate(keys) if each in started}, owned=asked.get("owned") is True,
     )  # fmt: skip
@@ -137,24 +141,17 @@ def _result(call_id: Any, value: Any) -> dict[str, Any]:
     return message
 
 
-def _edited(message: dict[str, Any], answers: Iterable[tuple[int, Any]]) -> dict[str, Any]:
+def _edited(message: dict[str, Any], edits: Mapping[int, str]) -> dict[str, Any]:
     """Return an answer with the arguments that a person has approved instead of those of the model.
 
     What only its provider reads is left out then: it has the arguments of the model.
     """
-    calls = calls_of(message)
-    edits = {
-        index: answer["arguments"]
-        for index, answer in answers
-        if isinstance(answer, dict) and answer.get("approved") is True and isinstance(answer.get("arguments"), dict)
-    }
     if not edits:
         return message
     calls = [
-        {**each, "function": {**each.get("function", {}), "arguments": encode(edits[index])}}
-        if index in edits else each
-        for index, each in enumerate(calls)
-    ]  # fmt: skip
+        {**each, "function": {**each.get("function", {}), "arguments": edits[index]}} if index in edits else each
+        for index, each in enumerate(calls_of(message))
+    ]
     return {**{name: value for name, value in message.items() if name != "provider_fields"}, "tool_calls": calls}
 
 

@@ -9,12 +9,13 @@ from typing import Any, Final, cast
 
 from .._core.clock import Duration
 from .._core.context_vars import start_helper
+from .._core.log import log
 from .._core.run_tasks import FIRST_PAUSE, RunTasks, scan
 from ..queue.records import MailboxMessage, RowChanged, RunRow, RunUpdate
 from .mailbox import MailboxReader
 from .run_control import RunControl, Services
 from .step_journal import RunJournal
-from .step_scope import CANCEL_HOOK, CURRENT_STEP
+from .step_scope import CANCEL_HOOK, CURRENT_STEP, StepScope
 
 #: The outcome of a wait that reached its time limit.
 TIMED_OUT: Final = object()
@@ -48,6 +49,8 @@ class Parking:
         self._commits = 0  # ends of waits, and parks, that are being committed
         self._regaining_slot = 0  # tasks that wait for a slot of the worker
         self._releasing_claim = False
+        self._around: dict[asyncio.Task[Any], set[StepScope]] = {}  # the steps around each wait that is inside a step
+        self._warned = False  # that a wait inside a step holds the slot
         self._active_at = 0.0  # when a task of the run was last known to work, by the monotonic clock
         self._followed: set[asyncio.Future[Any]] = set()  # futures whose end leads to a scan
         self._joins: tuple[Joins, float] | None = None  # what tasks join, and since when, by the time of the loop
@@ -83,6 +86,9 @@ class Parking:
         """
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self.active_waits[task] = (find, limit)
+        if around := self._steps_around():
+            self._around[task] = around
+            self._count_time()
         self._journal.on_idle = self._request_scan
         try:
             return await self._wait_active(find, limit, reason)
@@ -99,6 +105,8 @@ class Parking:
         if self.active_waits.pop(task, None) is None:
             return
         self._request_scan()
+        if self._around.pop(task, None) is not None:
+            self._count_time()
         if not self.active_waits:
             self._journal.on_idle = None  # else journal and parking refer to each other after the run
             self._control.resume_timer(self._clock.monotonic())
@@ -106,8 +114,10 @@ class Parking:
 
     async def _wait_active(self, find: Find, limit: Duration | None, reason: str) -> Any:
         now, park_after = self._clock.monotonic, self._services.park_after
-        stays = park_after is None or CURRENT_STEP.get() is not None or CANCEL_HOOK.get() is not None
+        around = self._steps_around()
+        stays = park_after is None or around or CANCEL_HOOK.get() is not None
         park_at = None if park_after is None or stays else now() + park_after
+        warn_at = None if park_after is None or not around or reason.startswith("child ") else now() + park_after
         while True:
             await self._mailbox.read()
             if self._control.closed:  # another wait has parked the run
@@ -121,7 +131,13 @@ class Parking:
             left = None if limit is None else limit.left()
             if left is not None and left <= 0:
                 return TIMED_OUT
-            if park_at is None:
+            if warn_at is not None and now() >= warn_at:
+                warn_at = None
+                self._warn_of_slot(reason)
+            if warn_at is not None:
+                early = warn_at - now()
+                await self._wait_in_place(early if left is None else min(left, early))
+            elif park_at is None:
                 await self._wait_in_place(left)
             elif (early := park_at - now()) > 0:
                 await self._wait_in_place(early if left is None else min(left, early))
@@ -135,6 +151,35 @@ class Parking:
                 await self._mailbox.read()
                 if self._mailbox.cursor == cursor:
                     park_at = None  # no new message: the run is being cancelled, and the heartbeat will report it
+
+    def _steps_around(self) -> set[StepScope]:
+        """Return the steps of the run that the calling code is in. They cannot be parked."""
+        found: set[StepScope] = set()
+        scope = CURRENT_STEP.get()
+        while scope is not None:
+            if scope.token is self._journal.token and not scope.between_steps:
+                found.add(scope)
+            scope = scope.outer
+        return found
+
+    def _count_time(self) -> None:
+        """Suspend the time limit of the run while each of its running steps is inside a wait."""
+        around = {scope for scopes in self._around.values() for scope in scopes}
+        if around and len(around) >= self._journal.running_steps:
+            self._control.pause_timer(self._clock.monotonic())
+        elif not self._journal.slot_released and not self._regaining_slot:
+            self._control.resume_timer(self._clock.monotonic())
+
+    def _warn_of_slot(self, reason: str) -> None:
+        """Log, once for each claim, that a wait inside a step holds the slot of the worker."""
+        scope = CURRENT_STEP.get()
+        if not self._warned and scope is not None:
+            self._warned = True
+            log.warning(
+                "run %s waits for %.120s inside %.120s: it is not parked, and holds a slot of its worker. To wait "
+                "without a slot, set requires_confirmation of the tool, or ask between steps or in on_tool_call",
+                self._row.run_id, reason, f"step {scope.name!r}",
+            )  # fmt: skip
 
     def _has_finished(self, find: Find, limit: Duration | None) -> bool:
         return find() is not None or (limit is not None and limit.left() <= 0)

@@ -10,6 +10,7 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from .._core.codec.json import decode
+from .._core.context_vars import restore
 from .._core.event_types import EventType
 from .._core.ids import step_id
 from .._journal.record import Record, is_copied
@@ -23,7 +24,7 @@ from .step_failure import original_error
 from .step_journal import StepJournal
 from .step_policy import DEFAULT_POLICY, Policy
 from .step_runner import StepCall, run_step
-from .step_scope import CURRENT_STEP
+from .step_scope import CURRENT_STEP, StepScope, run_body
 from .usage import add_charge, charged_by, total
 
 #: Returned for a step without a saved result. None would be a result.
@@ -60,6 +61,10 @@ class RecordedCalls:
         """Return whether the step has a saved result, or failed and the code continued after it."""
         identity = (name, f"k:{key}")
         return self._recorded(name, key) is not None or identity in self.journal.view.swallowed_failures
+
+    def has_begun(self, name: str, key: str) -> bool:
+        """Return whether the journal has a start or a result of the step or wait."""
+        return (name, f"k:{key}") in self.journal.view.started or self._recorded(name, key) is not None
 
     @property
     def is_replaying(self) -> bool:
@@ -127,10 +132,35 @@ class RecordedCalls:
         deltas = (event.payload for event in events if event.event_type == EventType.ASSISTANT_DELTA.value)
         return sum(len(each["delta"]) for each in deltas if each.get("step_id") == step)
 
+    async def between(
+        self, name: str, key: str, code: Callable[[], Awaitable[Any]], *, lazy: bool = False
+    ) -> Any:  # fmt: skip
+        """Run code between steps and record what it returns. Its calls are counted separately, as inside a step.
+
+        A wait in it can park the run. If it is cut off, it runs again, with the recorded results of its calls.
+        """
+        if self._control.refuses:
+            await self._control.refuse()
+        if self.journal.unconfirmed.pending:
+            await self.journal.unconfirmed.resolve()
+            if (known := self.recorded(name, key)) is not UNRECORDED:
+                return known
+        scope = StepScope(self.journal.token, name, f"k:{key}", 1, CURRENT_STEP.get(), between_steps=True)
+        token = CURRENT_STEP.set(scope)
+        try:
+            value = await run_body(scope, code)
+        finally:
+            restore(CURRENT_STEP, token)
+
+        async def returned(attempt: int) -> Any:
+            return value
+
+        return await self.run(name, key, returned, lazy=lazy)
+
     async def run(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = DEFAULT_POLICY,
         tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
-        lazy: bool = False, mail: Sequence[int] = (),
+        lazy: bool = False, mail: Sequence[int] = (), given: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
         """Run a step without a saved result, unless an unconfirmed write turns out to have saved one.
 
@@ -144,6 +174,7 @@ class RecordedCalls:
             reserve: Usage that is reserved for the call, recorded with its start.
             lazy: Write the DONE record with the next record that is not lazy.
             mail: Numbers of the mailbox messages that the DONE record consumes.
+            given: The arguments with which the tool runs, if they are not those in `tool`. A review shows them.
 
         Returns:
             The result.
@@ -175,6 +206,7 @@ class RecordedCalls:
             raise_unwrapped=True,
             defer_record=lazy,
             adapt_review_result=None if tool is None else _reviewed_tool_result,
+            reviewed_tool=tool if tool is None or given is None else {**tool, "args": given},
         )
         value = await run_step(journal, work, journal.records.completion)
         journal.advance()

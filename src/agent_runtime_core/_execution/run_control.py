@@ -132,7 +132,9 @@ class TextOutlet(Protocol):
 class ContextWaits(Protocol):
     """The waits of a context that its journal uses."""
 
-    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any], /) -> AlreadyDone | None:
+    async def review(
+        self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None, /
+    ) -> AlreadyDone | None:  # fmt: skip
         """Park until a person has reviewed a step in doubt."""
 
     async def approve(
@@ -237,7 +239,9 @@ class RunControl:
         """Return the unfinished tasks of the run but the current one."""
         return tasks_of(asyncio.get_running_loop(), self)
 
-    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
+    async def review(
+        self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None = None
+    ) -> AlreadyDone | None:  # fmt: skip
         """Wait until a person has reviewed the step in doubt that the record `start` started.
 
         Args:
@@ -245,6 +249,7 @@ class RunControl:
             key: Its key.
             start: The number of the record of its start.
             read: Makes the result of the step from the result in the answer.
+            tool: The tool call that the step is.
 
         Returns:
             The result; None to run the step again.
@@ -257,7 +262,7 @@ class RunControl:
             raise JournalMismatch(
                 f"step {name!r} is in doubt, and on_in_doubt='review' needs a run context. Open the run with a runner"
             )
-        return await context.waits.review(name, key, start, read)
+        return await context.waits.review(name, key, start, read, tool)
 
     async def approve(self, name: str, details: Any, key: str) -> Any:
         """Ask for a decision and wait for the answer."""
@@ -341,6 +346,10 @@ class RunControl:
         if self.paused_at is not None:
             self.paused_seconds += now - self.paused_at
             self.paused_at = None
+
+    def paused_for(self, now: float) -> float:
+        """Return the seconds until `now` that do not count against time limits, because the run only waited."""
+        return self.paused_seconds + (0.0 if self.paused_at is None else max(0.0, now - self.paused_at))
 
     def cancel_task(self) -> None:
         """Cancel the task. Also notify the runner, because the task may ignore the cancellation."""

@@ -62,6 +62,7 @@ class StepCall:
         defer_record: The DONE record is written with the next record. After a crash in between the step runs again;
             nothing depends on its result by then.
         adapt_review_result: Makes the result of the step from the result in a reviewer's answer.
+        reviewed_tool: The tool call that a review shows: {"name", "id", "args"}.
         start_record: The record of the start, while it may still be buffered.
         state: The encoded state that its list began with, if this record has to contain it.
         failed: Its function has raised an ordinary error for the last time, and that is recorded.
@@ -86,6 +87,7 @@ class StepCall:
     raise_unwrapped: bool = False
     defer_record: bool = False
     adapt_review_result: Callable[[Any], Any] | None = None
+    reviewed_tool: dict[str, Any] | None = None
     start_record: Record | None = None
     state: str | None = None
     failed: bool = False
@@ -490,7 +492,9 @@ async def _apply_in_doubt_policy(
         raise StepInDoubt(work.name, f"it was interrupted, and its outcome is unknown (on_in_doubt='fail'). {CHECK}")
     if policy == "review":
         try:
-            answer = await journal.control.review(work.name, work.key, start, lambda given: work.decode(encode(given)))
+            answer = await journal.control.review(
+                work.name, work.key, start, lambda given: work.decode(encode(given)), work.reviewed_tool
+            )
         except RunFailed:  # a reviewer has confirmed that it had no effect
             await journal.writer.write([Op("effect.drop", (step.row,))])
             raise

@@ -43,6 +43,7 @@ class StepScope:
     digest: str | None = None  # of the arguments
     position: int = 0
     ended: bool = False  # the record of the attempt is made: what code charges now would be in no record
+    between_steps: bool = False  # a part of the run's own code that is counted like a step, but is none
 
     @property
     def step_id(self) -> str:

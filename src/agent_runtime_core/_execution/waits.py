@@ -12,7 +12,7 @@ from .._core.clock import TOO_LATE, Duration
 from .._core.codec.json import MAX_WHOLE, arguments_digest, decode, encode
 from .._core.context_vars import start_helper
 from .._core.ids import child_run_id, step_id, unbroken
-from .._core.json_schema import misfit, require_references
+from .._core.json_schema import require_references
 from .._core.log import log
 from .._core.validation import must
 from .._engines.base import Op
@@ -33,6 +33,7 @@ from ..queue.records import (
 )
 from ..state.base import APPROVED
 from ..status import RunStatus
+from ..tools.confirmation import misfit_of_answer
 from .effects import effect_row, join_lineage, other_rows
 from .inbox import Inbox, message_of
 from .journal_view import CHILD, SIGNAL
@@ -215,21 +216,23 @@ class Waits:
         request = {**self._where(), "name": name, "details": shown, "schema": schema}
         approval = arguments_digest(details) or ""
 
+        problem: dict[str, str] = {}  # of the last answer to the question
+
         async def ask(request_id: str, key: str) -> None:
             before = await self._approved_before(f"signal:{name}", key, approval)
             # Also while other records follow in the journal: a concurrent step may have ended since. The id of the
             # event is that of the wait, so the event is published once.
-            text = encode({**request, **before, "request_id": request_id})
+            text = encode({**request, **before, **problem, "request_id": request_id})
             row = (f"asked:{request_id}", "approval.requested", text, self._clock.wall())
             await self._ask(row, name, request_id)
 
         def fits(message: MailboxMessage) -> bool:
-            if answered_request(message.msg_id) is not None:
-                return True
-            # Not checked by `runner.approve`: a plain signal, or an answer from before the request.
-            reason = misfit(decode(message.payload), schema or {})
+            # `runner.approve` has not checked a plain signal or an answer from before the request. It has checked
+            # other answers against the question, which an earlier release or other code may have asked.
+            reason = misfit_of_answer(decode(message.payload), schema)
             if reason is not None:
                 self._mailbox.reject(message, f"approval {name!r}", reason)
+                problem["problem"] = reason
             return reason is None
 
         return await self._wait_for_signal(name, timeout, f"approval {name}", ask, given_key, fits, approval, request)
@@ -244,7 +247,9 @@ class Waits:
                 return {"approved_before": rows[-1].run_id}
         return {}
 
-    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> AlreadyDone | None:
+    async def review(
+        self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None = None
+    ) -> AlreadyDone | None:  # fmt: skip
         """Wait for a person to decide about a step in doubt.
 
         Args:
@@ -252,6 +257,7 @@ class Waits:
             key: Its key.
             start: Number of the record of its start. An answer is valid for this start only.
             read: Makes the step's result of the one in the answer.
+            tool: The tool call that the step is: {"name", "id", "args"}.
 
         Returns:
             The step's result if it was done, None if it is to run again.
@@ -269,7 +275,13 @@ class Waits:
             return True
 
         step, signal = step_id(self._row.run_id, name, key), f"{IN_DOUBT}{name}"
-        text = encode({"step_name": name, "step_id": step, "signal": signal})
+        about: dict[str, Any] = {"step_name": name, "step_id": step, "signal": signal}
+        if tool is not None:
+            call = {"tool_name": tool["name"], "tool_args": tool["args"], "tool_call_id": tool["id"]}
+            if (redaction := self._journal.redaction) is not None:
+                call = redaction.stored_value("event", call, f"run {self._row.run_id}")
+            about |= call
+        text = encode(about)
 
         async def ask(request_id: str, _: str) -> None:
             # Also while other records follow in the journal: a concurrent step may have ended since. The id of the
@@ -363,7 +375,7 @@ class Waits:
                 return message
             if message.kind == CLOSED:
                 self._mailbox.put_back(message)  # a later call of this wait asks under the same ids
-            # The answer to a review can have a result that is not one of the step. It has closed the question.
+            # An answer that does not fit the code of this process has closed the question.
             asked = f"{request_id}.{message.seq}"
             await ask(asked)
 

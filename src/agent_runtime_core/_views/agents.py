@@ -8,6 +8,7 @@ from typing import Any
 from ..interfaces import AgentRuntime
 from ..registry import Registry
 from ..runner.run_client import RunClient
+from ..tools.confirmation import shown_confirmation
 from ..tools.registry import ToolRegistry
 
 
@@ -15,7 +16,8 @@ async def agents_view(runner: RunClient, registry: Registry) -> list[dict[str, A
     """Return the agents that are registered here, and those that only have runs in the store.
 
     Each is {"key", "registered", "description", "tools", "input_schema", "runs"}. `tools` are {"name", "description",
-    "parameters"}, `input_schema` is that of the agent if it has one, and `runs` are the numbers of its runs by state.
+    "parameters", "requires_confirmation"}; the last is True, False or "conditional". `input_schema` is that of the
+    agent if it has one, and `runs` are the numbers of its runs by state.
     """
     counts: dict[str, dict[str, int]] = {}
     for (status, agent), count in (await runner.queue.counts()).runs.items():
@@ -49,7 +51,12 @@ def _tools(agent: AgentRuntime | None) -> list[dict[str, Any]]:
     if not isinstance(tools, ToolRegistry):
         return []
     return [
-        {"name": each.name, "description": each.description, "parameters": each.parameters}
+        {
+            "name": each.name,
+            "description": each.description,
+            "parameters": each.parameters,
+            "requires_confirmation": shown_confirmation(each.requires_confirmation),
+        }
         for each in tools.list_tools()
     ]
 

@@ -76,7 +76,7 @@ _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _TO_HYPHEN: Final = re.compile(r"[^a-z0-9]+")
 # What a caller sent is quoted, or follows "got". The names after "Did you mean" and "Known:" are the server's own.
 _GOT: Final = re.compile(r",? got .*", re.DOTALL)
-_HINT: Final = re.compile(r"(Did you mean '[^']{1,100}'\?|Known: [^.]{1,500}\.)$")
+_HINT: Final = re.compile(r"(Did you mean '[^']{1,100}'\?|Known(?: answers)?: (?:[^.]|\.\w){1,500}\.)$")
 _QUOTED: Final = re.compile(r"(?<!\w)b?('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")(?!\w)|(?<!\w)['\"].*", re.DOTALL)
 _PATH: Final = re.compile(r"(?<![\w/:.])(?:[A-Za-z]:\\|~?/)[^\s,;]+")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}(\[[0-9]{1,6}\])?")

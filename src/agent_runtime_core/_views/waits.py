@@ -16,16 +16,15 @@ from .plain import plain_of
 async def waits_of(
     runner: RunClient, row: RunRow, records: Sequence[Record] | None = None
 ) -> tuple[list[dict[str, str]], set[str]]:  # fmt: skip
-    """Return the open waits of a run, and the names of all approvals that it has requested.
+    """Return the open waits of a run, and the names of all questions that it has asked.
 
-    A wait is {"kind": "approval" or "signal", "name": …}. Pass `records` if the journal has been read.
+    A wait is {"kind": "approval", "review" or "signal", "name": …}. A review is the question about a step in doubt.
+    Pass `records` if the journal has been read.
     """
     if row.status not in LIVE:
         return [], set()
     mail = await runner.queue.mail(row.run_id)
-    requested = {
-        each.msg_id: each.name for each in mail if each.kind == QUESTION and not each.name.startswith(IN_DOUBT)
-    }
+    requested = {each.msg_id: each.name for each in mail if each.kind == QUESTION}
     # The question is stored before the record of its wait.
     waits = dict(requested)
     for record in await runner.state_store.records(row.run_id) if records is None else records:
@@ -36,11 +35,13 @@ async def waits_of(
     for each in mail:
         waits.pop(answered_request(each.msg_id) or "", None)
     of_reason = row.reason.removeprefix("approval ")  # also if the run has asked under an older release
-    kinds = [
-        {"kind": "approval" if wait in requested or name == of_reason else "signal", "name": name}
-        for wait, name in waits.items()
-    ]
-    return kinds, set(requested.values())
+
+    def kind(wait: str, name: str) -> str:
+        if name.startswith(IN_DOUBT):
+            return "review"
+        return "approval" if wait in requested or name == of_reason else "signal"
+
+    return [{"kind": kind(wait, name), "name": name} for wait, name in waits.items()], set(requested.values())
 
 
 async def questions_of(runner: RunClient, row: RunRow) -> list[dict[str, Any]]:
@@ -54,5 +55,5 @@ def question_view(asked: ApprovalRequest) -> dict[str, Any]:
         "run_id": str(asked.run_id), "key": asked.run_key, "agent": asked.agent_key, "name": asked.name,
         "request_id": asked.request_id, "details": plain_of(asked.details),
         "schema": plain_of(asked.schema), "asked_at": asked.asked_at.isoformat(),
-        "approved_before": asked.approved_before,
+        "approved_before": asked.approved_before, "problem": asked.problem,
     }  # fmt: skip

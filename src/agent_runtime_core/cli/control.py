@@ -60,7 +60,9 @@ async def approve(args: Namespace) -> int:
         row = await require_run(runner, args.id)
         refusal = _finished_reason(args, row) or (None if args.force else await _not_requested(runner, row, args))
         try:
-            if refusal is None and not await runner.approve(args.id, args.name, args.payload):
+            if refusal is None and not await runner.approve(
+                args.id, args.name, args.payload, request_id=args.request_id
+            ):
                 row = await require_run(runner, args.id)
                 refusal = (
                     _finished_reason(args, row) or f"approval {args.name!r} of run {args.id!r} was already answered"

@@ -375,6 +375,9 @@ def _add_control(commands: Any, store: argparse.ArgumentParser) -> None:
     approving.add_argument(
         "payload", nargs="?", type=json_value, default=True, metavar="ANSWER", help="answer, as JSON (default: true)"
     )
+    approving.add_argument(
+        "--request-id", metavar="ID", help='which question is meant, if several with this name are open (see "show")'
+    )
     approving.add_argument("--force", action="store_true", help="store the answer even if the run has not requested it")
     _command(
         commands, "resume", ".control:resume",

@@ -11,7 +11,7 @@ from .._views.plain import without_secrets
 from .._views.queue import workers_view
 from .._views.runs import summary
 from .._views.steps import steps_of
-from .._views.waits import waits_of
+from .._views.waits import questions_of, waits_of
 from ..errors import MOST_NAMED
 from ..events.event import Event, agent_type, payload_of
 from ..queue.records import RunFilter
@@ -71,6 +71,7 @@ async def show(args: Namespace) -> int:
         details = await summary(runner, row, end=True)
         details["input"], details["metadata"] = json.loads(row.input), json.loads(row.metadata)
         details["waiting_for"] = (await waits_of(runner, row))[0]
+        details["questions"] = await questions_of(runner, row)
         details["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
         if args.events:
             details["events"] = [event_fields(each) for each in await runner.event_bus.get_events(row.run_id)]
@@ -87,6 +88,29 @@ def event_fields(event: Event) -> dict[str, Any]:
         "sequence": event.sequence, "timestamp": event.timestamp.isoformat(), "event_type": event.event_type,
         "payload": payload_of(event), **({"from_agent": True} if event.from_agent else {}),
     }  # fmt: skip
+
+
+def _print_waits(waits: list[dict[str, str]], questions: list[dict[str, Any]], args: Namespace) -> None:
+    """Print what a run waits for, with the command that answers it."""
+    for wait in waits:
+        field("waiting_for", f"{wait['kind']} {wait['name']!r}")
+        asked = [each for each in questions if each["name"] == wait["name"]]
+        question = asked.pop(0) if asked else None
+        if question is not None:
+            questions.remove(question)
+            _print_question(question)
+        is_one = [each["name"] for each in waits].count(wait["name"]) == 1
+        request_id = None if question is None or is_one else question["request_id"]
+        field("answer with", answer_command(args, wait, request_id))
+
+
+def _print_question(question: dict[str, Any]) -> None:
+    details = question["details"]
+    if isinstance(details, dict) and "tool_name" in details:
+        arguments = json.dumps(details.get("tool_args"), ensure_ascii=False, default=str)
+        field("tool_call", f"{details['tool_name']} {arguments}")
+    if question["problem"]:
+        field("problem", question["problem"])
 
 
 def _print_run(details: dict[str, Any], args: Namespace) -> None:
@@ -108,10 +132,8 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
             if value:
                 table(lines, _STEPS if name == "steps" else _EVENTS)
         elif name == "waiting_for":
-            for each in value:
-                field(name, f"{each['kind']} {each['name']!r}")
-                field("answer with", answer_command(args, each))
-        elif name != "open_approvals" and value not in (None, False):  # they are in waiting_for
+            _print_waits(value, details["questions"], args)
+        elif name not in ("open_approvals", "questions") and value not in (None, False):  # they are in waiting_for
             field(name, json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
             if name == "error" and (command := resume_command(args, error)) is not None:
                 field("raise it with", command)

@@ -141,10 +141,15 @@ async def similar_agent(runner: AgentRunner, key: str) -> str | None:
     return next(iter(difflib.get_close_matches(key[:100], sorted(keys), n=1)), None)
 
 
-def answer_command(args: Namespace, wait: Mapping[str, str]) -> str:
+#: The command that answers each kind of wait, and its argument after the name.
+_ANSWERS = {"approval": ("approve", ()), "review": ("approve", ("ANSWER",)), "signal": ("signal", ("PAYLOAD",))}
+
+
+def answer_command(args: Namespace, wait: Mapping[str, str], request_id: str | None = None) -> str:
     """Return the command that answers a wait of the run `args.id`, as the user would type it."""
-    verb, payload = ("approve", []) if wait["kind"] == "approval" else ("signal", ["PAYLOAD"])
-    return _command(args, verb, args.id, wait["name"], *payload)
+    verb, payload = _ANSWERS[wait["kind"]]
+    option = "" if request_id is None else f" --request-id {shlex.quote(request_id)}"
+    return _command(args, verb, args.id, wait["name"], *payload, option=option)
 
 
 def resume_command(args: Namespace, error: Mapping[str, Any]) -> str | None:
@@ -155,12 +160,12 @@ def resume_command(args: Namespace, error: Mapping[str, Any]) -> str | None:
     return _command(args, f"resume --{limit.replace('_', '-')} HIGHER", args.id)
 
 
-def _command(args: Namespace, verb: str, *names: str) -> str:
-    store = "" if args.url is None else f" --url {shlex.quote(_readable(args.url))}"
+def _command(args: Namespace, verb: str, *names: str, option: str = "") -> str:
+    options = option if args.url is None else f"{option} --url {shlex.quote(_readable(args.url))}"
     quoted = " ".join(map(shlex.quote, names))
     if any(name.startswith("-") for name in names):  # else it would be read as an option
-        return f"agent-runtime {verb}{store} -- {quoted}"
-    return f"agent-runtime {verb} {quoted}{store}"
+        return f"agent-runtime {verb}{options} -- {quoted}"
+    return f"agent-runtime {verb} {quoted}{options}"
 
 
 def limits_from(args: Namespace) -> dict[str, Any]:

@@ -59,13 +59,18 @@ def _form_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a flat schema with primitive properties: MCP allows no others in a form."""
     if schema is not None and _is_flat(schema):
         return dict(schema)
-    if schema is None:
+    if schema is None or _takes_yes_or_no(schema):
         field: dict[str, Any] = dict(_APPROVED)
     elif schema.get("type") in _PRIMITIVE:
         field = dict(schema)
     else:
         field = {"type": "string", "title": "Answer as JSON", "description": f"JSON that matches {encode(schema)}"}
     return {"type": "object", "properties": {_ANSWER: field}, "required": [_ANSWER]}
+
+
+def _takes_yes_or_no(schema: Mapping[str, Any]) -> bool:
+    """Return whether true and false are among the answers that an approval of a call takes."""
+    return {"type": "boolean"} in schema.get("anyOf", ())
 
 
 def _is_flat(schema: Mapping[str, Any]) -> bool:
@@ -87,6 +92,6 @@ def _answer_of(schema: Mapping[str, Any] | None, response: ElicitResult) -> Any:
         return content
     if _ANSWER not in content:
         raise ValueError(f"the form has no field {_ANSWER!r}")
-    if schema is None or schema.get("type") in _PRIMITIVE:
+    if schema is None or _takes_yes_or_no(schema) or schema.get("type") in _PRIMITIVE:
         return content[_ANSWER]
     return json.loads(content[_ANSWER])

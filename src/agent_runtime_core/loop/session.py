@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import arguments_digest
 from .._core.context_vars import start_helper, start_soon
 from .._execution.recorded_calls import RecordedCalls
+from .._execution.run_control import RunControl
 from ..errors import LimitExceeded, StepCancelledError
 from ..interfaces import LLMClient
 from ..limits import Budget, RunLimits
@@ -47,6 +49,8 @@ class LoopSession:
         self.received: ReceivedMessages = ReceivedMessages(ctx, self.steps, self.budget, messages)
         #: Whether the last answer was copied from the run that this one was forked from, which paid for it.
         self.copied: bool = False
+        control = getattr(ctx, "control", None)
+        self._control: RunControl | None = control if isinstance(control, RunControl) else None
         self._work_started = 0.0  # when the present period of work began
         self._turn_seconds = 0.0  # seconds of work in this turn before that
         self._limit_passed: LimitExceeded | None = (
@@ -98,18 +102,18 @@ class LoopSession:
 
     def begin_turn(self) -> None:
         """Start the time of a turn."""
-        self._turn_seconds, self._work_started = 0.0, self.clock.monotonic()
+        self._turn_seconds, self._work_started = 0.0, self._now()
 
     def stop_timer(self) -> None:
         """Stop counting work time: the loop waits."""
-        now = self.clock.monotonic()
+        now = self._now()
         self._turn_seconds += now - self._work_started
         self.budget.add_seconds(now - self._work_started)
         self._work_started = now
 
     def start_timer(self) -> None:
         """Count work time again."""
-        self._work_started = self.clock.monotonic()
+        self._work_started = self._now()
 
     end_turn = stop_timer
 
@@ -128,8 +132,9 @@ class LoopSession:
     async def _in_time(self, work: Awaitable[Any]) -> Any:
         remaining = self.budget.remaining(*self._times())
         try:
-            async with asyncio.timeout(None if remaining is None else max(remaining, 0)) as limit:
-                result = await self.unless_cancelled(work)
+            async with asyncio.timeout(None) as limit:
+                with self._expiring(limit, remaining):
+                    result = await self.unless_cancelled(work)
         except TimeoutError:
             if limit.expired():
                 raise self.budget.time_limit_error(*self._times()) from None
@@ -138,9 +143,40 @@ class LoopSession:
             self._limit_passed = self.budget.time_limit_error(*self._times())
         return result
 
+    @contextmanager
+    def _expiring(self, limit: asyncio.Timeout, seconds: float | None) -> Iterator[None]:
+        """Have `limit` expire after so many seconds in which the run does not only wait."""
+        loop, counted = asyncio.get_running_loop(), self._paused()
+        timer: asyncio.TimerHandle | None = None
+
+        def due() -> None:
+            nonlocal timer, counted
+            waited, counted = self._paused() - counted, self._paused()
+            if waited > 0:
+                timer = loop.call_later(waited, due)
+            else:
+                limit.reschedule(loop.time())
+
+        if seconds is not None:
+            timer = loop.call_later(max(seconds, 0), due)
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _paused(self) -> float:
+        """Return for how many seconds the run only waited, also inside a tool."""
+        return 0.0 if self._control is None else self._control.paused_for(self.clock.monotonic())
+
+    def _now(self) -> float:
+        """Return the time of a clock that stands still while the run only waits."""
+        now = self.clock.monotonic()
+        return now if self._control is None else now - self._control.paused_for(now)
+
     def _times(self) -> tuple[float, float]:
         """Return the seconds of the present period of work, and those of this turn."""
-        elapsed = self.clock.monotonic() - self._work_started
+        elapsed = self._now() - self._work_started
         return elapsed, self._turn_seconds + elapsed
 
     async def unless_cancelled(self, work: Awaitable[Any]) -> Any:

@@ -99,14 +99,15 @@ class Hooks:
     """Functions that a loop calls.
 
     Args:
-        before_tool: Awaited before a tool runs, with its name and arguments, which it may change.
+        before_tool: Awaited before a tool runs, with its name and arguments, which it may change. It may also return
+            other arguments. The arguments are recorded, and the hook is called once for each call.
         after_tool: Awaited with the name and the result of a tool; returns the result to use.
         trim: Called with all messages; returns those to send. The others stay in the history. May be async. A tool call
             and its results that it separates are removed, or both sent if the model has not seen the results yet.
         on_state: Called with each new state.
     """
 
-    before_tool: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None
+    before_tool: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
     after_tool: Callable[[str, Any], Awaitable[Any]] | None = None
     trim: Callable[[list[dict[str, Any]]], Any] | None = None
     on_state: Callable[[TurnState], None] | None = None

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from .._core.chat_messages import SYSTEM_ROLES
-from .._core.codec.json import MAX_PARSED, arguments_digest, encode, loads_strict
+from .._core.codec.json import MAX_PARSED, arguments_digest, decode, encode, loads_strict
 from .._core.context_vars import start_soon
 from .._core.current_step import step_position
 from .._core.event_types import EventType
@@ -23,7 +23,7 @@ from .._execution.step_policy import Policy
 from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, UnserialisableResult, brief
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
-from ..tools.arguments import BadArguments, check_arguments, parsed_arguments, read_arguments
+from ..tools.arguments import parsed_arguments
 from ..tools.invocation import (
     BAD_ARGUMENTS,
     ENDS_RUN,
@@ -39,10 +39,9 @@ from ..tools.registry import ToolRegistry
 from ..tools.results import as_plain, text_of_result
 from ..tools.retries import is_retried
 from ..tools.tool import Tool, in_doubt_policy
+from .prepared_calls import CallPreparation, IndexedCall, PreparedCall, read
 from .session import LoopSession
 from .state import TurnState
-
-_IndexedCall = tuple[int, ToolCallDict, Tool | None]  # a call, with its index in the answer and its tool
 
 _TAKEN_OVER = "Error: not run, because another agent has taken over the conversation"
 _REJECTED = "refused"  # the error of a call that a person rejected
@@ -55,6 +54,7 @@ class ToolCalls:
 
     def __init__(self, session: LoopSession) -> None:
         self.session: LoopSession = session
+        self.preparation: CallPreparation = CallPreparation(session)
         #: The result of the agent that took over the conversation by a handoff.
         self.child: RunResult | None = None
         self.malformed: int = 0  # turns in a row
@@ -83,17 +83,32 @@ class ToolCalls:
                 count -= sum(session.steps.from_fork("tool", f"{key}:{index}") for index in range(count))
             await self._wait_until_allowed(lambda: session.budget.before_tools(count))
             session.budget.tool(count)
-            await self._in_order(key, calls, answers)
+            found = [(index, call, self._tool(call.name)) for index, call in enumerate(calls)]
+            sent = {index: call.arguments for index, call, _ in found}
+            self.preparation.begin({index: sent[index] for index, call, tool in found if _parse(call, tool)})
+            if len(asking := self.preparation.asking(key, found)) > 1:
+                async with self.preparation.asked_together(key, asking):
+                    await self._in_order(key, found, answers)
+            else:
+                await self._in_order(key, found, answers)
         finally:
             # Also after an error: providers reject a history in which a call has no answer.
             for index, call in enumerate(calls):
                 if (answer := answers.get(index)) is not None:
-                    session.messages.append(_answer_message(call, answer))
+                    message = _answer_message(call, answer)
+                    session.messages.append({**message, "content": self._content(index, answer)})
                     continue
                 reason = INTERRUPTED if index in self.started else NOT_RUN if self.child is None else _TAKEN_OVER
                 session.messages.append(unanswered(call.id, reason))
         if self.child is None:
             self._count_malformed(answers)
+
+    def _content(self, index: int, answer: Mapping[str, Any]) -> Any:
+        """Return the content of an answer for the model, with what it must know about an edited call."""
+        content, note = answer["content"], self.preparation.notes.get(index)
+        if note is None:
+            return content
+        return f"{content}\n\n{note}" if isinstance(content, str) else [*content, {"type": "text", "text": note}]
 
     async def _wait_until_allowed(self, before: Callable[[], None]) -> None:
         """Wait for concurrent loops whose reservations leave no budget; LimitExceeded if none could release it."""
@@ -105,17 +120,14 @@ class ToolCalls:
             finally:
                 session.start_timer()
 
-    async def _in_order(self, key: str, calls: list[ToolCallDict], answers: dict[int, dict[str, Any]]) -> None:
+    async def _in_order(self, key: str, calls: list[IndexedCall], answers: dict[int, dict[str, Any]]) -> None:
         """Run calls without side effects concurrently, and those with side effects one after the other.
 
         A handoff is the last one, whatever its position: after it, no model of this loop would get a result.
         """
         session = self.session
-        concurrent: list[_IndexedCall] = []
-        all_calls = [(index, call, self._tool(call.name)) for index, call in enumerate(calls)]
-        for index, call, tool in sorted(all_calls, key=lambda each: _is_handoff(each[2])):
-            if tool is not None:
-                _parse(call, tool)
+        concurrent: list[IndexedCall] = []
+        for index, call, tool in sorted(calls, key=lambda each: _is_handoff(each[2])):
             if tool is None or not (tool.has_side_effects or tool.requires_confirmation or _agent(tool)):
                 concurrent.append((index, call, tool))
                 continue
@@ -136,7 +148,7 @@ class ToolCalls:
             tool = next((each for each in agents if _key(_agent(each)).replace("-", "_") == name), None)
         return tool
 
-    async def _run_concurrently(self, key: str, calls: list[_IndexedCall], answers: dict[int, dict[str, Any]]) -> None:
+    async def _run_concurrently(self, key: str, calls: list[IndexedCall], answers: dict[int, dict[str, Any]]) -> None:
         async def one(index: int, call: ToolCallDict, tool: Tool | None) -> None:
             answers[index] = await self._one(key, index, call, tool)
             self.answered[index] = call, answers[index]
@@ -158,40 +170,43 @@ class ToolCalls:
         agent = None if tool is None else _agent(tool)
         # The call of a child agent is recorded after its events, so it is replayed after them.
         recorded = session.steps.replayed("tool", key) if agent else session.steps.recorded("tool", key)
-        needs_approval = recorded is UNRECORDED or agent
-        rejection = None
-        # A call with invalid arguments needs no approval.
-        if needs_approval and tool is not None and tool.requires_confirmation and _has_valid_arguments(call, tool):
-            rejection = await self._ask_for_approval(key, call)
-        if tool is not None and agent and rejection is None and _may_begin(call, tool, recorded):
-            return await self._delegated(key, call, tool, agent, recorded is not UNRECORDED)
-        if recorded is not UNRECORDED:
+        given: PreparedCall | None = None
+        if recorded is UNRECORDED or agent:
+            given = await self.preparation.prepared(index, key, call, tool)
+        if tool is not None and agent and given is not None and given.rejection is None and _may_begin(given, recorded):
+            return await self._delegated(key, call, tool, agent, given, recorded is not UNRECORDED)
+        if given is None or recorded is not UNRECORDED:
             if agent:
                 session.steps.recorded("tool", key)
             elif tool is not None:
-                if tool.requires_confirmation:  # its approval was recorded before the call
-                    _amend(call, session.steps.recorded(f"signal:tool:{call.name}", key))
+                self.preparation.replay(index, key, call)
                 if recorded["error"] != _REJECTED:
                     self._effect(call, tool)
             # Concurrent calls take as long as the longest one.
             self.recorded_seconds = max(self.recorded_seconds, session.steps.duration("tool", key))
             return cast("dict[str, Any]", recorded)
-        if rejection is not None:
-            return await self._rejected(key, call, rejection)
-        return await self._recorded(key, index, call, tool)
+        if given.rejection is not None:
+            return await self._rejected(key, call, given.rejection)
+        return await self._recorded(key, index, call, tool, given)
 
-    async def _recorded(self, key: str, index: int, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
+    async def _recorded(
+        self, key: str, index: int, call: ToolCallDict, tool: Tool | None, prepared: PreparedCall
+    ) -> dict[str, Any]:
         """Run a tool as a recorded step, and return its answer."""
         session = self.session
         lazy = tool is None or not (tool.has_side_effects or tool.requires_confirmation)
-        arguments = _read(call)
-        call_record = {"name": call.name, "id": call.id, "args": _args(call) if arguments is None else arguments}
+        arguments = prepared.arguments
+        changed = prepared.changed
+        args = _args(call) if changed is not None or arguments is None else arguments
+        call_record = {"name": call.name, "id": call.id, "args": args}
         policy = _policy(tool, session.tools)
 
         def attempt(number: int) -> Awaitable[dict[str, Any]]:
             self.started.add(index)
             # Read again for each retry, because a failed attempt may have changed them.
-            given = arguments if number == 1 else _read(call)
+            given = arguments
+            if number > 1:
+                given = read(call) if changed is None else cast("dict[str, Any]", decode(changed))
             return self._answer(
                 call, call_record, tool, given, index,
                 lambda error: (isinstance(error, ToolTimeout) and not policy.repeats_doubt)
@@ -200,7 +215,14 @@ class ToolCalls:
 
         answer: dict[str, Any] = await session.in_time(
             session.steps.run(
-                "tool", key, attempt, policy=policy, tool=call_record, effect=self._effect(call, tool), lazy=lazy
+                "tool",
+                key,
+                attempt,
+                policy=policy,
+                tool=call_record,
+                effect=self._effect(call, tool),
+                lazy=lazy,
+                given=None if changed is None else arguments,
             )
         )
         return answer
@@ -225,7 +247,7 @@ class ToolCalls:
         hooks, ctx, traced = session.hooks, session.ctx, session.traced
         started = session.clock.wall() if traced else 0.0
         if tool is None or arguments is None:
-            answer = await answer_call(session.tools, call, ctx, before=hooks.before_tool, after=hooks.after_tool)
+            answer = await answer_call(session.tools, call, ctx, after=hooks.after_tool)
         else:
             answer = await self._attempt(call_record["name"], index, tool, dict(arguments), retries)
         if traced:
@@ -250,7 +272,7 @@ class ToolCalls:
         session, after = self.session, self.session.hooks.after_tool
         run = partial(answer_read, session.tools, name, tool, arguments, session.ctx, retries=retries)
         if after is None or not tool.has_side_effects:
-            return await run(before=session.hooks.before_tool, after=after)
+            return await run(after=after)
         failure: Exception | None = None
 
         async def recorded(name: str, result: Any) -> Any:
@@ -262,27 +284,11 @@ class ToolCalls:
             except Exception as error:  # noqa: BLE001 - the error of a hook, raised after the call is recorded
                 failure = error
 
-        answer = await run(before=session.hooks.before_tool, after=recorded)
+        answer = await run(after=recorded)
         if failure is None:
             return answer
         self.hook_errors[index] = failure
         return ran(name, f"the hook that follows it raised {type(failure).__name__}, so its result is missing")
-
-    async def _ask_for_approval(self, key: str, call: ToolCallDict) -> str | None:
-        """Ask a person to approve a call, perhaps with other arguments; return why it is rejected, or None."""
-        session = self.session
-        session.state(TurnState.WAITING)
-        details = {"tool_name": call.name, "tool_args": _args(call), "tool_call_id": call.id}
-        session.stop_timer()
-        answer = await session.unless_cancelled(session.ctx.approve(f"tool:{call.name}", details, key=key))
-        session.start_timer()
-        session.state(TurnState.TOOL_EXECUTION)
-        if isinstance(answer, Mapping):
-            if answer.get("approved") is True:
-                _amend(call, answer)
-                return None
-            return str(answer.get("reason") or "denied")
-        return None if answer is True else "denied" if answer in (False, None) else str(answer)
 
     async def _rejected(self, key: str, call: ToolCallDict, reason: str) -> dict[str, Any]:
         answer = {
@@ -299,7 +305,9 @@ class ToolCalls:
             "dict[str, Any]", await self.session.steps.run("tool", key, recorded_answer, tool=_call_record(call))
         )
 
-    async def _delegated(self, key: str, call: ToolCallDict, tool: Tool, agent: Any, recorded: bool) -> dict[str, Any]:
+    async def _delegated(
+        self, key: str, call: ToolCallDict, tool: Tool, agent: Any, given: PreparedCall, recorded: bool
+    ) -> dict[str, Any]:
         """Run a child agent with the remaining budget; its answer is the answer of the tool, hooks included.
 
         A child that has ended returns its recorded result.
@@ -308,7 +316,10 @@ class ToolCalls:
         args = _args(call)
         event = {**session.steps.event_fields("tool", key), "tool_name": call.name, "tool_call_id": call.id}
         await session.ctx.emit(EventType.TOOL_CALL, {**event, "tool_args": args})
-        args = await self._before_child(key, call, args)
+        if tool.requires_confirmation:
+            args = given.arguments or {}
+        else:
+            args = await self.preparation.hooked(key, call.name, args)
         with suppress(LimitExceeded):  # if nothing is left, the child fails with this error
             await self._wait_until_allowed(session.budget.before_call)
         limits = session.budget.reserve_for_child(RunLimits.of(tool.metadata.get("limits")))
@@ -351,26 +362,11 @@ class ToolCalls:
         """
         messages = self.session.messages
         shared: list[Mapping[str, Any]] = [each for each in messages[:-1] if each.get("role") not in SYSTEM_ROLES]
-        if answered := self._answered_calls():
+        if answered := [self.answered[index] for index in sorted(self.answered)]:
             calls = [dict(call) for call, _ in answered]
             shared.append({"role": "assistant", "content": messages[-1].get("content"), "tool_calls": calls})
             shared += [_answer_message(*each) for each in answered]
         return shared
-
-    def _answered_calls(self) -> list[tuple[ToolCallDict, dict[str, Any]]]:
-        return [self.answered[index] for index in sorted(self.answered)]
-
-    async def _before_child(self, key: str, call: ToolCallDict, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a child agent's call after the hook before it, which is called once."""
-        hook = self.session.hooks.before_tool
-        if hook is None:
-            return args
-
-        async def before(attempt: int) -> dict[str, Any]:
-            await hook(call.name, args)
-            return args
-
-        return await self._once(f"{key}:before", before)
 
     async def _after_child(self, key: str, call: ToolCallDict, response: Any) -> dict[str, Any]:
         """Return the answer of a child agent after the hook that follows it, which is called once."""
@@ -443,14 +439,6 @@ def _policy(tool: Tool | None, registry: ToolRegistry) -> Policy:
     )
 
 
-def _read(call: ToolCallDict) -> dict[str, Any] | None:
-    """Return the arguments with which a tool runs, or None if they are invalid."""
-    try:
-        return read_arguments(call.arguments)
-    except BadArguments:
-        return None
-
-
 def _args(call: ToolCallDict) -> dict[str, Any]:
     """Return the arguments as a dict for events and records, {} if they are invalid."""
     raw = call.arguments
@@ -490,35 +478,23 @@ def _failed(reason: object, kind: str = FAILED) -> dict[str, Any]:
     return {"content": f"Error: {reason}", "ok": False, "result": None, "error": kind}
 
 
-def _may_begin(call: ToolCallDict, tool: Tool, recorded: Any) -> bool:
+def _may_begin(given: PreparedCall, recorded: Any) -> bool:
     """Return whether the child agent of a call may run: the arguments are valid and the call was not rejected."""
     if isinstance(recorded, Mapping):
         return recorded.get("error") not in ("refused", BAD_ARGUMENTS, UNKNOWN_TOOL)
-    return _has_valid_arguments(call, tool)
+    return given.is_valid
 
 
-def _has_valid_arguments(call: ToolCallDict, tool: Tool) -> bool:
-    try:
-        check_arguments(tool.parameters, read_arguments(call.arguments))
-    except BadArguments:
-        return False
-    return True
-
-
-def _parse(call: ToolCallDict, tool: Tool) -> None:
+def _parse(call: ToolCallDict, tool: Tool | None) -> bool:
     """Replace the JSON text of arrays and objects in the arguments of a call, as the schema of the tool allows."""
     raw = call.arguments
-    if isinstance(raw, str) and _NESTED_TEXT.search(raw) is None:  # most calls
-        return
-    given = _read(call)
-    if given is not None and (parsed := parsed_arguments(tool.parameters, given)) != given:
-        call["function"] = {**(call.get("function") or {}), "name": call.name, "arguments": encode(parsed)}
-
-
-def _amend(call: ToolCallDict, answer: Any) -> None:
-    """Replace the arguments of a call by those that a person approved."""
-    if isinstance(answer, Mapping) and answer.get("approved") is True and isinstance(answer.get("arguments"), Mapping):
-        call["function"] = {"name": call.name, "arguments": encode(dict(answer["arguments"]))}
+    if tool is None or (isinstance(raw, str) and _NESTED_TEXT.search(raw) is None):  # most calls
+        return False
+    given = read(call)
+    if given is None or (parsed := parsed_arguments(tool.parameters, given)) == given:
+        return False
+    call["function"] = {**(call.get("function") or {}), "name": call.name, "arguments": encode(parsed)}
+    return True
 
 
 def _is_handoff(tool: Tool | None) -> bool:

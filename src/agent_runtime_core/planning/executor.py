@@ -12,6 +12,7 @@ from .._core.event_types import EventType
 from .._core.ids import step_id
 from .._core.log import log
 from .._core.settings import TRIES, choice, number
+from .._execution.recorded_calls import RecordedCalls
 from .._execution.step_journal import RunJournal, StepJournal
 from ..errors import (
     JournalMismatch,
@@ -35,12 +36,14 @@ from ..errors import (
 from ..interfaces import LLMClient
 from ..limits import Budget, RunLimits
 from ..loop.answers import flaw_of
+from ..loop.prepared_calls import Question
 from ..retry import Backoff
 from ..steps.checkpoint_only import labels_of
 from ..steps.executor import StepExecutor
 from ..steps.graph import Graph
 from ..steps.graph_run import GraphRun
 from ..steps.model import Step
+from ..tools.confirmation import decision_of
 from ..tools.registry import ToolRegistry
 from ..tools.results import in_json
 from ..tools.tool import Tool, in_doubt_policy
@@ -180,7 +183,8 @@ class _Execution:
         self.only_waits: Callable[[PlanStep], bool] | None = None
         self.results: dict[int, Any] = {}
         self.attempts: dict[int, int] = dict.fromkeys((step.step_number for step in plan.steps), 0)
-        self.approved: dict[int, dict[str, Any]] = {}  # inputs that a person approved
+        self.approved: dict[int, dict[str, Any]] = {}  # inputs that a person approved, or that need no approval
+        self.steps: RecordedCalls = RecordedCalls(ctx)
 
     async def run(self) -> PlanResult:
         here = [step for step in self.plan.steps if step.step_number not in self.results]
@@ -231,8 +235,11 @@ class _Execution:
     # -- approvals: requested between steps, where a run can be parked
 
     def _needs_approval(self, step: PlanStep) -> bool:
-        tool = self.tools.get(step.tool_name) if step.kind is StepKind.TOOL_CALL else None
-        return tool is not None and tool.requires_confirmation and step.step_number not in self.approved
+        tool = self._tool(step)
+        return tool is not None and bool(tool.requires_confirmation) and step.step_number not in self.approved
+
+    def _tool(self, step: PlanStep) -> Tool | None:
+        return self.tools.get(step.tool_name) if step.kind is StepKind.TOOL_CALL else None
 
     def _unapproved(self, left: Sequence[PlanStep]) -> set[int]:
         """Return the numbers of steps that still need approval, and of the steps that depend on them."""
@@ -244,13 +251,16 @@ class _Execution:
 
     async def _approved_input(self, step: PlanStep) -> dict[str, Any]:
         """Wait for the approval of a step and return the approved input, which may differ from the planned one."""
-        planned_input = step_input(step, self.results, self.tools)
-        details = {"tool_name": step.tool_name, "tool_args": planned_input, "tool_call_id": step_name(step)}
-        answer = await self.ctx.approve(f"tool:{step.tool_name}", details, key=self._key(step))
-        if answer is True or (isinstance(answer, Mapping) and answer.get("approved") is True):
-            return approved_input(answer, planned_input)
-        reason = answer.get("reason") if isinstance(answer, Mapping) else answer if isinstance(answer, str) else None
-        raise ToolFailed(step.tool_name, f"a person rejected this call: {reason or 'denied'}")
+        planned_input, tool = step_input(step, self.results, self.tools), self._tool(step)
+        assert tool is not None
+        key, name = self._key(step), step.tool_name
+        question = Question(self.ctx, self.steps, key, tool, name, planned_input, step_name(step))
+        if not await question.is_asked():
+            return planned_input
+        decision = await question.ask()
+        if decision.rejection is not None:
+            raise ToolFailed(name, f"a person rejected this call: {decision.rejection}")
+        return planned_input if decision.arguments is None else decision.arguments
 
     # -- steps
 
@@ -365,8 +375,8 @@ def planned_id(run_id: str, planned: PlanStep) -> str:
 
 def approved_input(answer: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of an approval, or `given` if the person did not change them."""
-    other = answer.get("arguments") if isinstance(answer, Mapping) else None
-    return dict(other) if isinstance(other, Mapping) else given
+    edited = decision_of(answer).arguments
+    return given if edited is None else edited
 
 
 def _name(number: int) -> str:

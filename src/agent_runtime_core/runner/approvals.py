@@ -6,6 +6,7 @@ import asyncio
 import datetime as _dt
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -14,10 +15,9 @@ from uuid import UUID
 from .._core.clock import aware
 from .._core.codec.json import decode_known
 from .._core.ids import known_uuid
-from .._core.json_schema import misfit
-from .._core.validation import must
+from .._core.validation import Shown, must
 from .._execution.reviews import ANSWER_SCHEMA, reviewed
-from ..errors import IllegalTransition, InvalidArgument, UnserialisableResult, brief
+from ..errors import MOST_NAMED, IllegalTransition, InvalidArgument, UnserialisableResult, brief
 from ..events.base import EventBus
 from ..queue.base import RunQueue
 from ..queue.records import (
@@ -33,8 +33,10 @@ from ..queue.records import (
     damaged,
     open_questions,
 )
+from ..tools.confirmation import misfit_of_answer
 
 _BATCH: Final = 1000  # rows in one read of `open_requests`
+_REVIEWED: Final = ("step_name", "step_id", "tool_name", "tool_args", "tool_call_id")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class ApprovalRequest:
     #: Name of the approval, or "in_doubt:" and the name of a step that a person has to review.
     name: str
     request_id: str
-    #: What the agent passed to `ctx.approve`; for a review, the name and the id of the step.
+    #: What the agent passed to `ctx.approve`; for a review, the name and the id of the step, and its tool call.
     details: Any
     #: The JSON Schema that the answer must match.
     schema: dict[str, Any] | None
@@ -60,6 +62,8 @@ class ApprovalRequest:
     approved_before: str | None
     #: Pass it as `after` to get the questions that follow this one.
     cursor: str
+    #: Why the last message that was meant as an answer does not fit; None if there is none.
+    problem: str | None = None
 
 
 class _Position(NamedTuple):
@@ -110,12 +114,7 @@ async def open_requests(queue: RunQueue, limit: int, after: str | None, agent: s
         wanted = wanted._replace(after=rows[-1].n)
     runs = list(dict.fromkeys(row.run_id for _, row, _ in first))
     mail = dict(zip(runs, await asyncio.gather(*map(queue.mail, runs)), strict=True))
-    asked = {run: {each.msg_id: each for each in messages if each.kind == QUESTION} for run, messages in mail.items()}
-    found = [
-        _request(position, row, message)
-        for position, row, question in first
-        if (message := asked[row.run_id].get(question.request_id)) is not None
-    ]
+    found = [asked for each in first if (asked := _request(*each, mail[each[1].run_id])) is not None]
     if len(found) < len(first) == limit:  # runs were deleted since: a shorter page would look like the last one
         found += await open_requests(queue, limit - len(found), first[-1][0].cursor(), agent)
     return found
@@ -124,21 +123,23 @@ async def open_requests(queue: RunQueue, limit: int, after: str | None, agent: s
 async def open_requests_of(queue: RunQueue, row: RunRow) -> list[ApprovalRequest]:
     """Return the open questions of one run, the oldest first."""
     found = sorted(_in([row], None), key=itemgetter(0))
-    mail = {each.msg_id: each for each in await queue.mail(row.run_id) if each.kind == QUESTION} if found else {}
-    return [
-        _request(position, row, message)
-        for position, row, question in found
-        if (message := mail.get(question.request_id)) is not None
-    ]
+    mail = await queue.mail(row.run_id) if found else []
+    return [asked for each in found if (asked := _request(*each, mail)) is not None]
 
 
-def _request(position: _Position, row: RunRow, message: MailboxMessage) -> ApprovalRequest:
+def _request(
+    position: _Position, row: RunRow, question: OpenQuestion, mail: Sequence[MailboxMessage]
+) -> ApprovalRequest | None:
+    """Return an open question with what the mailbox of the run has about it; None if the run was deleted."""
+    message = next((each for each in mail if (each.kind, each.msg_id) == (QUESTION, question.request_id)), None)
+    if message is None:
+        return None
     payload = _payload(row.run_id, message)
     details, schema = payload.get("details"), payload.get("schema")
     if "encrypted" in payload:
         details = payload  # a process without the key shows a mark
     elif _is_review(payload):
-        details, schema = {name: payload.get(name) for name in ("step_name", "step_id")}, ANSWER_SCHEMA
+        details, schema = {name: payload[name] for name in _REVIEWED if name in payload}, ANSWER_SCHEMA
     return ApprovalRequest(
         run_id=row.decoded("run_id", known_uuid),
         run_key=row.run_key,
@@ -150,7 +151,20 @@ def _request(position: _Position, row: RunRow, message: MailboxMessage) -> Appro
         asked_at=aware(message.t),
         approved_before=payload.get("approved_before"),
         cursor=position.cursor(),
+        problem=_problem(payload, message.name, mail),
     )
+
+
+def _problem(payload: dict[str, Any], name: str, mail: Sequence[MailboxMessage]) -> str | None:
+    """Return why the last message under the name of a question does not answer it.
+
+    `approve` stores no answer that does not fit. So it is a plain signal, or an answer from before the question.
+    """
+    for each in reversed(mail):
+        if each.kind == "signal" and each.name == name and answered_request(each.msg_id) is None:
+            with suppress(UnserialisableResult):  # the run, which decodes it too, fails with this error
+                return misfit_of_answer(decode_known(each.payload), payload.get("schema")) or payload.get("problem")
+    return payload.get("problem")
 
 
 def _payload(run_id: object, message: MailboxMessage) -> dict[str, Any]:
@@ -208,18 +222,38 @@ class AskedRequests:
     def chosen(self, request_id: str | None, message_id: str | None) -> str | None:
         """Return the request that an answer is for, None if that was decided by another message.
 
-        It is the request to which the same message was posted before, else the one named, else the latest open one.
+        It is the request to which the same message was posted before, else the one named, else the only open one.
 
         Raises:
             IllegalTransition: The code of the run has cancelled the wait for the answer.
+            InvalidArgument: Several requests are open, and none is named.
         """
         given = {each: answer_id(each, message_id) for each in self.payloads if message_id}
         repeated = next((each for each, answer in given.items() if answer in self._received), None)
         if repeated is not None:
             return repeated if self._decided[repeated].msg_id == given[repeated] else None
-        latest = reversed(self.payloads)
-        wanted = request_id or next((each for each in latest if each not in self._decided), [*self.payloads][-1])
+        wanted = request_id
+        if wanted is None:
+            still_open = [each for each in self.payloads if each not in self._decided]
+            if len(still_open) > 1:
+                raise self._ambiguous(still_open)
+            wanted = still_open[0] if still_open else [*self.payloads][-1]
         return None if self.decided_by(wanted, self._decided) is not None else wanted
+
+    def _ambiguous(self, requests: Sequence[str]) -> InvalidArgument:
+        more = f" and {len(requests) - MOST_NAMED} more" if len(requests) > MOST_NAMED else ""
+        subjects = [brief(each) for each in map(self._subject, requests[:MOST_NAMED]) if each is not None]
+        about = f"They are about {', '.join(subjects)}. " if subjects else ""
+        # The HTTP API shows the last sentence, which has no contents.
+        fix = f"{about}Known: {', '.join(requests[:MOST_NAMED])}{more}."
+        where = f"request_id of approval {brief(self._name)} of run {self._run_id!r}"
+        return must(where, f"name one of {len(requests)} open requests", Shown("none"), fix)
+
+    def _subject(self, request_id: str) -> Any:
+        """Return by what a person recognizes a request: the arguments of a call, or else its details."""
+        payload = self.payloads[request_id]
+        details = payload if _is_review(payload) else payload.get("details")
+        return details.get("tool_args", details) if isinstance(details, dict) else details
 
     def decided_by(self, request_id: str, found: Mapping[str, MailboxMessage]) -> str | None:
         """Return the id of the message that decided a request, None if it is open.
@@ -248,7 +282,7 @@ class AskedRequests:
                 reviewed(answer)
             except InvalidArgument as error:
                 raise must(subject, "be a review of the step", answer, str(error)) from None
-        elif (wrong := misfit(answer, payload.get("schema") or {})) is not None:
+        elif (wrong := misfit_of_answer(answer, payload.get("schema"))) is not None:
             raise must(subject, "match the schema of the request", answer, wrong)
 
 

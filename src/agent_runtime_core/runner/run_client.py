@@ -480,7 +480,7 @@ class RunClient:
             run_id: The run.
             name: Name of the approval. An answer that arrives before the run asks is kept for it.
             answer: The answer, a JSON value.
-            request_id: That of the "approval.requested" event. None means the latest open request of that name.
+            request_id: That of the "approval.requested" event. None means the only open request of that name.
             message_id: Answers with the same id are delivered once.
             by: Who answers. The name is stored with the run, and shown by its page.
 
@@ -489,7 +489,8 @@ class RunClient:
 
         Raises:
             IdempotencyConflict: Another answer with this `message_id` was sent to the request.
-            InvalidArgument: The answer does not match the schema of the request, or there is no such request.
+            InvalidArgument: The answer does not match the schema of the request, there is no such request, or several
+                requests of that name are open and `request_id` is None. The message lists them.
             IllegalTransition: The code of the run has cancelled its wait for the answer, so the question is closed.
             UnknownRun: No such run is stored.
         """
@@ -501,7 +502,7 @@ class RunClient:
         requests = asked.payloads
         if request_id is not None and (not isinstance(request_id, str) or request_id not in requests):
             where = f"request_id of approval {brief(name)} of run {str(run_id)!r}"
-            raise must(where, "be that of an approval.requested event", request_id, "Leave it out for the latest one")
+            raise must(where, "be that of an approval.requested event", request_id, "Leave it out if only one is open")
         if not requests:
             return await self._signal(run_id, name, answer, message_id, by)
         wanted = asked.chosen(request_id, message_id)

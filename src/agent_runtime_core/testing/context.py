@@ -40,6 +40,7 @@ from ..persistence.manager import PersistenceManager
 from ..queue.records import MESSAGE, MailboxMessage
 from ..registry import get_runtime
 from ..retry import Delay
+from ..tools.confirmation import misfit_of_answer
 from ..tools.registry import ToolRegistry
 from ..tools.schema import place_context
 from ..tools.tool import Tool
@@ -306,8 +307,15 @@ class MockRunContext:
         timeout: float | None = None,
         key: str | None = None,
     ) -> Any:
-        """Same as `wait_for_signal`: send the answer with `signal`."""
-        return await self.wait_for_signal(name, timeout=timeout)
+        """Same as `wait_for_signal`: send the answer with `signal`. It must match the schema.
+
+        Raises:
+            InvalidArgument: It does not. In a real run, the question would stay open.
+        """
+        answer = await self.wait_for_signal(name, timeout=timeout)
+        if (wrong := misfit_of_answer(answer, schema)) is not None:
+            raise must(f"answer to approval {brief(name)}", "match the schema of the request", answer, wrong)
+        return answer
 
     async def messages(self, timeout: float | None = 0, *, key: str | None = None) -> list[dict[str, Any]]:
         """Return the messages of `send` that were not taken yet. It never waits."""

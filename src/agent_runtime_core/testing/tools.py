@@ -10,6 +10,7 @@ from typing import Any
 
 from .._core.validation import Shown, must
 from ..errors import brief
+from ..tools.confirmation import Confirmation
 from ..tools.schema import context_parameter
 from ..tools.tool import Tool
 
@@ -39,7 +40,7 @@ class MockTool(Tool):
         description: str | None = None,
         parameters: dict[str, Any] | None = None,
         has_side_effects: bool = False,
-        requires_confirmation: bool = False,
+        requires_confirmation: Confirmation = False,
         **options: Any,
     ) -> None:
         if (result is not _UNSET) + (results is not None) + (fn is not None) > 1:

@@ -60,7 +60,8 @@ class BaseTool(ABC):
     """
 
     has_side_effects: bool = False
-    requires_confirmation: bool = False
+    #: Whether a person must approve each call, or a method `requires_confirmation(self, arguments, ctx)`; see `Tool`.
+    requires_confirmation: Any = False
     #: Time limit of one attempt in seconds; None means no limit.
     timeout: float | None = None
     #: Attempts after the first one, if an attempt raises an error or has no success.

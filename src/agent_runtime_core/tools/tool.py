@@ -12,6 +12,7 @@ from typing import Any, overload
 from .._core.json_schema import require_references
 from .._core.validation import Shown, is_number, must
 from ..errors import NotSupported
+from .confirmation import Confirmation, check_confirmation
 from .names import check_name
 from .retries import RetryDelay, RetryOn, check_retries
 from .schema import describe, parameters_of, unbound
@@ -36,7 +37,8 @@ class Tool:
         parameters: JSON Schema of its arguments.
         handler: The function; by default there is none.
         has_side_effects: False means that calls may run concurrently and may be repeated.
-        requires_confirmation: Whether a person must approve each call.
+        requires_confirmation: Whether a person must approve each call, or a function `condition(arguments, ctx)`, plain
+            or async, that decides for each call: False asks nobody, True asks, and a text asks with this text.
         metadata: Further data of the application.
         timeout: Time limit of one attempt in seconds, or None. After it a coroutine is cancelled; a plain function
             continues in its thread, and its result is ignored.
@@ -47,7 +49,7 @@ class Tool:
 
     Raises:
         InvalidArgument: The name is invalid, a `$ref` in the parameters names nothing, `timeout` is not a number above
-            0, or a setting of the retries is invalid.
+            0, `requires_confirmation` is neither a bool nor a function, or a setting of the retries is invalid.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Tool:
     parameters: dict[str, Any]
     handler: Callable[..., Any] = no_handler
     has_side_effects: bool = False
-    requires_confirmation: bool = False
+    requires_confirmation: Confirmation = False
     metadata: dict[str, Any] = field(default_factory=dict)
     timeout: float | None = None
     retries: int = 0
@@ -68,6 +70,7 @@ class Tool:
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             constraint = "be a number of seconds above 0, or None for no limit"
             raise must(f"tool {self.name!r}: timeout", constraint, self.timeout)
+        check_confirmation(f"tool {self.name!r}", self.requires_confirmation)
         check_retries(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +87,7 @@ class Tool:
         description: str | None = None,
         parameters: dict[str, Any] | None = None,
         has_side_effects: bool = False,
-        requires_confirmation: bool = False,
+        requires_confirmation: Confirmation = False,
         metadata: dict[str, Any] | None = None,
         timeout: float | None = None,
         retries: int = 0,
@@ -179,7 +182,7 @@ def tool(
     description: str | None = None,
     parameters: dict[str, Any] | None = None,
     has_side_effects: bool = False,
-    requires_confirmation: bool = False,
+    requires_confirmation: Confirmation = False,
     metadata: dict[str, Any] | None = None,
     timeout: float | None = None,
     retries: int = 0,

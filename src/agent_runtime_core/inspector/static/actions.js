@@ -75,9 +75,9 @@ function wordOf(value) {
   return typeof value === "string" ? stateName(value) : JSON.stringify(value);
 }
 
-/** Whether the question is "yes or no": an agent that names no schema takes true and false. */
+/** Whether the question is "yes or no": an agent that names no schema takes true and false, and so may one of several schemas. */
 function isYesOrNo(schema) {
-  return !schema || kindOf(schema) === "boolean" || Object.keys(schema).every((each) => each === "title" || each === "description");
+  return !schema || (schema.anyOf || []).some((each) => kindOf(each) === "boolean") || kindOf(schema) === "boolean" || Object.keys(schema).every((each) => each === "title" || each === "description");
 }
 
 /** The form that answers a question. It asks for a confirmation. `onDone` is called when the answer is stored. */
@@ -112,12 +112,13 @@ function titleOf(name) {
 /** An item of `approvals`, or of `questions` of a run. */
 export function Question({ question, withRun = false, onDone }) {
   const can = useCan();
-  const { name, asked_at: askedAt, approved_before: before, details } = question;
+  const { name, asked_at: askedAt, approved_before: before, details, problem } = question;
   return html`<article class="card ask" data-row tabindex="-1">
     <header><h2>${titleOf(name)}</h2><p class="page-note">${withRun && html`<${RunLink} run=${question} /><span class="break">${question.agent}</span>`}
       <${State} state="waiting">asked <${Ago} time=${askedAt} /><//></p></header>
     ${name.startsWith("in_doubt:") && html`<p>Its process was interrupted, so its outcome is unknown. Check it, then answer “done” with its result,
       “retry” to run it again, or “failed” to let the run fail.</p>`}
+    ${problem && html`<p role="alert">The last answer does not fit: <span class="break">${problem}</span></p>`}
     ${before && html`<p>The run <a href=${href(["runs", before])}>${shortId(before)}</a> got this approval before.</p>`}
     <${Json} value=${details} label="Details" />
     ${can("approve") ? html`<${AnswerForm} question=${question} onDone=${onDone} />` : html`<p class="quiet">You may read this question here, but not answer it.</p>`}
