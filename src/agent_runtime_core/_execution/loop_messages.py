@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from .._core.codec.json import encode
 from .._journal.record import DONE, STARTED, Record
+from ..tools.arguments import BadArguments, read_arguments
 from ..tools.confirmation import decision_of
 from .step_scope import Identity
 
@@ -103,9 +104,8 @@ def _turn(
         known = function if isinstance(function, dict) else call
         if (record := done.get((f"signal:tool:{known.get('name')}", f"{key}:{index}"))) is not None:
             edited, hooked = decision_of(read(record.result)).arguments, done.get(("hook", f"{key}:{index}:before"))
-            shown = known.get("arguments") if hooked is None else encode(read(hooked.result))
-            if edited is not None and (text := encode(edited)) != shown:
-                edits[index] = text
+            if edited is not None and edited != (_arguments(known) if hooked is None else read(hooked.result)):
+                edits[index] = encode(edited)
     keys = [f"{key}:{index}" for index in range(len(calls))]
     return LoopTurn(
         key=key, said=_list(asked.get("said")), continues="input" in asked, received=_list(asked.get("received")),
@@ -153,6 +153,13 @@ def _edited(message: dict[str, Any], edits: Mapping[int, str]) -> dict[str, Any]
         for index, each in enumerate(calls_of(message))
     ]
     return {**{name: value for name, value in message.items() if name != "provider_fields"}, "tool_calls": calls}
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    try:
+        return read_arguments(function.get("arguments"))
+    except BadArguments:
+        return None
 
 
 def _list(value: Any) -> list[Any]:
