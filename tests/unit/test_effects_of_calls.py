@@ -231,3 +231,30 @@ async def test_children_with_keys_are_separate(place: Place) -> None:
         scripts[0].body = desk("b")
         assert (await forked(runner)).error is None
         assert paid == ["x", "x"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_caller_with_the_id_of_a_deleted_run_gets_the_child_that_is_stored(fails: bool, place: Place) -> None:
+    """A child that has failed is resumed. A child with another input is a conflict."""
+    runs, order = [0], [5]
+
+    async def kid(ctx: Any) -> int:
+        runs[0] += 1
+        if fails and runs[0] == 1:
+            raise ConnectionError("not yet")
+        return runs[0]
+
+    async def desk(ctx: Any) -> Any:
+        return (await ctx.call("kid", {"order": order[0]})).final_output["value"]
+
+    async with place.runner(None, Script(desk, "desk"), Script(kid, "kid")) as runner:
+        await paid_after_a_failure(runner)
+        await runner.discard("r")
+        await paid_after_a_failure(runner)
+        assert (await runner.wait("r", timeout=0)).final_output == {"value": 2 if fails else 1}
+        await runner.discard("r")
+        order[0] = 6
+        await paid_after_a_failure(runner)
+        result = await runner.wait("r", timeout=0)
+        assert result.error is not None
+        assert result.error.type == "IdempotencyConflict"

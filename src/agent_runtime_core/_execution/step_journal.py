@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from operator import itemgetter
-from typing import Any, Final, Generic, TypeGuard, TypeVar
+from typing import Any, Final, Generic, TypeGuard, TypeVar, cast
 
 from .._core.ids import unbroken
 from .._core.redaction import Redaction
@@ -403,7 +403,7 @@ class StepJournal(Generic[W_co]):
             self.defer_until_checkpoint(deferred)
             raise refused
 
-    async def publish(self, record: Record, queue: Sequence[Op] = ()) -> bool:
+    async def publish(self, record: Record, queue: Sequence[Op] = ()) -> list[Any] | None:
         """Append a record that is not the end of a step.
 
         Args:
@@ -411,22 +411,20 @@ class StepJournal(Generic[W_co]):
             queue: Operations for the same commit, if one engine has the journal and the queue.
 
         Returns:
-            False if the commit had an unknown outcome and the record is in the journal. If the queue has an engine of
-            its own, its operations may be missing then.
+            The results of the operations of the queue. None if the commit had an unknown outcome and the record is in
+            the journal: if the queue has a separate engine, its operations may be missing then.
         """
         if record.kind in (RETRYING, FAILED):
             self.unconfirmed.failed_attempts[record.name, record.key] = record.attempt
         try:
-            await self.writer.append(record, queue=queue)
-            return True
+            return cast("list[Any]", await self.writer.append(record, queue=queue))
         except StorageBusy:
             if self.writer.is_newest((record,)):
                 raise  # the writer has repeated the commit already
         if await self.writer.confirm_record(record) is not None:
             await self.writer.publish_events(record)
-            return False
-        await self.writer.append(*self.unconfirmed.renumbered((record,)), queue=queue)
-        return True
+            return None
+        return cast("list[Any]", await self.writer.append(*self.unconfirmed.renumbered((record,)), queue=queue))
 
 
 def _in_words(name: str, key: str) -> tuple[str, str, str]:

@@ -17,7 +17,16 @@ from .._core.log import log
 from .._core.validation import must
 from .._engines.base import Op
 from .._journal.record import Record
-from ..errors import InvalidArgument, LeaseLost, RunFailed, StorageError, UnserialisableResult, WaitTimeout, brief
+from ..errors import (
+    IdempotencyConflict,
+    InvalidArgument,
+    LeaseLost,
+    RunFailed,
+    StorageError,
+    UnserialisableResult,
+    WaitTimeout,
+    brief,
+)
 from ..interfaces import AgentRuntime, RunResult
 from ..queue.records import (
     CLOSED,
@@ -30,6 +39,7 @@ from ..queue.records import (
     RunRow,
     answer_id,
     answered_request,
+    same_input,
 )
 from ..state.base import APPROVED
 from ..status import RunStatus
@@ -528,7 +538,8 @@ class Waits:
             if former := journal.view.former_names(f"{CHILD}{row.agent}"):
                 info["names"] = [f"{CHILD}{row.agent}", *former]
             record = journal.records.started(name, key, pos=self._positions[name, key], quiet=True, info=info)
-            called_before = not await journal.publish(record, [] if inline else [Op("queue.insert", (row,))])
+            found = await journal.publish(record, [] if inline else [Op("queue.insert", (row,))])
+            called_before = found is None or any(_ended_before(row, stored) for stored in found)
             journal.view.started[name, key] = record.seq
         if called_before and inline is None and (payload := await self._restart_child(row)) is not None:
             return await self._end(name, key, payload, digest=digest)
@@ -607,3 +618,19 @@ class Waits:
         if outcome == "claimed" and child is not None:
             update = queue.unchanged_update(child, child.claim_id)._replace(status="pending", parked=child.parked)
             await queue.settle(child.run_id, update)
+
+
+def _ended_before(row: RunRow, stored: RunRow) -> bool:
+    """Return whether the child that is stored has ended: a deleted run with the id of the caller has called it.
+
+    Raises:
+        IdempotencyConflict: It had another input.
+    """
+    if stored.status in LIVE:
+        return False
+    if not same_input(row, stored):
+        raise IdempotencyConflict(
+            f"child run {row.run_id} of agent {row.agent!r} must have the input of this call, got a run that a deleted "
+            "run with the id of its caller has called. Delete it with runner.discard, or use another run id"
+        )
+    return True

@@ -47,12 +47,18 @@ def _run(work: Coroutine[Any, Any, int], preferred_loop: str | None) -> int:
                         raise
                     # Raised by a task that code of an agent has started. The loop has stopped, and is started again.
                     log.error("a task must not end the process, got %s. Handle it in the code", type(error).__name__)
-                    run = partial(runner.get_loop().run_until_complete, tasks[0])
+                    run = partial(_go_on, runner.get_loop(), tasks[0])
         finally:
             # A Ctrl-C may have left the loop marked to stop, which would end the first run of its shutdown at once.
             loop = runner.get_loop()
             loop.call_soon(loop.stop)
             loop.run_forever()
+
+
+def _go_on(loop: asyncio.AbstractEventLoop, task: asyncio.Task[int]) -> int:
+    task.add_done_callback(lambda _: loop.stop())
+    loop.run_forever()
+    return task.result()
 
 
 def _loop_factory(loop: str | None) -> Callable[[], asyncio.AbstractEventLoop] | None:
