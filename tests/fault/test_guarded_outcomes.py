@@ -129,7 +129,7 @@ async def by_cancelled_task(bank: Bank, pay: Call) -> Any:
 
 
 async def by_task_that_nobody_awaits(bank: Bank, pay: Call) -> Any:
-    await _cancelled(bank, pay)
+    _ = await _cancelled(bank, pay)
     raise LookupError("too late")
 
 
