@@ -138,6 +138,7 @@ async def test_get_tool_gives_what_was_registered() -> None:
     assert tools.get_tool("greet") is other
 
 
+@pytest.mark.sentence("003", "`ToolResult` and `RunResponse` are models")
 def test_results_are_plain_under_both_names() -> None:
     for result in (ToolResult(True, {"a": 1}), ToolResult(False, error="no")):
         plain = {"success": result.success, "output": result.output, "error": result.error}
@@ -145,6 +146,7 @@ def test_results_are_plain_under_both_names() -> None:
         assert ToolResult(**result.to_dict()) == result
 
 
+@pytest.mark.sentence("003", "`ToolRegistry.tools` has the registered tools")
 def test_the_tools_of_a_registry_are_those_that_were_registered() -> None:
     greeter, plain = Greeter(), Tool.from_function(lambda: 1, name="plain", description="")
     tools = registry(plain, greeter)
@@ -154,6 +156,7 @@ def test_the_tools_of_a_registry_are_those_that_were_registered() -> None:
         tools.tools["x"] = plain  # type: ignore[index]
 
 
+@pytest.mark.sentence("003", "`ToolDefinition(name, description, parameters)`")
 async def test_a_definition_describes_a_tool_and_is_refused_when_it_is_executed() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "number"}}}
     definition = ToolDefinition("look", "Looks.", parameters)

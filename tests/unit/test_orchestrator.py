@@ -149,6 +149,7 @@ async def test_steps_are_tried_three_times_by_default_a_second_apart_at_first() 
         await orchestrator.runner.cancel(created.run_id)
 
 
+@pytest.mark.sentence("003", "`plan.steps[:max_steps]`: a longer plan is cut")
 async def test_a_plan_that_is_too_long_is_cut_and_completes() -> None:
     async with Orchestrator() as orchestrator:
         done = await ended(orchestrator, "add 1 and 2, then multiply by 3", max_steps=1)
@@ -437,6 +438,7 @@ def test_it_works_in_one_loop_after_another(tmp_path: Path) -> None:
     asyncio.run(last())
 
 
+@pytest.mark.sentence("003", "`Orchestrator.runs` has the responses")
 async def test_the_runs_that_were_returned_are_kept() -> None:
     async with Orchestrator() as orchestrator:
         run = await orchestrator.create_run(prompt="add 1 and 2")

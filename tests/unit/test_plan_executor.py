@@ -233,6 +233,7 @@ async def test_after_the_last_try_it_fails_and_only_what_depends_on_it_is_left_o
 
 
 @pytest.mark.parametrize("most", range(6))
+@pytest.mark.sentence("003", "`plan.steps[:max_steps]`: a longer plan is cut")
 async def test_a_long_plan_is_cut_where_its_dependencies_allow(most: int) -> None:
     # The third step of the list must come first.
     plan = Plan([say(1, 1), say(2, 2, depends_on=[4]), say(4, 4), say(5, 5)])

@@ -256,6 +256,7 @@ async def test_a_task_store_of_somebody_else_is_enough() -> None:
     await stores.close()
 
 
+@pytest.mark.sentence("003", "`TodoStoreTool.todos` has the to-dos")
 async def test_the_object_shows_the_to_dos_that_it_keeps() -> None:
     tool = TodoStoreTool()
     assert tool.todos == {}
