@@ -17,7 +17,7 @@ AgentRuntimeError
 │   └── TooManyVectors                more embeddings than a store can search
 ├── MissingDependency (ImportError)   an optional package is not installed
 ├── IllegalTransition                 a run cannot change from one status to the other
-├── IdempotencyConflict               the same id or key was used with another agent or input
+├── IdempotencyConflict               the same id or key was used with other content
 ├── RunBusy                           the run, or its concurrency key, is in use by another process
 ├── RunFailed                         a run that did not succeed, from raise_for_status()
 ├── LeaseLost                         the claim is no longer valid; nothing was written

@@ -115,6 +115,11 @@ class SilentReader:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
+    @property
+    def address(self) -> Any:
+        """Its address, as the server sees it."""
+        return self._socket.getsockname()
+
     async def connect(self, port: int, path: str) -> None:
         request = f"GET /api/v1{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
         await self.send(port, request.encode())

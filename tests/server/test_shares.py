@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agent_runtime_core.server.access import Caller
 from agent_runtime_core.server.settings import ServerSettings
 from tests.server.conftest import TOKEN, client_of
 from tests.server.streaming import SLOW, SilentReader, client_at, serving
+from tests.support.processes import PATIENCE
 from tests.support.runs import soon
 
 LARGE = 900_000
@@ -95,12 +97,17 @@ async def test_a_connection_with_an_unread_answer_makes_way(runner: AgentRunner,
     await with_a_large_result(runner)
     app = make_app(settings=ServerSettings(max_connections=3))
     async with serving(app, **SLOW) as port:
+        transports = app.state.connections._transports
+
+        def is_unread(address: Any) -> bool:
+            found = (each for each in transports if each.get_extra_info("peername") == address)
+            return any(each.get_write_buffer_size() for each in found)
+
         with contextlib.ExitStack() as stack:
             for _ in range(8):
                 reader = stack.enter_context(SilentReader())
                 await reader.send(port, requested("/api/v1/runs/r/result"))
-                transports = app.state.connections._transports
-                await soon(lambda: any(each.get_write_buffer_size() for each in app.state.connections._transports))
+                await soon(partial(is_unread, reader.address))
             async with client_at(port) as client:
                 assert (await client.get("/runs/r/result")).status_code == 200
             assert len(transports) <= 4
@@ -145,7 +152,10 @@ async def test_unread_bytes_are_bounded_however_the_requests_come(
             def held() -> int:
                 return int(sum(each.get_write_buffer_size() for each in guard._transports) + limits._unwritten.total())
 
-            for _ in range(2000):
-                await asyncio.sleep(0)
-                highest = max(highest, held())
+            left = 2000  # iterations after the limit was reached
+            async with asyncio.timeout(PATIENCE):
+                while left:
+                    await asyncio.sleep(0)
+                    highest = max(highest, held())
+                    left -= highest > most
         assert most < highest < most + 2 * LARGE

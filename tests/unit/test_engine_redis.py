@@ -680,7 +680,7 @@ async def test_a_timer_that_cannot_be_moved_is_kept(redis_url: str, redis_server
 async def test_due_times_count_from_now_whatever_the_clock_of_their_process_says(
     ahead: float, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SYSTEM, "wall", lambda: time.time() + ahead)
+    monkeypatch.setattr(type(SYSTEM), "wall", lambda _: time.time() + ahead)
     queue = RedisQueue(redis_url)
 
     def minutes(row: RunRow) -> float:

@@ -188,10 +188,10 @@ async def is_cancelled_by_another_process(runner: AgentRunner, payer: Payer, ban
 
 
 async def passes_its_deadline_while_it_is_parked(runner: AgentRunner, payer: Payer, bank: Bank) -> None:
-    await parked(runner, payer, deadline=time.time() + 60)
+    await parked(runner, payer, deadline=time.time() + 600)
     await runner.approve("r", "tool:ask")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(runner.queue.clock), "wall", lambda self: time.time() + 90)
+        patched.setattr(type(runner.queue.clock), "wall", lambda self: time.time() + 900)
         assert await runner.run_once()
 
 

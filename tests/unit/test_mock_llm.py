@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from agent_runtime_core.testing import (
     MockTool,
     RecordingLLMClient,
     create_test_context,
+    models,
     run_agent_test,
 )
 from agent_runtime_core.tools.invocation import answer_call
@@ -253,6 +255,13 @@ async def test_a_mock_alone_changes_nothing_outside() -> None:
     assert mock.get_call_count() == 1
 
 
+@pytest.fixture
+def no_mock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the mocks of other tests, which a failure or a cycle may still reference."""
+    monkeypatch.setattr(models, "_living", weakref.WeakValueDictionary())
+
+
+@pytest.mark.usefixtures("no_mock")
 async def test_without_a_mock_a_real_client_is_refused() -> None:
     with pytest.raises(NotConfigured, match="MockLLMClient"):
         await run_agent_test(AsksFar(), "a")
@@ -261,6 +270,7 @@ async def test_without_a_mock_a_real_client_is_refused() -> None:
         await run_agent_test(AsksFar(), ctx)
 
 
+@pytest.mark.usefixtures("no_mock")
 async def test_the_refusal_holds_side_by_side_and_ends_with_the_last() -> None:
     refused: list[str] = []
 

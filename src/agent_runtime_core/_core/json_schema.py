@@ -119,7 +119,7 @@ def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[
 
 
 def with_parsed_text(value: Any, schema: Mapping[str, Any], parse: Callable[[str], Any]) -> Any:
-    """Return a value in which JSON text stands no more where the schema allows an array or object and no text.
+    """Return a value without JSON text where the schema allows an array or object and no text.
 
     Text is parsed at any depth. It stays as it is if `parse` returns a value of another type.
     """

@@ -69,7 +69,7 @@ def _form_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _takes_yes_or_no(schema: Mapping[str, Any]) -> bool:
-    """Return whether true and false are among the answers that an approval of a call takes."""
+    """Return whether true and false are answers that an approval of a call takes."""
     return {"type": "boolean"} in schema.get("anyOf", ())
 
 

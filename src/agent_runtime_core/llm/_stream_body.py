@@ -1,4 +1,4 @@
-"""What a server sent as a stream, as far as the SDK does not report it, and the end of a finished answer."""
+"""What a server sent as a stream and the SDK does not report, and the end of a finished answer."""
 
 from __future__ import annotations
 

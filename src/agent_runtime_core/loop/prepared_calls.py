@@ -82,7 +82,7 @@ class Question:
         return outcome is not False
 
     async def _evaluated(self, condition: Callable[..., Any]) -> bool | str:
-        """Return False if nobody is asked, else True or the text of the question. What is no answer asks."""
+        """Return False if no person is asked, else True or the text of the question. Any other outcome asks."""
         given: dict[str, Any] = copy.deepcopy(self._details["tool_args"])
         try:
             if is_async(condition):

@@ -170,7 +170,7 @@ class LoopSession:
         return 0.0 if self._control is None else self._control.paused_for(self.clock.monotonic())
 
     def _now(self) -> float:
-        """Return the time of a clock that stands still while the run only waits."""
+        """Return the time of a clock that does not advance while the run only waits."""
         now = self.clock.monotonic()
         return now if self._control is None else now - self._control.paused_for(now)
 

@@ -362,11 +362,14 @@ class ToolCalls:
         """
         messages = self.session.messages
         shared: list[Mapping[str, Any]] = [each for each in messages[:-1] if each.get("role") not in SYSTEM_ROLES]
-        if answered := [self.answered[index] for index in sorted(self.answered)]:
+        if answered := self._answered_calls():
             calls = [dict(call) for call, _ in answered]
             shared.append({"role": "assistant", "content": messages[-1].get("content"), "tool_calls": calls})
             shared += [_answer_message(*each) for each in answered]
         return shared
+
+    def _answered_calls(self) -> list[tuple[ToolCallDict, dict[str, Any]]]:
+        return [self.answered[index] for index in sorted(self.answered)]
 
     async def _after_child(self, key: str, call: ToolCallDict, response: Any) -> dict[str, Any]:
         """Return the answer of a child agent after the hook that follows it, which is called once."""

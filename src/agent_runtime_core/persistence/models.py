@@ -116,7 +116,7 @@ class ConversationMessage:
 
     Attributes:
         run_id: The run that a runner appended the message for; None for a message that the application added.
-        position: The position of the message among those of that run, from 0.
+        position: The position of the message in the messages of that run, from 0.
     """
 
     id: UUID = field(default_factory=new_id)

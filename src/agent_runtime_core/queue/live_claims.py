@@ -77,7 +77,7 @@ class LiveClaims:
     def suspended(self) -> float:
         """Compare the clocks, and return the seconds that do not count against leases at this moment.
 
-        They are those since the suspend began, or at most one heartbeat interval more: nothing tells when it began.
+        They are those since the suspend began, or at most one heartbeat interval more: it is not known when it began.
         """
         boot, now = self._clock.boot(), self._clock.monotonic()
         if (boot - self._boot) - (now - self._monotonic) < _SAME and now >= self._until:

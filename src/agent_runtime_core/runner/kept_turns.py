@@ -24,7 +24,7 @@ class Kept:
         accepted: A provider has accepted a request with it.
         from_user: It is one of the input, or was sent to the run.
         is_tail: No complete turn of the run follows.
-        number: Its number among the messages that were sent to the run, None for others.
+        number: Its number in the messages that were sent to the run, None for others.
         marks: Marks of the stored message.
     """
 

@@ -25,7 +25,7 @@ class Connections:
     """The HTTP connections of one server.
 
     A connection without a request in progress makes way for a new one. A client that reads nothing of its answer is
-    disconnected, also if the server has closed the connection meanwhile.
+    disconnected, also if the server has closed the connection.
     """
 
     def __init__(self, state: ServerState) -> None:

@@ -121,8 +121,8 @@ class FollowedRun:
     async def follow(self, read: Pages, since: int, generation: int, send: Send) -> RunRow:
         """Send the run's events from `since` on until it has finished; return its row.
 
-        A run may be resumed just as it ends. Its stream then goes on: the row that is returned has a final status, and
-        the events of all its generations were sent.
+        A run may be resumed just as it ends. Its stream continues then: the returned row has a final status, and the
+        events of all its generations were sent.
 
         Args:
             read: Returns the pages from a sequence number on, as `RunClient.event_pages` does.

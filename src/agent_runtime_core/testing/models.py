@@ -75,7 +75,7 @@ class MockLLMClient(LLMClient):
             **arguments: The arguments of the tool, if only its name is passed.
 
         Raises:
-            InvalidArgument: Nothing is called, or there are arguments beside several calls, or they are no JSON.
+            InvalidArgument: Nothing is called, there are arguments in addition to several calls, or they are no JSON.
         """
         if len(calls) == 1 and isinstance(calls[0], str):
             calls = ((calls[0], arguments),)

@@ -21,7 +21,7 @@ __all__ = ["Tool", "ToolDefinition", "tool"]
 
 
 def no_handler(**arguments: Any) -> Any:
-    """Stands for the handler of a tool that only describes one, for a planner or a model."""
+    """Replaces the handler of a tool that only describes itself to a planner or a model."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Tool:
         handler: The function; by default there is none.
         has_side_effects: False means that calls may run concurrently and may be repeated.
         requires_confirmation: Whether a person must approve each call, or a function `condition(arguments, ctx)`, plain
-            or async, that decides for each call: False asks nobody, True asks, and a text asks with this text.
+            or async, that decides for each call: False asks no person, True asks, and text is the question.
         metadata: Further data of the application.
         timeout: Time limit of one attempt in seconds, or None. After it a coroutine is cancelled; a plain function
             continues in its thread, and its result is ignored.
