@@ -45,7 +45,7 @@ PREFIX = "AGENT_RUNTIME_"
 _SECTIONS_OF_FILES = ("turns_", "personality_")  # read by ConfigLoader
 _KEYS = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
 #: Variables of Langfuse's own SDK. They apply if this library's variable is not set.
-OTHER_VARIABLES = {
+OTHER_VARIABLES: dict[str, tuple[str, ...]] = {
     "langfuse_public_key": ("LANGFUSE_PUBLIC_KEY",),
     "langfuse_secret_key": ("LANGFUSE_SECRET_KEY",),
     "langfuse_host": ("LANGFUSE_BASE_URL", "LANGFUSE_HOST"),
