@@ -21,7 +21,7 @@ from ..events.memory import InMemoryEventBus
 from ..interfaces import AgentRuntime
 from ..persistence.manager import PersistenceConfig, PersistenceManager
 from ..queue.memory import InMemoryQueue
-from ..queue.records import LIVE, RunFilter, RunRow
+from ..queue.records import LIVE, RunFilter, RunRow, open_questions
 from ..registry import DEFAULT, Registry
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
@@ -196,8 +196,10 @@ class SimulatedProcess:
         due, clock = await client.queue.next_due(), client.queue.clock
         rows = await client.queue.find(RunFilter(LIVE))
         for row in rows:
-            name = await _awaited_signal(client, row)
-            if name in self.setting.signals:
+            awaited = {await _awaited_signal(client, row), *(each.name for each in open_questions(row))}
+            if row.status == "waiting" and (
+                name := next((each for each in self.setting.signals if each in awaited), "")
+            ):
                 await client.signal(row.run_id, name, self.setting.signals[name])
                 return
         if due is not None and isinstance(clock, VirtualClock):
