@@ -145,7 +145,7 @@ def _result(call_id: Any, value: Any) -> dict[str, Any]:
 def _edit(
     key: str, call: Mapping[str, Any], done: Mapping[Identity, Record], read: Callable[[str | None], Any]
 ) -> str | None:  # fmt: skip
-    """Return the arguments of a call as a person has edited them; None if nobody has."""
+    """Return the arguments of a call as a person has edited them, or None."""
     function = call.get("function")
     name = (function if isinstance(function, dict) else call).get("name")
     if (record := done.get((f"signal:tool:{name}", key))) is None:

@@ -79,7 +79,7 @@ class Question:
         return outcome is not False
 
     async def _evaluated(self, condition: Callable[..., Any]) -> bool | str:
-        """Return False if nobody is asked, else True or the text of the question. What is no answer asks."""
+        """Return False if no person is asked, else True or the text of the question. What is no answer asks."""
         given: dict[str, Any] = copy.deepcopy(self._arguments)
         try:
             if is_async(condition):
