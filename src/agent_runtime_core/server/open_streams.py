@@ -121,7 +121,7 @@ class FollowedRun:
     async def follow(self, read: Pages, since: int, generation: int, send: Send) -> RunRow:
         """Send the run's events from `since` on until it has finished; return its row.
 
-        A run may be resumed just as it ends. Its stream then continues: the row that is returned has a final status, and
+        A run may be resumed just as it ends. Its stream continues: the row that is returned has a final status, and
         the events of all its generations were sent.
 
         Args:
