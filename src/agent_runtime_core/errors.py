@@ -421,6 +421,7 @@ class ProviderError(AgentRuntimeError):
         code: The provider's error code, or "".
         retry_after: Seconds that the provider asks to wait, or None.
         usage: The usage that the provider reported for an answer that could not be used, as in `LLMResponse`.
+        cost_usd: The cost that it reported for that answer, or None.
     """
 
     #: Whether the same request may succeed later.
@@ -436,6 +437,7 @@ class ProviderError(AgentRuntimeError):
         self.code: str = code
         self.retry_after: float | None = retry_after
         self.usage: dict[str, int] = {}
+        self.cost_usd: float | None = None
         super().__init__(*([message] if message else []))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -289,3 +290,29 @@ async def test_dead_letters_of_others_are_neither_counted_nor_changed(app: FastA
     assert both.status_code == 409
     assert len(own.json()["done"]) == 1
     assert [each.run_key for each in await runner.runs()] == ["of ben"]
+
+
+@pytest.mark.parametrize("scopes", [{"run", "result"}, {"run", "read"}])
+async def test_the_events_of_a_failure_show_the_stack_only_to_callers_with_the_scope_read(
+    scopes: set[str], runner: AgentRunner
+) -> None:
+    async def emits_and_fails(ctx: Any) -> Any:
+        await ctx.emit("run.failed", {"stack": "of the agent", "message": "a lie"})
+        raise ValueError("no")
+
+    runner.registry.register(Script(emits_and_fails, "breaks"))
+    await runner.submit("breaks", {}, run_id="broken")
+    while await runner.run_once():
+        pass
+    app = create_app(runner, authenticate=partial(_with_scopes, scopes))
+    async with client_of(app) as client:
+        page = (await client.get("/api/v1/runs/broken/events", headers={"Accept": "application/json"})).json()["items"]
+        lines = (await client.get("/api/v1/runs/broken/events")).text.splitlines()
+    streamed = [json.loads(each[6:]) for each in lines if each.startswith('data: {"sequence"')]
+    async with serving(app) as port, connected(port) as socket:
+        assert (await socket.ask("follow", run_id="broken"))["type"] == "ack"
+        frames = [await socket.get() for _ in page]
+    for events in (page, streamed, [each["event"] for each in frames]):
+        lie, truth = (each["payload"] for each in events if each["type"] == "run.failed")
+        assert lie == {"stack": "of the agent", "message": "a lie"}
+        assert (truth["type"], truth["message"], "stack" in truth) == ("ValueError", "no", "read" in scopes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -272,6 +273,61 @@ async def test_an_open_call_is_closed_and_a_resumed_run_replaces_what_closed_it(
             "user: again", "assistant: it was paid", "assistant: done",
         ]  # fmt: skip
         assert not any("open" in each.metadata or "unanswered" in each.metadata for each in await messages(runner))
+
+
+@pytest.mark.parametrize("signed", [{}, {"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}])
+@pytest.mark.parametrize(
+    ("first", "second"), [([3], [4]), ([1, 2], [4]), ([3], [1, 2])], ids=["both", "the second", "the first"]
+)
+async def test_a_run_cancelled_between_two_edits_shows_what_was_executed(
+    url: str, first: list[int], second: list[int], signed: dict[str, Any]
+) -> None:
+    """Of calls whose arguments are JSON text. Shown arguments that a person sends back are no edit."""
+    text, moved = '{"items": "[1, 2]"}', list[list[int]]()
+
+    def move(items: list[int]) -> str:
+        moved.append(items)
+        return "moved"
+
+    payer = Payer(Scripted({**asks(call("move", text, "one"), call("move", text, "two")), **signed}), ToolRegistry())
+    payer.tools.register(Tool.from_function(move, has_side_effects=True, requires_confirmation=True))
+
+    def told(*given: list[int] | None) -> list[Any]:
+        """What the model is told: arguments of the calls, then results. None stands for a call that was not run."""
+        edits = [None if each is None or each == [1, 2] else {"items": each} for each in given]
+        results = ["Error: not run" if each is None else "moved" for each in given]
+        if signed:
+            note = "\n\nNote: a person changed the arguments of this call before it ran, to "
+            results = [
+                each if edit is None else f"{each}{note}{json.dumps(edit, separators=(',', ':'))}"
+                for each, edit in zip(results, edits, strict=True)
+            ]
+        return [*(json.loads(text) if each is None or signed else each for each in edits), *results]
+
+    async def stored() -> list[Any]:
+        found = await messages(runner)
+        calls = [one.arguments for each in found for one in each.tool_calls]
+        return [*calls, *(each.content for each in found if each.role == "tool")]
+
+    async with opened(url, payer) as runner:
+        await runner.submit("payer", said("move"), run_id="r")
+        assert await runner.run_once()
+        asked = (await runner.approvals())[0].request_id
+        edit = {"approved": True, "tool_args": {"items": first}}
+        await runner.approve("r", "tool:move", edit, request_id=asked)
+        assert await runner.run_once()
+        await runner.cancel("r", wait=True)
+        assert await stored() == told(first, None)
+        await runner.resume("r")
+        assert await runner.run_once()
+        await runner.approve("r", "tool:move", {"approved": True, "arguments": {"items": second}})
+        payer.scripted.lines = ["done"]
+        assert await runner.run_once()
+        result = await runner.wait("r", timeout=0)
+        assert moved == [first, second]
+        calls = [json.loads(each["function"]["arguments"]) for each in result.final_messages[-4]["tool_calls"]]
+        assert [*calls, *(each["content"] for each in result.final_messages[-3:-1])] == told(first, second)
+        assert await stored() == told(first, second)
 
 
 async def test_a_dead_run_keeps_its_turns(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

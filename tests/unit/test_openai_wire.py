@@ -23,6 +23,7 @@ openai = pytest.importorskip("openai")
 
 from agent_runtime_core._core.codec.json import decode, encode  # noqa: E402
 from agent_runtime_core._core.lazy_import import load  # noqa: E402
+from agent_runtime_core.agents import ToolCallingAgent  # noqa: E402
 from agent_runtime_core.config import configure  # noqa: E402
 from agent_runtime_core.errors import (  # noqa: E402
     AuthenticationFailed,
@@ -48,6 +49,8 @@ from agent_runtime_core.llm import (  # noqa: E402
 from agent_runtime_core.llm._api_keys import is_loopback  # noqa: E402
 from agent_runtime_core.llm._circuit_breaker import Breakers  # noqa: E402
 from agent_runtime_core.llm._openai_stream import Assembly  # noqa: E402
+from agent_runtime_core.runner import AgentRunner, RunnerConfig  # noqa: E402
+from agent_runtime_core.tools.registry import ToolRegistry  # noqa: E402
 from tests.support.provider_server import Script, WireServer, cut_places, events, script, serving, stream  # noqa: E402
 
 SNAPSHOTS = Path(__file__).parent / "snapshots" / "openai"
@@ -387,6 +390,38 @@ async def test_a_cost_that_the_server_reports_is_the_cost(prices: dict[str, Any]
         await client.close()
     assert response.cost_usd == 0.00011018
     assert response.usage == {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("prices", [{}, {"gpt-4o": {"input": 1000, "output": 1000}}])
+async def test_the_cost_of_an_answer_that_is_thrown_away_is_the_reported_cost(
+    prices: dict[str, Any], streamed: bool
+) -> None:
+    """Also after a resume, and each cost counts once against the limit."""
+    configure(model_prices=prices)
+    limits = {"max_cost_usd": 0.00034} if prices else {}
+    usage = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14, "cost": 0.00011018}
+    broken = (chunk({"content": "4"}), {**chunk({}), "choices": [], "usage": usage})
+    failed = stream(*broken, end="") if streamed else script(completion({}, "network_error", usage=usage))
+    good = stream(chunk({"content": "4 °C"}, "stop", usage=usage)) if streamed else script(
+        completion({"content": "4 °C"}, usage=usage)
+    )  # fmt: skip
+    agent = type(
+        "Weather", (ToolCallingAgent,), {"key": "w", "system_prompt": "w", "tools": ToolRegistry(), "stream": streamed}
+    )()
+    async with serving(failed, failed, good, good) as server, AgentRunner(config=RunnerConfig(max_retries=1)) as runner:
+        client = over_server(server)
+        agent.get_llm_client = lambda: client
+        runner.registry.register(agent)
+        await runner.submit("w", {"messages": ASK, "limits": limits}, run_id="r")
+        for spent, requests in ((0.00011018, 1), (0.00022036, 2), (0.00033054, 3)):
+            assert await runner.run_once()
+            result = await runner.wait("r", timeout=0)
+            assert (result.usage["cost_usd"], len(server.asked)) == (spent, requests)
+            if result.status != "succeeded":
+                await runner.resume("r")
+        assert result.status == "succeeded", result.error
+        await client.close()
 
 
 def assembled(*tool_calls: Sequence[Any], finish_reason: str = "tool_calls") -> list[tuple[str, str, str]]:

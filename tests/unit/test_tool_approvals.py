@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -691,6 +692,44 @@ async def test_a_run_on_redis_is_answered_by_another_process(answers: tuple[Any,
         assert await worker.run_once()
         assert (await other.wait("r", timeout=0)).status is RunStatus.SUCCEEDED
     assert made.paid == ([101, 102] if good is True else [])
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("payload", [True, "yes", {"approved": True, "tool_args": {"amount": 37}}, "retry"])
+@pytest.mark.parametrize("name", ["tool:pay", "in_doubt:tool"])
+def test_a_signal_of_a_sender_who_may_not_approve_changes_no_question(
+    name: str, payload: Any, early: bool, tmp_path: Path
+) -> None:
+    begun: list[float] = []
+
+    async def pay(amount: float) -> str:
+        begun.append(amount)
+        if len(begun) == 1 and name != "tool:pay":
+            raise KeyboardInterrupt  # the process ends inside the tool
+        return "done"
+
+    made = Paying([pays(4100)], name == "tool:pay", fn=pay, metadata={"on_in_doubt": "review"})
+
+    async def begins() -> None:
+        async with running(made, tmp_path / "runs.db") as runner:
+            if early:
+                await runner.signal("r", name, payload, answers=False)
+            await runner.run_once()
+
+    async def is_answered() -> None:
+        async with running(made, tmp_path / "runs.db") as runner:
+            await runner.run_once()
+            await runner.signal("r", name, payload, answers=False)
+            await runner.run_once()
+            [question] = await runner.approvals()
+            assert (question.name, question.problem) == (name, None)
+            assert begun == ([] if name == "tool:pay" else [4100])
+            await runner.approve("r", name, True if name == "tool:pay" else "retry")
+            assert (await ended(runner)).status is RunStatus.SUCCEEDED
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(begins())
+    asyncio.run(is_answered())
 
 
 # -- where people answer

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from .._core.codec.json import encode
+from .._core.codec.json import arguments_digest, encode
 from .._journal.record import DONE, STARTED, Record
-from ..tools.arguments import BadArguments, read_arguments
 from ..tools.confirmation import decision_of
 from .step_scope import Identity
 
 #: What a model gets for a call without a result.
 NOT_RUN: Final = "Error: not run"
 INTERRUPTED: Final = "Error: the call was interrupted before it had a result. It may have taken effect"
+#: Fields and types of blocks that a provider has signed. It rejects an answer with such a block if a call is changed.
+_SIGNED: Final = frozenset({"signature", "thought_signature", "thoughtSignature", "encrypted_content"})
+_SIGNED_TYPES: Final = frozenset({"thinking", "redacted_thinking", "reasoning.encrypted"})
 
 
 class LoopTurn(NamedTuple):
@@ -27,7 +29,8 @@ class LoopTurn(NamedTuple):
         received: The messages that were sent to the run and taken for this call.
         answer: The message of the model, with the arguments of calls that a person has edited.
         calls: The calls that it requests.
-        results: The results of those calls that have one, by the index of the call.
+        results: The results of those calls that have one, by the index of the call. The result of an edited call says
+            what ran if the answer itself stays as it is.
         begun: The indexes of the calls that the loop has begun: it has asked a person, called a hook or the tool.
         started: The indexes of the calls whose tool was called.
         owned: The agent stores the conversation itself.
@@ -98,18 +101,16 @@ def _turn(
     key: str, asked: Mapping[str, Any], message: dict[str, Any], done: Mapping[Identity, Record],
     read: Callable[[str | None], Any], begun: set[str], started: set[str],
 ) -> LoopTurn:  # fmt: skip
-    calls, edits = calls_of(message), dict[int, str]()
-    for index, call in enumerate(calls):
-        function = call.get("function")
-        known = function if isinstance(function, dict) else call
-        if (record := done.get((f"signal:tool:{known.get('name')}", f"{key}:{index}"))) is not None:
-            edited, hooked = decision_of(read(record.result)).arguments, done.get(("hook", f"{key}:{index}:before"))
-            if edited is not None and edited != (_arguments(known) if hooked is None else read(hooked.result)):
-                edits[index] = encode(edited)
+    calls = calls_of(message)
     keys = [f"{key}:{index}" for index in range(len(calls))]
+    edits = {index: edited for index, call in enumerate(calls) if (edited := _edit(keys[index], call, done, read))}
+    answer, notes = with_edits(message, edits)
+    results = tool_results(key, calls, done, read)
+    for index in results.keys() & notes.keys():
+        results[index]["content"] = with_note(results[index]["content"], notes[index])
     return LoopTurn(
         key=key, said=_list(asked.get("said")), continues="input" in asked, received=_list(asked.get("received")),
-        answer=_edited(message, edits), calls=calls, results=tool_results(key, calls, done, read),
+        answer=answer, calls=calls, results=results,
         begun={index for index, each in enumerate(keys) if each in begun},
         started={index for index, each in enumerate(keys) if each in started}, owned=asked.get("owned") is True,
     )  # fmt: skip
@@ -141,25 +142,70 @@ def _result(call_id: Any, value: Any) -> dict[str, Any]:
     return message
 
 
-def _edited(message: dict[str, Any], edits: Mapping[int, str]) -> dict[str, Any]:
-    """Return an answer with the arguments that a person has approved instead of those of the model.
-
-    What only its provider reads is left out then: it has the arguments of the model.
-    """
-    if not edits:
-        return message
-    calls = [
-        {**each, "function": {**each.get("function", {}), "arguments": edits[index]}} if index in edits else each
-        for index, each in enumerate(calls_of(message))
-    ]
-    return {**{name: value for name, value in message.items() if name != "provider_fields"}, "tool_calls": calls}
-
-
-def _arguments(function: Mapping[str, Any]) -> Any:
-    try:
-        return read_arguments(function.get("arguments"))
-    except BadArguments:
+def _edit(
+    key: str, call: Mapping[str, Any], done: Mapping[Identity, Record], read: Callable[[str | None], Any]
+) -> str | None:  # fmt: skip
+    """Return the arguments of a call as a person has edited them, or None."""
+    function = call.get("function")
+    name = (function if isinstance(function, dict) else call).get("name")
+    if (record := done.get((f"signal:tool:{name}", key))) is None:
         return None
+    edited, condition = decision_of(read(record.result)).arguments, done.get(("condition", key))
+    if edited is None:
+        return None
+    shown = question_details(name, edited, call.get("id"), None if condition is None else read(condition.result))
+    info = read(record.info)  # with the digest of what the question showed
+    return None if isinstance(info, dict) and info.get("approval") == arguments_digest(shown) else encode(edited)
+
+
+def question_details(name: Any, arguments: dict[str, Any], call_id: Any, text: Any = None) -> dict[str, Any]:
+    """Return what the question about a call shows; `text` is the outcome of the condition of its tool."""
+    details = {"tool_name": name, "tool_args": arguments, "tool_call_id": call_id}
+    return {**details, "question": text} if isinstance(text, str) and text else details
+
+
+def with_edits(message: dict[str, Any], edits: Mapping[int, str]) -> tuple[dict[str, Any], dict[int, str]]:
+    """Tell a model of the arguments that a person has edited.
+
+    Args:
+        message: An answer of the model.
+        edits: The edited arguments, by the index of the call.
+
+    Returns:
+        The answer with these arguments, and what the results of the calls must say if its provider has signed it: the
+        answer then stays as it is.
+    """
+    if edits and _is_signed(message):
+        note = "Note: a person changed the arguments of this call before it ran, to "
+        return message, {index: f"{note}{text}" for index, text in edits.items()}
+    if not edits:
+        return message, {}
+    calls = [
+        _with_arguments(call, edits[index]) if index in edits else call for index, call in enumerate(calls_of(message))
+    ]
+    return {**message, "tool_calls": calls}, {}
+
+
+def with_note(content: Any, note: str) -> Any:
+    """Return the content of a result with a note for the model."""
+    return [*content, {"type": "text", "text": note}] if isinstance(content, list) else f"{content}\n\n{note}"
+
+
+def _with_arguments(call: dict[str, Any], text: str) -> dict[str, Any]:
+    function = call.get("function")
+    if isinstance(function, dict):
+        return {**call, "function": {**function, "arguments": text}}
+    return {**call, "arguments": text}
+
+
+def _is_signed(value: Any) -> bool:
+    """Whether an answer of a model has a part that its provider signed together with the calls."""
+    if isinstance(value, dict):
+        kind = value.get("type")
+        if any(value.get(name) for name in _SIGNED) or (isinstance(kind, str) and kind in _SIGNED_TYPES):
+            return True
+        return any(_is_signed(each) for name, each in value.items() if name != "arguments" and name != "input")
+    return isinstance(value, list) and any(map(_is_signed, value))
 
 
 def _list(value: Any) -> list[Any]:

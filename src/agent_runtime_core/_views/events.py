@@ -12,7 +12,7 @@ from typing import Final
 from ..events.base import EventBus
 from ..events.event import Event
 from .problems import Problem
-from .wire import event_json
+from .wire import event_json, without_stacks
 
 FURTHEST: Final = 2**53  # JavaScript represents integers exactly up to here
 PAGE_BYTES: Final = (1 << 20) - 100  # of a page, unless its first event is larger
@@ -52,10 +52,12 @@ def type_filter(types: Sequence[str] | None) -> Chosen | None:
     return lambda event: fits(event.event_type) is not None
 
 
-async def events_page(bus: EventBus, run_id: str, start: int, chosen: Chosen | None = None) -> bytes:
+async def events_page(
+    bus: EventBus, run_id: str, start: int, chosen: Chosen | None = None, *, stacks: bool = True
+) -> bytes:  # fmt: skip
     """Return {"items", "next"} with the events from `start` on, as JSON.
 
-    `next` is the value of `after` for the next page, null at the end of the log.
+    `next` is the value of `after` for the next page, null at the end of the log. Without `stacks`, failures have none.
     """
     stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     stored.set_result(None)
@@ -65,7 +67,7 @@ async def events_page(bus: EventBus, run_id: str, start: int, chosen: Chosen | N
         async for page in pages:
             if read >= MOST_READ:
                 return _page_of(items, position - 1)
-            for event in page:
+            for event in page if stacks else without_stacks(page):
                 if chosen is None or chosen(event):
                     encoded = event_json(event)
                     if items and size + len(encoded) > PAGE_BYTES:

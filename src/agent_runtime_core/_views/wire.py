@@ -8,10 +8,11 @@ from json.encoder import encode_basestring_ascii as quote
 
 from .._core.codec.json import MAX_WHOLE, encode
 from .._core.codec.plain import plain_json
+from .._core.event_types import EventType
 from ..errors import StorageCorrupt, UnserialisableResult
-from ..events.event import Event, EventPage, shown_type
+from ..events.event import Event, EventPage, payload_of, shown_type
 
-__all__ = ["event_json", "plain_json", "sse_frames"]
+__all__ = ["event_json", "plain_json", "sse_frames", "without_stacks"]
 
 
 def event_json(event: Event) -> bytes:
@@ -39,6 +40,23 @@ def event_json(event: Event) -> bytes:
     )
     event._json = text.encode("ascii")
     return event._json
+
+
+def without_stacks(page: Sequence[Event]) -> Sequence[Event]:
+    """Return events for a reader who may not see the code of the agent: the failure of the run without its stack.
+
+    A page without such an event is returned as it is, because its bytes are made once.
+    """
+    if all(event.event_type != EventType.RUN_FAILED or event.from_agent for event in page):
+        return page
+    return [_without_stack(event) for event in page]
+
+
+def _without_stack(event: Event) -> Event:
+    if event.event_type != EventType.RUN_FAILED or event.from_agent:
+        return event
+    payload = {name: value for name, value in payload_of(event).items() if name != "stack"}
+    return Event(event.run_id, event.event_type, payload, event.timestamp, event.sequence)
 
 
 def _payload(event: Event) -> str:

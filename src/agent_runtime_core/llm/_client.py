@@ -213,9 +213,11 @@ class ChatClient(LLMClient):
         """
         partial, state.partial, meter = state.partial, None, METER.get()
         if partial is not None and not error.usage:
-            error.usage = partial.usage()
+            error.usage, error.cost_usd = partial.usage(), partial.cost()
         if meter is not None and (error.usage or partial is not None):
-            cost = _cost_usd(error.usage, request.model, request.model) if error.usage else None
+            cost = error.cost_usd
+            if cost is None and error.usage:
+                cost = _cost_usd(error.usage, request.model, request.model)
             meter.count(request.model, error.usage, cost)
         if last:
             raise error

@@ -176,6 +176,10 @@ class Assembly:
         """Return the usage that was reported so far."""
         return usage_of(self._usage, answered=bool(self._calls or any(self._text)))
 
+    def cost(self) -> float | None:
+        """Return the cost in USD that was reported so far."""
+        return cost_of(self._usage)
+
     def answer(self) -> Completion | None:
         """Return the answer, or None if the provider has not finished it."""
         if not self.finish_reason:

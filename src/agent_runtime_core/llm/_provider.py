@@ -86,6 +86,9 @@ class Partial(Protocol):
     def usage(self) -> dict[str, int]:
         """Return the usage that was reported so far."""
 
+    def cost(self) -> float | None:
+        """Return the cost in USD that was reported so far."""
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -101,12 +104,13 @@ class Chunk:
 
 
 @contextmanager
-def counted(usage: Callable[[], dict[str, int]]) -> Iterator[None]:
-    """Add the usage that was reported for an answer to the error that it ends with."""
+def counted(usage: Callable[[], dict[str, int]], cost: Callable[[], float | None] = lambda: None) -> Iterator[None]:
+    """Add the usage and the cost that were reported for an answer to the error that it ends with."""
     try:
         yield
     except ProviderError as error:
-        error.usage = error.usage or usage()
+        if not error.usage:
+            error.usage, error.cost_usd = usage(), cost()
         raise
 
 

@@ -330,3 +330,6 @@ class _Assembly(Assembly):
     def usage(self) -> dict[str, int]:
         whole, _ = self.whole()
         return usage_of(whole.get("usage") or {})
+
+    def cost(self) -> None:
+        """Anthropic reports no cost."""

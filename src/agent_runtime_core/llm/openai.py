@@ -30,7 +30,7 @@ from ._finish_reasons import native_reason
 from ._openai_errors import of_status, translated, without_keys
 from ._openai_format import ids_in, outgoing, text_of_answer
 from ._openai_stream import Assembly, completion_of
-from ._openai_usage import merged_usage, usage_of
+from ._openai_usage import cost_of, merged_usage, usage_of
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts, counted
 from ._schemas import dialect_of, with_schemas
 from ._stream_body import DONE, StreamBody, end_with_json, read_rest
@@ -226,10 +226,10 @@ def streamed_answer(text: str, provider: str, request: Request) -> Completion | 
             return None
         if isinstance(chunk, dict):
             assembly.add_usage(chunk.get("usage"))
-            with counted(assembly.usage):
+            with counted(assembly.usage, assembly.cost):
                 raise_reported(chunk, provider, request.model)
             assembly.add(chunk)
-    with counted(assembly.usage):
+    with counted(assembly.usage, assembly.cost):
         return assembly.answer()
 
 
@@ -243,7 +243,8 @@ async def stream_chunks(
 
     def add(chunk: Any) -> str:
         received = as_dict(chunk)
-        with counted(lambda: usage_of(merged_usage(assembly.usage(), received.get("usage")))):
+        assembly.add_usage(received.get("usage"))
+        with counted(assembly.usage, assembly.cost):
             raise_reported(received, wire.provider, request.model)
         return assembly.add(received)
 
@@ -291,7 +292,8 @@ def as_dict(value: Any) -> dict[str, Any]:
 def answer_of(response: Mapping[str, Any], provider: str, request: Request, raw: Any) -> Completion:
     """Return the answer in a chat completion."""
     choice = _choice_in(response)
-    with counted(lambda: usage_of(merged_usage(response.get("usage"), choice.get("usage")))):
+    usage = merged_usage(response.get("usage"), choice.get("usage"))
+    with counted(lambda: usage_of(usage), lambda: cost_of(usage)):
         return _answer_of(response, choice, provider, request, raw)
 
 

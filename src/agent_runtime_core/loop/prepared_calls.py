@@ -6,12 +6,13 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from .._core.codec.json import encode
 from .._core.context_vars import start_soon
 from .._core.log import log
 from .._core.validation import must
+from .._execution.loop_messages import question_details, with_edits
 from .._execution.recorded_calls import UNRECORDED, RecordedCalls
 from .._execution.sync_context import is_async, run_plain
 from ..errors import holds
@@ -25,10 +26,6 @@ from .state import TurnState
 
 IndexedCall = tuple[int, ToolCallDict, Tool | None]  # a call, with its index in the answer and its tool
 _Asks = Callable[[Awaitable[Any]], Awaitable[Any]]
-
-#: Fields and types of blocks that a provider has signed. It rejects an answer with such a block if a call is changed.
-_SIGNED: Final = frozenset({"signature", "thought_signature", "thoughtSignature", "encrypted_content"})
-_SIGNED_TYPES: Final = frozenset({"thinking", "redacted_thinking", "reasoning.encrypted"})
 
 
 class PreparedCall(NamedTuple):
@@ -65,7 +62,8 @@ class Question:
         self, ctx: Any, steps: RecordedCalls, key: str, tool: Tool, name: str, arguments: dict[str, Any], call_id: str
     ) -> None:  # fmt: skip
         self._ctx, self._steps, self._key, self._tool, self._name = ctx, steps, key, tool, name
-        self._details: dict[str, Any] = {"tool_name": name, "tool_args": arguments, "tool_call_id": call_id}
+        self._arguments, self._call_id = arguments, call_id
+        self._details: dict[str, Any] = question_details(name, arguments, call_id)
 
     async def is_asked(self) -> bool:
         """Return whether a person is asked. A condition of the tool decides once, and its outcome is recorded."""
@@ -77,13 +75,12 @@ class Question:
             if steps.has_begun(f"signal:tool:{self._name}", key):  # when the tool had no condition
                 return True
             outcome = await steps.run("condition", key, lambda _: self._evaluated(condition))
-        if isinstance(outcome, str) and outcome:
-            self._details["question"] = outcome
+        self._details = question_details(self._name, self._arguments, self._call_id, outcome)
         return outcome is not False
 
     async def _evaluated(self, condition: Callable[..., Any]) -> bool | str:
         """Return False if no person is asked, else True or the text of the question. Any other outcome asks."""
-        given: dict[str, Any] = copy.deepcopy(self._details["tool_args"])
+        given: dict[str, Any] = copy.deepcopy(self._arguments)
         try:
             if is_async(condition):
                 outcome = await condition(given, self._ctx)
@@ -115,11 +112,6 @@ class CallPreparation:
         #: What the model is told about edited calls, by their index in the answer, if the call itself stays as it is.
         self.notes: dict[int, str] = {}
         self._tasks: dict[int, asyncio.Task[PreparedCall]] = {}  # by the index of the call in the answer
-        self._sent: dict[int, Any] = {}  # the arguments of the model, by the index of calls that have others now
-
-    def begin(self, sent: dict[int, Any]) -> None:
-        """Begin with a new answer. `sent` are the arguments of the model for calls whose JSON text was parsed."""
-        self.notes, self._sent = {}, sent
 
     def asking(self, turn: str, calls: Sequence[IndexedCall]) -> list[IndexedCall]:
         """Return those of the calls of a new answer that a person may have to approve."""
@@ -243,44 +235,18 @@ class CallPreparation:
         edited = decision.arguments
         if edited is None:
             return False
-        text, original = encode(edited), self._sent.get(index, call.arguments)
-        if text == encode(shown):
+        if encode(edited, sort_keys=True) == encode(shown, sort_keys=True):
             return False
+        text, messages = encode(edited), self.session.messages
         call["function"] = {"name": call.name, "arguments": text}
-        messages = self.session.messages
-        message = messages[-1]  # the answer of the model: those of the tools follow
-        if _is_signed(message):
-            self.notes[index] = f"Note: a person changed the arguments of this call before it ran, to {text}"
-        else:
-            changed = [_with_arguments(each, call.id, original, text) for each in message.get("tool_calls") or ()]
-            messages[-1] = {**message, "tool_calls": changed}
+        # The last message is the answer of the model: the results of the tools follow it.
+        messages[-1], notes = with_edits(messages[-1], {index: text})
+        self.notes |= notes
         return True
 
 
 async def _unchanged(work: Awaitable[Any]) -> Any:
     return await work
-
-
-def _with_arguments(call: Mapping[str, Any], call_id: str, original: Any, text: str) -> Mapping[str, Any]:
-    """Return the call with other arguments if it is the call with that id and these original arguments."""
-    known = ToolCallDict(call)
-    if known.id != call_id or known.arguments != original:
-        return call
-    function = call.get("function")
-    if isinstance(function, Mapping):
-        return {**call, "function": {**cast("Mapping[str, Any]", function), "arguments": text}}
-    return {**call, "arguments": text}
-
-
-def _is_signed(value: Any) -> bool:
-    """Whether an answer of a model has a part that its provider signed together with the calls."""
-    if isinstance(value, Mapping):
-        parts = cast("Mapping[str, Any]", value)
-        kind = parts.get("type")
-        if any(parts.get(name) for name in _SIGNED) or (isinstance(kind, str) and kind in _SIGNED_TYPES):
-            return True
-        return any(_is_signed(each) for name, each in parts.items() if name != "arguments" and name != "input")
-    return isinstance(value, list) and any(map(_is_signed, value))
 
 
 def read(call: ToolCallDict) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from .._core.context_vars import start_soon
 from .._core.current_step import step_position
 from .._core.event_types import EventType
 from .._core.validation import Shown, must
-from .._execution.loop_messages import INTERRUPTED, NOT_RUN, unanswered
+from .._execution.loop_messages import INTERRUPTED, NOT_RUN, unanswered, with_note
 from .._execution.recorded_calls import UNRECORDED
 from .._execution.step_policy import Policy
 from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, UnserialisableResult, brief
@@ -84,8 +84,9 @@ class ToolCalls:
             await self._wait_until_allowed(lambda: session.budget.before_tools(count))
             session.budget.tool(count)
             found = [(index, call, self._tool(call.name)) for index, call in enumerate(calls)]
-            sent = {index: call.arguments for index, call, _ in found}
-            self.preparation.begin({index: sent[index] for index, call, tool in found if _parse(call, tool)})
+            self.preparation.notes = {}
+            for _, call, tool in found:
+                _parse(call, tool)
             if len(asking := self.preparation.asking(key, found)) > 1:
                 async with self.preparation.asked_together(key, asking):
                     await self._in_order(key, found, answers)
@@ -105,10 +106,8 @@ class ToolCalls:
 
     def _content(self, index: int, answer: Mapping[str, Any]) -> Any:
         """Return the content of an answer for the model, with what it must know about an edited call."""
-        content, note = answer["content"], self.preparation.notes.get(index)
-        if note is None:
-            return content
-        return f"{content}\n\n{note}" if isinstance(content, str) else [*content, {"type": "text", "text": note}]
+        note = self.preparation.notes.get(index)
+        return answer["content"] if note is None else with_note(answer["content"], note)
 
     async def _wait_until_allowed(self, before: Callable[[], None]) -> None:
         """Wait for concurrent loops whose reservations leave no budget; LimitExceeded if none could release it."""
@@ -488,16 +487,15 @@ def _may_begin(given: PreparedCall, recorded: Any) -> bool:
     return given.is_valid
 
 
-def _parse(call: ToolCallDict, tool: Tool | None) -> bool:
+def _parse(call: ToolCallDict, tool: Tool | None) -> None:
     """Replace the JSON text of arrays and objects in the arguments of a call, as the schema of the tool allows."""
     raw = call.arguments
     if tool is None or (isinstance(raw, str) and _NESTED_TEXT.search(raw) is None):  # most calls
-        return False
+        return
     given = read(call)
     if given is None or (parsed := parsed_arguments(tool.parameters, given)) == given:
-        return False
+        return
     call["function"] = {**(call.get("function") or {}), "name": call.name, "arguments": encode(parsed)}
-    return True
 
 
 def _is_handoff(tool: Tool | None) -> bool:

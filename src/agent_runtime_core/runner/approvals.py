@@ -23,6 +23,7 @@ from ..queue.base import RunQueue
 from ..queue.records import (
     CLOSED,
     QUESTION,
+    SIGNAL_ONLY,
     WAIT_CANCELLED,
     MailboxMessage,
     OpenQuestion,
@@ -161,6 +162,8 @@ def _problem(payload: dict[str, Any], name: str, mail: Sequence[MailboxMessage])
     `approve` stores no answer that does not fit. So it is a plain signal, or an answer from before the question.
     """
     for each in reversed(mail):
+        if each.msg_id.startswith(SIGNAL_ONLY):  # its sender may not answer
+            continue
         if each.kind == "signal" and each.name == name and answered_request(each.msg_id) is None:
             with suppress(UnserialisableResult):  # the run, which decodes it too, fails with this error
                 return misfit_of_answer(decode_known(each.payload), payload.get("schema")) or payload.get("problem")

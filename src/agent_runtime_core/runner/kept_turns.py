@@ -82,9 +82,12 @@ def _of_turns(
         items += [Kept(each, accepted=True) for each in said]
         items += [Kept(each, accepted=True, from_user=True) for each in turn.received]
         is_read = any(each.loop == turn.loop for each in turns[number + 1 :])
+        results = turn.closed_results()
         if turn.calls or text_of_answer(turn.answer.get("content")).strip():
-            items.append(Kept(turn.answer, accepted=is_read))
-        for result, is_open in turn.closed_results():
+            # A person may edit an open call after a resume.
+            marks = {OPEN: True} if any(is_open for _, is_open in results) else {}
+            items.append(Kept(turn.answer, accepted=is_read, marks=marks))
+        for result, is_open in results:
             items.append(Kept(result, accepted=is_read, marks={OPEN: True} if is_open else {}))
         if turn.begun:
             end = len(items)

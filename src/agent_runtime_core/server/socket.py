@@ -19,6 +19,7 @@ from starlette.websockets import WebSocketDisconnect
 from .._core.context_vars import start_soon
 from .._core.log import log
 from .._core.validation import must, unknown
+from .._views.wire import without_stacks
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
 from .access import OF_RESULTS, OF_SENDING, Caller, check_scope
@@ -267,7 +268,7 @@ class Socket(Reader):
         run_id = row.run_id
 
         async def send(page: Sequence[Event]) -> None:
-            for event in page:
+            for event in page if "read" in self._caller.scopes else without_stacks(page):
                 await self._send(event_text(run_id, event))
 
         try:

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .._core.context_vars import start_soon
 from .._core.log import about_run, log
 from .._views.events import Chosen, events_page, sequence_of, type_filter
-from .._views.wire import sse_frames
+from .._views.wire import sse_frames, without_stacks
 from ..errors import UnknownRun
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
@@ -59,11 +59,11 @@ async def stream_events(
     row = await visible_row(state, caller, id, "read")
     start = 0 if position is None else position + 1
     if not query.follow or _wants_json(request):
-        body = await events_page(state.runner.event_bus, row.run_id, start, chosen)
+        body = await events_page(state.runner.event_bus, row.run_id, start, chosen, stacks="read" in caller.scopes)
         return Response(body, media_type="application/json", headers=_HEADERS)
     if position is not None and row.status not in LIVE and start >= await state.runner.event_bus.head(row.run_id):
         return Response(status_code=204, headers=_HEADERS)
-    return EventStream(state, open_streams_of(request), row, caller.name, start, chosen, query.named)
+    return EventStream(state, open_streams_of(request), row, caller, start, chosen, query.named)
 
 
 _HEADERS: Final = {"X-Accel-Buffering": "no"}
@@ -84,7 +84,7 @@ class EventStream(Response, Reader):
     media_type = "text/event-stream"
 
     def __init__(
-        self, state: ServerState, open_streams: OpenStreams, row: RunRow, caller: str, start: int,
+        self, state: ServerState, open_streams: OpenStreams, row: RunRow, caller: Caller, start: int,
         chosen: Chosen | None, named: bool,
     ) -> None:  # fmt: skip
         Reader.__init__(self)
@@ -107,7 +107,7 @@ class EventStream(Response, Reader):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body"})
             return
-        with self._state.limits.stream(self._caller), self._open.opened(self):
+        with self._state.limits.stream(self._caller.name), self._open.opened(self):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             # The middleware changes only the start of a response, and each delivery would pass all of it.
             self._send = scope[SEND]
@@ -163,7 +163,7 @@ class EventStream(Response, Reader):
             if not page:
                 return
         self._sent = page[-1].sequence
-        frames = self._frames(page)
+        frames = self._frames(page if "read" in self._caller.scopes else without_stacks(page))
         if len(frames) <= SLICE:
             await self._write(frames)
         else:

@@ -81,7 +81,8 @@ async def crash_everywhere(
         config: Settings of the runners.
         tools: The tools of the run.
         persistence: True keeps conversations in the same store, with kills at their writes. Reset your own manager.
-        signals: Payloads for signals and approvals that the run waits for, by name.
+        signals: Payloads for signals and approvals that the run waits for, by name. If several questions are open, they
+            are answered in this order.
         status: The expected final status.
         compare: Maps the run's result to the value to compare.
         effects: Returns the side effects to compare; may be a coroutine function, as may `reset`.
@@ -200,7 +201,10 @@ class _CrashTrial:
         if self.setting.persistence is not True or known is None:
             return None
         conversation = await client.persistence.conversations.get(known)
-        return [] if conversation is None else [[each.role, each.content] for each in conversation.messages]
+        messages = [] if conversation is None else conversation.messages
+        return [
+            [each.role, each.content, *([call.name, call.arguments] for call in each.tool_calls)] for each in messages
+        ]
 
     async def _run_processes(
         self,

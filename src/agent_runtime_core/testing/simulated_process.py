@@ -21,7 +21,7 @@ from ..events.memory import InMemoryEventBus
 from ..interfaces import AgentRuntime
 from ..persistence.manager import PersistenceConfig, PersistenceManager
 from ..queue.memory import InMemoryQueue
-from ..queue.records import LIVE, RunFilter, RunRow
+from ..queue.records import LIVE, RunFilter, RunRow, open_questions
 from ..registry import DEFAULT, Registry
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
@@ -133,6 +133,7 @@ class SimulatedProcess:
         self.setting: CrashSetting = setting
         self.engine: KillableEngine = KillableEngine(store, crash_point, on_write, self._stop)
         self._drawn = drawn
+        self._sent: set[str] = set()  # questions that were answered
         self._tasks: list[tuple[asyncio.Task[Any], contextvars.Context]] = []
         self._stopped = threading.Event()
         self._threads = _Threads()
@@ -196,8 +197,12 @@ class SimulatedProcess:
         due, clock = await client.queue.next_due(), client.queue.clock
         rows = await client.queue.find(RunFilter(LIVE))
         for row in rows:
-            name = await _awaited_signal(client, row)
-            if name in self.setting.signals:
+            # A question that an earlier process has asked may be open although the code has not come to it yet.
+            asked = {each.name: each.request_id for each in open_questions(row) if each.request_id not in self._sent}
+            awaited = {await _awaited_signal(client, row), *asked}
+            name = next((each for each in self.setting.signals if each in awaited), "")
+            if row.status == "waiting" and name:
+                self._sent.add(asked.get(name, ""))
                 await client.signal(row.run_id, name, self.setting.signals[name])
                 return
         if due is not None and isinstance(clock, VirtualClock):
