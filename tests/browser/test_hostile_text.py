@@ -70,7 +70,6 @@ def names_on(page: Page, paths: Iterable[tuple[str, ...]]) -> dict[str, set[str]
     for path in paths:
         visit(page, *path)
         opened(page)
-        page.wait_for_function("() => !document.querySelector('main .loading')")
         found["/".join(path)] = set(page.evaluate(NAMES))
         assert not polluted(page), path
     return found
