@@ -281,11 +281,14 @@ def _incoming_calls(
     return calls, extras
 
 
-def without_repeats(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def without_repeats(calls: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return the calls of an answer, without those that some servers send twice under one id.
 
     Calls without an id, or with the same id and other arguments, are different calls.
     """
+    ids = [call.get("id") for call in calls]
+    if all(isinstance(each, str) for each in ids) and len(set(ids)) == len(ids):  # nearly always
+        return calls
     found: list[Mapping[str, Any]] = []
     seen: set[tuple[Any, ...]] = set()
     for call in calls:

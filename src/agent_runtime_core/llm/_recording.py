@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from .._core.context_vars import restore
 from .._core.current_step import step_position
 from ..errors import LimitExceeded, UnknownPrice
 from ..interfaces import LLMResponse
 from ..limits import Budget, RunLimits, usd_of, usd_text
 from ._prices import Price, price_of
-from ._retries import METER
 
 
 def require_price(limits: RunLimits, model: str, prices: Mapping[str, Price]) -> None:
@@ -66,15 +63,6 @@ class CallMeter:
         self.spent = self._budget.spent()
         if self.spent is not None:
             raise self.spent
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count the answers that clients throw away inside a `with` block."""
-        token = METER.set(self)
-        try:
-            yield
-        finally:
-            restore(METER, token)
 
 
 def provider_of(client: Any) -> str:

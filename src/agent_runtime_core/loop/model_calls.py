@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from .._core.clock import Clock
+from .._core.context_vars import restore
 from .._core.event_types import EventType
 from .._core.log import log
 from .._core.validation import must
@@ -20,6 +21,7 @@ from ..limits import UNSEEN_TOKENS, reservation_of, sum_usd, tokens_of, usd_of
 from ..llm._openai_format import without_repeats
 from ..llm._prices import cost_usd, price_of
 from ..llm._recording import CallMeter, recorded_form, require_price, traced
+from ..llm._retries import METER
 from .received import INTERRUPTED
 from .session import Cancelled, LoopSession
 from .state import TurnState
@@ -270,8 +272,11 @@ class ModelCalls:
 
     async def _request(self, messages: list[dict[str, Any]], extra_fields: Mapping[str, Any]) -> dict[str, Any]:
         partial = StreamBuffer()
-        with self._meter.counting():
+        token = METER.set(self._meter)
+        try:
             response = await self.session.received.unless_interrupted(self._respond(messages, partial))
+        finally:
+            restore(METER, token)
         interrupted = response is None
         if response is None:
             response = await self._interrupted(partial)

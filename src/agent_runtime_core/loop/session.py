@@ -171,8 +171,10 @@ class LoopSession:
 
     def _now(self) -> float:
         """Return the time of a clock that does not advance while the run only waits."""
-        now = self.clock.monotonic()
-        return now if self._control is None else now - self._control.paused_for(now)
+        now, control = self.clock.monotonic(), self._control
+        if control is None:
+            return now
+        return now - (control.paused_seconds if control.paused_at is None else control.paused_for(now))
 
     def _times(self) -> tuple[float, float]:
         """Return the seconds of the present period of work, and those of this turn."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from .._core.context_vars import restore
 from .._core.lazy_import import load
 from .._execution.recorded_calls import UNRECORDED, RecordedCalls
 from ..config import get_config
@@ -13,6 +14,7 @@ from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import UNSEEN_TOKENS, Budget, reservation_of, usd_of
 from ..llm._prices import cost_usd
 from ..llm._recording import CallMeter, recorded_form, require_price, traced
+from ..llm._retries import METER
 
 _CHARS_A_TOKEN = 3  # fewer than the average of any model, so that estimates are rather too high
 
@@ -57,8 +59,11 @@ class RecordedClient(LLMClient):
             pending = self._generate(messages, passed)
             if getattr(self.ctx, "traced", False):
                 pending = traced(self.ctx, self.client, messages, passed.get("model"), passed, pending)
-            with meter.counting():
+            token = METER.set(meter)
+            try:
                 answer = await pending
+            finally:
+                restore(METER, token)
             return {**answer, "doubted": in_doubt} if in_doubt else answer
 
         reserve = self.reserve(messages, passed)

@@ -99,7 +99,7 @@ def _may_contain_text(value: Any) -> bool:
     if isinstance(value, str):
         return value.lstrip()[:1] in _STARTS
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(map(_may_contain_text, values))
+    return any(_may_contain_text(each) for each in values if isinstance(each, (str, dict, list)))
 
 
 def _parsed_or_none(text: str) -> Any:
