@@ -222,7 +222,8 @@ class Budget:
         if self.unlimited:
             return
         self._check("max_tokens", self._tokens + self.reserved_tokens)
-        self._check("max_cost_usd", sum_usd(self._cost, self.reserved_cost))
+        if self.limits.max_cost_usd is not None:
+            self._check("max_cost_usd", sum_usd(self._cost, self.reserved_cost))
         self._check("run_timeout", self.seconds)
         if self.outer is not None:
             self.outer.before_call()
@@ -321,7 +322,8 @@ class Budget:
 
     def _reserve(self, given: RunLimits, sign: int) -> None:
         self.reserved_tokens += sign * (given.max_tokens or 0)
-        self.reserved_cost = sum_usd(self.reserved_cost, sign * (given.max_cost_usd or 0.0))
+        if given.max_cost_usd:
+            self.reserved_cost = sum_usd(self.reserved_cost, sign * given.max_cost_usd)
         self.reserved_calls += sign * (given.max_tool_calls or 0)
 
     def return_unused(self, given: RunLimits, usage: Mapping[str, Any]) -> None:
