@@ -26,7 +26,7 @@ LISTS = ("runs", "approvals", "queue", "dead?state=failed", "usage", "agents", "
 TALL = 15_000
 NAMES = """() => {
   const found = new Set();
-  for (const element of document.querySelectorAll("*")) {
+  for (const element of document.querySelectorAll("*:not(.loading)")) {
     found.add(element.localName);
     for (const { name } of element.attributes) found.add(`${element.localName}[${name}]`);
   }
