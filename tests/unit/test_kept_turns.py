@@ -25,7 +25,7 @@ from agent_runtime_core.encryption import AESGCMCodec
 from agent_runtime_core.errors import ContextOverflow, ProviderUnavailable, RequestRefused
 from agent_runtime_core.interfaces import ErrorInfo, RunContext, RunResult, ToolRegistry
 from agent_runtime_core.loop import run_turn_loop
-from agent_runtime_core.persistence import ConversationMessage
+from agent_runtime_core.persistence import Conversation, ConversationMessage
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.runner.execution import RunExecution
@@ -104,6 +104,15 @@ async def messages(runner: AgentRunner) -> list[ConversationMessage]:
     assert known is not None
     store = runner.persistence.conversations
     return [] if await store.get(known) is None else await store.history(known)
+
+
+async def stored(runner: AgentRunner) -> Conversation:
+    """Return the conversation, which exists."""
+    known = conversation_id(ROOM)
+    assert known is not None
+    conversation = await runner.persistence.conversations.get(known)
+    assert conversation is not None
+    return conversation
 
 
 def shown(each: ConversationMessage) -> str:
@@ -499,10 +508,7 @@ async def test_a_run_that_failed_under_an_earlier_release_adds_each_message_once
     payer = Payer(Scripted(ProviderUnavailable("away"), asks(call("pay")), "done"), Bank().tools())
     async with opened(url, payer) as runner:
         await runner.execute("payer", "r", said("pay"))
-        store, room = runner.persistence.conversations, conversation_id(ROOM)
-        assert room is not None
-        conversation = await store.get(room)
-        assert conversation is not None
+        store, conversation = runner.persistence.conversations, await stored(runner)
         for each in conversation.messages:
             each.run_id = each.position = None
         await store.save(conversation)
@@ -518,12 +524,9 @@ async def test_what_was_deleted_between_two_executions_stops_no_run(url: str, wh
     payer = Payer(Scripted(asks(call("pay")), ProviderUnavailable("away"), "done", "it was paid"), bank.tools())
     async with opened(url, payer) as runner:
         await runner.execute("payer", "r", said("pay"))
-        store, room = runner.persistence.conversations, conversation_id(ROOM)
-        assert room is not None
-        conversation = await store.get(room)
-        assert conversation is not None
+        store, conversation = runner.persistence.conversations, await stored(runner)
         if what == "conversation":
-            await store.delete(room)
+            await store.delete(conversation.id)
         else:
             del conversation.messages[2 if what == "result" else 1]
             await store.save(conversation)
@@ -537,20 +540,17 @@ async def test_what_the_application_edits_between_two_executions_stays(url: str)
     payer = Payer(Scripted(asks(call("pay")), ProviderUnavailable("away"), "done"), Bank().tools())
     async with opened(url, payer) as runner:
         await runner.execute("payer", "r", said("pay"))
-        store, room = runner.persistence.conversations, conversation_id(ROOM)
-        assert room is not None
-        conversation = await store.get(room)
-        assert conversation is not None
+        store, conversation = runner.persistence.conversations, await stored(runner)
         conversation.messages[2].content = "paid, receipt removed"
         await store.save(conversation)
-        edited = await store.edit_message(room, conversation.messages[0].id, "pay, please")
+        edited = await store.edit_message(conversation.id, conversation.messages[0].id, "pay, please")
         await runner.resume("r")
         assert await runner.run_once()
-        main = await store.history(room, branch_id=None)
+        main = await store.history(conversation.id, branch_id=None)
         assert [shown(each) for each in main] == [
             "user: pay", "call pay", "tool: paid, receipt removed", "assistant: done"
         ]  # fmt: skip
-        assert [shown(each) for each in await store.history(room, leaf=edited.id)] == ["user: pay, please"]
+        assert [shown(each) for each in await store.history(conversation.id, leaf=edited.id)] == ["user: pay, please"]
 
 
 async def test_a_message_of_the_customer_while_the_run_is_parked_stays_apart(url: str) -> None:

@@ -35,7 +35,7 @@ _MEMBER = re.compile(
     r"((?:key|authorization|passw(?:or)?d|passphrase|pwd|secret|token|headers)['\"]\s*[:,]\s*).*", re.I | re.S
 )
 _HEADER_NAME = r"(?:key|credentials?|passw(?:or)?d|passphrase|secret|token|auth)['\"]?\s*:"
-# A header with credentials. A name without "-" may be that of a module if no space follows the colon.
+# A header with credentials. A name without "-" may be a module if no space follows the colon.
 _HEADER = re.compile(
     r"((?:^|[\s,;&?{('\"])(?:[\w-]*(?:authorization|cookies?)['\"]?\s*[:=]"
     rf"|[\w-]*{_HEADER_NAME}\s|\w+-[\w-]*{_HEADER_NAME})\s*)(?!\*\*\*).+",

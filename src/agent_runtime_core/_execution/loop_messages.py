@@ -75,7 +75,7 @@ def unanswered(call_id: Any, content: str = NOT_RUN) -> dict[str, Any]:
 def loop_turns(records: Iterable[Record], read: Callable[[str | None], Any]) -> Iterator[LoopTurn]:
     """Yield the turns of all agent loops in a journal, in the order of their answers.
 
-    A loop inside a step, such as that of a tool, has a separate conversation and is left out.
+    A loop inside a step, such as the loop of a tool, keeps a separate conversation and is left out.
 
     Args:
         records: The journal.
@@ -165,7 +165,7 @@ def question_details(name: Any, arguments: dict[str, Any], call_id: Any, text: A
 
 
 def with_edits(message: dict[str, Any], edits: Mapping[int, str]) -> tuple[dict[str, Any], dict[int, str]]:
-    """Tell a model of the arguments that a person has edited.
+    """Show a model the arguments that a person has edited.
 
     Args:
         message: An answer of the model.

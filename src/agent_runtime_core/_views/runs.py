@@ -177,7 +177,7 @@ def _updated_at(row: RunRow, records: Sequence[Record]) -> float:
 async def _actions(runner: RunClient, row: RunRow) -> list[dict[str, Any]]:
     """Return who has answered, cancelled and resumed a run: {"action", "name", "by", "at"}.
 
-    The name is that of an approval or review. An answer that came too late is left out.
+    The name is the name of an approval or review. An answer that came too late is left out.
     """
     mail = await runner.queue.mail(row.run_id) if row.mail_seq else []
     answers, decided = {each.msg_id: each for each in mail if each.kind == "signal"}, decisions(mail)

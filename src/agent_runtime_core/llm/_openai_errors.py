@@ -73,7 +73,7 @@ _UNREADABLE = re.compile(
 _NO_MODEL = re.compile(r"model_not_found|model\b.{0,80}\b(does not exist|not found)", re.I)
 #: These have status 429, but a later request fails too.
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "credit_exhausted"})
-#: The words of each server for what is used up until the next month or the next payment. Not those of an offer, such
+#: The words of each server for what is exhausted until the next month or payment. Not the words of an offer, such
 #: as "Upgrade for $20 per month" of Groq and others.
 _USED_UP = re.compile(
     "|".join(

@@ -282,7 +282,7 @@ def _incoming_calls(
 
 
 def without_repeats(calls: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the calls of an answer, without those that some servers send twice under one id.
+    """Return the calls of an answer, without the calls that some servers send twice under one id.
 
     Calls without an id, or with the same id and other arguments, are different calls.
     """

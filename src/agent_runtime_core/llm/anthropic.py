@@ -305,13 +305,10 @@ def _default_limit(model: str, options: Mapping[str, Any]) -> int:
 
 def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Completion:
     message, usage, finish_reason = answer_of(whole, call_is_whole=is_whole)
-    word, no_tokens, model = (
-        whole.get("stop_reason"),
-        reports_no_tokens(whole.get("usage")),
-        whole.get("model") or model,
-    )
-    require_answer(message, finish_reason, word, no_tokens=no_tokens, provider=PROVIDER, model=str(model))
-    return Completion(message, usage, str(model), finish_reason, raw)
+    word, model = whole.get("stop_reason"), str(whole.get("model") or model)
+    no_tokens = reports_no_tokens(whole.get("usage"))
+    require_answer(message, finish_reason, word, no_tokens=no_tokens, provider=PROVIDER, model=model)
+    return Completion(message, usage, model, finish_reason, raw)
 
 
 class _Assembly(Assembly):

@@ -214,7 +214,7 @@ class _Assembly(Assembly):
 
     def usage(self) -> dict[str, int]:
         for chunk in getattr(self._stream, "chunks", None) or ():
-            # litellm's last chunk has a total of its own, without the reasoning that only the server's total has.
+            # The total in litellm's last chunk leaves out the reasoning, which the server's total contains.
             self.add_usage(as_dict(chunk).get("usage"))
         return super().usage()
 
@@ -223,7 +223,7 @@ class _Assembly(Assembly):
         self.native_reason = self._received_reason
         # litellm keeps the finish reason until the stream ends.
         self.finish_reason = self.finish_reason or str(self._received_reason or "")
-        # litellm adds a finish reason "stop" of its own to a stream that the provider did not finish.
+        # litellm adds a finish reason "stop" to a stream that the provider did not finish.
         reasons = [getattr(self._stream, f"{kind}_finish_reason", "") for kind in ("received", "intermittent")]
         return super().answer() if reasons != [None, None] or self._mocked else None
 

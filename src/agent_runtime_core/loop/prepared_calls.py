@@ -221,7 +221,7 @@ class CallPreparation:
     def _edit(
         self, index: int, call: ToolCallDict, decision: Decision, shown: dict[str, Any] | None
     ) -> bool:  # fmt: skip
-        """Replace the arguments of a call by those that a person approved, also for the model.
+        """Replace the arguments of a call by the arguments that a person approved, also for the model.
 
         Args:
             index: The index of the call in the answer of the model.

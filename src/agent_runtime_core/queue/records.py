@@ -441,7 +441,7 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
 
 
 def same_message(message_id: str, asked: MailboxMessage, stored: MailboxMessage) -> None:
-    """Check that the message stored under an id is the one that the caller sends.
+    """Check that the message stored under an id is the message that the caller sends.
 
     Raises:
         IdempotencyConflict: The stored message has another kind, name or content.

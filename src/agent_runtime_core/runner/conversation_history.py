@@ -178,7 +178,7 @@ class ConversationHistory:
         self, messages: Sequence[ConversationMessage], *, answered: bool = False,
         accepted: Sequence[ConversationMessage] = (),
     ) -> None:  # fmt: skip
-        """Append the messages of this run that the conversation does not have, and correct those that it has.
+        """Append the messages of this run that the conversation does not contain, and correct the others.
 
         Args:
             messages: All messages of the run, in their order.

@@ -114,7 +114,7 @@ def _of_result(
 
 
 def _number(kept: list[Kept], given: int, sent: Sequence[Mapping[str, Any]]) -> None:
-    """Number the messages that were sent to the run, and add those that its agent has not received.
+    """Number the messages that were sent to the run, and add the messages that its agent has not received.
 
     Args:
         kept: The messages of the run. The first ones are those of its input.

@@ -128,7 +128,7 @@ class BoundedSend:
             await self._send(message)
 
     def close(self) -> None:
-        """Count the bytes of the answer no more, except for those that the transport has not sent."""
+        """Count no more bytes of the answer, except for the bytes that the transport has not sent."""
         self._counted.close()
 
     async def _start(self, message: Message, caller: str) -> None:

@@ -41,7 +41,7 @@ class ServerSettings:
         max_pending: `POST /runs` answers 429 while so many runs are pending. None means no limit.
         max_streams: Event streams and sockets at once.
         max_streams_per_caller: Event streams and sockets of one caller at once.
-        max_waits_per_caller: Requests of one caller at once that wait for a run to finish. All callers together may
+        max_waits_per_caller: Requests of one caller that wait for a run at the same time. All callers together may
             use half of `max_connections` for it.
         max_unsent_bytes_per_caller: A request gets 429 while earlier answers to its caller have more bytes that the
             caller has not read.

@@ -26,7 +26,7 @@ class TurnLog(logging.LoggerAdapter[logging.Logger]):
     def __init__(self, trace_id: str, turn_id: str, step_id: str | None = None) -> None:
         self._turn_id = turn_id
         ids = {"trace_id": trace_id, "turn_id": turn_id}
-        # Without a step id, the record gets that of the step in which it is logged.
+        # Without a step id, the record gets the id of the step in which it is logged.
         super().__init__(log, ids if step_id is None else {**ids, "step_id": step_id})
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
