@@ -163,10 +163,17 @@ async def read(bus: EventBus, count: int, since: int | None = 0) -> list[Sequenc
     return pages
 
 
-async def test_readers_at_the_same_sequence_get_the_same_pages(bus: EventBus) -> None:
+async def test_readers_at_the_same_sequence_get_the_same_pages(bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(bus, [1000] * 2000)
+    head, all_started = bus._head, asyncio.Barrier(20)
+
+    async def head_known_to_all(run_id: str) -> int:
+        found = await head(run_id)
+        await all_started.wait()  # a reader that starts after the first page was read would be behind the window
+        return found
+
+    monkeypatch.setattr(bus, "_head", head_known_to_all)
     readers = [asyncio.create_task(read(bus, 2100)) for _ in range(20)]
-    await turns(3)
     await fill(bus, [10] * 100, 2000)
     first, *others = [await reader for reader in readers]
     assert sequences([event for page in first for event in page]) == list(range(2100))
