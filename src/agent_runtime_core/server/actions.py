@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
+from pydantic import BeforeValidator
 
 from .._core.validation import Shown, must
 from .._views.problems import invalid
@@ -31,6 +32,10 @@ Actor = Annotated[Caller, require("act")]
 Sender = Annotated[Caller, require(*OF_SENDING)]
 Approver = Annotated[Caller, require("approve")]
 Admin = Annotated[Caller, require("admin")]
+# Null is accepted, and not documented: a generated client cannot omit a body that may be null.
+_NOT_NULL: Final = BeforeValidator(lambda body: {} if body is None else body)
+_Cancel = Annotated[Cancel, _NOT_NULL, Body(default_factory=Cancel)]
+_Fork = Annotated[Fork, _NOT_NULL, Body(default_factory=Fork)]
 _PAGE: Final = 500  # dead letters that are read at once
 
 
@@ -48,13 +53,13 @@ def _finished() -> Problem:
     summary="Cancel a run",
     responses=answers(404, writes=True, ok_200=Stored, ok_202=Stored),
 )
-async def cancel_run(request: Request, id: str, caller: Actor, body: Cancel | None = None) -> Response:
+async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) -> Response:
     """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
     await state.runner.cancel(row.run_id, by=caller.name)
     row = await state.runner.queue.require(row.run_id)
-    row = await after_wait(request, state, row, 0 if body is None else body.wait, cancels=True)
+    row = await after_wait(request, state, row, body.wait, cancels=True)
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
 
 
@@ -78,12 +83,11 @@ async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     summary="Fork a run",
     responses=answers(404, 409, writes=True, ok_201=Run),
 )
-async def fork_run(request: Request, id: str, caller: Actor, body: Fork | None = None) -> Response:
+async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Response:
     """Store a new run that resumes from a step of this one. It needs the scope result or read, too."""
     check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
-    body = body or Fork()
     if body.new_run_id is not None and caller.may is not None:
         await _check_fork(state, caller, row, body.new_run_id)
     try:

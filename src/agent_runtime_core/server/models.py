@@ -43,7 +43,7 @@ def _step(value: Any) -> Any:
 
 
 _TYPES: Final = {str: "a string", dict: "an object", int: "an integer"}
-_STRING: Final = {"type": "string"}
+_STRING: Final[dict[str, Any]] = {"type": "string"}
 
 #: A time, as wall seconds.
 Time = Annotated[
@@ -68,21 +68,33 @@ _USER_MESSAGE: Final = {
 ChatMessage = Annotated[Any, BeforeValidator(_chat_message), WithJsonSchema({"anyOf": [_NOT_BLANK, _USER_MESSAGE]})]
 _TURN_ID: Final = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 200, **_PRINTABLE}, {"type": "null"}]}
 _OBJECT: Final = {"type": "object"}
+
+
+def _turn(title: str, name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return a form of a turn with all of its fields: generated clients ignore what is beside `oneOf`."""
+    return {
+        "title": title,
+        "type": "object",
+        "additionalProperties": False,
+        "required": [name],
+        "properties": {
+            name: content,
+            **dict.fromkeys(("turn_id", "conversation_id", "user_id", "personality", "trace_id"), _TURN_ID),
+            "params": _OBJECT,
+            "metadata": _OBJECT,
+        },
+    }
+
+
 #: A `TurnEvent`, which checks itself.
 NewTurn = Annotated[
     dict[str, Any],
     WithJsonSchema(
         {
-            "type": "object",
-            "additionalProperties": False,
-            "oneOf": [{"required": ["text"]}, {"required": ["messages"]}],
-            "properties": {
-                "text": _CONTENT,
-                "messages": {"type": "array", "minItems": 1, "items": _USER_MESSAGE},
-                **dict.fromkeys(("turn_id", "conversation_id", "user_id", "personality", "trace_id"), _TURN_ID),
-                "params": _OBJECT,
-                "metadata": _OBJECT,
-            },
+            "oneOf": [
+                _turn("TextTurn", "text", _CONTENT),
+                _turn("MessagesTurn", "messages", {"type": "array", "minItems": 1, "items": _USER_MESSAGE}),
+            ]
         }
     ),
 ]
@@ -199,11 +211,21 @@ class DeadLetters(Body):
             "oneOf": [
                 {
                     "required": ["ids"],
-                    "properties": {"ids": {"type": "array"}, "all": {"type": "null"}, "expect": {"type": "null"}},
+                    "properties": {
+                        "ids": {"type": "array", "items": _STRING},
+                        "all": {"type": "null"},
+                        "expect": {"type": "null"},
+                        "state": _STRING,
+                    },
                 },
                 {
                     "required": ["all", "expect"],
-                    "properties": {"all": {"const": True}, "expect": {"type": "integer"}, "ids": {"type": "null"}},
+                    "properties": {
+                        "all": {"const": True},
+                        "expect": {"type": "integer"},
+                        "ids": {"type": "null"},
+                        "state": _STRING,
+                    },
                 },
             ]
         }
