@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from websockets.sync.client import connect
+from websockets.typing import Origin, Subprotocol
 
 from agent_runtime_core.server.settings import ServerSettings
 from agent_runtime_core.server.waiting import MAX_WAIT
@@ -150,9 +151,10 @@ def test_a_socket_follows_a_run(nginx: Nginx, tmp_path: Path) -> None:
     with signed_in(nginx) as client:
         run_id, gate = gated(client, tmp_path)
         cookie = {"Cookie": "; ".join(f"{name}={value}" for name, value in client.cookies.items())}
-    for headers, protocols in ((cookie, None), ({}, ["agent-runtime", f"bearer.{TOKEN}"])):
+    offered = [Subprotocol("agent-runtime"), Subprotocol(f"bearer.{TOKEN}")]
+    for headers, protocols in ((cookie, None), ({}, offered)):
         with connect(
-            f"wss://{NAME}/api/v1/socket", sock=nginx.connected(), ssl=nginx.trusted(), origin=ORIGIN,
+            f"wss://{NAME}/api/v1/socket", sock=nginx.connected(), ssl=nginx.trusted(), origin=Origin(ORIGIN),
             additional_headers=headers, subprotocols=protocols, open_timeout=PATIENCE,
         ) as socket:  # fmt: skip
             socket.send(json.dumps({"type": "follow", "run_id": run_id, "ref": 1}))
