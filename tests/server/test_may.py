@@ -97,7 +97,6 @@ READS: Final[dict[str, Callable[[RunInfo], bool]]] = {
     "after the metadata": lambda run: run.metadata["n"] > 0 and run.input.get("user") == "ada",
     "without its errors": _swallowing(Exception),
     "without any errors": _swallowing(BaseException),
-    "suppressed": lambda run: contextlib.suppress(BaseException).__enter__() is None and "user" in run.input,
     "not at all": lambda run: run.metadata["n"] % 2 == 0,
 }
 

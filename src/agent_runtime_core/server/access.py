@@ -44,7 +44,8 @@ class Caller:
     Args:
         name: Shown in logs, and counted by the limits.
         scopes: What the caller may do: `run`, `result`, `send`, `approve`, `read`, `act`, `metrics`, `admin`.
-        may: Called with "read", "act" or "delete" and a run; False hides the run. None allows every run.
+        may: Called with "read", "act" or "delete" and a run; False hides the run. None allows every run. In lists, it
+            is called a second time for each run whose `input` it reads, which is loaded then.
 
     Raises:
         InvalidArgument: A scope is unknown, or `may` is a coroutine function, whose calls would all be true.
