@@ -112,7 +112,7 @@ async def test_may_decides_as_if_each_run_came_with_its_input(how: str, stored: 
     expected = []
     for run in await stored.runs():
         with contextlib.suppress(KeyError):
-            expected += [run.run_key] if READS[how](run) else []
+            expected += [str(run.run_key)] if READS[how](run) else []
     app = _app(stored, lambda verb, run: READS[how](run))
     async with client_of(app) as client:
         runs, questions = [(await client.get(f"{API}{path}")).json()["items"] for path in LISTS]
@@ -150,6 +150,24 @@ async def test_a_run_that_is_deleted_before_its_input_is_read_is_not_listed(runn
     assert [each["key"] for each in items] == ["two"]
 
 
+async def test_a_run_key_may_begin_with_the_id_of_another_run(stored: AgentRunner) -> None:
+    key = "8f14e45f-ceea-4672-a9d1-0f8e1c6f0a4b"
+    await stored.submit("asks", {"user": "ada"}, run_id=f"{key}-x")
+    await stored.submit("asks", {"user": "ada"}, run_id=key)
+    await stored.submit("asks", {"user": "ada"}, run_id="child", parent_run_id=key)
+    hidden = set[str]()
+    async with client_of(_app(stored, lambda verb, run: str(run.run_id) not in hidden)) as client:
+        for path in ("/runs/child", f"/runs?parent={key}"):
+            for hidden in ({await _id_of(stored, f"{key}-x")}, {key}):
+                found = (await client.get(f"{API}{path}")).json()
+                parent = (found["items"][0] if "items" in found else found)["parent"]
+                assert parent == (None if key in hidden else key)
+
+
+async def _id_of(runner: AgentRunner, key: str) -> str:
+    return str((await runner.get_run(key)).run_id)
+
+
 async def _requests(runner: AgentRunner, parent: str) -> dict[str, Any]:
     """Send each request that looks at many runs, by a caller whose `may` reads metadata; return what came."""
     async with client_of(_app(runner, lambda verb, run: run.metadata["user"] == "ada")) as client:
@@ -167,9 +185,9 @@ async def test_requests_that_look_at_many_runs_load_no_inputs(tmp_path: Path) ->
             given = {"params": {"text": "x" * size}}
             parent = await runner.submit("asks", given, metadata={"user": "ben"})
             for number in range(40):
-                for agent, more in (("asks", {}), ("fails", {"parent_run_id": parent})):
-                    meta = {"user": ("ada", "ben")[number % 2]}
-                    await runner.submit(agent, given, metadata=meta, **more)
+                meta = {"user": ("ada", "ben")[number % 2]}
+                await runner.submit("asks", given, metadata=meta)
+                await runner.submit("fails", given, metadata=meta, parent_run_id=parent)
             while await runner.run_once():
                 pass
             await _requests(runner, str(parent))  # what is loaded once

@@ -464,7 +464,7 @@ end
 ops['queue.children'] = function(run, after, limit)
   local runs = look(P .. 'children:' .. run, after, limit, {})
   for _, each in ipairs(runs) do each[1] = text(each[1]) end
-  return listed(runs, limit, function() return true end)
+  return listed(runs, limit, function() return true end, {})
 end
 
 -- Returns [`after` for the next call, [message, ...]] as JSON.
