@@ -173,6 +173,7 @@ class RunFilter(NamedTuple):
     newest_first: bool = False
     before: tuple[float, int] | None = None  # with `newest_first`: (created_at, n) less than this
     light: bool = False  # leave out `input`, `output` and `metadata`: they are "{}", None and "{}"
+    without_input: bool = False  # leave out `input` and `output`: they are "{}" and None
 
     def admits(self, row: RunRow) -> bool:
         """Return whether a row is one of them, apart from `limit`."""
@@ -203,7 +204,13 @@ class RunFilter(NamedTuple):
             ordered = heapq.nlargest(self.limit, found, key=lambda row: (row.created_at, row.n))
         else:
             ordered = heapq.nsmallest(self.limit, found, key=lambda row: row.n)
-        return [light(row) for row in ordered] if self.light else ordered
+        return [self.shortened(row) for row in ordered]
+
+    def shortened(self, row: RunRow) -> RunRow:
+        """Return a row without the values that `light` and `without_input` leave out."""
+        if self.light:
+            return light(row)
+        return row.with_values(input="{}", output=None) if self.without_input else row
 
 
 class RunCounts(NamedTuple):

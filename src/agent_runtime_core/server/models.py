@@ -144,7 +144,7 @@ class AgentRun(Body):
     agent: Key
     input: dict[str, Any] = Field(default_factory=dict)
     run_id: Key | None = Field(default=None, description="Names the run: a UUID, or a run key of 1 to 512 characters.")
-    priority: int = Field(default=0, ge=-(2**31) + 1, le=2**31 - 1)
+    priority: int = Field(default=0, ge=-(2**31) + 1, le=2**31 - 1, description="At most the server's `max_priority`.")
     delay: float = Field(default=0, ge=0, description="Seconds until the run may start.")
     deadline: Time | None = Field(default=None, description="When the run is stopped.")
     expires_in: float | None = Field(
