@@ -18,6 +18,7 @@ from .._core.validation import Shown, is_number, must
 from .._engines.payloads import UNREADABLE
 from .._execution.run_control import Stop
 from ..errors import AgentRuntimeError, StorageClosed
+from ..queue.delayed_runs import cause_of
 from ..queue.records import ClaimRequest, RunRow
 from .concurrency import ConcurrencySlots
 from .crash_suspects import ISOLATION_TIMEOUT, CrashSuspects
@@ -123,15 +124,19 @@ class Worker:
         if (delayed := queue.delayed_runs.overdue()) is None:
             return None
         row = await queue.row(delayed.run_id)
-        if row is None or row.due_at != delayed.due_at or row.origin or self._registry().get(row.agent) is None:
-            return None
-        outcome, claimed = await queue.take(row, config.worker_id, config.lease_ttl_seconds, insert=False, reopen=False)
-        if outcome == "behind":  # another run has its concurrency slot
-            queue.delayed_runs.retry(delayed)
-        if outcome != "claimed" or claimed is None:
-            return None
-        self._suspects.claimed([claimed])
-        return claimed
+        if row is not None and cause_of(row) == delayed.cause and not row.origin:
+            if row.status == "running" or self._registry().get(row.agent) is None:
+                return None  # the commit that delays it is under way, or a worker of another registry claims it
+            if row.due_at:
+                outcome, claimed = await queue.take(
+                    row, config.worker_id, config.lease_ttl_seconds, insert=False, reopen=False
+                )
+                if outcome != "claimed" or claimed is None:  # such as another run that has its concurrency slot
+                    return None
+                self._suspects.claimed([claimed])
+                return claimed
+        queue.delayed_runs.forget(delayed.run_id, delayed.cause)
+        return None
 
     def _execution_of(self, row: RunRow) -> RunExecution:
         agent = self._registry().get(row.agent)
