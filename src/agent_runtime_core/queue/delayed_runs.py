@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._core.clock import Clock, Duration
+from .records import RunRow
 
 MOST = 10_000  # runs that are remembered; of more, the earliest delayed runs follow the wall clock alone
 LATE = 0.05  # seconds by which the wall clock must be behind: until then a claim of a due run may be under way
