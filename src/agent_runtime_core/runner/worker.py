@@ -124,19 +124,17 @@ class Worker:
         if (delayed := queue.delayed_runs.overdue()) is None:
             return None
         row = await queue.row(delayed.run_id)
-        if row is not None and cause_of(row) == delayed.cause and not row.origin:
-            if row.status == "running" or self._registry().get(row.agent) is None:
-                return None  # the commit that delays it is under way, or a worker of another registry claims it
-            if row.due_at:
-                outcome, claimed = await queue.take(
-                    row, config.worker_id, config.lease_ttl_seconds, insert=False, reopen=False
-                )
-                if outcome != "claimed" or claimed is None:  # such as another run that has its concurrency slot
-                    return None
-                self._suspects.claimed([claimed])
-                return claimed
-        queue.delayed_runs.forget(delayed.run_id, delayed.cause)
-        return None
+        is_running = row is not None and row.status == "running"  # the commit that delays it is under way
+        if row is None or cause_of(row) != delayed.cause or row.origin or not (is_running or row.due_at):
+            queue.delayed_runs.forget(delayed.run_id, delayed.cause)
+            return None
+        if is_running or self._registry().get(row.agent) is None:
+            return None
+        outcome, claimed = await queue.take(row, config.worker_id, config.lease_ttl_seconds, insert=False, reopen=False)
+        if outcome != "claimed" or claimed is None:  # another run may have its concurrency slot
+            return None
+        self._suspects.claimed([claimed])
+        return claimed
 
     def _execution_of(self, row: RunRow) -> RunExecution:
         agent = self._registry().get(row.agent)
