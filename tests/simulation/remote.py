@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Engine, Guard, Op, OperationSet
