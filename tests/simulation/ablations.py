@@ -232,7 +232,7 @@ def _set_back() -> list[Patch]:
 
 def _delayed() -> list[Patch]:
     """Nobody remembers what it parked, so that a wall clock which is set back delays it."""
-    return [(DelayedRuns, "remember", lambda self, row, wall, monotonic=None: None)]
+    return [(DelayedRuns, "remember", lambda *args: None)]
 
 
 def _child() -> list[Patch]:

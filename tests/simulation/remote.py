@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Engine, Guard, Op, OperationSet
@@ -26,6 +26,7 @@ from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import StorageBusy, StorageClosed
 from agent_runtime_core.queue.blocking_claims import BlockingClaims
 from agent_runtime_core.queue.memory import InMemoryQueue
+from agent_runtime_core.queue.payload_fields import decode_committed
 from agent_runtime_core.queue.records import ClaimRequest, RunRow
 
 from .loop import HOST
@@ -181,7 +182,11 @@ class SimRemoteQueue(InMemoryQueue):
     def blocking_claims(self, given: Callable[[list[RunRow]], None]) -> BlockingClaims | None:
         if not self.engine.world.stands:
             return None
-        return BlockingClaims(self, partial(SimLetters, self.engine), lambda rows: cast("list[RunRow]", rows), given)
+        return BlockingClaims(self, partial(SimLetters, self.engine), self._decoded, given)
+
+    def _decoded(self, rows: Any) -> list[RunRow]:
+        """Decode what a claim that waited has got, as the queue on Redis does."""
+        return [decode_committed(self.payloads, row) for row in rows]
 
 
 class Message:

@@ -66,6 +66,7 @@ class Play:
         self.forked: set[str] = set()
         self.unforked: set[str] = set()  # forks that came to nothing
         self.followed: dict[str, list[Event]] = {}
+        self.calls: list[asyncio.Future[None]] = []  # of clients
 
     def run(self) -> list[str]:
         """What was wrong."""
@@ -120,7 +121,8 @@ class Play:
             world.host("executor", self._execute)
         clients = [world.host(name, self._idle) for name in CLIENTS]
         submitted = [run for run in scenario.runs if not run.inline]
-        tasks = [self._as(clients[0], self._submit(clients[0], run, run.run_id)) for run in submitted]
+        tasks = self.calls
+        tasks += [self._as(clients[0], self._submit(clients[0], run, run.run_id)) for run in submitted]
         tasks += [
             self._as(clients[1], self._submit(clients[1], run, f"{run.run_id}-b")) for run in submitted if run.twice
         ]
@@ -140,9 +142,12 @@ class Play:
             self.watch.wrong(f"a client waits for ever: {[task for task in tasks if not task.done()]}")
         if not self.watch.problems:
             await self._unless_over(self._as(clients[0], Rest(self).check()))
-        for task in tasks:
-            if task.done() and not task.cancelled() and task.exception() is not None and not self.watch.problems:
-                self.watch.wrong(f"a client's call failed: {task.exception()!r}")
+        self._check_calls()
+
+    def _check_calls(self) -> None:
+        for call in self.calls:
+            if call.done() and not call.cancelled() and call.exception() is not None and not self.watch.problems:
+                self.watch.wrong(f"a client's call failed: {call.exception()!r}")
 
     def _as(self, host: Host, work: Any) -> asyncio.Task[Any]:
         return self.world.loop.create_task(work, context=host.context.copy())
@@ -168,6 +173,7 @@ class Play:
                 async with asyncio.timeout_at(until):
                     await self.world.some_ended.wait()
             except TimeoutError:
+                self._check_calls()  # a run may wait for what that client does next
                 self.watch.wrong(f"not at rest after {PATIENCE:g} s: {self.watch.live()}")
                 return
 

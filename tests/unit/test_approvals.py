@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._core.codec.json import decode
 from agent_runtime_core.errors import InvalidArgument, WaitTimeout
-from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.events import InMemoryEventBus
+from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
-from agent_runtime_core.testing import crash_everywhere
+from agent_runtime_core.testing import VirtualClock, crash_everywhere
 from tests.support.runs import Rig, Script
 
 SCHEMA = {"type": "object", "required": ["ok"]}
@@ -44,6 +49,32 @@ async def test_a_second_answer_to_a_question_is_none_to_the_next() -> None:
         assert not going.done()
         assert await rig.runner.approve("r", "pay", "no")
         assert await going == ["yes", "no"]
+
+
+@pytest.mark.parametrize("engines", [1, 2, 3])
+async def test_whoever_reads_the_event_of_a_question_may_answer_it_immediately(engines: int) -> None:
+    """The event names the request, so `approve` must know that request: also the second of a name, on any engines."""
+    clock = VirtualClock()
+    queue = InMemoryQueue(clock=clock)
+    bus = InMemoryEventBus(engine=queue.engine if engines == 1 else None, clock=clock)
+    state = InMemoryStateStore(engine=bus.engine if engines < 3 else None, clock=clock)
+    answered: list[bool] = []
+    async with AgentRunner(queue, bus, state, RunnerConfig(), registry=Registry()) as runner:
+        commit = bus.engine.commit
+
+        async def answers(guard: Any, ops: Any) -> Any:
+            results = await commit(guard, ops)
+            rows = [row for op in ops if op.name == "events.publish" for row in op.args[1]]
+            for payload in (decode(text) for _, kind, text, _ in rows if kind == "approval.requested"):
+                answered.append(await runner.approve("r", "pay", len(answered), request_id=payload["request_id"]))
+            return results
+
+        async def body(ctx: Any) -> Any:
+            return [await twice(ctx), await runner.approvals()]
+
+        bus.engine.commit = answers  # type: ignore[method-assign]
+        assert (await runner.execute(Script(body), "r")).final_output == {"value": [[0, 1], []]}
+        assert answered == [True, True]
 
 
 async def test_the_same_answer_given_again_is_to_the_same_question() -> None:

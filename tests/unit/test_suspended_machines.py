@@ -6,14 +6,15 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_runtime_core._core.clock import Clock, Duration
-from agent_runtime_core.errors import RunBusy, WaitTimeout
+from agent_runtime_core._core.ids import run_uuid
+from agent_runtime_core.errors import RunBusy, StorageBusy, WaitTimeout
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.delayed_runs import AGAIN, LATE
 from agent_runtime_core.queue.live_claims import DEFERRED_INTERVALS
@@ -335,6 +336,121 @@ async def test_a_retry_is_not_delayed_by_a_wall_clock_that_is_set_back(place: Pa
         assert (await rig.runner.wait("r")).status is RunStatus.SUCCEEDED
 
 
+DELAYS = ["delayed", "retried", "sleeps", "waits"]
+
+
+@asynccontextmanager
+async def delayed_by(
+    place: Path | None, delay: str, monkeypatch: pytest.MonkeyPatch, disturb: Callable[[VirtualClock], None]
+) -> AsyncIterator[tuple[Rig, VirtualClock]]:
+    """A run that is due in 25 s. `disturb` is called when the commit that delayed it is stored, before the reply."""
+    clock, tries = VirtualClock(), list[int]()
+
+    async def body(ctx: Any) -> str:
+        tries.append(1)
+        if delay == "retried" and len(tries) == 1:
+            raise ConnectionError
+        return await _sleeps(ctx) if delay == "sleeps" else await _waits(ctx) if delay == "waits" else "over"
+
+    async with Rig(place, clock, park_after=0, max_retries=2, retry_backoff_base=25) as rig:
+        rig.register(body)
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def disturbed(guard: Any, ops: Any) -> Any:
+            results = await commit(guard, ops)
+            if any(getattr(op.args[-1], "due_at", 0) for op in ops if op.name in ("queue.insert", "queue.settle")):
+                disturb(clock)
+                await asyncio.sleep(0)
+            return results
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "commit", disturbed)
+            with suppress(asyncio.CancelledError):
+                await rig.runner.submit("script", run_id="r", delay=25 if delay == "delayed" else 0)
+                if delay != "delayed":
+                    assert await asyncio.ensure_future(rig.runner.run_once())
+        yield rig, clock
+
+
+def _cancel(_: VirtualClock) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@pytest.mark.parametrize("disturb", [lambda clock: clock.set_wall(clock.wall() - 3600), _cancel])
+@pytest.mark.parametrize("delay", DELAYS)
+async def test_a_delay_counts_from_before_its_commit(
+    place: Path | None, delay: str, disturb: Callable[[VirtualClock], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process knows when the run is due, whatever happens between its commit and the reply."""
+    async with delayed_by(place, delay, monkeypatch, disturb) as (rig, clock):
+        clock.set_wall(clock.wall() - 3600)
+        clock.advance(24)
+        assert not await rig.runner.run_once()
+        clock.advance(1 + LATE)
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).final_output == {"value": "over"}
+
+
+@pytest.mark.parametrize("lost", ["queue.row", "queue.take"])
+async def test_an_overdue_run_is_claimed_again_after_a_claim_that_failed(
+    place: Path | None, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with delayed_by(place, "sleeps", monkeypatch, lambda clock: None) as (rig, clock):
+        queue = rig.runner.queue
+        commit, row = queue.commits.commit, queue.row
+
+        async def unless_it_takes(guard: Any, ops: Any) -> Any:
+            if any(op.name == lost for op in ops):
+                raise StorageBusy("away")
+            return await commit(guard, ops)
+
+        async def unreadable(run_id: Any) -> Any:
+            if lost == "queue.row":
+                raise StorageBusy("away")
+            return await row(run_id)
+
+        clock.set_wall(clock.wall() - 3600)
+        clock.advance(25 + LATE)
+        with monkeypatch.context() as patch:
+            patch.setattr(queue.commits, "commit", unless_it_takes)
+            patch.setattr(queue, "row", unreadable)
+            with pytest.raises(StorageBusy):
+                await rig.runner.run_once()
+        clock.advance(AGAIN + LATE)
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).final_output == {"value": "over"}
+
+
+async def test_a_run_that_another_process_has_delayed_is_not_due_by_the_delay_of_this_one(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig:
+        rig.register(_sleeps)
+        await rig.another().submit("script", run_id="r", delay=25)
+        clock.advance(1)
+        await rig.runner.submit("script", run_id="r", delay=5)
+        clock.set_wall(clock.wall() - 3600)
+        clock.advance(5 + LATE)
+        assert not await rig.runner.run_once()
+        assert rig.runner.queue.delayed_runs.seconds_left() == float("inf")
+
+
+async def test_a_run_that_is_stored_already_keeps_its_delay(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock, park_after=0) as rig:
+        rig.register(_sleeps)
+        await rig.runner.submit("script", run_id="r")
+        assert await rig.runner.run_once()
+        await rig.runner.submit("script", run_id="r", delay=5)
+        clock.set_wall(clock.wall() - 3600)
+        clock.advance(24)
+        assert not await rig.runner.run_once()
+        clock.advance(1 + LATE)
+        assert await rig.runner.run_once()
+
+
 async def test_an_overdue_run_waits_for_its_concurrency_slot() -> None:
     clock, work = VirtualClock(), Work()
     async with Rig(None, clock, **SETTINGS) as rig:
@@ -362,11 +478,12 @@ async def test_runs_that_others_resumed_or_that_are_too_many_are_forgotten(monke
     clock.set_wall(clock.wall() - 3600)
     clock.advance(60)
     found = [queue.delayed_runs.overdue() for _ in range(3)]
-    assert [each and each.due_at - each.wall for each in found] == [0, 0, None]
+    assert [each and each.run_id for each in found] == [str(run_uuid(each, clock)[0]) for each in ("r5", "r6")] + [None]
     await queue.enqueue("other", "a", {}, delay=5)
     row = await queue.row("other")
     assert row is not None
-    queue.delayed_runs.forget(row.run_id)
+    for run_id in (row.run_id, *(each.run_id for each in found if each)):
+        queue.delayed_runs.forget(run_id)
     assert queue.delayed_runs.seconds_left() == float("inf")
 
 

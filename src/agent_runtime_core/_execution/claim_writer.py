@@ -376,10 +376,16 @@ class ClaimWriter:
     async def ask(self, row: Row, name: str, request_id: str) -> int:
         """Publish a question to a person, and post it to the mailbox of the run. Returns the number that it has there.
 
-        With the event it is one commit, if one engine has both.
+        With the event it is one commit, if one engine has both. Otherwise the event comes last: a person who sees it
+        may answer immediately, and the mailbox decides what an answer is for.
         """
-        question = Op("queue.post", (self.run_id, MailboxMessage(QUESTION, name, row[2], request_id, row[3])))
-        _, events, [(_, number)] = await self.write(events=[publish_op(self.run_id, [row])], queue=[question])
+        post = [Op("queue.post", (self.run_id, MailboxMessage(QUESTION, name, row[2], request_id, row[3])))]
+        publish = [publish_op(self.run_id, [row])]
+        if self._bus is self._queue:
+            _, events, [(_, number)] = await self.write(events=publish, queue=post)
+        else:
+            [(_, number)] = (await self.write(queue=post))[2]
+            events = (await self.write(events=publish))[1]
         self._report_rows([row], events[-1])
         return int(number)
 

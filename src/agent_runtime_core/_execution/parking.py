@@ -347,6 +347,7 @@ class Parking:
         try:
             await self._end_claim(update, limits)
         except RowChanged:
+            self._writer.queue.delayed_runs.forget(self._row.run_id)
             await self._writer.status("running")
 
     async def _release_claim(self) -> None:
@@ -364,9 +365,9 @@ class Parking:
         return update._replace(status=status, parked=1, reason=reason)
 
     async def _end_claim(self, update: RunUpdate, limits: Sequence[Duration] = ()) -> None:
+        self._writer.queue.delayed_runs.remember_waits(self._row.run_id, update.claim_id, limits)
         with self.committing():
-            row = (await self._writer.update_run(update))[0]
-        self._writer.queue.delayed_runs.remember_waits(row, limits)
+            await self._writer.update_run(update)
         control = self._control
         control.parked = True
         control.close()

@@ -241,10 +241,9 @@ class RunQueue(Backend):
         Raises:
             IdempotencyConflict: if the one stored before has another agent or input.
         """
+        self.delayed_runs.remember_new(row)
         stored: RunRow = (await self.commits.commit(None, [Op("queue.insert", (row,))]))[0]
         same_run(row, stored)
-        if row.due_at:
-            self.delayed_runs.remember(stored, row.due_at)
         return stored
 
     # -- claiming
@@ -424,10 +423,10 @@ class RunQueue(Backend):
             RowChanged: if the update does not apply any more; see `RunUpdate`.
             LeaseLost: if the claim is not current.
         """
+        if how.due_at:
+            self.delayed_runs.remember(run_id, how.claim_id, how.due_at)
         op = Op("queue.settle", (run_id, how))
         row: RunRow = (await self.commits.commit(Guard(run_id, how.claim_id), [op, *ops]))[0]
-        if how.due_at:
-            self.delayed_runs.remember(row, how.due_at)
         return row
 
     async def release(

@@ -25,7 +25,12 @@ class DelayedRun(NamedTuple):
     monotonic: float  # when it is due by the monotonic clock
     run_id: str
     wall: float  # when it is due by the wall clock of this process
-    due_at: float  # the same as the store has it
+    cause: str  # the `cause_of` its row while it is delayed
+
+
+def cause_of(row: RunRow) -> str:
+    """Return what has delayed or parked a run: the id of its last claim, or its creation."""
+    return row.claim_id or repr(row.created_at)
 
 
 class DelayedRuns:
@@ -42,21 +47,30 @@ class DelayedRuns:
         self._heap: list[DelayedRun] = []  # also of runs that were delayed again since
         self._waits: dict[str, dict[float, float]] = {}
 
-    def remember(self, row: RunRow, wall: float, monotonic: float | None = None) -> None:
-        """Remember when a run is due that was just delayed or parked.
+    def remember(self, run_id: str, cause: str, wall: float, monotonic: float | None = None) -> None:
+        """Remember when a run is due. Call it before the commit that delays or parks the run.
+
+        After the commit, the wall clock may have been set back, or the caller cancelled.
 
         Args:
-            row: Its stored row.
+            run_id: The run.
+            cause: The claim that delays or parks it.
             wall: When it is due by the wall clock of this process.
             monotonic: When it is due by the monotonic clock. None for the same time from now.
         """
-        if not row.due_at:
-            return
         clock = self._clock
         if monotonic is None:
             monotonic = clock.monotonic() + max(wall - clock.wall(), 0.0)
         with self._lock:
-            self._push(DelayedRun(monotonic, row.run_id, wall, row.due_at))
+            self._push(DelayedRun(monotonic, run_id, wall, cause))
+
+    def remember_new(self, row: RunRow) -> None:
+        """Remember when a new run is due. Call it before the commit that stores the run.
+
+        If the run is stored already, it keeps the delay that this process knows.
+        """
+        if row.due_at and row.run_id not in self._runs:
+            self.remember(row.run_id, cause_of(row), row.due_at)
 
     def _push(self, delayed: DelayedRun) -> None:
         self._runs.pop(delayed.run_id, None)
@@ -68,14 +82,14 @@ class DelayedRuns:
             self._heap = list(self._runs.values())
             heapq.heapify(self._heap)
 
-    def remember_waits(self, row: RunRow, limits: Sequence[Duration]) -> None:
-        """Remember the time limits of the waits of a run that was just parked."""
+    def remember_waits(self, run_id: str, claim_id: str, limits: Sequence[Duration]) -> None:
+        """Remember the time limits of the waits of a run. Call it before the commit that parks the run."""
         if not limits:
             return
         first = min(limits, key=lambda limit: limit.monotonic_end)
-        self.remember(row, first.until, first.monotonic_end)
+        self.remember(run_id, claim_id, first.until, first.monotonic_end)
         with self._lock:
-            self._waits[row.run_id] = {limit.until: limit.monotonic_end for limit in limits}
+            self._waits[run_id] = {limit.until: limit.monotonic_end for limit in limits}
             if len(self._waits) > MOST:
                 del self._waits[next(iter(self._waits))]
 
@@ -84,11 +98,13 @@ class DelayedRuns:
         with self._lock:
             return self._waits.pop(run_id, {})
 
-    def forget(self, run_id: str) -> None:
-        """Forget a run that was claimed."""
+    def forget(self, run_id: str, cause: str | None = None) -> None:
+        """Forget a run that was claimed. With a cause, only its delay of that cause."""
         if self._runs:
             with self._lock:
-                self._runs.pop(run_id, None)
+                delayed = self._runs.get(run_id)
+                if delayed is not None and cause in (None, delayed.cause):
+                    del self._runs[run_id]
 
     def seconds_left(self) -> float:
         """Return the seconds until `overdue` may return a run; infinity if no run is delayed."""
@@ -98,7 +114,10 @@ class DelayedRuns:
             return self._heap[0].monotonic + LATE - self._clock.monotonic() if self._heap else float("inf")
 
     def overdue(self) -> DelayedRun | None:
-        """Return and forget a run that is due by the monotonic clock, while the wall clock is behind; None without."""
+        """Return a run that is due by the monotonic clock, while the wall clock is behind; None without.
+
+        Until it is forgotten it is returned again after a moment, because its claim may fail.
+        """
         now, wall = self._clock.monotonic(), self._clock.wall()
         with self._lock:
             while self._heap and self._heap[0].monotonic + LATE <= now:
@@ -106,10 +125,6 @@ class DelayedRuns:
                 if self._runs.get(first.run_id) is first:
                     del self._runs[first.run_id]
                     if first.wall > wall + LATE:
+                        self._push(first._replace(monotonic=now + AGAIN))
                         return first
         return None
-
-    def retry(self, delayed: DelayedRun) -> None:
-        """Return this run again from `overdue` after a moment."""
-        with self._lock:
-            self._push(delayed._replace(monotonic=self._clock.monotonic() + AGAIN))

@@ -197,9 +197,9 @@ class HeldClaim:
     async def release_with(self, update: RunUpdate) -> None:
         """Release the claim with this change of the row."""
         self.leaving = True
-        row = (await self.writer.update_run(update))[0]
         if update.due_at:
-            self.backends.queue.delayed_runs.remember(row, update.due_at)
+            self.backends.queue.delayed_runs.remember(self.row.run_id, update.claim_id, update.due_at)
+        await self.writer.update_run(update)
 
     async def release(self) -> None:
         """Release the claim as if the run had not been claimed."""

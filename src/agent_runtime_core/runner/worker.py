@@ -18,6 +18,7 @@ from .._core.validation import Shown, is_number, must
 from .._engines.payloads import UNREADABLE
 from .._execution.run_control import Stop
 from ..errors import AgentRuntimeError, StorageClosed
+from ..queue.delayed_runs import cause_of
 from ..queue.records import ClaimRequest, RunRow
 from .concurrency import ConcurrencySlots
 from .crash_suspects import ISOLATION_TIMEOUT, CrashSuspects
@@ -123,12 +124,14 @@ class Worker:
         if (delayed := queue.delayed_runs.overdue()) is None:
             return None
         row = await queue.row(delayed.run_id)
-        if row is None or row.due_at != delayed.due_at or row.origin or self._registry().get(row.agent) is None:
+        is_running = row is not None and row.status == "running"  # the commit that delays it is under way
+        if row is None or cause_of(row) != delayed.cause or row.origin or not (is_running or row.due_at):
+            queue.delayed_runs.forget(delayed.run_id, delayed.cause)
+            return None
+        if is_running or self._registry().get(row.agent) is None:
             return None
         outcome, claimed = await queue.take(row, config.worker_id, config.lease_ttl_seconds, insert=False, reopen=False)
-        if outcome == "behind":  # another run has its concurrency slot
-            queue.delayed_runs.retry(delayed)
-        if outcome != "claimed" or claimed is None:
+        if outcome != "claimed" or claimed is None:  # another run may have its concurrency slot
             return None
         self._suspects.claimed([claimed])
         return claimed
