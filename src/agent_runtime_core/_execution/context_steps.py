@@ -32,7 +32,7 @@ from .journal_view import CONCURRENT_INFO, was_concurrent
 from .redacted_values import redacted_result
 from .run_control import RunControl
 from .run_writer import OUTCOME_UNKNOWN
-from .step_failure import Failure, failure_info
+from .step_failure import Failure, describe_call, error_of_call, failure_info
 from .step_function import StepFunction, call, step_function
 from .step_journal import RunJournal
 from .step_policy import CONTROL_FLOW, NEVER_RETRIED, Policy
@@ -43,6 +43,12 @@ T = TypeVar("T")
 
 #: Values that the library records, which have no contents.
 _OWN_VALUES: Final = frozenset({"history", "now", "random", "uuid4"})
+
+
+def _identify(args: tuple[Any, ...], ctx: Any) -> bool:
+    """Whether the digest of the arguments tells a step from others of its name: it is made of all of them."""
+    own = [each for each in args if each is not ctx]
+    return bool(own) and all(arguments_digest(each) is not None for each in own)
 
 
 async def _never(attempt: int) -> Any:
@@ -107,6 +113,8 @@ class ContextSteps:
             record = await self._lookup_confirmed(name, key)
         if record is None:
             return await self._run_step(*work)
+        if self._journal.keys.open_calls:
+            self._journal.keys.close(name, key, digest)
         self._journal.records.position = max(self._journal.records.position, record.pos)
         if record.digest != digest:
             if guarded:
@@ -129,14 +137,16 @@ class ContextSteps:
             encode=function.encode, decode=function.decode, position=place() if opened is None else opened.position,
             description=description, digest=digest, info=CONCURRENT_INFO if journal.is_concurrent() else None,
         )  # fmt: skip
-        cut_off = True
+        if opened is not None and opened.errors and not _identify(args, ctx):
+            work.errors_before = opened.errors[len(journal.view.errors_before.get((work.name, key), ())) :]
+        ended = None
         try:
             value = await run_step(journal, work, journal.records.completion)
-            cut_off = False
         except BaseException as error:
-            cut_off = (guarded and not work.failed) or journal.view.holds_doubt(work.name, key)
-            if cut_off and opened is None and key[:2] == "s:" and not keys.has_open_call(name, key, digest):
-                opened = keys.open_call(name, key, digest, lambda: work.position)
+            if (guarded and not work.failed) or journal.view.holds_doubt(work.name, key):
+                ended = describe_call(name, error, journal.redaction)
+                if opened is None and key[:2] == "s:" and not keys.has_open_call(name, key, digest):
+                    opened = keys.open_call(name, key, digest, lambda: work.position)
             if opened is None and isinstance(error, (asyncio.CancelledError, *CONTROL_FLOW)):
                 keys.reuse_key(name, key, digest, CURRENT_STEP.get())  # the caller may call the step again
             raise
@@ -144,7 +154,7 @@ class ContextSteps:
             if opened is None and keys.open_calls:
                 opened = keys.around(name, key, digest)
             if opened is not None:
-                keys.end_call(opened, cut_off=cut_off)
+                keys.end_call(opened, ended)
         journal.advance()
         return value
 
@@ -158,7 +168,8 @@ class ContextSteps:
         """Return the record of the next step if there is one."""
         journal = self._journal
         record = journal.lookup(name, key)
-        if record is None:
+        again = self._error_again(name, key, digest) if journal.view.errors_before else None
+        if record is None and again is None:
             if journal.view.swallowed_failures:
                 self._raise_recorded_failure(name, key, digest)
             if guarded:
@@ -167,9 +178,25 @@ class ContextSteps:
             journal.check_order(name, key, record)
         if journal.view.guarded_inside:
             journal.check_inside(name, key, record)
+        if again is not None:
+            self._keep_key(name, key, digest, again, record)
+            raise error_of_call(name, again)
         if record is not None:
             journal.advance(record)
         return record
+
+    def _error_again(self, name: str, key: str, digest: str | None) -> dict[str, Any] | None:
+        """Return what this call raised in an earlier attempt, in which the code then used its key again.
+
+        The outcome of the step is that of the later call, which may be another step: if the arguments do not tell them
+        apart, each call must have its own outcome again. Otherwise the later call would get the next key, and its
+        effect would be repeated.
+        """
+        view = self._journal.view
+        errors, number = view.errors_before.get((view.journal_name(name, key), key), ()), 0
+        if errors:
+            number = len(self._journal.keys.errors_of(name, key, digest))
+        return errors[number] if number < len(errors) else None
 
     async def _refuse_again(self, name: str, key: str, digest: str | None, policy: Policy) -> None:
         """Raise EffectAlreadyDone for a call that was refused before, which gave it no place in the journal."""
@@ -178,24 +205,31 @@ class ContextSteps:
             await refuse_again(
                 journal, StepCall(journal.view.journal_name(name, key), key, _never, policy, digest=digest)
             )
-        except EffectAlreadyDone:
-            self._keep_key(name, key, digest)
+        except EffectAlreadyDone as error:
+            self._keep_key(name, key, digest, describe_call(name, error, journal.redaction))
             raise
 
-    def _keep_key(self, name: str, key: str, digest: str | None) -> None:
+    def _keep_key(
+        self, name: str, key: str, digest: str | None, error: dict[str, Any], record: Record | None = None
+    ) -> None:
         """Let the next equal call be the same step again, as it was the first time."""
-        if key[:2] == "s:":
-            keys = self._journal.keys
-            keys.end_call(keys.open_call(name, key, digest, self._journal.records.next_position), cut_off=True)
+        position = self._journal.records.next_position
+        if record is not None or self._journal.view.opened:
+            position = partial(self._journal.position, name, key) if record is None else lambda: record.pos
+        self._journal.keys.keep(name, key, digest, error, position)
 
     def _raise_recorded_failure(self, name: str, key: str, digest: str | None) -> None:
         """Raise the recorded error of a step after which the code continued."""
         journal = self._journal
         try:
             journal.view.raise_recorded_failure(name, key)
-        except Exception:
+        except Exception as error:
+            if key[:2] != "k:" and journal.view.start_in_order(name, key) is not None:
+                journal.check_order(name, key, None)
             if journal.view.holds_doubt(journal.view.journal_name(name, key), key):
-                self._keep_key(name, key, digest)
+                self._keep_key(name, key, digest, describe_call(name, error, journal.redaction))
+            elif journal.keys.open_calls:
+                journal.keys.close(name, key, digest)
             raise
 
     def _check_arguments(self, name: str, key: str, digest: str | None) -> None:

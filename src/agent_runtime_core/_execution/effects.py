@@ -55,6 +55,7 @@ class Guarded(Protocol):
     digest: str | None
     start_info: dict[str, Any] | None
     policy: Policy
+    errors_before: Sequence[dict[str, Any]]
 
 
 class TimeLimitPassed(TimeoutError):
@@ -222,6 +223,7 @@ class GuardedStep:
         self.other_rows: list[EffectRow] = []
         self.unapproved: list[dict[str, str]] = []
         self.policy: Policy = work.policy
+        self._is_called_again: bool = bool(work.errors_before)
         self.start: int = -1  # the number of the record of the last start of this claim
         self._cancelling: int = 0  # cancellations of the task that were requested before the function was entered
 
@@ -239,10 +241,26 @@ class GuardedStep:
         self.journal.view.started[self.identity] = self.start
         self._cancelling = cancellations()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether an earlier call had the key of this one, or of a step around it, and may have had another effect."""
+        found = self.journal.view.errors_before
+        scope = self.journal.keys.scope() if found else None
+        while scope is not None and (scope.name, scope.key) not in found:
+            scope = scope.outer
+        return self._is_called_again or scope is not None or self.identity in found
+
+    def share(self) -> None:
+        """Leave the row as it is if the step is shared: no run of the lineage may repeat it or take its result."""
+        if self.is_shared:
+            self.journal.writer.effects.pop(self.identity, None)
+
     def left(self) -> None:
         """Give the place of the step in its lineage to the next equal call, unless it is done or in doubt."""
         view = self.journal.view
-        if self.identity not in view.completed and self.identity not in view.started:
+        if self.identity in view.completed or self.identity in view.started:
+            return
+        if self.start < 0 or not self.is_shared:  # else the earlier call may have had its effect
             self._lineage.release(self.identity)
 
     @staticmethod

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Final, cast
 
-from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, FAILED, PROBE, RESUMED, STARTED, Record, is_copied
+from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, FAILED, PROBE, RESUMED, RETRYING, STARTED, Record, is_copied
 from ..limits import reservation_of
 from .list_states import ListStates
 from .step_failure import recorded_error
@@ -26,6 +26,8 @@ ONLY_STEP: Final = "alone"  # no other step was running
 TASK_LIST_PREFIX: Final = "~"  # before the number of a step list that ran in a task of its own
 
 GUARDED_FIELD: Final = "guarded"  # in the `info` of the start of a guarded step
+CHILD_IN_DOUBT: Final = "doubt"  # in the `info` of the end of a child run that failed with a guarded step in doubt
+BEFORE_FIELD: Final = "before"  # in the `info` of the start of a step: see `errors_before`
 ASIDE_FIELD: Final = "aside"  # in the `info` of what a step calls in a task that it has started, if that is guarded
 
 CHILD: Final = "call:"  # before the agent key in the name of a child run
@@ -42,6 +44,19 @@ def _has_info(record: Record, word: str) -> bool:
 def is_approval(record: Record) -> bool:
     """Return whether this is the record of an approval that was answered."""
     return record.kind == DONE and _has_info(record, "approval")
+
+
+def is_in_doubt(records: Sequence[Record]) -> bool:
+    """Return whether a guarded step of a run, or of a child of the run, is in doubt."""
+    started: set[Identity] = set()
+    for record in records:
+        if record.kind == STARTED and _has_info(record, GUARDED_FIELD):
+            started.add(record[2:4])
+        elif record.kind in (DONE, FAILED, RETRYING):
+            started.discard(record[2:4])
+            if record.kind == DONE and _has_info(record, CHILD_IN_DOUBT):
+                return True
+    return bool(started)
 
 
 def was_concurrent(record: Record) -> bool:
@@ -103,6 +118,9 @@ class JournalView:
         last_seq: The number of the last end of a step.
         ended_tries: Steps whose last attempt failed, and that have not started again.
         charged_by_failures: What was counted in attempts that failed, by step.
+        children_in_doubt: Child runs that failed with a guarded step in doubt.
+        errors_before: What the calls raised that had the key of a step before its last call, as the start of that call
+            has it. These calls raise it again: see `StepKeys.next_key`.
     """
 
     def __init__(self, run_id: str, records: Sequence[Record], wall: Callable[[], float]) -> None:
@@ -129,6 +147,9 @@ class JournalView:
         self.guarded_inside: dict[str, set[Identity]] = {}
         self.last_seq: int = -1
         self.charged_by_failures: dict[Identity, dict[str, Any]] = {}
+        self.children_in_doubt: set[Identity] = set()
+        self.errors_before: dict[Identity, list[dict[str, Any]]] = {}
+        self._called_again: dict[Identity, int] = {}  # the numbers of the last starts of these steps
         self._start_digests: dict[Identity, str | None] = {}
         self._held: set[Identity] = set()
         self._failures_inside: dict[str, dict[Identity, Record]] = {}  # of guarded steps, by the step around them
@@ -168,6 +189,8 @@ class JournalView:
                 self.states.read(key, digest, record.seq, state)
                 completed[identity] = record._replace(state=None)  # earlier releases recorded each state whole
             if key[:2] in _COUNTED:
+                if key[0] == "c" and _has_info(record, CHILD_IN_DOUBT):
+                    self.children_in_doubt.add(identity)
                 if has_place(record):
                     ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second attempt
                 elif "@" not in key:
@@ -190,6 +213,9 @@ class JournalView:
         self._start_digests = {each: self._start_digests.get(each) for each in open_steps}
         self._new_starts.clear()
         self._scopes.clear()
+        for identity, seq in self._called_again.items():
+            if identity in self.swallowed_failures and self.swallowed_failures[identity].seq < seq:
+                del self.swallowed_failures[identity]  # it is one of `errors_before`
         if self.guarded:
             self._find_guarded_inside()
         if self.opened:
@@ -273,6 +299,10 @@ class JournalView:
                     self.states.read(record.key, record.digest, record.seq, record.state, at_start=True)
                 if record.digest is not None and record.digest.startswith(TASK_LIST_PREFIX):
                     self._started_in_tasks[identity] = record.digest
+                if record.info is not None and f'"{BEFORE_FIELD}":' in record.info:
+                    self.add_errors_before(identity, json.loads(record.info)[BEFORE_FIELD])
+                if identity in self.errors_before:
+                    self._called_again[identity] = record.seq
                 if has_place(record):
                     self.opened[identity] = record
                 else:
@@ -308,6 +338,8 @@ class JournalView:
                     self.opened[name, key] = Record(record.seq, STARTED, name, key, pos=pos)
                 self.guarded.update((name, key) for name, key in info.get("guarded", ()))
                 self._held.update((name, key) for name, key in info.get("held", ()))
+                for name, key, errors in info.get(BEFORE_FIELD, ()):
+                    self.add_errors_before((name, key), errors)
             case "reset":
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
             case "attempt" | "resumed":
@@ -407,11 +439,12 @@ class JournalView:
         """Return whether a step inside this one is in doubt, or was in the run that this one was forked from."""
         if (name, key) in self._held:
             return True
-        if not self.started:
+        if not self.started and not self.children_in_doubt:
             return False
         wanted, keys = scope_id(name, key), {scope_id(*each): each[1] for each in (*self.started, *self.ended_tries)}
-        for _, inner in self.started:
-            if inner[:2] in ("w:", "c:"):
+        for each in (*self.started, *self.children_in_doubt):
+            inner = each[1]
+            if inner[:2] in ("w:", "c:") and each not in self.children_in_doubt:
                 continue
             while (found := SCOPE_SUFFIX.search(inner)) is not None:
                 if found[1] == wanted:
@@ -449,6 +482,10 @@ class JournalView:
             failure = self.swallowed_failures.pop((each, key), None)
             if failure is not None:
                 raise recorded_error(name, failure)
+
+    def add_errors_before(self, identity: Identity, errors: Iterable[dict[str, Any]]) -> None:
+        """Add what further calls raised that had the key of this step before its last call."""
+        self.errors_before.setdefault(identity, []).extend(errors)
 
     def add_failure(self, record: Record) -> None:
         """Add the recorded failure of an attempt: the step is not in doubt."""

@@ -72,7 +72,7 @@ class LineageKeys:
     def _read(self) -> None:
         """Number the calls in the journal."""
         view = self._view
-        found = [each for each in (*view.completed, *view.started) if each[1][:2] in _NUMBERED]
+        found = [each for each in (*view.completed, *view.started, *view.errors_before) if each[1][:2] in _NUMBERED]
         known: dict[str, Identity] = {}
         if any("@" in key for _, key in found):
             known = {

@@ -17,6 +17,10 @@ from .stored_errors import Description, class_label, class_of, rebuilt, values_o
 #: Modules whose errors can be constructed from their message alone. Constructors of other classes are not called.
 _BUILT_FROM_MESSAGE: Final = frozenset({builtins.__name__, AgentRuntimeError.__module__})
 
+#: Describes the error of a call that was cancelled.
+CUT_OFF: Final[dict[str, Any]] = {
+    "error": "the step was cut off in an earlier attempt", "type": "TimeoutError", "class": "builtins:TimeoutError",
+}  # fmt: skip
 
 #: Errors that a step raises as they are: everyone who runs the code of a run knows them.
 _UNWRAPPED: Final = (StepExecutionError, LimitExceeded)
@@ -125,10 +129,25 @@ def original_error(name: str, failure: Record) -> Exception:
 
     If the module of its class is not imported, or the class cannot be rebuilt, the result is a StepExecutionError.
     """
-    info = json.loads(failure.info or "{}")
+    return error_of_call(name, json.loads(failure.info or "{}"), failure.attempt)
+
+
+def error_of_call(name: str, info: dict[str, Any], attempts: int = 1) -> Exception:
+    """Return the error that a call of a step raised, by its record or by what `describe_call` returned for it."""
     if "values" not in info and info.get("type") == CircuitOpen.__name__:  # of 0.6.0, or of a large group
         return CircuitOpen(info["error"], after=info["retry_delay"])
-    return _original(name, failure.attempt, info)
+    return _original(name, attempts, info)
+
+
+def describe_call(name: str, error: BaseException, redaction: Redaction | None) -> dict[str, Any]:
+    """Return what `error_of_call` needs to raise the error of a call again.
+
+    Most cancellations are those of a time limit around the call, so a call that was cancelled raises TimeoutError.
+    """
+    if not isinstance(error, Exception):
+        return CUT_OFF
+    info = failure_info(error, redaction)
+    return info | Failure(name, error, info, 1, redaction).info
 
 
 def _original(name: str, attempts: int, info: dict[str, Any]) -> Exception:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .._core.context_vars import queued
+from .step_failure import CUT_OFF
 from .step_scope import (
     CANCEL_HOOK,
     CURRENT_STEP,
@@ -72,6 +74,7 @@ class OpenCall:
         task: The task of the call; None once the call has ended.
         cancelling: How many cancellations of the task were requested before the call.
         around: The call is of a step around a guarded one, and was noted when that one began.
+        errors: What this call and the earlier ones with this key raised, as `describe_call` returns it.
     """
 
     of: _Call
@@ -80,6 +83,7 @@ class OpenCall:
     task: asyncio.Task[object] | None
     cancelling: int
     around: bool = False
+    errors: tuple[dict[str, Any], ...] = ()
 
     @property
     def is_cut_off(self) -> bool:
@@ -118,7 +122,7 @@ class StepKeys:
         A call that was cut off and may have had an effect keeps its key: the earliest one with these arguments.
         """
         scope = self.counting_scope()
-        if self.open_calls and space == "s":
+        if self.open_calls and space in "sc":
             for key, call in self.open_calls.get((scope, name, arguments_digest), {}).items():
                 if call.is_cut_off:
                     self.reusable_keys.pop((scope, space, name), None)
@@ -168,7 +172,8 @@ class StepKeys:
         calls = self.open_calls.setdefault((scope, name, digest), {})
         known = calls.get(key)
         position = next_position() if known is None else known.position
-        calls[key] = call = OpenCall((scope, name, digest), key, position, task, cancelling)
+        errors = () if known is None else known.errors if known.task is None else (*known.errors, CUT_OFF)
+        calls[key] = call = OpenCall((scope, name, digest), key, position, task, cancelling, errors=errors)
         while scope is not None and scope.key[:2] == "s:":  # these calls are the same again too, while this one runs
             of = (scope.outer, scope.name, scope.digest)
             around = OpenCall(of, scope.key, scope.position, task, cancelling, around=True)
@@ -181,15 +186,34 @@ class StepKeys:
         call = self.open_calls.get((self.counting_scope(), name, digest), {}).get(key)
         return call if call is not None and call.around else None
 
-    def end_call(self, call: OpenCall, *, cut_off: bool) -> None:
-        """End a call. If it was cut off, the same call gets its key again."""
+    def errors_of(self, name: str, key: str, digest: str | None) -> tuple[dict[str, Any], ...]:
+        """Return what the earlier calls with this key raised."""
+        call = self.open_calls.get((self.counting_scope(), name, digest), {}).get(key)
+        return () if call is None else call.errors
+
+    def end_call(self, call: OpenCall, error: dict[str, Any] | None) -> None:
+        """End a call. If it was cut off with an error, the same call gets its key again."""
         call.task = None
-        calls = self.open_calls.get(call.of, {})
-        # Another call may have the key meanwhile.
-        if not cut_off and calls.get(call.key) is call:
-            del calls[call.key]
-            if not calls:
-                del self.open_calls[call.of]
+        if error is not None:
+            call.errors += (error,)
+        elif self.open_calls.get(call.of, {}).get(call.key) is call:  # another call may have the key meanwhile
+            self._close(call.of, call.key)
+
+    def keep(
+        self, name: str, key: str, digest: str | None, error: dict[str, Any], next_position: Callable[[], int]
+    ) -> None:
+        """Give the key of a call that has ended with this error to the same call, unless the caller gave it the key."""
+        if key[:2] != "k:":
+            self.end_call(self.open_call(name, key, digest, next_position), error)
+
+    def close(self, name: str, key: str, digest: str | None) -> None:
+        """Give this key to no further call, because its outcome is recorded."""
+        self._close((self.counting_scope(), name, digest), key)
+
+    def _close(self, of: _Call, key: str) -> None:
+        calls = self.open_calls.get(of, {})
+        if calls.pop(key, None) is not None and not calls:
+            del self.open_calls[of]
 
     def scope(self) -> StepScope | None:
         """Return the step of this run that the calling code is in, or None between steps."""

@@ -31,7 +31,7 @@ from ..errors import (
 )
 from ..state.base import EffectExists
 from .effects import CHECK, GuardedStep
-from .journal_view import CONCURRENT_INFO, GUARDED_FIELD
+from .journal_view import BEFORE_FIELD, CONCURRENT_INFO, GUARDED_FIELD
 from .redacted_values import redacted_result
 from .run_writer import StepWriter
 from .step_failure import Failure, failure_info
@@ -66,6 +66,7 @@ class StepCall:
         start_record: The record of the start, while it may still be buffered.
         state: The encoded state that its list began with, if this record has to contain it.
         failed: Its function has raised an ordinary error for the last time, and that is recorded.
+        errors_before: For `JournalView.errors_before`, until a start has recorded it.
     """
 
     name: str
@@ -91,6 +92,7 @@ class StepCall:
     start_record: Record | None = None
     state: str | None = None
     failed: bool = False
+    errors_before: Sequence[dict[str, Any]] = ()
 
 
 #: Returns the records to write for (step, encoded result, attempt, milliseconds): the DONE record as the last one,
@@ -171,7 +173,9 @@ async def _run_once_in_lineage(journal: RunJournal, work: StepCall, seal: Seal, 
             text = _text(work, known.result if adapt is None else adapt(known.result))
             if journal.redaction is not None:
                 text = _redacted(journal.redaction, journal.writer.run_id, work, text)
-            return await _record_completion(journal, work, seal, step, text)
+            started = (_start_record(journal, work, 1, True),) if work.errors_before else ()
+            step.share()
+            return await _record_completion(journal, work, seal, step, text, *started)
         await step.check_others()
     while True:
         if (done := await step.admit()) is not None:
@@ -189,6 +193,7 @@ async def _run_once_in_lineage(journal: RunJournal, work: StepCall, seal: Seal, 
         finally:
             journal.step_finished()
     work.start_recorded = True
+    step.share()
     return await _run_tries(journal, work, seal, start is not None, step)
 
 
@@ -198,6 +203,7 @@ async def _record_completion(
     """Record a result that was found without running the step, and return it."""
     if records := seal(work, text, 1, 0):
         await journal.write((*started, *records), records[:-1], CURRENT_STEP.get())
+    _errors_recorded(journal, work)
     step.settled()
     return work.decode(text)
 
@@ -393,15 +399,22 @@ async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attemp
     Returns:
         The number of the record; -1 if there is none.
     """
-    if work.policy.on_in_doubt != "retry":
+    if work.policy.on_in_doubt != "retry" or work.errors_before:
         record = _start_record(journal, work, attempt, in_doubt)
         await journal.publish(record)
+        _errors_recorded(journal, work)
         return record.seq
     if work.start_info or not work.no_events:  # else the record would have no reader
         work.start_record = record = _start_record(journal, work, attempt, in_doubt)
         await journal.writer.buffer(record)
         return record.seq
     return -1
+
+
+def _errors_recorded(journal: StepJournal[StepWriter], work: StepCall) -> None:
+    if work.errors_before:
+        journal.view.add_errors_before((work.name, work.key), work.errors_before)
+        work.errors_before = ()
 
 
 def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int, in_doubt: bool) -> Record:
@@ -416,6 +429,8 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
         info["beside"] = True
     if work.policy.on_in_doubt != "retry":
         info |= {GUARDED_FIELD: True, **journal.about_flow()}
+    if work.errors_before:
+        info[BEFORE_FIELD] = list(work.errors_before)
     return journal.records.started(
         work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.policy.retries + 1,
         info=info, digest=work.digest, quiet=work.no_events, state=work.state,

@@ -46,7 +46,7 @@ from ..status import RunStatus
 from ..tools.confirmation import misfit_of_answer
 from .effects import effect_row, join_lineage, other_rows
 from .inbox import Inbox, message_of
-from .journal_view import CHILD, SIGNAL
+from .journal_view import CHILD, CHILD_IN_DOUBT, SIGNAL, is_in_doubt
 from .mailbox import MailboxReader, consumed_numbers
 from .parking import TIMED_OUT, Parking
 from .result_codec import result_from_payload, result_payload
@@ -159,6 +159,7 @@ class Waits:
         *,
         late: bool = False,
         digest: str | None = None,
+        child: str | None = None,
         approval: str | None = None,
         messages: Sequence[MailboxMessage] = (),
         lazy: bool = False,
@@ -175,6 +176,12 @@ class Waits:
         if approval is not None:
             info |= {"approval": approval, **journal.about_flow()}
             self._writer.effects[name, key] = effect_row(journal, name, key, approval, APPROVED)
+        if (
+            child is not None
+            and value["status"] != "succeeded"
+            and is_in_doubt(await self._writer.state.records(child))
+        ):
+            info[CHILD_IN_DOUBT] = True
         text = encode(value, max_bytes=MAX_WHOLE)
         position = self._positions.pop((name, key))
         if lazy:
@@ -188,6 +195,8 @@ class Waits:
                     for each in (*messages, *((message,) if message is not None else ())):
                         self._mailbox.put_back(each)
                 raise
+        if CHILD_IN_DOUBT in info:
+            journal.view.children_in_doubt.add((name, key))
         journal.view.started.pop((name, key), None)
         journal.view.wait_deadlines.pop((name, key), None)
         journal.advance()
@@ -493,13 +502,17 @@ class Waits:
                 try:
                     record = await self._run_child(name, key, agent, row, input, digest)
                 except asyncio.CancelledError:  # by the caller, who may call the child again
-                    journal.keys.reuse_key(called, key, digest, CURRENT_STEP.get())
+                    journal.keys.keep(called, key, digest, {}, lambda: 0)
                     raise
+        journal.keys.close(called, key, digest)
         result = result_from_payload(cast("dict[str, Any]", decode(record.result or "{}")))
         try:
             return result.raise_for_status()
         except RunFailed:
-            journal.keys.failed_try_keys.update({(called, key), (name, key)})
+            if (name, key) in journal.view.children_in_doubt:  # another child would repeat the effect
+                journal.keys.keep(called, key, digest, {}, lambda: 0)
+            else:
+                journal.keys.failed_try_keys.update({(called, key), (name, key)})
             raise
 
     async def _take_name_of_lineage(self, name: str, key: str) -> None:
@@ -542,14 +555,14 @@ class Waits:
             called_before = found is None or any(_ended_before(row, stored) for stored in found)
             journal.view.started[name, key] = record.seq
         if called_before and inline is None and (payload := await self._restart_child(row)) is not None:
-            return await self._end(name, key, payload, digest=digest)
+            return await self._end(name, key, payload, digest=digest, child=child)
         if inline is not None:
             # Who resumes this run resumes the child too.
             recover = "inline" if self._row.origin else "worker"
             payload = result_payload(await inline(agent, child, input, self._row.run_id, recover))
-            return await self._end(name, key, payload, digest=digest)
+            return await self._end(name, key, payload, digest=digest, child=child)
         message = await self._wait_for_child(child)
-        return await self._end(name, key, decode(message.payload), message, digest=digest)
+        return await self._end(name, key, decode(message.payload), message, digest=digest, child=child)
 
     async def _wait_for_child(self, child: str) -> MailboxMessage:
         message = await self._parking.wait(lambda: self._mailbox.find("child", child), None, f"child {child}")

@@ -20,7 +20,7 @@ from .._core.validation import must, unknown
 from .._engines.base import INSTALL, LOWEST_TOKEN, Op
 from .._execution.claim_writer import ClaimWriter
 from .._execution.effects import FORKED_FROM, join_lineage, leave_if_deleted, membership
-from .._execution.journal_view import is_approval
+from .._execution.journal_view import BEFORE_FIELD, is_approval
 from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.step_policy import EFFECTS
 from .._journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
@@ -170,7 +170,9 @@ def _order(journal: RunJournal, handled: Collection[int]) -> dict[str, Any]:
     ]
     guarded = sorted([*each] for each in view.guarded if each in view.completed)
     held = [[*each] for each in view.swallowed_failures if view.holds_doubt(*each)]
-    return {name: value for name, value in (("left", left), ("guarded", guarded), ("held", held)) if value}
+    before = [[*each, errors] for each, errors in view.errors_before.items()]
+    found = (("left", left), ("guarded", guarded), ("held", held), (BEFORE_FIELD, before))
+    return {name: value for name, value in found if value}
 
 
 def _approvals(journal: RunJournal, copied: Sequence[Record]) -> list[dict[str, str]]:
